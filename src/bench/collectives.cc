@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "bench/rank_device.h"
 #include "bench/ranks.h"
-#include "comm/gpu/gpu_links.h"
 
 namespace moebius {
 namespace {
@@ -12,16 +12,10 @@ constexpr int kRuns = 9, kCallsOfRun = 8;
 // A rank, with buffers for the largest message on each side.
 struct Bench {
   Bench(DeviceKind kind, Transport& transport, int64_t most_bytes)
-      : device(kind),
-        ranks(kind == DeviceKind::cuda ? std::make_unique<GpuRanks>(transport) : nullptr),
-        gpu(ranks ? std::make_unique<Accelerator>(ranks->index()) : nullptr),
-        links(ranks ? std::make_unique<GpuLinks>(transport, *gpu, *ranks) : nullptr),
-        stream(gpu ? Stream(*gpu, pool) : Stream(kind, pool)),
-        from(kind, most_bytes),
-        to(kind, most_bytes) {
+      : device(kind), rank(kind, transport, /*threads=*/1), from(kind, most_bytes), to(kind, most_bytes) {
     std::vector<int> all;
     for (int r = 0; r < transport.size(); ++r) all.push_back(r);
-    group = links ? links->make_group("bench", all, {}) : transport.make_group("bench", all);
+    group = rank.links ? rank.links->make_group("bench", all, {}) : transport.make_group("bench", all);
   }
   Tensor view(const Buffer& b, int64_t numel) const {
     Tensor x = tensor_of(static_cast<float*>(b.data()), {numel});
@@ -30,11 +24,7 @@ struct Bench {
   }
 
   DeviceKind device;
-  std::unique_ptr<GpuRanks> ranks;
-  std::unique_ptr<Accelerator> gpu;
-  std::unique_ptr<GpuLinks> links;
-  ThreadPool pool{1};
-  Stream stream;
+  RankDevice rank;
   Buffer from, to;
   std::unique_ptr<Group> group;
 };
@@ -46,7 +36,7 @@ CollectiveLine timed(Bench& b, const std::string& name, int64_t bytes, const std
   for (int run = 0; run < kRuns; ++run) {
     b.group->barrier();
     const int64_t before = b.group->sent_bytes();
-    const double all_ms = time_on_device(b.stream, [&] {
+    const double all_ms = time_on_device(b.rank.stream, [&] {
       for (int i = 0; i < kCallsOfRun; ++i) call();
     });
     ms.push_back(all_ms / kCallsOfRun);
@@ -71,7 +61,7 @@ std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& worl
     const Tensor one_from = b.view(b.from, share), one_to = b.view(b.to, share);
     const std::vector<int64_t> rows(static_cast<size_t>(n), share);
     Group& g = *b.group;
-    Stream& s = b.stream;
+    Stream& s = b.rank.stream;
     lines.push_back(timed(b, "all_gather", bytes, [&] { g.all_gather(s, all_to, one_from); }));
     lines.push_back(timed(b, "reduce_scatter_sum", bytes, [&] { g.reduce_scatter_sum(s, one_to, all_from); }));
     lines.push_back(timed(b, "all_reduce_sum", bytes, [&] { g.all_reduce_sum(s, all_to); }));

@@ -6,12 +6,14 @@
 #include <set>
 
 #include "bench/check.h"
+#include "bench/rank_device.h"
 #include "bench/timing.h"
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_cost.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 
@@ -49,7 +51,8 @@ class DispatchRank {
  public:
   DispatchRank(const DispatchBenchSpec& spec, Transport& world)
       : spec_(spec),
-        mesh_(mesh_of(spec, world.size()), world),
+        device_(spec.device, world, spec.threads),
+        mesh_(mesh_of(spec, world.size()), world, device_.links.get()),
         shape_(shape_of(spec, mesh_.shape())),
         window_(make_window()),
         dispatcher_(make_dispatcher(kind_of(spec, mesh_.shape(), shape_), {.num_experts = shape_.E,
@@ -60,14 +63,15 @@ class DispatchRank {
                                                                            .layer = "the bench"})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
     make_route();
-    plan_.bind(DeviceKind::cpu, stack_bytes());
+    plan_.bind(spec.device, stack_bytes());
   }
   DispatchRank(const DispatchRank&) = delete;
 
   const BenchShape& shape() const { return shape_; }
   const Mesh& mesh() const { return mesh_; }
   Group& group() const { return group_of_experts(mesh_); }
-  Stream& stream() { return s_; }
+  Stream& stream() { return device_.stream; }
+  bool on_gpu() const { return device_.gpu != nullptr; }
   bool local() const { return mesh_.shape().world() == 1; }
   // REQUIRES: not local().
   DispatcherKind kind() const {
@@ -75,7 +79,10 @@ class DispatchRank {
     const bool gathers = dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr;
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
   }
-  int64_t rows_here() const { return delivery_->rows.offsets_e1.ptr<int32_t>()[shape_.E / mesh_.shape().ep]; }
+  int64_t rows_here() {
+    const HostRows offsets(stream(), delivery_->rows.offsets_e1, 0, 1);
+    return std::llround(offsets.at(0, shape_.E / mesh_.shape().ep));
+  }
   const Route& route() const { return route_; }
   const Tensor& x_TD() const { return x_TD_; }
 
@@ -97,19 +104,48 @@ class DispatchRank {
   }
   template <class Timed>
   void step(Timed&& timed) {
-    step(s_, plan_.stack(), timed);
+    step(stream(), plan_.stack(), timed);
   }
 
-  // Returns how many rows leave this rank when each row goes to the ranks of its expert. With the direct dispatcher
-  // a token goes once to a rank.
-  int64_t rows_for_others() const {
+  // The median time of forward, which is dispatch and combine of what was announced, or of body. All ranks begin at
+  // once, and on a GPU it is a CUDA graph.
+  double forward_ms(int64_t runs) {
+    return median_ms(runs, [&] {
+      StackScope scope(plan_.stack());
+      Step step{stream(), plan_.stack(), batch_};
+      dispatcher_->dispatch(step, x_TD_, *delivery_);
+      dispatcher_->combine(step, y_TD_, step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16),
+                           *delivery_);
+    });
+  }
+  double median_ms(int64_t runs, const std::function<void()>& body) {
+    body();
+    GraphCapture capture;
+    const CudaGraph graph = on_gpu() ? CudaGraph(*device_.gpu, capture, body) : CudaGraph();
+    std::vector<double> ms;
+    for (int64_t run = 0; run <= runs; ++run) {
+      group().barrier();
+      ms.push_back(time_on_device(stream(), [&] { on_gpu() ? graph.replay(*device_.gpu) : body(); }));
+    }
+    std::sort(ms.begin() + 1, ms.end());  // the first one is a warm-up
+    return ms[1 + static_cast<size_t>(runs) / 2];
+  }
+
+  // Returns how many rows go to ranks, and of these to others, when each row goes to the ranks of its expert. With the
+  // direct dispatcher a token goes once to a rank.
+  struct RowsSent {
+    int64_t all = 0, others = 0;
+  };
+  RowsSent rows_sent() const {
     const int64_t e = shape_.E / mesh_.shape().ep, K = shape_.K;
-    int64_t rows = 0;
+    RowsSent rows;
     std::set<int64_t> seen;  // ep ranks of a token
     for (int64_t p = 0; p < shape_.R(); ++p) {
       if (p % K == 0) seen.clear();
-      const int64_t ep = route_.topk_TK.ptr<int32_t>()[p] / e;
-      if (seen.insert(ep).second || !window_) rows += mesh_.shape().etp - (ep == mesh_.place().ep ? 1 : 0);
+      const int64_t ep = topk_[static_cast<size_t>(p)] / e;
+      if (!seen.insert(ep).second && window_) continue;
+      rows.all += mesh_.shape().etp;
+      rows.others += mesh_.shape().etp - (ep == mesh_.place().ep ? 1 : 0);
     }
     return rows;
   }
@@ -138,7 +174,7 @@ class DispatchRank {
     for (int64_t k = 0; k < shape_.K; ++k) sum_of_weights += weight_of(k, shape_.K);
     const double factor = sum_of_weights * static_cast<double>(mesh_.shape().etp);
     for (const int64_t t : sampled(shape_.T())) {
-      const HostRows x(s_, x_TD_, t, 1), y(s_, y_TD_, t, 1);
+      const HostRows x(stream(), x_TD_, t, 1), y(stream(), y_TD_, t, 1);
       for (int64_t d = 0; d < shape_.D; ++d) sample.add(y.at(t, d), factor * x.at(t, d));
     }
     check_sample(line, "y", sample, kBf16Tolerance);
@@ -157,24 +193,26 @@ class DispatchRank {
     routing.seed += static_cast<uint64_t>(mesh_.group(Axis::world).rank());
     std::vector<float> weights;
     for (int64_t p = 0; p < T * K; ++p) weights.push_back(weight_of(p % K, K));
-    route_ = {.topk_TK = tensors_.ints({T, K}, bench_route(shape_, routing).topk_TK),
+    topk_ = bench_route(shape_, routing).topk_TK;
+    route_ = {.topk_TK = tensors_.ints({T, K}, topk_),
               .weight_TK = tensors_.zeros({T, K}, DType::f32),
               .counts_E = tensors_.zeros({E}, DType::i32),
               .offsets_E1 = tensors_.zeros({E + 1}, DType::i32),
               .row_token_R = tensors_.zeros({T * K}, DType::i32),
               .row_pair_R = tensors_.zeros({T * K}, DType::i32),
               .pair_row_TK = tensors_.zeros({T, K}, DType::i32)};
-    std::copy(weights.begin(), weights.end(), route_.weight_TK.ptr<float>());
-    index_rows(s_, {.counts_e = route_.counts_E,
-                    .offsets_e1 = route_.offsets_E1,
-                    .row_token_R = route_.row_token_R,
-                    .row_pair_R = route_.row_pair_R,
-                    .pair_row_TK = route_.pair_row_TK,
-                    .scratch = tensors_.bytes(IndexRows::scratch_bytes(T, E, s_)),
-                    .topk_TK = route_.topk_TK});
+    copy_to_device(stream(), route_.weight_TK.data, weights.data(), route_.weight_TK.num_bytes());
+    synchronize(stream());
+    index_rows(stream(), {.counts_e = route_.counts_E,
+                          .offsets_e1 = route_.offsets_E1,
+                          .row_token_R = route_.row_token_R,
+                          .row_pair_R = route_.row_pair_R,
+                          .pair_row_TK = route_.pair_row_TK,
+                          .scratch = tensors_.bytes(IndexRows::scratch_bytes(T, E, stream())),
+                          .topk_TK = route_.topk_TK});
   }
   int64_t stack_bytes() {
-    Stream null(DeviceKind::null, pool_);
+    Stream null(DeviceKind::null, device_.pool, nullptr, spec_.device);
     StepStack counted(DeviceKind::null, nullptr, 0);
     step(null, counted, [](const char*, auto&& call) { call(); });
     return counted.high_water();
@@ -185,16 +223,16 @@ class DispatchRank {
   }
 
   DispatchBenchSpec spec_;
+  RankDevice device_;
   Mesh mesh_;
   BenchShape shape_;
-  ThreadPool pool_{spec_.threads};
-  Stream s_{DeviceKind::cpu, pool_};
-  BenchTensors tensors_{s_};
+  BenchTensors tensors_{device_.stream};
   MemoryPlan plan_;
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Delivery> delivery_;
+  std::vector<int32_t> topk_;
   Route route_;
   Tensor x_TD_ = tensors_.normal({shape_.T(), shape_.D}, DType::bf16, 1.0f);
   Tensor y_TD_ = tensors_.zeros({shape_.T(), shape_.D}, DType::bf16);
@@ -274,28 +312,30 @@ void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& r
   });
 }
 
-// Alternates between the two, so that other load on the machine slows both.
-void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
-  const BenchShape& shape = rank.shape();
+// Rows that dispatch and combine of a rank read and write, in the mean over the ranks.
+//   local    combine reads the row of each pair and writes the tokens; dispatch reads in place
+//   direct   dispatch reads the tokens and writes `sent` rows; combine reads the row of each pair, writes `sent` sums,
+//            reads as many that return, and writes the tokens
+double rows_moved(const DispatchRank& rank, double sent) {
+  const auto tokens = static_cast<double>(rank.shape().T()), pairs = tokens * static_cast<double>(rank.shape().K);
+  if (rank.local()) return pairs + tokens;
+  return 2 * tokens + 3 * sent + pairs * static_cast<double>(rank.mesh().shape().etp);
+}
+
+void compare_with_copy(DispatchBench& bench, DispatchRank& rank, Control& control, int64_t runs) {
+  const auto of_all = [&](double ms) { return static_cast<double>(control.max(std::llround(ms * 1e6))) * 1e-6; };
+  const auto W = static_cast<double>(control.size()), row_bytes = static_cast<double>(rank.shape().D) * kRowElement;
+  const double moved = rows_moved(rank, static_cast<double>(control.sum(rank.rows_sent().all)) / W);
+  const bool by_rows = rank.local() && !rank.on_gpu();
+  const int64_t copied = by_rows ? rank.shape().R() : std::llround(moved / 2);
   BenchTensors tensors(rank.stream());
-  const Tensor copied_RD = tensors.zeros({shape.R(), shape.D}, DType::bf16);
-  std::vector<double> copy_ms, forward_backward_ms;
-  for (int64_t run = 0; run <= runs; ++run) {
-    double forward_backward = 0;
-    rank.step([&](const std::string& name, auto&& call) {
-      const double ms = time_on_device(rank.stream(), call);
-      if (name == "dispatch" || name == "combine") forward_backward += ms;
-    });
-    const double copy = time_on_device(rank.stream(), [&] { copy_row_of_each_pair(rank.stream(), copied_RD, rank); });
-    if (run == 0) continue;  // touches memory
-    copy_ms.push_back(copy);
-    forward_backward_ms.push_back(forward_backward);
-  }
-  const double row_bytes = static_cast<double>(shape.D) * kRowElement;
-  const double pairs = static_cast<double>(shape.R()) * row_bytes, tokens = static_cast<double>(shape.T()) * row_bytes;
-  bench.copy_gbytes_per_s = 2 * pairs / median(copy_ms) * 1e-6;
-  // dispatch reads rows in place. combine reads them once and writes the tokens.
-  bench.local_gbytes_per_s = (pairs + tokens) / median(forward_backward_ms) * 1e-6;
+  const Tensor to = tensors.zeros({copied, rank.shape().D}, DType::bf16);
+  const Tensor from = tensors.zeros({by_rows ? 0 : copied, rank.shape().D}, DType::bf16);
+  const double forward_ms = of_all(rank.forward_ms(runs));
+  const double copy_ms = of_all(rank.median_ms(
+      runs, [&] { by_rows ? copy_row_of_each_pair(rank.stream(), to, rank) : copy(rank.stream(), to, from); }));
+  bench.dispatch_gbytes_per_s = W * moved * row_bytes / forward_ms * 1e-6;
+  bench.copy_gbytes_per_s = W * 2 * static_cast<double>(copied) * row_bytes / copy_ms * 1e-6;
 }
 
 }  // namespace
@@ -311,13 +351,11 @@ DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
   bench.dispatcher = rank.local() ? "local" : name_of(rank.kind());
   const std::vector<Measured> calls = measure(rank, spec.runs);
   rank.check_y();
-  const double rows = static_cast<double>(control.sum(rank.rows_for_others())) / W;
+  const double rows = static_cast<double>(control.sum(rank.rows_sent().others)) / W;
   for (const Measured& call : calls)
     bench.lines.push_back(line_of(call, rank, control, rows, rank.even_rows_for_others()));
-  if (rank.local()) {
-    compare_with_copy(bench, rank, spec.runs);
-    return bench;
-  }
+  if (rank.local() || rank.kind() == DispatcherKind::direct) compare_with_copy(bench, rank, control, spec.runs);
+  if (rank.local()) return bench;
   const int64_t here = rank.rows_here(), all = control.sum(here);
   bench.busiest_over_mean = static_cast<double>(control.max(here)) * W / static_cast<double>(all);
   return bench;

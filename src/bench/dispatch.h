@@ -8,6 +8,7 @@
 #include "bench/shapes.h"
 #include "comm/transport/transport.h"
 #include "config/parallel_spec.h"
+#include "core/tensor.h"
 
 namespace moebius {
 
@@ -17,6 +18,7 @@ struct DispatchBenchSpec {
   BenchRouting routing;
   DispatcherKind dispatcher = DispatcherKind::automatic;
   int64_t etp = 1;  // ep = ranks / etp
+  DeviceKind device = DeviceKind::cpu;
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
 };
@@ -39,11 +41,11 @@ struct DispatchBench {
   BenchShape shape;              // with the T of one rank
   double busiest_over_mean = 1;  // rows of the busiest rank over the mean
   std::vector<DispatchLine> lines;
-  // With one process: the rates of dispatch and combine where all experts are local, and of a plain
-  // loop that copies a row for each pair.
-  // A rate is bytes read and written over the time.
-  double local_gbytes_per_s = 0, copy_gbytes_per_s = 0;
-  double times_slower_than_copy() const { return copy_gbytes_per_s / local_gbytes_per_s; }
+  // With one rank, and with the direct dispatcher: the rates of dispatch and combine, and of a copy. A rate is bytes
+  // read and written by all ranks over the time of the slowest. On a GPU each is a CUDA graph.
+  // The copy is of as many bytes. With one rank on a CPU it is a plain loop that copies a row for each pair.
+  double dispatch_gbytes_per_s = 0, copy_gbytes_per_s = 0;
+  double times_slower_than_copy() const { return copy_gbytes_per_s / dispatch_gbytes_per_s; }
 };
 
 // Runs on all ranks of the world together, and returns the same on each. Rows are bf16. The experts

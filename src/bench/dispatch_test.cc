@@ -95,7 +95,7 @@ TEST(BenchDispatch, OneRankIsComparedWithACopyOfItsRows) {
   EXPECT_EQ(r.dispatcher, "local");
   for (const DispatchLine& line : r.lines) EXPECT_EQ(line.sent_bytes, 0);
   EXPECT_GT(r.copy_gbytes_per_s, 0);
-  EXPECT_GT(r.local_gbytes_per_s, 0);
+  EXPECT_GT(r.dispatch_gbytes_per_s, 0);
 }
 
 TEST(BenchDispatch, RanksThatDoNotDivideAreRefused) {

@@ -61,15 +61,13 @@ int run_step(BenchOptions& o) {
 
 // Without --threads the ranks share the processors.
 int run_dispatch(const BenchOptions& o) {
-  MOEBIUS_CHECK(
-      usage, o.device.empty() || o.device == "cpu",
-      "bench dispatch: communication moves memory of the cpu; got --device {}; leave it out, or see what GPUs "
-      "exchange with bench collectives --device cuda",
-      o.device);
-  run_bench_dispatch({.shape = o.shape.empty() ? "bench-cpu" : o.shape,
+  const DeviceKind device = device_kind(o.device.empty() ? "cpu" : o.device);
+  const char* shape = device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu";
+  run_bench_dispatch({.shape = o.shape.empty() ? shape : o.shape,
                       .routing = o.spec.routing,
                       .dispatcher = dispatcher_kind(o.dispatcher, "bench dispatch: --dispatcher"),
                       .etp = o.etp,
+                      .device = device,
                       .threads = o.spec.threads,
                       .runs = o.runs.value_or(7)},
                      o.ranks, o.json);

@@ -24,18 +24,28 @@ namespace {
 struct Options {
   std::string recipe;
   std::vector<std::string> overrides;
-  int64_t ranks = 1;
+  int64_t ranks = 1, ranks_per_machine = 8;
   bool json = false, changed = false, keys = false;
 };
 
 struct Resolved {
   RunSpec run;
   MeshShape mesh;
+  DispatcherChoice dispatcher;
   // The rank that needs the most memory; on the null device.
   int rank = 0;
   std::unique_ptr<Transport> world;
   std::unique_ptr<Engine> engine;
 };
+
+// The dispatcher that a run of this recipe takes when so many ranks start on a machine.
+DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
+  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
+  PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
+  peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
+                          peers.all ? "on" : "not on", ranks_per_machine);
+  return resolve_dispatcher(run, peers);
+}
 
 // A recipe of a model alone may leave out the batch. It then counts as one sequence of
 // the model's context.
@@ -58,6 +68,7 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
 void keep_if_more_loaded(Resolved& r, int rank) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh);
+  spec.dispatcher = r.dispatcher.kind;
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
   if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return;
@@ -89,6 +100,7 @@ Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
   r.run.check(o.ranks);
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
+  r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
   find_most_loaded(r);
   return r;
 }
@@ -148,9 +160,8 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
-  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
-  object["dispatcher"] = dispatcher.name;
-  object["dispatcher_reason"] = dispatcher.reason;
+  object["dispatcher"] = r.dispatcher.name;
+  object["dispatcher_reason"] = r.dispatcher.reason;
   object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
@@ -190,8 +201,7 @@ void print_resolved(const Resolved& r, bool changed) {
   } else {
     print_comment(layout_table(r.mesh));
   }
-  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
-  print_comment(fmt::format("dispatcher {}: {}", dispatcher.name, dispatcher.reason));
+  print_comment(fmt::format("dispatcher {}: {}", r.dispatcher.name, r.dispatcher.reason));
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
@@ -207,6 +217,8 @@ int run(const Options& o) {
   }
   MOEBIUS_CHECK(usage, !o.recipe.empty(), "config: expected a recipe, or --keys for what one may hold; got neither");
   MOEBIUS_CHECK(usage, o.ranks >= 1, "--ranks: expected at least 1; got {}", o.ranks);
+  MOEBIUS_CHECK(usage, o.ranks_per_machine >= 1, "--ranks-per-machine: expected at least 1; got {}",
+                o.ranks_per_machine);
   const Resolved r = resolve(o);
   o.json ? print_resolved_json(r) : print_resolved(r, o.changed);
   return 0;
@@ -221,6 +233,8 @@ void add_config(Cli& cli) {
   command->add_option("RECIPE", o->recipe, "recipe (TOML)");
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
+  command->add_option("--ranks-per-machine", o->ranks_per_machine, "ranks that start on each machine")
+      ->capture_default_str();
   command->add_flag("--changed", o->changed, "print only the values that are given, not the defaults");
   command->add_flag("--keys", o->keys,
                     "print every key of a recipe and what it does, as Markdown (docs/reference/recipe.md)");

@@ -4,12 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <exception>
 #include <thread>
 
-#include "comm/gpu/gpu_identity.h"
 #include "comm/liveness/stall_aware_deadline.h"
-#include "comm/machine.h"
 #include "device/accelerator.h"
 
 namespace moebius {
@@ -17,48 +15,6 @@ namespace {
 
 std::atomic_ref<uint64_t> flag_at(std::byte* base, int rank) {
   return std::atomic_ref<uint64_t>(reinterpret_cast<uint64_t*>(base)[rank]);
-}
-
-// A rank tells this to all others before it sends handles. Texts end in zeros.
-struct Introduction {
-  ProcessId process;
-  char machine[160] = {};
-  char gpu[48] = {};
-};
-
-struct Answer {
-  char why[400] = {};  // it cannot reach a rank; empty: it reaches all
-};
-
-template <size_t kSize>
-void put(char (&to)[kSize], const std::string& text) {
-  std::memcpy(to, text.data(), std::min(text.size(), kSize - 1));
-}
-
-template <class T>
-std::vector<T> gathered(Group& group, const T& mine) {
-  ThreadPool pool(1);
-  Stream host(DeviceKind::cpu, pool);
-  std::vector<T> all(group.size());
-  const auto bytes = [](const void* p, int64_t n) {
-    return tensor_of(static_cast<uint8_t*>(const_cast<void*>(p)), {n});
-  };
-  group.all_gather(host, bytes(all.data(), std::ssize(all) * int64_t{sizeof(T)}), bytes(&mine, sizeof(T)));
-  return all;
-}
-
-// Returns what each rank has for this one. `mine` is by rank.
-std::vector<PeerHandle> exchanged(Group& group, std::vector<PeerHandle>& mine) {
-  ThreadPool pool(1);
-  Stream host(DeviceKind::cpu, pool);
-  const int64_t n = group.size(), bytes = sizeof(PeerHandle);
-  std::vector<PeerHandle> theirs(n);
-  const std::vector<int64_t> one(n, 1);
-  const auto rows = [&](std::vector<PeerHandle>& x) {
-    return tensor_of(reinterpret_cast<uint8_t*>(x.data()), {n, bytes});
-  };
-  group.all_to_all_v(host, {.out = rows(theirs), .in = rows(mine), .recv_rows = one, .send_rows = one});
-  return theirs;
 }
 
 }  // namespace
@@ -69,15 +25,15 @@ int64_t PeerWindow::control_bytes(int num_ranks) {
 }
 
 PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window)
-    : group_(group),
-      flags_{.rank = group.rank(), .size = group.size(), .window = window.data},
-      window_(window),
-      memories_(group.size()),
-      bases_(group.size()) {
+    : group_(group), flags_{.rank = group.rank(), .size = group.size(), .window = window.data}, window_(window) {
   MOEBIUS_ASSERT(window.num_bytes() >= control_bytes(group.size()) && memory.data() != nullptr);
-  open(memory, static_cast<std::byte*>(window.data) - static_cast<std::byte*>(memory.data()));
+  pages_ = open_peers(group, memory, window);
+  MOEBIUS_CHECK(usage, pages_.apart.empty(),
+                "parallel.dispatcher = \"direct\" writes to the memory of all ranks of {}: {}; choose another "
+                "dispatcher, or a layout that has these ranks on one machine",
+                group.name(), pages_.apart);
   std::vector<int64_t> addresses;
-  for (std::byte* base : bases_) addresses.push_back(reinterpret_cast<int64_t>(base));
+  for (std::byte* begin : pages_.windows) addresses.push_back(reinterpret_cast<int64_t>(begin));
   copy_to_device(s, bases_W().data, addresses.data(), bases_W().num_bytes());
   if (s.device() == DeviceKind::cuda) {
     synchronize(s);
@@ -88,44 +44,13 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
   group.barrier();
 }
 
-PeerWindow::~PeerWindow() = default;
-
-void PeerWindow::open(const PeerMemory& memory, int64_t offset) {
-  const bool on_gpu = window_.device == DeviceKind::cuda;
-  Introduction mine{.process = this_process()};
-  put(mine.machine, machine_name());
-  if (on_gpu) put(mine.gpu, gpu_identity_of(memory.data()));
-  const std::vector<Introduction> ranks = gathered(group_, mine);
-  Answer answer;
-  std::vector<PeerHandle> handles(group_.size());
-  for (int r = 0; r < group_.size(); ++r) {
-    if (r == group_.rank()) continue;
-    if (std::strcmp(ranks[r].machine, mine.machine) == 0)
-      handles[r] = memory.handle_for(ranks[r].process);
-    else
-      put(answer.why,
-          fmt::format("{} is on another machine than {}", group_.rank_name(r), group_.rank_name(group_.rank())));
-    shares_gpu_ |= on_gpu && std::strcmp(ranks[r].gpu, mine.gpu) == 0;
-  }
-  std::vector<PeerHandle> theirs = exchanged(group_, handles);
-  const std::vector<int64_t> offsets = gathered(group_, offset);
-  for (int r = 0; r < group_.size(); ++r) {
-    if (r != group_.rank() && answer.why[0] == 0) {
-      try {
-        memories_[r] = PeerMemory(theirs[r]);
-      } catch (const Error& e) {
-        put(answer.why, fmt::format("{} cannot reach the memory of {}: {}", group_.rank_name(group_.rank()),
-                                    group_.rank_name(r), e.what()));
-      }
-    }
-    bases_[r] = r == group_.rank() ? static_cast<std::byte*>(window_.data)
-                                   : static_cast<std::byte*>(memories_[r].data()) + offsets[r];
-  }
-  for (const Answer& each : gathered(group_, answer)) {
-    MOEBIUS_CHECK(usage, each.why[0] == 0,
-                  "parallel.dispatcher = \"direct\" writes to the memory of all ranks of {}: {}; choose another "
-                  "dispatcher, or a layout that has these ranks on one machine",
-                  group_.name(), each.why);
+// A GPU's memory must not be freed while another process has it open.
+PeerWindow::~PeerWindow() {
+  if (!gpu_ || std::uncaught_exceptions() > 0) return;
+  pages_.memories.clear();
+  try {
+    group_.barrier();
+  } catch (const Error&) {  // another rank has failed, and its error ends the run
   }
 }
 
@@ -149,16 +74,16 @@ void PeerWindow::round(Stream& s, const RoundPlace& place) {
 
 void PeerWindow::round_on_host(const RoundPlace& place) {
   const int me = group_.rank(), n = group_.size();
-  uint64_t& count = reinterpret_cast<uint64_t*>(bases_[me])[flags_.count()];
+  uint64_t& count = reinterpret_cast<uint64_t*>(pages_.windows[me])[flags_.count()];
   ++count;
-  for (int i = 1; i < n; ++i) flag_at(bases_[(me + i) % n], me).store(count, std::memory_order_release);
+  for (int i = 1; i < n; ++i) flag_at(pages_.windows[(me + i) % n], me).store(count, std::memory_order_release);
   for (int i = 1; i < n; ++i) wait_for((me + i) % n, count, place);
 }
 
 // Polls, since the flag may be of another process. A wait that takes longer looks after the other ranks.
 void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   constexpr int kSpins = 200, kYields = 200;
-  const std::atomic_ref<uint64_t> flag = flag_at(bases_[group_.rank()], rank);
+  const std::atomic_ref<uint64_t> flag = flag_at(pages_.windows[group_.rank()], rank);
   const auto has_come = [&] { return flag.load(std::memory_order_acquire) >= round; };
   for (int i = 0; i < kSpins; ++i)
     if (has_come()) return;
@@ -186,7 +111,7 @@ void PeerWindow::fail(int rank, uint64_t expected, uint64_t seen, const RoundPla
 // --- on a GPU -------------------------------------------------------------------------------------------------------
 
 void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
-  if (shares_gpu_ && !s.accelerator().capture()) {
+  if (pages_.shares_gpu && !s.accelerator().capture()) {
     copy_to_host(s, &traffic_->sent_bytes, sent_1().data, sizeof(int64_t));
     return group_.barrier();
   }

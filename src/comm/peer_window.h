@@ -21,7 +21,7 @@
 
 #include "comm/gpu/peer_round.h"
 #include "comm/group.h"
-#include "device/peer_memory.h"
+#include "comm/peer_pages.h"
 
 namespace moebius {
 
@@ -54,7 +54,6 @@ class PeerWindow {
   void round(Stream& s, const RoundPlace& place);
 
  private:
-  void open(const PeerMemory& memory, int64_t offset);
   Tensor words(int64_t first, int64_t count) const;  // of the window
   void round_on_host(const RoundPlace& place);
   void round_on_gpu(Stream& s, const RoundPlace& place);
@@ -65,9 +64,7 @@ class PeerWindow {
   Group& group_;
   RoundFlags flags_;
   Tensor window_;
-  std::vector<PeerMemory> memories_;  // by rank; this rank's own is empty
-  std::vector<std::byte*> bases_;     // by rank
-  bool shares_gpu_ = false;
+  PeerPages pages_;
   std::deque<RoundPlace> places_;  // those of launched rounds, which a report names by their index
   std::unique_ptr<GpuRounds> gpu_;
   std::shared_ptr<PeerTraffic> traffic_;

@@ -6,7 +6,8 @@ namespace moebius {
 
 namespace {
 
-DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
+// What ranks send where they do not reach each other's memory.
+DispatcherChoice choice_by_messages(const DispatcherQuestion& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {
     return {allgather, "allgather",
@@ -27,6 +28,18 @@ DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
                       q.ep, q.top_k)};
 }
 
+DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
+  if (q.peers.all) {
+    return {DispatcherKind::direct, "direct",
+            fmt::format("\"auto\" takes it because {}: a token is written once to each rank that has any of its "
+                        "experts, which sends the least",
+                        q.peers.why)};
+  }
+  DispatcherChoice choice = choice_by_messages(q);
+  if (!q.peers.why.empty()) choice.reason += fmt::format("; direct would send the least, but {}", q.peers.why);
+  return choice;
+}
+
 }  // namespace
 
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
@@ -40,7 +53,7 @@ DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
   return {q.asked, name_of(q.asked), "parallel.dispatcher asks for it"};
 }
 
-DispatcherChoice resolve_dispatcher(const RunSpec& run) {
+DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) {
   const auto from = run.provenance.find("parallel.dispatcher");
   return resolve_dispatcher({.asked = run.parallel.dispatcher,
                              .ep = run.parallel.ep,
@@ -48,6 +61,7 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run) {
                              .top_k = run.model.top_k,
                              .has_moe_layers = run.model.num_moe_layers() > 0,
                              .captures = run.device == DeviceKind::cuda && run.graph,
+                             .peers = peers,
                              .origin = from == run.provenance.end() ? "" : fmt::format(" [{}]", from->second)});
 }
 

@@ -11,6 +11,12 @@
 
 namespace moebius {
 
+// Whether the ranks that share the experts of a layer (etp x ep) can write to each other's memory, and why.
+struct PeerReach {
+  bool all = false;
+  std::string why;  // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked
+};
+
 // The choice depends on these and on nothing else.
 struct DispatcherQuestion {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
@@ -18,6 +24,7 @@ struct DispatcherQuestion {
   int64_t top_k = 1;           // of the model's MoE layers
   bool has_moe_layers = true;  // false: nothing is dispatched
   bool captures = false;       // the steps may be captured in CUDA graphs
+  PeerReach peers = {};        // of the ranks of etp x ep
   std::string origin;          // the end of the error's message: where the key was set
 };
 
@@ -33,15 +40,15 @@ struct DispatcherChoice {
 //   no MoE layer             none
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
+//   peers reach each other   direct, which sends the least
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
-// direct is taken by name alone: whether ranks reach each other's memory is known when they have started.
 // Error{usage} if all-to-all is asked for by name and the steps may be captured.
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
 
 // The choice for training this run. A run on a GPU with run.graph may capture its steps.
-DispatcherChoice resolve_dispatcher(const RunSpec& run);
+DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
 // "auto", "allgather", "alltoall", "direct": the values of parallel.dispatcher.
 inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, DispatcherKind::allgather,

@@ -50,6 +50,28 @@ TEST(DispatcherChoice, AutoIsNeverAllToAllUnderGraphs) {
             "run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 8, top-k = 4)");
 }
 
+TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
+  for (const bool captures : {false, true}) {
+    for (const int64_t ep : {2, 8}) {
+      const DispatcherChoice choice = resolve_dispatcher(
+          {.ep = ep, .top_k = 4, .captures = captures, .peers = {.all = true, .why = "they are neighbours"}});
+      EXPECT_EQ(choice.kind, DispatcherKind::direct);
+      EXPECT_EQ(choice.name, "direct");
+      EXPECT_EQ(choice.reason,
+                "\"auto\" takes it because they are neighbours: a token is written once to each rank that has any of "
+                "its experts, which sends the least");
+    }
+  }
+  const DispatcherQuestion apart{.ep = 8, .top_k = 4, .peers = {.why = "rank 4 is on another machine than rank 0"}};
+  EXPECT_EQ(resolve_dispatcher(apart).kind, DispatcherKind::alltoall);
+  EXPECT_EQ(resolve_dispatcher(apart).reason,
+            "\"auto\" takes it because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather; "
+            "direct would send the least, but rank 4 is on another machine than rank 0");
+  EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .peers = {.all = true}}).name,
+            "allgather");
+  EXPECT_EQ(resolve_dispatcher({.peers = {.all = true}}).name, "local");
+}
+
 TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
   EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .top_k = 4}).name, "allgather");
   const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});
@@ -76,6 +98,7 @@ TEST(DispatcherChoice, OfARun) {
   EXPECT_EQ(resolve_dispatcher(parse()).name, "local");
   EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=4"})).name, "alltoall");
   EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=2"})).name, "allgather");
+  EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=2"}), {.all = true}).name, "direct");
   EXPECT_EQ(resolve_dispatcher(parse(above_top_k)).name, "allgather");
   EXPECT_THAT(resolve_dispatcher(parse(above_top_k)).reason, HasSubstr("run.graph is on"));
   EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=4", "run.device=cuda", "run.graph=false"})).name, "alltoall");

@@ -5,6 +5,7 @@
 
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
+#include "model/moe/direct_window.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -83,6 +84,7 @@ Engine::Engine(const EngineSpec& spec)
   // stages all are in flight.
   const bool share_buffer = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
   batches_ = std::make_unique<BatchBuffers>(plan_, spec_.shape, spec_.num_micro_batches, share_buffer);
+  choose_dispatcher(spec.dispatcher);
   make_model();
   if (spec_.optimizer) make_optimizer();
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
@@ -97,6 +99,19 @@ Engine::Engine(const EngineSpec& spec)
 // It also aborts when it is destroyed during unwinding.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+void Engine::choose_dispatcher(DispatcherKind asked) {
+  EngineSpec open = spec_;
+  open.dispatcher = asked;
+  dispatcher_ = dispatcher_choice(open);
+  const bool dispatches = dispatcher_.kind != DispatcherKind::automatic;
+  if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
+      spec_.device != DeviceKind::null) {
+    Stream s = stream();
+    dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
+  }
+  spec_.dispatcher = dispatcher_.kind;
 }
 
 void Engine::make_model() {

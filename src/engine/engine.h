@@ -90,6 +90,8 @@ class Engine {
   const MemoryPlan& plan() const { return plan_; }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
+  // The dispatcher of the MoE layers, and why.
+  const DispatcherChoice& dispatcher() const { return dispatcher_; }
   // Says how ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
   // on CPUs.
   std::string links_text() const;
@@ -144,6 +146,7 @@ class Engine {
     int64_t first = 0, count = 1;
   };
 
+  void choose_dispatcher(DispatcherKind asked);
   void make_model();
   void make_optimizer();
   void warm_up();
@@ -160,6 +163,7 @@ class Engine {
   void allocate(int64_t stack_bytes);
 
   EngineSpec spec_;
+  DispatcherChoice dispatcher_;
   ThreadPool pool_;
   std::unique_ptr<GpuRanks> gpu_ranks_;  // only with several ranks on GPUs
   std::unique_ptr<Accelerator> gpu_;     // outlives all that is on it

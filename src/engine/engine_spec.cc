@@ -2,26 +2,9 @@
 
 #include <algorithm>
 
-#include "config/dispatcher_choice.h"
 #include "model/device_support.h"
 
 namespace moebius {
-namespace {
-
-// Inference is eager, so that it may read counts back on the host.
-DispatcherKind dispatcher_of(const EngineSpec& spec) {
-  const bool captures = spec.target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training;
-  return resolve_dispatcher({.asked = spec.dispatcher,
-                             .ep = spec.mesh.ep,
-                             .etp = spec.mesh.etp,
-                             .top_k = spec.model.top_k,
-                             .has_moe_layers = spec.model.num_moe_layers() > 0,
-                             .captures = captures})
-      .kind;
-}
-
-}  // namespace
-
 MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
   return {
       .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
@@ -58,13 +41,25 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
-  spec.dispatcher = dispatcher_of(spec);
+  spec.dispatcher = dispatcher_choice(spec).kind;
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);
   // One stage runs the micro-batches of a step one after the other; several stages have all of them
   // in flight.
   spec.pipeline.num_micro_batches = spec.mesh.pp > 1 ? spec.num_micro_batches : 1;
   spec.pipeline.overlap = spec.overlap;
   return spec;
+}
+
+// Inference is eager, so that it may read counts back on the host.
+DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peers) {
+  const DeviceKind target = spec.device == DeviceKind::null ? spec.target : spec.device;
+  return resolve_dispatcher({.asked = spec.dispatcher,
+                             .ep = spec.mesh.ep,
+                             .etp = spec.mesh.etp,
+                             .top_k = spec.model.top_k,
+                             .has_moe_layers = spec.model.num_moe_layers() > 0,
+                             .captures = target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training,
+                             .peers = peers});
 }
 
 }  // namespace moebius

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
 #include "model/model.h"
 #include "parallel/pipeline/pipeline.h"
@@ -30,7 +31,8 @@ struct EngineSpec {
   // The engine is a rank of this world, which has mesh.world() ranks. Null: it is the only rank, or
   // on the null device the first rank of a dry run.
   Transport* world = nullptr;
-  // The dispatcher of the MoE layers. Engine::spec() has the kind that is used.
+  // The dispatcher of the MoE layers. Engine::spec() has the kind that is used. In training on several ranks the
+  // ranks of etp x ep find out whether "auto" can be direct.
   DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;                                // communication overlaps with compute where it can; the same bits
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
@@ -47,8 +49,12 @@ MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
 // The engine that trains this run on a mesh.
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
-// Returns the spec with every open choice resolved; every engine is built from such a spec.
+// Returns the spec with every open choice resolved; every engine is built from such a spec. `auto` is a dispatcher for
+// ranks that do not reach each other's memory.
 // Error{usage} when the target cannot run it.
 EngineSpec resolved(EngineSpec spec);
+
+// The dispatcher of an engine of this spec, and why.
+DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peers = {});
 
 }  // namespace moebius

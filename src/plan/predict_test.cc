@@ -70,6 +70,17 @@ TEST(Predict, SendsWhatWasMeasured) {
   EXPECT_NEAR(gib({}, 2, "edp") + gib({}, 2, "dp_cp"), 19.3, 0.05);
 }
 
+// A rank of four has none of a token's 8 experts with the probability (3/4)^8, as it is counted.
+TEST(Predict, DirectSendsATokenOnceToEachRank) {
+  PartLibrary parts;
+  const auto bytes = [&](const std::string& dispatcher) {
+    const RunSpec run =
+        recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4", "parallel.dispatcher=\"" + dispatcher + "\""});
+    return predict(parts, run, 4, machine("h200"), {}).axes.at("ep").bytes;
+  };
+  EXPECT_NEAR(bytes("direct") / bytes("allgather"), 1 - std::pow(0.75, 8), 0.01);
+}
+
 TEST(Predict, SimulatesWhatTheFormulaBounds) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});

@@ -62,12 +62,20 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
 
 bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
 
-// The dispatchers that no engine here has, and those of Megatron.
+// The engine's direct dispatcher sends no messages, so that no group has counted its bytes.
+bool is_own_direct(const TimeContext& c) {
+  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
+         c.spec.dispatcher == DispatcherKind::direct;
+}
+
+// Whether the messages that the engine's groups counted are those of the dispatcher.
 bool is_own_dispatcher(const TimeContext& c) {
-  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius;
+  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
+         !is_own_direct(c);
 }
 
 PlanDispatcher dispatcher_of(const TimeContext& c) {
+  if (is_own_direct(c)) return PlanDispatcher::direct;
   return c.assume.dispatcher == PlanDispatcher::of_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
 }
 
@@ -218,6 +226,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   if (is_moe && !is_own_dispatcher(c)) {
     add_rows(t.forward, c, 2);
     add_rows(t.backward, c, 2);
+    // Moebius' backward pass dispatches x once more, and what it recomputes too.
+    if (is_own_direct(c)) add_rows(t.backward, c, c.spec.recompute.layer ? 3 : 1);
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, moved_bytes(c));

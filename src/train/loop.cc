@@ -29,6 +29,7 @@ std::string make_run_dir(Control& control, const std::string& dir) {
 EngineSpec engine_spec(const RunSpec& run, Transport& world) {
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
+  spec.dispatcher = run.parallel.dispatcher;  // the engine asks the ranks
   return spec;
 }
 
@@ -120,7 +121,7 @@ void TrainingRun::log_finished() {
 void TrainingRun::log_before_steps() {
   if (first_step_ > run_.train.steps) return;  // only an evaluation is left
   log_.info("{}", data_text(run_, loader_.order()));
-  for (const StartNote& note : start_notes(run_)) say(log_, note);
+  for (const StartNote& note : start_notes(run_, engine_.dispatcher())) say(log_, note);
 }
 
 void TrainingRun::log_start_event() {

@@ -6,8 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "config/dispatcher_choice.h"
-
 namespace moebius {
 namespace {
 
@@ -40,9 +38,8 @@ std::optional<StartNote> rate_note(const RunSpec& run) {
                    /*is_warning=*/true};
 }
 
-std::optional<StartNote> dispatcher_note(const RunSpec& run) {
+std::optional<StartNote> dispatcher_note(const RunSpec& run, const DispatcherChoice& choice) {
   if (run.model.num_moe_layers() == 0) return std::nullopt;
-  const DispatcherChoice choice = resolve_dispatcher(run);
   return StartNote{fmt::format("dispatcher {}: {}", choice.name, choice.reason)};
 }
 
@@ -62,9 +59,9 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
 
 }  // namespace
 
-std::vector<StartNote> start_notes(const RunSpec& run) {
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher) {
   std::vector<StartNote> notes;
-  for (const auto& note : {dispatcher_note(run), balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note : {dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   return notes;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
 #include "data/dataset_order.h"
 
@@ -16,7 +17,7 @@ struct StartNote {
 
 // The dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances
 // the experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
-std::vector<StartNote> start_notes(const RunSpec& run);
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher);
 
 // The note of a run without model.init_from: a warning where model.hf names a model that has
 // weights of its own.

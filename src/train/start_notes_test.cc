@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 
 std::string all_notes(const RunSpec& run) {
   std::string text;
-  for (const StartNote& note : start_notes(run)) text += (note.is_warning ? "warning: " : "") + note.text + "\n";
+  for (const StartNote& note : start_notes(run, resolve_dispatcher(run)))
+    text += (note.is_warning ? "warning: " : "") + note.text + "\n";
   return text;
 }
 

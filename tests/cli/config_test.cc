@@ -128,8 +128,10 @@ TEST(CliConfig, SaysWhoIsWhere) {
 // = 2, and under CUDA graphs.
 TEST(CliConfig, NamesTheDispatcherAndWhy) {
   TestDir dir;
+  std::string ranks_per_machine = "1";
   const auto config = [&](const std::vector<std::string>& sets, bool json) {
-    std::vector<std::string> words{"config", kRecipe, "--ranks", "4", "--set", "train.micro_batch=4"};
+    std::vector<std::string> words{
+        "config", kRecipe, "--ranks", "4", "--ranks-per-machine", ranks_per_machine, "--set", "train.micro_batch=4"};
     for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
     if (json) words.emplace_back("--json");
     return run_moebius(dir, words);
@@ -140,19 +142,35 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
     EXPECT_THAT(config(sets, false).out, testing::HasSubstr("\n# dispatcher " + name + ": " + reason + "\n"));
     return name + ": " + reason;
   };
+  const auto apart = [](int sharing) {
+    return fmt::format(
+        "; direct would send the least, but the {} ranks that share experts are not on one machine "
+        "(--ranks-per-machine 1)",
+        sharing);
+  };
   EXPECT_EQ(choice({}), "local: each rank holds all experts of its layers (parallel.ep * etp = 1)");
   EXPECT_EQ(choice({"parallel.ep=2"}),
             "allgather: \"auto\" takes it because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
-            "all-to-all");
+            "all-to-all" +
+                apart(2));
   EXPECT_EQ(choice({"parallel.ep=4"}),
             "alltoall: \"auto\" takes it because parallel.ep = 4 is above top-k = 2, so that it sends less than "
-            "all-gather");
+            "all-gather" +
+                apart(4));
   EXPECT_EQ(choice({"parallel.ep=4", "run.device=cuda"}),
             "allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
-            "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)");
+            "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)" +
+                apart(4));
   EXPECT_EQ(choice({"parallel.ep=4", "parallel.dispatcher=allgather"}), "allgather: parallel.dispatcher asks for it");
   expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
                  "parallel.dispatcher = \"alltoall\" reads its counts on the host");
+  ranks_per_machine = "2";
+  EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
+  EXPECT_EQ(choice({"parallel.ep=2", "run.device=cuda"}),
+            "direct: \"auto\" takes it because the 2 ranks that share experts are on one machine (--ranks-per-machine "
+            "2): a token is written once to each rank that has any of its experts, which sends the least");
+  ranks_per_machine = "0";
+  expect_refused(config({}, false), 2, "--ranks-per-machine: expected at least 1; got 0");
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {

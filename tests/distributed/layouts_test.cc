@@ -190,6 +190,28 @@ TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
   EXPECT_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), std::numeric_limits<double>::infinity());
 }
 
+class AutoDispatcher : public Ranks {};
+INSTANTIATE_TEST_SUITE_P(Everywhere, AutoDispatcher, ::testing::Values(2, 4), name_of_ranks);
+
+// In training, and only there, the ranks find out that they reach each other's memory.
+TEST_P(AutoDispatcher, IsDirectInTrainingOnOneMachine) {
+  run([](Transport& world) {
+    EngineSpec spec = layout_engine_spec(world, {}, {.ep = world.size()}, {});
+    spec.dispatcher = DispatcherKind::automatic;
+    const Engine engine(spec);
+    EXPECT_EQ(engine.spec().dispatcher, DispatcherKind::direct);
+    EXPECT_EQ(engine.dispatcher().reason,
+              fmt::format("\"auto\" takes it because the {} ranks that share experts are on one machine and reach each "
+                          "other's memory: a token is written once to each rank that has any of its experts, which "
+                          "sends the least",
+                          world.size()));
+    spec.optimizer.reset();
+    spec.use = ModelUse::inference;
+    EXPECT_EQ(Engine(spec).spec().dispatcher, resolved(spec).dispatcher);
+    EXPECT_NE(Engine(spec).spec().dispatcher, DispatcherKind::direct);
+  });
+}
+
 class Layouts : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(Layouts, TrainTheSameModel) {

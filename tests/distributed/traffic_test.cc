@@ -139,14 +139,18 @@ struct Stage {
   int64_t moe_layers = 0;
 };
 
+// Where a way names no dispatcher it is the one that sends the fewest messages' bytes.
+bool gathers(const ModelSpec& m, const Way& way) {
+  return way.dispatcher == DispatcherKind::allgather ||
+         (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= m.top_k);
+}
+
 // The bytes for a MoE layer and micro-batch, of all ranks in a group together.
 // Every token chooses the same experts, wherever they are. Each of their etp x ep ranks gets the
 // tokens of the others.
 int64_t expert_bytes(const ModelSpec& m, const Way& way, int64_t T) {
   const int64_t W = way.mesh.etp * way.mesh.ep, E = m.num_experts, K = m.top_k, row = m.hidden_size * 4;
-  const bool gathers =
-      way.dispatcher == DispatcherKind::allgather || (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= K);
-  if (gathers) return W * (W - 1) * (12 * T * K + 5 * T * row + 4 * T * K);
+  if (gathers(m, way)) return W * (W - 1) * (12 * T * K + 5 * T * row + 4 * T * K);
   const int64_t rows = (W - 1) * T * K * way.mesh.etp;
   return W * (W - 1) * 4 * E + rows * (5 * row + 4 + 4);
 }
@@ -197,7 +201,7 @@ EngineSpec engine_spec(Transport& world, const Way& way) {
   spec.optimizer.emplace().lr = 1e-2;
   spec.mesh = way.mesh;
   spec.world = &world;
-  spec.dispatcher = way.dispatcher;
+  spec.dispatcher = gathers(spec.model, way) ? DispatcherKind::allgather : DispatcherKind::alltoall;
   spec.overlap = way.overlap;
   return spec;
 }

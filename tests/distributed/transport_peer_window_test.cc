@@ -50,6 +50,16 @@ TEST_P(PeerWindows, WhatWasWrittenBeforeARoundIsSeenAfterIt) {
   });
 }
 
+// All ranks of a test are on one machine. Groups of one rank have nothing to reach.
+TEST_P(PeerWindows, RanksOfAMachineReachEachOther) {
+  run([](Transport& transport) {
+    Rank r(transport);
+    const std::unique_ptr<Group> alone = transport.make_group("alone", {r.rank});
+    EXPECT_EQ(why_apart(r.s, *r.world, *r.world), "");
+    EXPECT_EQ(why_apart(r.s, *alone, *r.world), "");
+  });
+}
+
 TEST(PeerWindow, ARankThatThrowsEndsTheOthers) {
   if (process_world() != nullptr) GTEST_SKIP() << "failing_rank does this in processes";
   const auto body = [](Transport& transport) {

@@ -41,8 +41,8 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                               {"busiest_over_mean", r.busiest_over_mean},
                               {"lines", lines}};
   if (r.copy_gbytes_per_s > 0)
-    json.update({{"dispatch_combine_gbytes_per_s", r.local_gbytes_per_s},
-                 {"row_copy_gbytes_per_s", r.copy_gbytes_per_s},
+    json.update({{"dispatch_combine_gbytes_per_s", r.dispatch_gbytes_per_s},
+                 {"copy_gbytes_per_s", r.copy_gbytes_per_s},
                  {"times_slower_than_copy", r.times_slower_than_copy()}});
   print_json(json);
 }
@@ -58,8 +58,8 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
     fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes,
                l.route_bytes, l.expected_bytes, l.logical_bytes);
   if (r.copy_gbytes_per_s > 0)
-    fmt::print("dispatch and combine {:.1f} GB/s, a copy of each row {:.1f} GB/s: {:.2f} times slower\n",
-               r.local_gbytes_per_s, r.copy_gbytes_per_s, r.times_slower_than_copy());
+    fmt::print("dispatch and combine {:.1f} GB/s, a copy {:.1f} GB/s: {:.2f} times slower\n", r.dispatch_gbytes_per_s,
+               r.copy_gbytes_per_s, r.times_slower_than_copy());
 }
 
 }  // namespace

@@ -67,9 +67,7 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--runs", o.runs,
                      "all but step and collectives: timed runs, of which the median counts; "
                      "default 7, on a GPU by their length");
-  command.add_option("--device", o.device,
-                     "cpu or cuda; default: the device of the recipe for step, else cpu; "
-                     "dispatch moves only CPU memory");
+  command.add_option("--device", o.device, "cpu or cuda; default: the device of the recipe for step, else cpu");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
                      "deepseek-v3-8-local or olmoe; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");

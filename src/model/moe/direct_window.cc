@@ -11,6 +11,14 @@ constexpr int64_t kAlignBytes = 256;
 
 }  // namespace
 
+PeerReach peer_reach(Stream& s, const Mesh& mesh) {
+  const std::string apart = why_apart(s, group_of_experts(mesh), mesh.group(Axis::world));
+  if (!apart.empty()) return {.why = apart};
+  return {.all = true,
+          .why = fmt::format("the {} ranks that share experts are on one machine and reach each other's memory",
+                             group_of_experts(mesh).size())};
+}
+
 DirectWindow::DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes)
     : plan_(plan), ranks_(group_of_experts(mesh)), num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
   const MeshShape& shape = mesh.shape();

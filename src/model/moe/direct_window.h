@@ -18,6 +18,7 @@
 
 #include "comm/mesh.h"
 #include "comm/peer_window.h"
+#include "config/dispatcher_choice.h"
 #include "memory/plan.h"
 
 namespace moebius {
@@ -27,6 +28,10 @@ struct DirectSizes {
   DType dtype = DType::f32;
   bool training = true;
 };
+
+// Whether the ranks of etp x ep can write to each other's memory, the same on every rank of the world. All of them call
+// it together.
+PeerReach peer_reach(Stream& s, const Mesh& mesh);
 
 class DirectWindow {
  public:
