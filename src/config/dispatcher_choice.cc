@@ -6,7 +6,7 @@ namespace moebius {
 
 namespace {
 
-// What ranks send where they do not reach each other's memory.
+// The choice of ranks that do not reach each other's memory.
 DispatcherChoice choice_by_messages(const DispatcherQuestion& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {

@@ -11,7 +11,7 @@
 
 namespace moebius {
 
-// Whether the ranks that share the experts of a layer (etp x ep) can write to each other's memory, and why.
+// This says whether the ranks that share the experts of a layer (etp x ep) can write to each other's memory, and why.
 struct PeerReach {
   bool all = false;
   std::string why;  // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked

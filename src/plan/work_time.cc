@@ -68,7 +68,7 @@ bool is_own_direct(const TimeContext& c) {
          c.spec.dispatcher == DispatcherKind::direct;
 }
 
-// Whether the messages that the engine's groups counted are those of the dispatcher.
+// Returns whether the messages that the engine's groups counted are those of the dispatcher.
 bool is_own_dispatcher(const TimeContext& c) {
   return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
          !is_own_direct(c);

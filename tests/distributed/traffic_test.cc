@@ -139,7 +139,7 @@ struct Stage {
   int64_t moe_layers = 0;
 };
 
-// Where a way names no dispatcher it is the one that sends the fewest messages' bytes.
+// A way that names no dispatcher has the one whose messages have the fewest bytes.
 bool gathers(const ModelSpec& m, const Way& way) {
   return way.dispatcher == DispatcherKind::allgather ||
          (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= m.top_k);

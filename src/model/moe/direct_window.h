@@ -29,8 +29,8 @@ struct DirectSizes {
   bool training = true;
 };
 
-// Whether the ranks of etp x ep can write to each other's memory, the same on every rank of the world. All of them call
-// it together.
+// Returns whether the ranks of etp x ep can write to each other's memory, the same on every rank of the world. All of
+// them call it together.
 PeerReach peer_reach(Stream& s, const Mesh& mesh);
 
 class DirectWindow {
