@@ -37,7 +37,8 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
   copy_to_device(s, bases_W().data, addresses.data(), bases_W().num_bytes());
   if (s.device() == DeviceKind::cuda) {
     synchronize(s);
-    gpu_ = std::make_unique<GpuRounds>(s, flags_, group.timeout_s(), [this] { look(); });
+    gpu_ = std::make_unique<GpuRounds>(
+        s, flags_, group.timeout_s(), [this] { look(); }, [this] { throw_late(); });
   }
   traffic_ = gpu_ ? gpu_->traffic() : std::make_shared<PeerTraffic>();
   group.count_also(traffic_);
@@ -121,9 +122,13 @@ void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
 }
 
 void PeerWindow::look() {
+  throw_late();
+  group_.check();
+}
+
+void PeerWindow::throw_late() {
   if (const std::optional<RoundReport> report = gpu_->report())
     fail(report->rank, report->expected, report->seen, places_[report->place]);
-  group_.check();
 }
 
 }  // namespace moebius

@@ -59,7 +59,9 @@ class PeerWindow {
   void round_on_gpu(Stream& s, const RoundPlace& place);
   void wait_for(int rank, uint64_t round, const RoundPlace& place);
   [[noreturn]] void fail(int rank, uint64_t expected, uint64_t seen, const RoundPlace& place) const;
-  void look();  // on a GPU: throws what its rounds reported
+  // On a GPU: these throw what its rounds reported, and look() also that another rank has failed.
+  void look();
+  void throw_late();
 
   Group& group_;
   RoundFlags flags_;

@@ -135,7 +135,11 @@ void wait_guarded(cudaStream_t stream, const GpuWaitWatchdog& guard) {
   double looked_s = 0;
   for (;;) {
     const cudaError_t status = cudaStreamQuery(stream);
-    if (status != cudaErrorNotReady) return check_cuda(status, "cudaStreamQuery");
+    if (status != cudaErrorNotReady) {
+      check_cuda(status, "cudaStreamQuery");
+      if (guard.ended) guard.ended();
+      return;
+    }
     const double waited_s = (now_us() - begin) * 1e-6;
     if (waited_s - looked_s > kLookS) {
       guard.check(waited_s);

@@ -88,31 +88,45 @@ struct GpuRounds::Impl {
   uint64_t timeout_ns = 0;
   std::shared_ptr<HostBuffer> report = std::make_shared<HostBuffer>(DeviceKind::cuda, sizeof(Report));
   GpuWaitWatchdog* watchdog = nullptr;
-  std::function<void(double)> before;  // the watchdog's look without this
+  GpuWaitWatchdog before;  // without this
+
+  void end_kernels() { reinterpret_cast<volatile Report*>(of_host())->ended = 1; }
 
   Report* of_host() const { return static_cast<Report*>(report->data()); }
 };
 
-GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look)
+GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look,
+                     std::function<void()> ended)
     : impl_(std::make_unique<Impl>()) {
   impl_->flags = flags;
   impl_->timeout_ns = static_cast<uint64_t>(timeout_s * 1e9);
   impl_->watchdog = &s.accelerator().state<GpuWaitWatchdog>();
-  impl_->before = impl_->watchdog->look;
-  impl_->watchdog->look = [impl = impl_.get(), look = std::move(look)](double waited_s) {
+  impl_->before = *impl_->watchdog;
+  const auto guarded = [impl = impl_.get()](const auto& body) {
     try {
-      look();
-      if (impl->before) impl->before(waited_s);
+      body();
     } catch (...) {
-      reinterpret_cast<volatile Report*>(impl->of_host())->ended = 1;
+      impl->end_kernels();
       throw;
     }
+  };
+  impl_->watchdog->check = [impl = impl_.get(), guarded, look = std::move(look)](double waited_s) {
+    guarded([&] {
+      look();
+      if (impl->before.check) impl->before.check(waited_s);
+    });
+  };
+  impl_->watchdog->ended = [impl = impl_.get(), guarded, ended = std::move(ended)] {
+    guarded([&] {
+      ended();
+      if (impl->before.ended) impl->before.ended();
+    });
   };
 }
 
 GpuRounds::~GpuRounds() {
-  reinterpret_cast<volatile Report*>(impl_->of_host())->ended = 1;
-  impl_->watchdog->look = impl_->before;
+  impl_->end_kernels();
+  *impl_->watchdog = impl_->before;
 }
 
 void GpuRounds::launch(Stream& s, int place) {
