@@ -13,7 +13,7 @@ struct PeerPages {
   std::vector<PeerMemory> memories;  // by rank; this rank's own is empty
   std::vector<std::byte*> windows;   // by rank: where its window begins, as this rank sees it
   bool shares_gpu = false;           // this rank's GPU is another rank's too
-  // Why a rank cannot reach the memory of another; empty if all reach all. It is the same on every rank of the group.
+  // It says why a rank cannot reach the memory of another, the same on every rank of the group. Empty: all reach all.
   std::string apart;
 };
 

@@ -28,8 +28,8 @@ TEST(CliBench, DispatchSaysWhatItSends) {
   EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
   const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
   EXPECT_GT(alone.at("copy_gbytes_per_s"), 0);
-  const auto direct = json_of(run_moebius(dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "direct",
-                                                "--threads", "1", "--runs", "1", "--json"}));
+  const auto direct = json_of(run_moebius(
+      dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "direct", "--threads", "1", "--runs", "1", "--json"}));
   EXPECT_GT(direct.at("times_slower_than_copy"), 0);
 }
 
