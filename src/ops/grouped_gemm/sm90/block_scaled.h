@@ -19,27 +19,72 @@ struct BlockScales {
   int32_t blocks_n;  // of B[e]
 };
 
-// The scales of a thread's two rows, read one slot ahead.
-struct RowScales {
-  const float* from[2];
-  float next[2];
-
-  __device__ __forceinline__ void begin(const float* a, int64_t row0, int64_t row1, int32_t num_k) {
-    from[0] = a + row0 * num_k;
-    from[1] = a + row1 * num_k;
-    fetch(0);
-  }
-  __device__ __forceinline__ void fetch(int32_t k) {
-    next[0] = __ldg(from[0] + k);
-    next[1] = __ldg(from[1] + k);
-  }
+// Where the scales of a tile begin for a thread: of its two rows, and of the two halves of the
+// columns. Along K they are neighbours.
+struct TileScales {
+  const float* row[2];
+  const float* column[2];
 };
 
+// sum = the product of a tile, num_k >= 1 slots. Of sum, [64 half, 64 half + 64) are the columns of
+// a half, as the registers of WgmmaE4m3 have them. kFence: A was written by cp.async, and nobody has
+// ordered that before the wgmmas yet.
+template <bool kFence, GroupedGemmConfig kConfig>
+__device__ __forceinline__ void block_scaled_product(float (&sum)[128], const SlotRing<kConfig>& ring,
+                                                     SlotCursor<kConfig>& at, uint32_t group, int32_t num_k,
+                                                     const TileScales& scales) {
+  using Shared = GemmShared<kConfig>;
+  static_assert(kConfig.tile_k == 128 && kConfig.element_bytes == 1);
+  float rows[2] = {__ldg(scales.row[0]), __ldg(scales.row[1])};
+  float columns[2] = {__ldg(scales.column[0]), __ldg(scales.column[1])};
+  float acc[64];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sum[i] = 0;
+  mbarrier_wait(ring.full(at.stage), at.parity);
+  if constexpr (kFence) fence_proxy_async();
+#pragma unroll 1
+  for (int32_t k = 0; k < num_k; ++k) {
+    const uint64_t a = wgmma_operand<Major::k>(ring.a(at.stage) + group * (Shared::kSlotBytesA / 2));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t b = wgmma_operand<Major::k>(ring.b(at.stage) + half * Shared::kHalfBytesB);
+      hold_registers(acc);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) WgmmaE4m3::multiply(acc, a + 2 * step, b + 2 * step, step > 0);
+      wgmma_commit();
+      const float scale[2] = {rows[0] * columns[half], rows[1] * columns[half]};
+      const uint32_t slot = at.stage;
+      if (half == 1) {  // what the next slot needs, while this one is multiplied
+        at.advance();
+        if (k + 1 < num_k) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            rows[i] = __ldg(scales.row[i] + k + 1);
+            columns[i] = __ldg(scales.column[i] + k + 1);
+          }
+          mbarrier_wait(ring.full(at.stage), at.parity);
+          if constexpr (kFence) fence_proxy_async();
+        }
+      }
+      wgmma_wait<0>();
+      hold_registers(acc);
+      if (half == 1) ring.release(slot);
+#pragma unroll
+      for (int i = 0; i < 64; ++i) sum[64 * half + i] = fmaf(acc[i], scale[i / 2 % 2], sum[64 * half + i]);
+    }
+  }
+}
+
+// The consumers of an Op with `scales`, a BlockScales, in its Params:
+//   source_row(p, row)              the row of A that a row of the output reads
+//   column_block(p, n, half)        the block of 128 columns of B that half of tile n has
+//   store(p, sum, tile, row, staging)   by a consumer warp, whose 16 rows begin at row
 template <class Op>
 __device__ __forceinline__ void consume_block_scaled(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                                                      const NoteRing<Op::kConfig>& notes) {
   using Shared = GemmShared<Op::kConfig>;
-  static_assert(Op::kConfig.tile_k == 128 && Op::kConfig.element_bytes == 1 && Op::kMajorB == Major::k);
+  static_assert(Op::kMajorB == Major::k);
   constexpr bool kFence = Op::kGather && !requires { Op::kCopiesAreFenced; };
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
   const uint32_t staging = ring.shared + Shared::kStaging + warp * kStagingBytesWarp;
@@ -50,53 +95,22 @@ __device__ __forceinline__ void consume_block_scaled(const typename Op::Params& 
     __syncwarp();
     if (tile.n < 0) break;
     const int32_t first_row = tile.first_row + static_cast<int32_t>(group) * 64;
-    const int32_t row = first_row + static_cast<int32_t>(warp % 4 * 16 + lane / 4), last = tile.end_row - 1;
-    RowScales rows;
-    rows.begin(p.scales.a, Op::source_row(p, min(row, last)), Op::source_row(p, min(row + 8, last)), p.num_k);
-    const float* columns[2];
-    float column_next[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t block = min(Op::column_block(p, tile.n, half), p.scales.blocks_n - 1);
-      columns[half] = p.scales.b + (static_cast<int64_t>(tile.expert) * p.scales.blocks_n + block) * p.num_k;
-      column_next[half] = __ldg(columns[half]);
+    if (first_row >= tile.end_row || tile.n >= p.tiles.across) {
+      skip_tile(ring, at, p.num_k);
+      continue;
     }
-    float sum[128], acc[64];
+    const int32_t warp_row = first_row + static_cast<int32_t>(warp % 4) * 16, last = tile.end_row - 1;
+    TileScales scales;
 #pragma unroll
-    for (int i = 0; i < 128; ++i) sum[i] = 0;
-    mbarrier_wait(ring.full(at.stage), at.parity);
-    if constexpr (kFence) fence_proxy_async();
-#pragma unroll 1
-    for (int32_t k = 0; k < p.num_k; ++k) {
-      const uint64_t a = wgmma_operand<Major::k>(ring.a(at.stage) + group * (Shared::kSlotBytesA / 2));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint64_t b = wgmma_operand<Major::k>(ring.b(at.stage) + half * Shared::kHalfBytesB);
-        hold_registers(acc);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) WgmmaE4m3::multiply(acc, a + 2 * step, b + 2 * step, step > 0);
-        wgmma_commit();
-        const float scale[2] = {rows.next[0] * column_next[half], rows.next[1] * column_next[half]};
-        const uint32_t slot = at.stage;
-        if (half == 1) {  // what the next slot needs, while this one is multiplied
-          at.advance();
-          if (k + 1 < p.num_k) {
-            rows.fetch(k + 1);
-            column_next[0] = __ldg(columns[0] + k + 1);
-            column_next[1] = __ldg(columns[1] + k + 1);
-            mbarrier_wait(ring.full(at.stage), at.parity);
-            if constexpr (kFence) fence_proxy_async();
-          }
-        }
-        wgmma_wait<0>();
-        hold_registers(acc);
-        if (half == 1) ring.release(slot);
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum[64 * half + i] = fmaf(acc[i], scale[i / 2 % 2], sum[64 * half + i]);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const int32_t row = min(warp_row + static_cast<int32_t>(lane / 4) + 8 * i, last);
+      const int32_t block = min(Op::column_block(p, tile.n, i), p.scales.blocks_n - 1);
+      scales.row[i] = p.scales.a + static_cast<int64_t>(Op::source_row(p, row)) * p.num_k;
+      scales.column[i] = p.scales.b + (static_cast<int64_t>(tile.expert) * p.scales.blocks_n + block) * p.num_k;
     }
-    Op::store(p, sum, tile, first_row + static_cast<int32_t>(warp % 4) * 16, staging);
+    float sum[128];
+    block_scaled_product<kFence>(sum, ring, at, group, p.num_k, scales);
+    Op::store(p, sum, tile, warp_row, staging);
   }
 }
 
