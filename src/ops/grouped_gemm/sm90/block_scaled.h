@@ -27,9 +27,8 @@ struct TileScales {
 };
 
 // sum = the product of a tile, num_k >= 1 slots. Of sum, [64 half, 64 half + 64) are the columns of
-// a half, as the registers of WgmmaE4m3 have them. kFence: A was written by cp.async, and nobody has
-// ordered that before the wgmmas yet.
-template <bool kFence, GroupedGemmConfig kConfig>
+// a half, as the registers of WgmmaE4m3 have them.
+template <GroupedGemmConfig kConfig>
 __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const SlotRing<kConfig>& ring,
                                                      SlotCursor<kConfig>& at, uint32_t group, int32_t num_k,
                                                      const TileScales& scales) {
@@ -41,7 +40,6 @@ __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const Sl
 #pragma unroll
   for (int i = 0; i < 128; ++i) sum[i] = 0;
   mbarrier_wait(ring.full(at.stage), at.parity);
-  if constexpr (kFence) fence_proxy_async();
 #pragma unroll 1
   for (int32_t k = 0; k < num_k; ++k) {
     const uint64_t a = wgmma_operand<Major::k>(ring.a(at.stage) + group * (Shared::kSlotBytesA / 2));
@@ -64,7 +62,6 @@ __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const Sl
             columns[i] = __ldg(scales.column[i] + k + 1);
           }
           mbarrier_wait(ring.full(at.stage), at.parity);
-          if constexpr (kFence) fence_proxy_async();
         }
       }
       wgmma_wait<0>();
@@ -76,18 +73,24 @@ __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const Sl
   }
 }
 
+// A consumer warp's own shared memory: kStagingBytesWarp, and a barrier.
+struct WarpMemory {
+  uint32_t staging, barrier;
+};
+
 // The consumers of an Op with `scales`, a BlockScales, in its Params:
 //   source_row(p, row)              the row of A that a row of the output reads
 //   column_block(p, n, half)        the block of 128 columns of B that half of tile n has
-//   store(p, sum, tile, row, staging)   by a consumer warp, whose 16 rows begin at row
+//   begin(p, tile, row, memory)     optional: before the product of a tile
+//   store(p, sum, tile, row, memory)   by a consumer warp, whose 16 rows begin at row; there may be none
 template <class Op>
 __device__ __forceinline__ void consume_block_scaled(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                                                      const NoteRing<Op::kConfig>& notes) {
   using Shared = GemmShared<Op::kConfig>;
   static_assert(Op::kMajorB == Major::k);
-  constexpr bool kFence = Op::kGather && !requires { Op::kCopiesAreFenced; };
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
-  const uint32_t staging = ring.shared + Shared::kStaging + warp * kStagingBytesWarp;
+  const WarpMemory memory{ring.shared + Shared::kStaging + warp * kStagingBytesWarp,
+                          ring.shared + Shared::kWarp + 8 * warp};
   SlotCursor<Op::kConfig> at;
   for (uint32_t count = 0;; ++count) {
     const TileNote tile = notes.read(count);
@@ -100,6 +103,7 @@ __device__ __forceinline__ void consume_block_scaled(const typename Op::Params& 
       continue;
     }
     const int32_t warp_row = first_row + static_cast<int32_t>(warp % 4) * 16, last = tile.end_row - 1;
+    if constexpr (requires { Op::begin(p, tile, warp_row, memory); }) Op::begin(p, tile, warp_row, memory);
     TileScales scales;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -109,8 +113,8 @@ __device__ __forceinline__ void consume_block_scaled(const typename Op::Params& 
       scales.column[i] = p.scales.b + (static_cast<int64_t>(tile.expert) * p.scales.blocks_n + block) * p.num_k;
     }
     float sum[128];
-    block_scaled_product<kFence>(sum, ring, at, group, p.num_k, scales);
-    Op::store(p, sum, tile, warp_row, staging);
+    block_scaled_product(sum, ring, at, group, p.num_k, scales);
+    Op::store(p, sum, tile, warp_row, memory);
   }
 }
 

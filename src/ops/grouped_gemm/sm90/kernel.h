@@ -161,13 +161,13 @@ __device__ __forceinline__ void publish_copied(uint32_t full) {
 // alternate. This must keep up with the tensor cores, so a copy has few instructions: addresses
 // stay in registers, and rows past the expert's end read row 0; their results are not stored.
 // cp.async writes through the generic proxy and wgmma reads through the async proxy, so somebody
-// fences: the consumers, or, where Op has kCopiesAreFenced, these warps before they publish a slot.
+// fences: the consumers, or, for elements of 8 bits, these warps before they publish a slot.
 template <class Op>
 __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                           const NoteRing<Op::kConfig>& notes) {
   using Shared = GemmShared<Op::kConfig>;
   constexpr int kTileM = Op::kConfig.tile_m;
-  constexpr bool kFences = requires { Op::kCopiesAreFenced; };
+  constexpr bool kFences = Op::kConfig.element_bytes == 1;
   constexpr int kBehind = 2;  // slots whose copies are on their way before one is published
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");

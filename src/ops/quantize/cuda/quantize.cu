@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
+#include "ops/quantize/cuda/quantize_tiles.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/quantize_backends.h"
 #include "ops/quantize/scales.h"
@@ -332,6 +333,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
 }  // namespace
 
 void quantize(Stream& s, const Quantize& a) {
+  if (takes_tiles(a)) return quantize_tiles(s, a);
   const Problem p = problem_of(a);
   const Tensor& data = a.q.data;
   const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;
