@@ -15,7 +15,7 @@ using testing::Values;
 std::vector<ExpertCase> cases() {
   const DType t = DType::bf16;
   return {{"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
-          {"one", 1, 16, 128, {1}, 0, true, t},
+          {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
           {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
           {"in_place", 400, 144, 128, {3, 0, 300}, 97, false, t},
           {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
@@ -140,7 +140,7 @@ TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
   }
 }
 
-// What a GPU has no kernel for is refused where a step is counted for one, before it runs.
+// Operands that a GPU has no kernel for are refused where a step is counted for one, before it runs.
 TEST(BlockScaledExperts, WhatAGpuCannotMultiplyIsNamed) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);

@@ -285,7 +285,7 @@ TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
              {.c_MN = y.tensor(), .a = x_q.operand(), .b = w_q.operand(), .trans_b = true, .accumulate = accumulate});
         testing::expect_close("y", y.values(), want, testing::epsilon(DType::bf16) + sum, 1e-6);
       }
-      // Of T tokens, padded.
+      // The weight gradient sums over T tokens, padded.
       const int64_t padded = padded_rows(T);
       Array dy = Array::normal({T, n}, DType::bf16, 4), dw = Array::normal({n, k}, DType::f32, 5);
       testing::QuantisedArray dy_q({n, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true),

@@ -9,7 +9,9 @@
 
 namespace moebius::cuda {
 
-// d = a b + (accumulate ? d : 0). The tensor cores keep fewer bits of a sum than f32 has, so a chain
+//   d = a b + (accumulate ? d : 0)
+//
+// The tensor cores keep fewer bits of a sum than f32 has, so a chain
 // is short: 128 of K (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
 struct WgmmaE4m3 {
   __device__ __forceinline__ static void multiply(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {

@@ -37,8 +37,9 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a);
 void expert_up_f8(Stream& s, const ExpertUp& a);
 void d_expert_down_f8(Stream& s, const DExpertDown& a);
 
-// y[r,:] = b[e] a[r,:], or added to y in f32 and rounded once. b is [e, N, K] in memory, whichever side of a
-// layer's product it names; the rows of y of no expert are not written.
+//   y[r,:] = b[e] a[r,:]     with accumulate: +=, in f32 and rounded once
+//
+// b is [e, N, K] in memory, whichever side of a layer's product it names. Rows of no expert are not written.
 struct RowsProductF8 {
   Tensor y_RN;          // out bf16
   Operand a_RK, b_eNK;  // in: row_blocks, square_blocks
@@ -47,8 +48,10 @@ struct RowsProductF8 {
 };
 void rows_product_f8(Stream& s, const RowsProductF8& a, const char* who);
 
-// dw[e] += left right^T over the columns of e, both with row_blocks. Columns are as core/quantized.h
-// places the rows of experts; those without a row are zeros.
+//   dw[e] += left right^T     over the columns of e
+//
+// Both sides have row_blocks. Columns are as core/quantized.h places the rows of experts; those without
+// a row are zeros.
 struct WgradProductF8 {
   Tensor dw_eMN;              // inout f32
   Operand left_MR, right_NR;  // in

@@ -41,9 +41,9 @@ struct DDownGemm {
   }
 };
 
-// The same of E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile are f32 registers
-// until its last K step, so the backward of its activation follows its product, while the other warpgroup
-// multiplies.
+// The same of E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most
+// registers until its last K step. So the backward of its activation follows its product, while the
+// other warpgroup goes on.
 template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct DDownGemmF8 {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;

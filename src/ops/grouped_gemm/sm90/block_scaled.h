@@ -26,8 +26,8 @@ struct TileScales {
   const float* column[2];
 };
 
-// sum = the product of a tile, num_k >= 1 slots. Of sum, [64 half, 64 half + 64) are the columns of
-// a half, as the registers of WgmmaE4m3 have them.
+// Sets sum to the product of a tile, num_k >= 1 slots. Elements [64 half, 64 half + 64) are the columns
+// of a half, as the registers of WgmmaE4m3 have them.
 template <GroupedGemmConfig kConfig>
 __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const SlotRing<kConfig>& ring,
                                                      SlotCursor<kConfig>& at, uint32_t group, int32_t num_k,

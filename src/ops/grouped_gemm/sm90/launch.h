@@ -20,7 +20,7 @@ inline bool takes_rows(const Tensor& t) {
 // Rows are counted in 32 bits, including those of tiles past the last one.
 inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
-// Of operands: bf16, or 8 bits.
+// Maps of operands have elements of bf16, or of 8 bits.
 inline MapOptions operand_map(const GroupedGemmConfig& config) {
   if (config.element_bytes == 2) return {};
   return {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .element_bytes = 1};

@@ -13,7 +13,7 @@ namespace {
 constexpr int kTile = 128, kThreads = 256, kWarps = kThreads / 32, kRowsOfWarp = kTile / kWarps;
 constexpr int kLanes = 16, kReads = kRowsOfWarp / 2;  // lanes that share a row; reads of two rows of a warp
 constexpr int kPitch = kTile / 2 + 4;                 // words of a row in shared memory: chunks stay aligned
-constexpr int kSegments = 4, kSegmentRows = kTile / kSegments;
+constexpr int kSegments = 4, kSegmentRows = kTile / kSegments, kChunks = kTile / 16;
 static_assert(kGroupAlign == kTile && kLanes * 8 == kTile && kThreads == kSegments * kTile / 2);
 
 struct Problem {
@@ -138,26 +138,41 @@ __device__ void store_transposed(const Problem& p, const Place& t, const uint4 (
 #pragma unroll
     for (int s = 0; s < kSegments; ++s) m = {max(m.x, of_segments[s][pair].x), max(m.y, of_segments[s][pair].y)};
   }
-  const int64_t row = t.col + 2 * pair, at = int64_t{blockIdx.y} * kTile + segment * kSegmentRows;
-  if (2 * pair >= t.cols) return;
   const float scale[2] = {scale_of(m.x), scale_of(m.y)};
-  float* scales = p.scales + blockIdx.z * p.matrix_scales;
+  if (segment == 0 && 2 * pair < t.cols) {
+    float* scales = p.scales + blockIdx.z * p.matrix_scales;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (!kSquare) scales[(t.col + 2 * pair + j) * p.scale_cols + blockIdx.y] = scale[j];
+      if (kSquare && pair == 0) scales[int64_t{blockIdx.x} * p.scale_cols + blockIdx.y] = scale[j];
+    }
+  }
+  // Through shared memory again, so that a row of q.data leaves in whole lines. A chunk is 16 bytes, and the
+  // chunks of a row change places so that neighbouring pairs are in different banks.
+  __syncthreads();
+  uint4* const rows = reinterpret_cast<uint4*>(tile);
+  const auto place = [](int row, int chunk) { return row * kChunks + (chunk ^ row / 2 % kChunks); };
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const float inverse = 1.0f / scale[j];
-    if (!kSquare && segment == 0) scales[(row + j) * p.scale_cols + blockIdx.y] = scale[j];
-    if (kSquare && threadIdx.x == 0 && j == 0) scales[int64_t{blockIdx.x} * p.scale_cols + blockIdx.y] = scale[j];
     const auto element = [&](int r) { return (j == 0 ? low(words[r]) : high(words[r])) * inverse; };
-    uint8_t* to = p.data + blockIdx.z * p.matrix_size + (row + j) * p.width + at;
 #pragma unroll
     for (int i = 0; i < kSegmentRows; i += 16) {
-      if (at + i >= p.width) break;
       uint32_t out[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q)
         out[q] = pack_e4m3(element(i + 4 * q), element(i + 4 * q + 1), element(i + 4 * q + 2), element(i + 4 * q + 3));
-      *reinterpret_cast<uint4*>(to + i) = {out[0], out[1], out[2], out[3]};
+      rows[place(2 * pair + j, (segment * kSegmentRows + i) / 16)] = {out[0], out[1], out[2], out[3]};
     }
+  }
+  __syncthreads();
+  const int64_t at = int64_t{blockIdx.y} * kTile;
+  uint8_t* data = p.data + blockIdx.z * p.matrix_size + at;
+#pragma unroll
+  for (int k = threadIdx.x; k < kTile * kChunks; k += kThreads) {
+    const int row = k / kChunks, chunk = k % kChunks;
+    if (row >= t.cols || at + 16 * chunk >= p.width) continue;
+    *reinterpret_cast<uint4*>(data + (t.col + row) * p.width + 16 * chunk) = rows[place(row, chunk)];
   }
 }
 
