@@ -59,12 +59,14 @@ class WeightOperands::Copies : public WeightCopies {
     const auto one = [&](Tensor& t, const char* part) {
       if (t.empty()) return;
       plan.declare(t, param_.spec.name + what + part, t.shape, t.dtype, Life::state);
-      bytes_ += div_ceil(t.numel(), MemoryPlan::kAlign) * MemoryPlan::kAlign * size_of(t.dtype);
+      bytes_ += div_ceil(t.num_bytes(), kAlignBytes) * kAlignBytes;
     };
     one(q.data, "");
     one(q.scales, ".scales");
     one(q.tensor_scale, ".tensor_scale");
   }
+
+  static constexpr int64_t kAlignBytes = MemoryPlan::kAlign * 4;  // of quantised elements and f32
 
   const Param& param_;
   ProductPrecision precision_;
