@@ -60,9 +60,13 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   if (!a.left_RM.is_plain()) {
-    return sm90::wgrad_product_f8(
-        s, {.dw_eMN = a.dw_eMN, .left_MR = a.left_RM, .right_NR = a.right_RN, .offsets_e1 = a.rows.offsets_e1},
-        "expert_wgrad");
+    return sm90::wgrad_product_f8(s,
+                                  {.dw_eMN = a.dw_eMN,
+                                   .left_MR = a.left_RM,
+                                   .right_NR = a.right_RN,
+                                   .offsets_e1 = a.rows.offsets_e1,
+                                   .accumulate = a.accumulate},
+                                  "expert_wgrad");
   }
   by_sm90(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
 }

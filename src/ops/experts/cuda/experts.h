@@ -48,14 +48,15 @@ struct RowsProductF8 {
 };
 void rows_product_f8(Stream& s, const RowsProductF8& a, const char* who);
 
-//   dw[e] += left right^T     over the columns of e
+//   dw[e] = left right^T     over the columns of e; with accumulate: +=
 //
 // Both sides have row_blocks. Columns are as core/quantized.h places the rows of experts; those without
 // a row are zeros.
 struct WgradProductF8 {
-  Tensor dw_eMN;              // inout f32
+  Tensor dw_eMN;              // out f32; inout with accumulate
   Operand left_MR, right_NR;  // in
   Tensor offsets_e1;          // in, empty: one expert has all columns
+  bool accumulate = false;
 };
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who);
 }  // namespace sm90

@@ -1,4 +1,4 @@
-// expert_wgrad of E4M3 operands for sm_90a: dw[e] += left^T right over the rows of e.
+// expert_wgrad of E4M3 operands for sm_90a: dw[e] (+)= left^T right over the rows of e.
 //
 // Both operands come transposed, so that rows run along their rows: left^T [M, columns] and right^T
 // [N, columns], each with a scale for 128 consecutive columns of a row. The rows of an expert begin
@@ -32,9 +32,10 @@ struct WgradParams {
   int32_t num_experts, blocks_k;  // blocks of 128 columns in all
   int32_t num_rows, num_columns;  // of dw
   int32_t clusters_down, across;  // clusters down dw, tiles across
+  bool accumulate;
 };
 
-// A tile with rows: K in blocks [first_k, first_k + num_k) of 128.
+// A tile: K in blocks [first_k, first_k + num_k) of 128.
 struct WgradTile {
   int32_t expert, m, n, first_k, num_k;
 };
@@ -53,7 +54,7 @@ class WgradWalk {
       if (expert >= p_.num_experts) return false;
       const int32_t begin = p_.offsets ? __ldg(p_.offsets + expert) : 0;
       const int32_t end = p_.offsets ? __ldg(p_.offsets + expert + 1) : p_.blocks_k * kConfig.tile_k;
-      if (begin == end) continue;
+      if (begin == end && p_.accumulate) continue;  // without it zeros are stored
       const GridStep at = grouped_step(step_ % per_expert, p_.clusters_down, p_.across, kConfig.l2_group);
       tile = {expert, 2 * at.row + rank_, at.col, begin / kConfig.tile_k + expert,
               (end - begin + kConfig.tile_k - 1) / kConfig.tile_k};
@@ -146,7 +147,7 @@ struct RowScales {
   const float* of[2];
 };
 
-// Sets sum to the product of a tile, num_k >= 1 slots. Elements [64 half, 64 half + 64) are the columns
+// Sets sum to the product of a tile, num_k slots. Elements [64 half, 64 half + 64) are the columns
 // of a half, as the registers of WgmmaE4m3 have them.
 template <GroupedGemmConfig kConfig>
 __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConfig>& ring, SlotCursor<kConfig>& at,
@@ -203,9 +204,9 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConf
   }
 }
 
-// A warp's 16 x 256 sums to dw by way of its staging.
-__device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging, const float (&sum)[128], int32_t row,
-                                         int32_t column, int32_t expert) {
+// A warp's 16 x 256 sums are stored in dw, or added to it, by way of its staging.
+__device__ __forceinline__ void write_sums(const WgradParams& p, uint32_t staging, const float (&sum)[128], int32_t row,
+                                           int32_t column, int32_t expert) {
   const bool issues = threadIdx.x % 32 == 0;
   for_each_constant<0, kPieces>([&](auto piece) {
     constexpr int kPiece = decltype(piece)::value;
@@ -216,7 +217,8 @@ __device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging
     fence_proxy_async();
     __syncwarp();
     if (issues) {
-      tma_add(&dw, place, column + 32 * kPiece, row, expert);
+      p.accumulate ? tma_add(&p.dw, place, column + 32 * kPiece, row, expert)
+                   : tma_store(&p.dw, place, column + 32 * kPiece, row, expert);
       tma_commit();
     }
   });
@@ -238,7 +240,7 @@ __device__ void consume(const WgradParams& p, const SlotRing<kConfig>& ring) {
     }
     float sum[128];
     multiply(sum, ring, at, group, tile.num_k, scales);
-    add_sums(p.dw, staging, sum, row, tile.n * kConfig.tile_n, tile.expert);
+    write_sums(p, staging, sum, row, tile.n * kConfig.tile_n, tile.expert);
   }
   if (lane == 0) tma_wait<0>();
 }
@@ -303,6 +305,7 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   p.num_columns = static_cast<int32_t>(N);
   p.clusters_down = static_cast<int32_t>(div_ceil(M, 2 * kConfig.tile_m));
   p.across = static_cast<int32_t>(div_ceil(N, kConfig.tile_n));
+  p.accumulate = a.accumulate;
   const int blocks = limited_blocks(s, op_state<WgradLaunch<Op>>(s).blocks);
   expert_wgrad_f8_kernel<Op><<<blocks, kConfig.threads, GemmShared<kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);

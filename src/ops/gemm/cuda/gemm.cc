@@ -349,8 +349,11 @@ void quantised_gemm(Stream& s, const Gemm& a) {
     return sm90::rows_product_f8(s, {.y_RN = a.c_MN, .a_RK = a.a, .b_eNK = as_experts(a.b), .accumulate = a.accumulate},
                                  "gemm");
   }
-  if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), cuda_stream(s)));
-  sm90::wgrad_product_f8(s, {.dw_eMN = a.c_MN.view({1, a.c_MN.dim(0), a.c_MN.dim(1)}), .left_MR = a.a, .right_NR = a.b},
+  sm90::wgrad_product_f8(s,
+                         {.dw_eMN = a.c_MN.view({1, a.c_MN.dim(0), a.c_MN.dim(1)}),
+                          .left_MR = a.a,
+                          .right_NR = a.b,
+                          .accumulate = a.accumulate},
                          "gemm");
 }
 
