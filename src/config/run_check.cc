@@ -204,9 +204,14 @@ void check_whole_tensors(const RunSpec& s) {
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none)
     return refuse_idle(s, "precision.keep", "precision.recipe is \"none\"; set a recipe, or remove it");
-  MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
-                "precision.recipe = \"{}\" has no kernels for a GPU yet; set it to \"none\", or run.device = \"cpu\"{}",
+  MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu || s.precision.recipe == PrecisionRecipe::fp8_block,
+                "precision.recipe = \"{}\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or run.device = "
+                "\"cpu\"{}",
                 name_of(s.precision.recipe), origin(s, "precision.recipe"));
+  MOEBIUS_CHECK(
+      usage, s.device == DeviceKind::cpu || s.precision.compute == DType::bf16,
+      "precision.recipe = \"{}\" on a GPU needs precision.compute = \"bf16\"; got \"{}\"; change one of them{}",
+      name_of(s.precision.recipe), name_of(s.precision.compute), origin(s, "precision.recipe"));
   check_whole_tensors(s);
 }
 

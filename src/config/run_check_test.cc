@@ -39,9 +39,13 @@ TEST(Check, NamesAllThatIsMissingAtOnce) {
 TEST(Check, RecipesOfPrecision) {
   for (const char* recipe : {"fp8_block", "fp8_tensor", "mxfp8", "nvfp4"})
     EXPECT_NO_THROW(parse({std::string("precision.recipe=") + recipe}).check(1)) << recipe;
-  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda"}),
-              HasSubstr("precision.recipe = \"fp8_block\" has no kernels for a GPU yet; set it to \"none\", or "
+  EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", "run.device=cuda"}).check(1));
+  EXPECT_THAT(check_error({"precision.recipe=mxfp8", "run.device=cuda"}),
+              HasSubstr("precision.recipe = \"mxfp8\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or "
                         "run.device = \"cpu\" [--set]"));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", "precision.compute=f32"}),
+              HasSubstr("precision.recipe = \"fp8_block\" on a GPU needs precision.compute = \"bf16\"; got \"f32\"; "
+                        "change one of them [--set]"));
   EXPECT_THAT(
       check_error({"precision.keep=[\"*o_proj*\"]"}),
       HasSubstr("precision.keep = [\"*o_proj*\"] would do nothing: precision.recipe is \"none\"; set a recipe, or "

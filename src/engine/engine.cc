@@ -253,10 +253,13 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
 void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   clock_.load([&] { source.begin_step(step); });
   const int64_t count = spec_.pipeline.num_micro_batches;
+  quantise_weights(s);
   for (Round round{0, count}; round.first < spec_.num_micro_batches; round.first += count) {
     load_batch(s, source, round);
     forward_backward(s, round);
+    if (model_->params().has_copies()) model_->params().hold_copies();
   }
+  model_->params().drop_copies();
   clock_.end_passes(gpu_.get());
   PhaseScope phase(s, "optimizer");
   graphs_.run(StepPart::update(), s, [&](Stream& on) {
@@ -264,6 +267,16 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
     update(on, plan_.stack(), batches_->on_device(0).lr_and_step_2());
   });
   clock_.end_update(gpu_.get());
+}
+
+// Once for all passes of a step, which do not change the weights. Where they arrive during the first passes,
+// each is quantised when it is there.
+void Engine::quantise_weights(Stream& s) {
+  ParamTable& params = model_->params();
+  if (!params.has_copies()) return;
+  if (sharding_->overlaps()) return params.make_copies_when_ready();
+  graphs_.run(StepPart::weights(), s, [&](Stream& on) { params.make_copies(on); });
+  params.hold_copies();
 }
 
 void Engine::load_batch(Stream& s, BatchSource& source, const Round& round) {

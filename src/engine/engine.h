@@ -153,6 +153,7 @@ class Engine {
   void launch_step(Stream& s, BatchSource& source, int64_t step);
   void load_batch(Stream& s, BatchSource& source, const Round& round);
   void forward_backward(Stream& s, const Round& round);
+  void quantise_weights(Stream& s);
   void reduce(Stream& s);
   void update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
   void reduce_loss(Stream& s);

@@ -18,11 +18,12 @@ namespace moebius {
 // The name of a part. The first passes of a step store gradients where later ones add to them,
 // and gather the weights that the last step changed; the last ones reduce gradients.
 struct StepPart {
-  enum class Kind { passes, update, end_of_step };
+  enum class Kind { weights, passes, update, end_of_step };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
   auto operator<=>(const StepPart&) const = default;
 
+  static StepPart weights() { return {.kind = Kind::weights}; }
   static StepPart passes(bool first, bool last) { return {Kind::passes, first, last}; }
   static StepPart update() { return {.kind = Kind::update}; }
   static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }

@@ -17,9 +17,27 @@ void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtyp
   place(entries_.back());
 }
 
+namespace {
+
+// Bytes. Quantised elements begin where those of f32 may, beside which they are planned: so tensors take the
+// same bytes in any order.
+int64_t alignment_of(DType dtype) {
+  switch (dtype) {
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+    case DType::f4_e2m1:
+    case DType::e8m0:
+      return MemoryPlan::kAlign * size_of(DType::f32);
+    default:
+      return MemoryPlan::kAlign * size_of(dtype);
+  }
+}
+
+}  // namespace
+
 void MemoryPlan::place(Entry& e) {
   int64_t& used = bytes_[static_cast<int>(e.life)];
-  const int64_t align = kAlign * size_of(e.view->dtype);
+  const int64_t align = alignment_of(e.view->dtype);
   e.offset = div_ceil(used, align) * align;
   used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
 }

@@ -24,7 +24,8 @@ enum class Life : int {
   master,     // f32 weights, where param is not f32
   grad,       // f32 gradients
   optimizer,  // moments
-  state,      // values that training changes without a gradient: expert biases, load of the last step
+  state,      // values that training changes without a gradient: expert biases, load of the last step,
+              // quantised copies of weights
   batch,      // tokens, targets, positions of a micro-batch
   saved,      // tensors that forward leaves for backward, one micro-batch
   comm,       // data that arrives from other ranks

@@ -97,6 +97,38 @@ void ParamTable::gather(Stream& s, const ParamSpan& span) {
 void ParamTable::ready(Stream& s, const ParamSpan& span) {
   order_.ready(span);
   if (residency_) residency_->ready(s, span);
+  if (!copies_hold_ || made_.size() == copies_.size()) return;
+  for (const CopiesOf& of : copies_) {
+    if (of.param < span.begin || of.param >= span.end || !made_.insert(of.copies.get()).second) continue;
+    of.copies->make(s);
+  }
+}
+
+WeightCopies& ParamTable::own_copies(const Param& param, std::unique_ptr<WeightCopies> copies) {
+  const auto at = std::find_if(params_.begin(), params_.end(), [&](const Param& p) { return &p == &param; });
+  MOEBIUS_ASSERT(at != params_.end());
+  return *copies_.emplace_back(CopiesOf{static_cast<size_t>(at - params_.begin()), std::move(copies)}).copies;
+}
+
+int64_t ParamTable::copies_bytes(const Param& param) const {
+  int64_t bytes = 0;
+  for (const CopiesOf& of : copies_)
+    if (&params_[of.param] == &param) bytes += of.copies->num_bytes();
+  return bytes;
+}
+
+void ParamTable::make_copies(Stream& s) {
+  for (const CopiesOf& of : copies_) of.copies->make(s);
+}
+
+void ParamTable::make_copies_when_ready() {
+  made_.clear();
+  copies_hold_ = true;
+}
+
+void ParamTable::hold_copies() {
+  for (const CopiesOf& of : copies_) made_.insert(of.copies.get());
+  copies_hold_ = true;
 }
 
 void ParamTable::release(Stream& s, const ParamSpan& span) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <deque>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -99,6 +101,14 @@ ElementRange owned_of(const Param& param, const ParamPart& part);
 // The same elements of `owned`, a tensor that is laid out like param.owned: its master or a moment.
 Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& part);
 
+// Copies of a parameter's weights in another form, in memory of the plan.
+class WeightCopies {
+ public:
+  virtual ~WeightCopies() = default;
+  virtual void make(Stream& s) = 0;  // from the weights as they are
+  virtual int64_t num_bytes() const = 0;
+};
+
 class ParamTable {
  public:
   // freeze: patterns of part names, with * and ?. A parameter that they match has no gradient, no
@@ -122,6 +132,17 @@ class ParamTable {
   void grad_ready(Stream& s, const ParamSpan& span);
   bool is_idle() const { return order_.is_idle(); }  // no pass uses a parameter
 
+  // Copies of weights, for passes between which the weights do not change. Nobody reads a copy that does
+  // not hold.
+  WeightCopies& own_copies(const Param& param, std::unique_ptr<WeightCopies> copies);
+  bool has_copies() const { return !copies_.empty(); }
+  bool holds(const WeightCopies& copies) const { return copies_hold_ && made_.contains(&copies); }
+  int64_t copies_bytes(const Param& param) const;
+  void make_copies(Stream& s);    // all of them; hold_copies() follows
+  void make_copies_when_ready();  // each at the first ready() of its parameter from now on; then it holds
+  void hold_copies();             // all of them were made, now or by a replay of the work
+  void drop_copies() { copies_hold_ = false; }
+
   // Makes this rank the owner of a range of all()[i] and declares its master. Called
   // by a sharding, before bind().
   void own(size_t i, const ElementRange& range);
@@ -143,6 +164,13 @@ class ParamTable {
   ModelUse use_;
   std::vector<std::string> freeze_;
   std::deque<Param> params_;
+  struct CopiesOf {
+    size_t param;
+    std::unique_ptr<WeightCopies> copies;
+  };
+  std::vector<CopiesOf> copies_;
+  std::set<const WeightCopies*> made_;
+  bool copies_hold_ = false;
   ParamResidency* residency_ = nullptr;
   ResidencyOrder order_;
 };

@@ -125,6 +125,7 @@ class DryStage {
       work.params.push_back({.axis = p.spec.grad_axis,
                              .dtype = p.spec.dtype,
                              .numel = p.w.numel(),
+                             .copies_bytes = params_.copies_bytes(p),
                              .kind = p.spec.kind,
                              .has_grad = p.has_grad,
                              .trainable = p.spec.trainable,

@@ -62,6 +62,7 @@ struct ParamSize {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   int64_t numel = 0;
+  int64_t copies_bytes = 0;  // of quantised copies
   ParamKind kind = ParamKind::matrix;
   bool has_grad = false;
   bool trainable = false;

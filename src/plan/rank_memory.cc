@@ -113,6 +113,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
       add(m, Life::optimizer, 2 * 4 * aligned(owned));
     });
   }
+  for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
   for (const ParamSize* p : params)
     if (!p->has_grad)
       add(m, p->kind == ParamKind::state ? Life::state : Life::param, aligned(p->numel) * size_of(p->dtype));

@@ -31,6 +31,8 @@ const Layout kLayouts[] = {
     {"recompute_of_layers", "tiny_cpu.toml", 2, {"parallel.ep=2", "memory.recompute=[\"layer\"]"}},
     {"documents", "tiny_cpu.toml", 1, {"data.separate_documents=true"}},
     {"frozen", "tiny_cpu.toml", 1, {"train.freeze=[\"*experts*\"]"}},
+    {"quantised", "tiny_cpu.toml", 1, {"precision.recipe=\"nvfp4\"", "precision.keep=[\"*.o_proj.*\"]"}},
+    {"quantised_on_a_gpu", "qwen3_30b_a3b.toml", 16, {"parallel.ep=8", "precision.recipe=\"fp8_block\""}},
     {"tied", "bench_dense_3b.toml", 4, {"run.device=\"cpu\"", "parallel.pp=2", "parallel.tp=2"}},
     {"interleaved", "qwen3_30b_a3b.toml", 16,
      {"parallel.ep=4", "parallel.tp=2", "parallel.pp=2", "parallel.vpp=2", "parallel.dispatcher=\"alltoall\""}},

@@ -56,6 +56,24 @@ int64_t split_multiple(PrecisionRecipe recipe) {
   MOEBIUS_ASSERT(!"unknown recipe");
 }
 
+namespace {
+
+Operand form_of(const Shape& shape, DType element, ScaleLayout layout, bool transposed) {
+  const auto without_memory = [](const Shape& of, DType dtype) { return Tensor{.shape = of, .dtype = dtype}; };
+  Operand q(without_memory(shape, element), without_memory(scale_shape(layout, shape), scale_dtype(layout)), layout);
+  q.transposed = transposed;
+  if (layout == ScaleLayout::nv_blocks) q.tensor_scale = without_memory(tensor_scale_shape(shape), DType::f32);
+  return q;
+}
+
+void allocate(StepStack& stack, Operand& q) {
+  q.data = stack.alloc(q.data.shape, q.data.dtype);
+  q.scales = stack.alloc(q.scales.shape, q.scales.dtype);
+  if (q.layout == ScaleLayout::nv_blocks) q.tensor_scale = stack.alloc(q.tensor_scale.shape, DType::f32);
+}
+
+}  // namespace
+
 Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
                                     const Format& format, bool transposed) const {
   Shape shape = x.shape;
@@ -64,12 +82,8 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
     const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
     shape = {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
   }
-  Operand q;
-  q.layout = format.layout;
-  q.transposed = transposed;
-  q.data = c.stack.alloc(shape, format.element);
-  q.scales = c.stack.alloc(scale_shape(q.layout, shape), scale_dtype(q.layout));
-  if (q.layout == ScaleLayout::nv_blocks) q.tensor_scale = c.stack.alloc(tensor_scale_shape(shape), DType::f32);
+  Operand q = form_of(shape, format.element, format.layout, transposed);
+  allocate(c.stack, q);
   Quantize op{.q = q,
               .x_RC = x,
               .offsets_e1 = rows.offsets_e1,
@@ -89,9 +103,32 @@ Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGrou
   return quantised(c, x_TC, rows, formats_of(recipe_).x, false);
 }
 
+Operand ProductPrecision::weights_form(const Shape& w, bool transposed) const {
+  const Format& format = formats_of(recipe_).w;
+  const Shape turned = w.rank() == 2 ? Shape{w[1], w[0]} : Shape{w[0], w[2], w[1]};
+  return form_of(transposed ? turned : w, format.element, format.layout, transposed);
+}
+
+void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tensor& w) const {
+  Quantize op{.q = q, .x_RC = w, .square = formats_of(recipe_).w.square};
+  if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad: seen as one of several, it is only transposed
+    op.x_RC = w.view({1, w.dim(0), w.dim(1)});
+    op.q.data = q.data.view({1, q.data.dim(0), q.data.dim(1)});
+    if (q.layout != ScaleLayout::per_tensor) op.q.scales = q.scales.view({1, q.scales.dim(0), q.scales.dim(1)});
+  }
+  quantize(s, op);
+}
+
+Operand ProductPrecision::quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const {
+  Operand q = weights_form(w.shape, transposed);
+  allocate(c.stack, q);
+  quantise_weights(c.stream, q, w);
+  return q;
+}
+
 Operand ProductPrecision::w(const QuantizeContext& c, Tensor w) const {
   if (recipe_ == PrecisionRecipe::none) return w;
-  return quantised(c, w, {}, formats_of(recipe_).w, false);
+  return quantised_weights(c, w, false);
 }
 
 Operand ProductPrecision::dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
@@ -101,13 +138,7 @@ Operand ProductPrecision::dy(const QuantizeContext& c, Tensor dy_TC, const RowGr
 
 Operand ProductPrecision::w_for_dx(const QuantizeContext& c, Tensor w) const {
   if (recipe_ == PrecisionRecipe::none) return w;
-  // A matrix of weights has no rows to pad: seen as one of several, it is only transposed.
-  const bool is_one = w.shape.rank() == 2;
-  Operand q = quantised(c, is_one ? w.view({1, w.dim(0), w.dim(1)}) : w, {}, formats_of(recipe_).w, true);
-  if (!is_one) return q;
-  q.data = q.data.view({w.dim(1), w.dim(0)});
-  if (q.layout != ScaleLayout::per_tensor) q.scales = q.scales.view({q.scales.dim(1), q.scales.dim(2)});
-  return q;
+  return quantised_weights(c, w, true);
 }
 
 Operand ProductPrecision::x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {

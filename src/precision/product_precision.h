@@ -58,12 +58,21 @@ class ProductPrecision {
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
+  // The operands that w() and w_for_dx() give for weights of this shape, without memory; and how memory
+  // for one of them is filled. REQUIRES: !is_plain().
+  Operand w_form(const Shape& w) const { return weights_form(w, false); }
+  Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
+  void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
+  bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
+
  private:
   struct Format;
   struct Formats;
   static const Formats& formats_of(PrecisionRecipe recipe);
   Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
                     bool transposed) const;
+  Operand weights_form(const Shape& w, bool transposed) const;
+  Operand quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const;
 
   PrecisionRecipe recipe_ = PrecisionRecipe::none;
   uint64_t seed_ = 0;

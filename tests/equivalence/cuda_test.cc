@@ -230,6 +230,59 @@ TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
   }
 }
 
+class QuantisedOnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string why = Accelerator::why_missing();
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  static EngineSpec spec(DeviceKind device, bool graph = true) {
+    return quantised_on(device, PrecisionRecipe::fp8_block, graph);
+  }
+};
+
+// A step quantises the weights once; passes on their own quantise them at each use.
+TEST_F(QuantisedOnGpu, CapturingAndCopiesOfWeightsChangeNoBit) {
+  Engine captured(spec(DeviceKind::cuda)), eager(spec(DeviceKind::cuda, false)), passes(spec(DeviceKind::cuda, false));
+  const std::vector<double> expected = train_by_passes(initialised(passes), 6);
+  EXPECT_EQ(train(initialised(captured), 6), expected);
+  EXPECT_EQ(train(initialised(eager), 6), expected);
+  EXPECT_EQ(masters(captured), masters(passes));
+  EXPECT_EQ(masters(eager), masters(passes));
+}
+
+TEST_F(QuantisedOnGpu, RecomputeAndFusionChangeNoBit) {
+  Engine kept(spec(DeviceKind::cuda));
+  const std::vector<double> expected = train(initialised(kept), 4);
+  EngineSpec recomputes = spec(DeviceKind::cuda), apart = spec(DeviceKind::cuda);
+  recomputes.recompute.layer = true;
+  apart.fusion = false;
+  for (const EngineSpec& other : {recomputes, apart}) {
+    Engine engine(other);
+    EXPECT_EQ(train(initialised(engine), 4), expected);
+    EXPECT_EQ(masters(engine), masters(kept));
+  }
+}
+
+// The bound is that of OnGpu: a run is the curve of f32 with noise, here that of FP8, which the CPU's own run shows.
+TEST_F(QuantisedOnGpu, LossesAreThoseOfTheCpu) {
+  EngineSpec plain = spec(DeviceKind::cpu);
+  plain.precision = {.compute = DType::f32};
+  const auto gpu = losses_of(spec(DeviceKind::cuda)), cpu = losses_of(spec(DeviceKind::cpu)), exact = losses_of(plain);
+  EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+}
+
+TEST(GpuSpecs, CopiesOfWeightsChangeNoBitOnTheCpu) {
+  for (const PrecisionRecipe recipe :
+       {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
+    SCOPED_TRACE(name_of(recipe));
+    Engine step(quantised_on(DeviceKind::cpu, recipe)), passes(quantised_on(DeviceKind::cpu, recipe));
+    EXPECT_TRUE(step.model().params().has_copies());
+    EXPECT_EQ(train(initialised(step), 3), train_by_passes(initialised(passes), 3));
+    EXPECT_EQ(masters(step), masters(passes));
+  }
+}
+
 // This runs where there is no GPU too. Otherwise a spec that no engine accepts would fail
 // on GPUs only.
 TEST(GpuSpecs, TrainOnTheCpu) {

@@ -25,9 +25,9 @@ class Linear {
  public:
   // Its products follow the recipe of the run (precision_of.h).
   Linear(const LayerContext& c, const ParamSpec& spec)
-      : w_(c.params.declare(stored_first(spec))), precision_(precision_of(c, spec)) {}
+      : w_(c.params.declare(stored_first(spec))), precision_(precision_of(c, spec)), weights_(c, w_, precision_) {}
   // Its operands are never quantised.
-  Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(stored_first(std::move(spec)))) {}
+  Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(stored_first(std::move(spec)))), weights_(w_) {}
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
@@ -35,15 +35,16 @@ class Linear {
   const Param& param() const { return w_; }
 
   // The operands of forward and backward_input, for an op that does more with them. Quantised ones
-  // are on the step stack.
+  // are on the step stack, or copies of the weights in the plan.
   Operand x(Step& step, Tensor x) const { return precision_.x(quantize_context(step), x); }
-  Operand w(Step& step) const { return precision_.w(quantize_context(step), w_.w); }
+  Operand w(Step& step) const { return weights_.w(step); }
   Operand dy(Step& step, Tensor dy) const { return precision_.dy(quantize_context(step), dy); }
-  Operand w_for_dx(Step& step) const { return precision_.w_for_dx(quantize_context(step), w_.w); }
+  Operand w_for_dx(Step& step) const { return weights_.w_for_dx(step); }
 
  private:
   const Param& w_;
   ProductPrecision precision_;
+  WeightOperands weights_;
 };
 
 class ColumnLinear {

@@ -11,6 +11,24 @@ namespace moebius {
 // ranks: every rank's blocks are those of a single rank.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
+// The operands that the weights of a parameter are in products. In training the plan has room for quantised
+// ones, which a step makes once (ParamTable::make_copies). Where they do not hold, weights are quantised at
+// each use, on the step stack.
+class WeightOperands {
+ public:
+  WeightOperands(const LayerContext& c, const Param& param, const ProductPrecision& precision);
+  explicit WeightOperands(const Param& param) : param_(param) {}  // plain
+  Operand w(Step& step) const;                                    // y = x W^T
+  Operand w_for_dx(Step& step) const;                             // dx = dy W
+
+ private:
+  class Copies;
+  const Param& param_;
+  ProductPrecision precision_;
+  const ParamTable* params_ = nullptr;
+  Copies* copies_ = nullptr;  // null: none are planned
+};
+
 inline QuantizeContext quantize_context(Step& step) {
   return {step.stream, step.stack, step.batch.scalars_memory.empty() ? Tensor{} : step.batch.draw_2()};
 }

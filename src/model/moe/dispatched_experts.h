@@ -51,6 +51,7 @@ class DispatchedExperts final : public RoutedExperts {
   DType dtype_;
   const Param &w1_, &w2_;
   ProductPrecision w1_precision_, w2_precision_;
+  WeightOperands w1_operands_, w2_operands_;
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   GatedActivation activation_;

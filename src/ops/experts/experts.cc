@@ -1,6 +1,7 @@
 #include "ops/experts/experts.h"
 
 #include "ops/experts/experts_backends.h"
+#include "ops/grouped_gemm/block_scaled.h"
 
 namespace moebius {
 namespace {
@@ -64,6 +65,50 @@ int64_t check_operands(const char* who, const Operands& o, DType dtype) {
   return o.w.data.dim(0);
 }
 
+// The sm_90 kernels of quantised operands know SwiGLU without biases.
+void check_gpu_activation(const char* who, const GatedActivation& activation, const Tensor& bias) {
+  MOEBIUS_CHECK(usage, activation == GatedActivation{} && bias.empty(),
+                "{} on a GPU: quantised operands need SwiGLU without biases; set precision.recipe to \"none\", or add "
+                "the experts' names to precision.keep",
+                who);
+}
+
+// The same checks where the operands are quantised, for a GPU.
+void check_for_gpu(const ExpertUp& a) {
+  constexpr const char* who = "expert_up";
+  check_block_scaled(who, {"x", a.x_TD, "w1", a.w1_e2FD});
+  check_block_scaled_result(who, "a", a.a_RF, kGroupAlign);
+  check_gpu_activation(who, a.activation, a.b1_e2F);
+}
+void check_for_gpu(const ExpertDown& a) {
+  constexpr const char* who = "expert_down";
+  check_block_scaled(who, {"a", a.a_RF, "w2", a.w2_eDF});
+  check_block_scaled_result(who, "y", a.y_RD);
+  check_gpu_activation(who, {}, a.b2_eC);
+}
+void check_for_gpu(const DExpertDown& a) {
+  constexpr const char* who = "d_expert_down";
+  check_block_scaled(who, {"dout", a.dout_TD, "w2", a.w2_eDF});
+  check_block_scaled_result(who, "sa", a.sa_RF);
+  check_gpu_activation(who, a.activation, a.b2_eC);
+}
+void check_for_gpu(const DExpertUp& a) {
+  constexpr const char* who = "d_expert_up";
+  check_block_scaled(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD});
+  check_block_scaled_result(who, "dx", a.dx_RD);
+}
+void check_for_gpu(const ExpertWgrad& a) {
+  constexpr const char* who = "expert_wgrad";
+  check_block_scaled(who, {"left", a.left_RM, "right", a.right_RN, ScaleLayout::row_blocks});
+  MOEBIUS_CHECK(usage, a.dw_eMN.dim(2) % 4 == 0, "{} on a GPU: dw must have a multiple of 4 columns; got {}", who,
+                to_string(a.dw_eMN));
+}
+
+template <class Op>
+void check_for_gpu(const Op& a, const Operand& x, const Stream& s) {
+  if (!x.is_plain() && s.target() == DeviceKind::cuda) check_for_gpu(a);
+}
+
 void check(const ExpertUp& a, const Stream& s) {
   constexpr const char* who = "expert_up";
   check_matrix(who, "a", a.a_RF);
@@ -74,6 +119,7 @@ void check(const ExpertUp& a, const Stream& s) {
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_rows(who, a.rows, e, R, true);
+  check_for_gpu(a, a.x_TD, s);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
 }
 
@@ -86,6 +132,7 @@ void check(const ExpertDown& a, const Stream& s) {
   check_tensor(who, "y", a.y_RD, dtype, {R, D});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
   check_rows(who, a.rows, e, R, false);
+  check_for_gpu(a, a.a_RF, s);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
 
@@ -102,6 +149,7 @@ void check(const DExpertDown& a, const Stream& s) {
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
   check_rows(who, a.rows, e, R, true);
+  check_for_gpu(a, a.dout_TD, s);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
 
@@ -113,6 +161,7 @@ void check(const DExpertUp& a, const Stream& s) {
   const int64_t e = check_operands(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD, a.dh_R2F.data.dim(1), D, true}, dtype);
   check_tensor(who, "dx", a.dx_RD, dtype, {R, D});
   check_rows(who, a.rows, e, R, false);
+  check_for_gpu(a, a.dh_R2F, s);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
 }
 
@@ -133,6 +182,7 @@ void check(const ExpertWgrad& a, const Stream& s) {
   constexpr const char* who = "expert_wgrad";
   if (check_both_quantised(who, "left", a.left_RM, "right", a.right_RN)) {
     check_quantised_wgrad(a);
+    check_for_gpu(a, a.left_RM, s);
     return check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, s));
   }
   check_matrix(who, "left", a.left_RM.data);
@@ -172,7 +222,6 @@ void expert_up(Stream& s, const ExpertUp& a) {
     case DeviceKind::cpu:
       return cpu::expert_up(s, a);
     case DeviceKind::cuda:
-      check_plain("expert_up on a GPU", "x", a.x_TD);
       return cuda::expert_up(s, a);
     case DeviceKind::null:
       return;
@@ -192,7 +241,6 @@ void expert_down(Stream& s, const ExpertDown& a) {
     case DeviceKind::cpu:
       return cpu::expert_down(s, a);
     case DeviceKind::cuda:
-      check_plain("expert_down on a GPU", "a", a.a_RF);
       return cuda::expert_down(s, a);
     case DeviceKind::null:
       return;
@@ -212,7 +260,6 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     case DeviceKind::cpu:
       return cpu::d_expert_down(s, a);
     case DeviceKind::cuda:
-      check_plain("d_expert_down on a GPU", "dout", a.dout_TD);
       return cuda::d_expert_down(s, a);
     case DeviceKind::null:
       return;
@@ -233,7 +280,6 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
     case DeviceKind::cpu:
       return cpu::d_expert_up(s, a);
     case DeviceKind::cuda:
-      check_plain("d_expert_up on a GPU", "dh", a.dh_R2F);
       return cuda::d_expert_up(s, a);
     case DeviceKind::null:
       return;
@@ -253,7 +299,6 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
     case DeviceKind::cpu:
       return cpu::expert_wgrad(s, a);
     case DeviceKind::cuda:
-      check_plain("expert_wgrad on a GPU", "left", a.left_RM);
       return cuda::expert_wgrad(s, a);
     case DeviceKind::null:
       return;

@@ -1,7 +1,6 @@
 // The products of experts with quantised operands are those of the values of these operands, which
 // experts_test.cc compares with the definitions in double.
-#include "ops/experts/experts_testing.h"
-#include "ops/quantize/quantize_testing.h"
+#include "ops/experts/experts_quantised_testing.h"
 
 namespace moebius {
 namespace {
@@ -9,14 +8,10 @@ namespace {
 using testing::Array;
 using testing::ExpertCase;
 using testing::ExpertProblem;
-using testing::QuantisedArray;
 using testing::Values;
 
-struct Format {
-  const char* name;
-  DType element;
-  ScaleLayout rows, weights;
-};
+using Format = testing::QuantisedFormat;
+using Both = testing::QuantisedWithValues;
 
 struct Case {
   Format format;
@@ -41,62 +36,8 @@ std::vector<Case> cases() {
   return all;
 }
 
-// A quantised operand, and its values as a plain tensor of what the product names.
-struct Both {
-  QuantisedArray q;
-  Array plain;
-};
-
 class QuantisedExpertsTest : public ::testing::TestWithParam<Case> {
  protected:
-  Both rows_of(Array& x) {
-    Both b{{x.tensor().shape, format().element, format().rows}, {}};
-    quantize(s_, {.q = b.q.operand(), .x_RC = x.tensor()});
-    b.plain = Array::of(x.tensor().shape, DType::f32, b.q.values(s_));
-    return b;
-  }
-
-  Both weights_of(Array& w) {
-    Both b{{w.tensor().shape, format().element, format().weights}, {}};
-    quantize(s_, {.q = b.q.operand(), .x_RC = w.tensor()});
-    b.plain = Array::of(w.tensor().shape, DType::f32, b.q.values(s_));
-    return b;
-  }
-
-  Both transposed_weights_of(Array& w) {
-    const Shape of = w.tensor().shape, turned{of[0], of[2], of[1]};
-    Both b{{turned, format().element, format().weights, true}, {}};
-    quantize(s_, {.q = b.q.operand(), .x_RC = w.tensor()});
-    const Values values = b.q.values(s_);
-    Values plain;
-    const int64_t size = of[1] * of[2];
-    for (int64_t e = 0; e < of[0]; ++e) {
-      const Values back =
-          testing::transposed({values.begin() + e * size, values.begin() + (e + 1) * size}, of[2], of[1]);
-      plain.insert(plain.end(), back.begin(), back.end());
-    }
-    b.plain = Array::of(of, DType::f32, plain);
-    return b;
-  }
-
-  // Rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
-  Both columns_of(Array& x, bool gathered) {
-    const int64_t C = x.tensor().dim(1), padded = padded_rows(p_.R, p_.E());
-    Both b{{{C, padded}, format().element, format().rows, true}, {}};
-    quantize(s_, {.q = b.q.operand(),
-                  .x_RC = x.tensor(),
-                  .offsets_e1 = p_.offsets.tensor(),
-                  .token_R = gathered ? p_.token.tensor() : Tensor{}});
-    const Values values = b.q.values(s_);
-    Values plain(static_cast<size_t>(p_.R * C));
-    p_.shape.for_each_row([&](int64_t e, int64_t r) {
-      for (int64_t i = 0; i < C; ++i)
-        plain[r * C + i] = values[i * padded + group_begin(p_.shape.offsets[e], e) + r - p_.shape.offsets[e]];
-    });
-    b.plain = Array::of({p_.R, C}, DType::f32, plain);
-    return b;
-  }
-
   // Runs `op` once with quantised operands and once with their values; both leave the same bits in `out`.
   template <class Op>
   void expect_same(void (*op)(Stream&, const Op&), Op a, std::vector<Array*> out,
@@ -116,16 +57,16 @@ class QuantisedExpertsTest : public ::testing::TestWithParam<Case> {
     return all;
   }
 
-  const Format& format() const { return GetParam().format; }
   ThreadPool pool_{2};
   Stream s_{DeviceKind::cpu, pool_};
   ExpertProblem p_{GetParam().c};
+  testing::QuantisedOperands q_{s_, p_, GetParam().format};
   int64_t D_ = GetParam().c.D, F_ = GetParam().c.F;
 };
 INSTANTIATE_TEST_SUITE_P(Formats, QuantisedExpertsTest, ::testing::ValuesIn(cases()));
 
 TEST_P(QuantisedExpertsTest, ForwardIsThatOfTheValues) {
-  Both x = rows_of(p_.x), w1 = weights_of(p_.w1), a = rows_of(p_.a), w2 = weights_of(p_.w2);
+  Both x = q_.rows_of(p_.x), w1 = q_.weights_of(p_.w1), a = q_.rows_of(p_.a), w2 = q_.weights_of(p_.w2);
   Array h = Array::poisoned({p_.R, 2 * F_}, DType::f32), act = Array::poisoned({p_.R, F_}, DType::f32),
         y = Array::poisoned({p_.R, D_}, DType::f32);
   expect_same<ExpertUp>(expert_up,
@@ -148,8 +89,8 @@ TEST_P(QuantisedExpertsTest, ForwardIsThatOfTheValues) {
 }
 
 TEST_P(QuantisedExpertsTest, BackwardIsThatOfTheValues) {
-  Both dout = rows_of(p_.dout), w2 = transposed_weights_of(p_.w2), dh = rows_of(p_.h),
-       w1 = transposed_weights_of(p_.w1);
+  Both dout = q_.rows_of(p_.dout), w2 = q_.transposed_weights_of(p_.w2), dh = q_.rows_of(p_.h),
+       w1 = q_.transposed_weights_of(p_.w1);
   Array dh_out = Array::poisoned({p_.R, 2 * F_}, DType::f32), sa = Array::poisoned({p_.R, F_}, DType::f32),
         dweight = Array::poisoned({p_.R}, DType::f32), dx = Array::poisoned({p_.R, D_}, DType::f32);
   // The products with b2 are summed in another order.
@@ -177,7 +118,7 @@ TEST_P(QuantisedExpertsTest, BackwardIsThatOfTheValues) {
 
 // With a bias, against the definition: sums of D and D / 2 products in f32.
 TEST_P(QuantisedExpertsTest, GradientOfTheWeightsOfRowsEqualsTheReference) {
-  Both dout = rows_of(p_.dout), w2 = transposed_weights_of(p_.w2);
+  Both dout = q_.rows_of(p_.dout), w2 = q_.transposed_weights_of(p_.w2);
   Array dh = Array::poisoned({p_.R, 2 * F_}, DType::f32), sa = Array::poisoned({p_.R, F_}, DType::f32),
         dweight = Array::of({p_.R}, DType::f32, Values(p_.R, 0.0));
   testing::run_expert_op<DExpertDown>(s_, d_expert_down,
@@ -201,8 +142,8 @@ TEST_P(QuantisedExpertsTest, GradientOfTheWeightsOfRowsEqualsTheReference) {
 
 TEST_P(QuantisedExpertsTest, WeightGradientIsThatOfTheValues) {
   const bool gathers = p_.c.gather;
-  Both dh = columns_of(p_.h, false), x = columns_of(p_.x, gathers), dout = columns_of(p_.dout, gathers),
-       a = columns_of(p_.a, false);
+  Both dh = q_.columns_of(p_.h, false), x = q_.columns_of(p_.x, gathers), dout = q_.columns_of(p_.dout, gathers),
+       a = q_.columns_of(p_.a, false);
   Array dw1 = Array::normal({p_.E(), 2 * F_, D_}, DType::f32, 8), dw2 = Array::normal({p_.E(), D_, F_}, DType::f32, 9);
   const Rows plain{p_.offsets.tensor(), {}};
   for (const bool accumulate : {false, true}) {

@@ -1,6 +1,7 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
 #include "ops/gated_mlp/gated_mlp_backends.h"
+#include "ops/grouped_gemm/block_scaled.h"
 
 namespace moebius {
 namespace {
@@ -23,10 +24,21 @@ struct Operands {
   bool w_transposed;
 };
 
-void check_operands(const char* who, const Operands& o, DType dtype) {
+// result: a tensor of the inner width, whose columns on a GPU are a multiple of this.
+struct Inner {
+  const char* name;
+  const Tensor& result;
+  int64_t columns;
+};
+
+void check_operands(const Stream& s, const char* who, const Operands& o, const Inner& inner) {
+  const DType dtype = inner.result.dtype;
   if (check_both_quantised(who, o.x_name, o.x, "w", o.w)) {
     check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
-    return check_quantised(who, "w", o.w, o.w_shape, o.w_transposed);
+    check_quantised(who, "w", o.w, o.w_shape, o.w_transposed);
+    if (s.target() != DeviceKind::cuda) return;
+    check_block_scaled(who, {o.x_name, o.x, "w", o.w});
+    return check_block_scaled_result(who, inner.name, inner.result, inner.columns);
   }
   check_matrix(who, o.x_name, o.x.data);
   check_tensor(who, o.x_name, o.x.data, dtype, o.x.data.shape);
@@ -42,14 +54,13 @@ void gated_up(Stream& s, const GatedUp& a) {
   const int64_t T = a.x_TD.data.dim(0), D = a.x_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_operands(who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false}, dtype);
+  check_operands(s, who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false}, {"a", a.a_TF, kGroupAlign});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::gated_up(s, a);
     case DeviceKind::cuda:
-      check_plain("gated_up on a GPU", "x", a.x_TD);
       return cuda::gated_up(s, a);
     case DeviceKind::null:
       return;
@@ -70,14 +81,13 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
   check_tensor(who, "da", a.da_TF, dtype, {T, F});
   check_tensor(who, "dh", a.dh_T2F, dtype, {T, 2 * F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_operands(who, {"dy", a.dy_TD, a.w_DF, {D, F}, true}, dtype);
+  check_operands(s, who, {"dy", a.dy_TD, a.w_DF, {D, F}, true}, {"a", a.a_TF, kBlockScaledColumns});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::d_gated_down(s, a);
     case DeviceKind::cuda:
-      check_plain("d_gated_down on a GPU", "dy", a.dy_TD);
       return cuda::d_gated_down(s, a);
     case DeviceKind::null:
       return;

@@ -1,14 +1,18 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
+#include <optional>
+
 #include "device/block_limit.h"
 #include "ops/activation/activation_ref.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm_ref.h"
+#include "ops/quantize/quantize_testing.h"
 
 namespace moebius {
 namespace {
 
 using testing::Array;
+using testing::QuantisedArray;
 using testing::Values;
 
 struct Case {
@@ -159,6 +163,47 @@ TEST(GatedMlp, OneQuantisedOperandIsRefused) {
   EXPECT_EQ(error([&] { d_gated_down(s, down); }), message("d_gated_down", "dy", kLeft));
   down.dy_TD = plain, down.w_DF = scaled;
   EXPECT_EQ(error([&] { d_gated_down(s, down); }), message("d_gated_down", "dy", kRight));
+}
+
+// Operands of blocks of 128: one pass, two, and few blocks of a GPU have the same bits.
+TEST(GatedMlp, QuantisedOperandsHaveTheBitsOfTwoPasses) {
+  testing::on_each_device([](Stream& s) {
+    const int64_t T = 200, D = 144, F = 256;
+    Array x = Array::normal({T, D}, DType::bf16, 1), w1 = Array::normal({2 * F, D}, DType::bf16, 2),
+          w2 = Array::normal({D, F}, DType::bf16, 3);
+    QuantisedArray x_q({T, D}, DType::f8_e4m3, ScaleLayout::row_blocks),
+        w1_q({2 * F, D}, DType::f8_e4m3, ScaleLayout::square_blocks),
+        w2_q({F, D}, DType::f8_e4m3, ScaleLayout::square_blocks, true);
+    quantize(s, {.q = x_q.operand(), .x_RC = x.tensor()});
+    quantize(s, {.q = w1_q.operand(), .x_RC = w1.tensor()});
+    quantize(s, {.q = w2_q.operand(), .x_RC = w2.tensor()});
+    const auto run = [&](bool fused) {
+      std::vector<Array> out{Array({T, 2 * F}, DType::bf16), Array({T, F}, DType::bf16), Array({T, 2 * F}, DType::bf16),
+                             Array({T, F}, DType::bf16)};
+      Array da({T, F}, DType::bf16);
+      gated_up(s, {.h_T2F = out[0].tensor(),
+                   .a_TF = out[1].tensor(),
+                   .x_TD = x_q.operand(),
+                   .w_2FD = w1_q.operand(),
+                   .fused = fused});
+      d_gated_down(s, {.dh_T2F = out[2].tensor(),
+                       .a_TF = out[3].tensor(),
+                       .da_TF = da.tensor(),
+                       .dy_TD = x_q.operand(),
+                       .w_DF = w2_q.operand(),
+                       .h_T2F = out[0].tensor(),
+                       .fused = fused});
+      return out;
+    };
+    const std::vector<Array> one = run(true), two = run(false);
+    std::optional<BlockLimitScope> few;
+    if (s.device() == DeviceKind::cuda) few.emplace(s, 2);
+    const std::vector<Array> by_few = run(true);
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_EQ(one[i].bytes(), two[i].bytes()) << "output " << i;
+      EXPECT_EQ(one[i].bytes(), by_few[i].bytes()) << "output " << i << " by few blocks";
+    }
+  });
 }
 
 TEST(GatedMlp, NullDeviceCounts) {

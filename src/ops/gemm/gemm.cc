@@ -2,6 +2,7 @@
 
 #include "ops/gemm/gemm_backends.h"
 #include "ops/gemm/gemm_device.h"
+#include "ops/grouped_gemm/block_scaled.h"
 
 namespace moebius {
 namespace {
@@ -28,8 +29,24 @@ void check_quantised_product(const Gemm& a) {
   check_tensor("gemm", "c", a.c_MN, a.c_MN.dtype == DType::bf16 ? DType::bf16 : DType::f32, {m, n});
 }
 
-void check(const Gemm& a) {
-  if (check_both_quantised("gemm", "a", a.a, "b", a.b)) return check_quantised_product(a);
+// y = x W^T and dx = dy W, or dW += dy^T x.
+void check_for_gpu(const Gemm& a) {
+  const bool is_wgrad = a.trans_a;
+  check_block_scaled("gemm", {"a", a.a, "b", a.b, is_wgrad ? ScaleLayout::row_blocks : ScaleLayout::square_blocks});
+  if (!is_wgrad) return check_block_scaled_result("gemm", "c", a.c_MN);
+  MOEBIUS_CHECK(
+      usage, !a.trans_b && a.c_MN.dtype == DType::f32 && a.c_MN.dim(1) % 4 == 0,
+      "gemm on a GPU: c of a quantised product with a transposed must be f32 with a multiple of 4 columns, and "
+      "b not transposed; got {}",
+      to_string(a.c_MN));
+}
+
+void check(const Gemm& a, const Stream& s) {
+  if (check_both_quantised("gemm", "a", a.a, "b", a.b)) {
+    check_quantised_product(a);
+    if (s.target() == DeviceKind::cuda) check_for_gpu(a);
+    return;
+  }
   const DType dtype = a.a.data.dtype;
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "gemm: a must be f32 or bf16; got {}",
                 to_string(a.a.data));
@@ -43,14 +60,13 @@ void check(const Gemm& a) {
 }  // namespace
 
 void gemm(Stream& s, const Gemm& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "gemm", cost(a));
   if (a.c_MN.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::gemm(s, a);
     case DeviceKind::cuda:
-      check_plain("gemm on a GPU", "a", a.a);
       return cuda::gemm(s, a);
     case DeviceKind::null:
       return;

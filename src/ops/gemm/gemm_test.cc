@@ -259,6 +259,54 @@ std::vector<QuantisedCase> quantised_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Formats, QuantisedGemmTest, ::testing::ValuesIn(quantised_cases()));
 
+// Operands of blocks of 128, in the widths that every device takes: y = x W^T, dx += dy W, dW += dy^T x.
+TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
+  testing::on_each_device([](Stream& s) {
+    // A GPU cuts products to 13 bits below the largest of 32: 3 standard deviations, 2^-13 each.
+    const double sum = s.device() == DeviceKind::cuda ? 0x1p-11 : 0x1p-18;
+    for (const auto& [T, n, k] : std::vector<std::array<int64_t, 3>>{{1, 16, 16}, {130, 272, 400}, {300, 144, 1040}}) {
+      Array x = Array::normal({T, k}, DType::bf16, 1), w = Array::normal({n, k}, DType::bf16, 2);
+      testing::QuantisedArray x_q({T, k}, DType::f8_e4m3, ScaleLayout::row_blocks),
+          w_q({n, k}, DType::f8_e4m3, ScaleLayout::square_blocks);
+      quantize(s, {.q = x_q.operand(), .x_RC = x.tensor()});
+      quantize(s, {.q = w_q.operand(), .x_RC = w.tensor()});
+      for (const bool accumulate : {false, true}) {
+        Array y = Array::normal({T, n}, DType::bf16, 3);
+        Values want = y.values();
+        ref::gemm({.c = want,
+                   .a = x_q.values(s),
+                   .b = w_q.values(s),
+                   .m = T,
+                   .n = n,
+                   .k = k,
+                   .trans_b = true,
+                   .accumulate = accumulate});
+        gemm(s,
+             {.c_MN = y.tensor(), .a = x_q.operand(), .b = w_q.operand(), .trans_b = true, .accumulate = accumulate});
+        testing::expect_close("y", y.values(), want, testing::epsilon(DType::bf16) + sum, 1e-6);
+      }
+      // The weight gradient sums over T tokens, padded.
+      const int64_t padded = padded_rows(T);
+      Array dy = Array::normal({T, n}, DType::bf16, 4), dw = Array::normal({n, k}, DType::f32, 5);
+      testing::QuantisedArray dy_q({n, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true),
+          xt_q({k, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true);
+      quantize(s, {.q = dy_q.operand(), .x_RC = dy.tensor()});
+      quantize(s, {.q = xt_q.operand(), .x_RC = x.tensor()});
+      Values want = dw.values();
+      ref::gemm({.c = want,
+                 .a = dy_q.values(s),
+                 .b = xt_q.values(s),
+                 .m = n,
+                 .n = k,
+                 .k = padded,
+                 .trans_b = true,
+                 .accumulate = true});
+      gemm(s, {.c_MN = dw.tensor(), .a = dy_q.operand(), .b = xt_q.operand(), .trans_a = true, .accumulate = true});
+      testing::expect_close("dw", dw.values(), want, sum, 1e-6);
+    }
+  });
+}
+
 TEST(QuantisedGemm, SumsRunAlongTheRowsOfData) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);

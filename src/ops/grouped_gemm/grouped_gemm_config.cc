@@ -59,6 +59,10 @@ std::string to_string(const GroupedGemmConfig& c) {
 }
 
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc) {
+  if (desc.a.scales != ScaleLayout::none) {
+    if (desc.epilogue == GroupedEpilogue::add_f32) return kSm90WgradF8;
+    return desc.gathered == GatheredOperand::none ? kSm90RowsF8 : kSm90GatheredRowsF8;
+  }
   if (desc.epilogue == GroupedEpilogue::add_f32) return kSm90Wgrad;
   // The backward of the activation runs in the consumers, so no registers are left
   // for the producer.

@@ -99,6 +99,21 @@ inline constexpr GroupedGemmConfig kSm90Wgrad = [] {
   return config;
 }();
 
+// The same for E4M3 operands with scales: a slot is as many bytes, and so twice as deep.
+constexpr GroupedGemmConfig with_f8_elements(GroupedGemmConfig config) {
+  config.tile_k = 128;
+  config.element_bytes = 1;
+  return config;
+}
+inline constexpr GroupedGemmConfig kSm90RowsF8 = with_f8_elements(kSm90Rows);
+inline constexpr GroupedGemmConfig kSm90GatheredRowsF8 = with_f8_elements(kSm90GatheredRows);
+// Both operands come by TMA, so the producer needs few registers.
+inline constexpr GroupedGemmConfig kSm90WgradF8 = [] {
+  GroupedGemmConfig config = kSm90RowsF8;
+  config.l2_group = 4;
+  return config;
+}();
+
 // The config for Hopper; a function of the desc alone.
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc);
 

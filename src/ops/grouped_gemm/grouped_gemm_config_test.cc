@@ -80,6 +80,24 @@ TEST(GroupedGemmConfig, IsChosenByTheDesc) {
   EXPECT_EQ(choose_config(describe(wgrad_w2())), kSm90Wgrad);
 }
 
+TEST(GroupedGemmConfig, IsChosenByTheFormat) {
+  const auto quantised = [](const Operand& x, ScaleLayout layout) {
+    return Operand(null_tensor(x.data.shape, DType::f8_e4m3), null_tensor(scale_shape(layout, x.data.shape)), layout);
+  };
+  for (const bool gathers : {true, false}) {
+    const GroupedGemmConfig& expected = gathers ? kSm90GatheredRowsF8 : kSm90RowsF8;
+    ExpertUp a = up(gathers);
+    a.x_TD = quantised(a.x_TD, ScaleLayout::row_blocks);
+    EXPECT_EQ(choose_config(describe(a)), expected);
+    DExpertDown b = d_down(gathers);
+    b.dout_TD = quantised(b.dout_TD, ScaleLayout::row_blocks);
+    EXPECT_EQ(choose_config(describe(b)), expected);
+  }
+  ExpertWgrad w = wgrad_w1();
+  w.left_RM = quantised(w.left_RM, ScaleLayout::row_blocks);
+  EXPECT_EQ(choose_config(describe(w)), kSm90WgradF8);
+}
+
 TEST(GroupedGemmConfig, IsPrintedWhole) {
   EXPECT_EQ(to_string(kSm90Rows),
             "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232, L2 groups of 8");
@@ -91,7 +109,8 @@ TEST(GroupedGemmConfig, IsPrintedWhole) {
 
 // A multiprocessor of Hopper has 64 Ki registers and 227 KiB of shared memory for a block.
 TEST(GroupedGemmConfig, FitsAMultiprocessor) {
-  for (const GroupedGemmConfig& c : {kSm90Rows, kSm90GatheredRows, kSm90Wgrad}) {
+  for (const GroupedGemmConfig& c :
+       {kSm90Rows, kSm90GatheredRows, kSm90Wgrad, kSm90RowsF8, kSm90GatheredRowsF8, kSm90WgradF8}) {
     SCOPED_TRACE(to_string(c));
     EXPECT_LE(128 * (c.producer_registers + c.num_consumers() * c.consumer_registers), 64 << 10);
     EXPECT_EQ(c.producer_registers % 8 + c.consumer_registers % 8, 0);

@@ -20,7 +20,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [rows, cols] :
-         std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {1, 2}, {5, 130}, {130, 150}, {256, 20}}) {
+         std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {1, 2}, {5, 130}, {130, 150}, {256, 20}, {136, 264}}) {
       for (const ScaleLayout layout :
            {ScaleLayout::per_tensor, ScaleLayout::row_blocks, ScaleLayout::square_blocks, ScaleLayout::mx_blocks}) {
         for (const DType element : {DType::f8_e4m3, DType::f8_e5m2})

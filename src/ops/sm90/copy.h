@@ -94,6 +94,13 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most kPending groups of this thread's cp.async are still on their way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows under the 128-byte
 // swizzle; the tile starts at a multiple of 1024.
 __device__ __forceinline__ uint32_t swizzle_128(uint32_t row, uint32_t chunk) {

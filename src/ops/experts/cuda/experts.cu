@@ -32,23 +32,42 @@ bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows,
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
+  if (!a.x_TD.is_plain()) return sm90::expert_up_f8(s, a);
   by_sm90(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
+  if (!a.a_RF.is_plain()) {
+    return sm90::rows_product_f8(
+        s, {.y_RN = a.y_RD, .a_RK = a.a_RF, .b_eNK = a.w2_eDF, .offsets_e1 = a.rows.offsets_e1}, "expert_down");
+  }
   by_sm90(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
+  if (!a.dout_TD.is_plain()) return sm90::d_expert_down_f8(s, a);
   by_sm90(s, "d_expert_down", a, a.dout_TD.data, a.w2_eDF.data) ? sm90::d_expert_down(s, a)
                                                                 : generic::d_expert_down(s, a);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
+  if (!a.dh_R2F.is_plain()) {
+    return sm90::rows_product_f8(
+        s, {.y_RN = a.dx_RD, .a_RK = a.dh_R2F, .b_eNK = a.w1_e2FD, .offsets_e1 = a.rows.offsets_e1}, "d_expert_up");
+  }
   by_sm90(s, "d_expert_up", a, a.dh_R2F.data, a.w1_e2FD.data) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  if (!a.left_RM.is_plain()) {
+    return sm90::wgrad_product_f8(s,
+                                  {.dw_eMN = a.dw_eMN,
+                                   .left_MR = a.left_RM,
+                                   .right_NR = a.right_RN,
+                                   .offsets_e1 = a.rows.offsets_e1,
+                                   .accumulate = a.accumulate},
+                                  "expert_wgrad");
+  }
   by_sm90(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
 }
 

@@ -31,6 +31,34 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+
+// The same of E4M3 operands with scales of blocks of 128. The arguments have passed check_block_scaled
+// (ops/grouped_gemm/block_scaled.h).
+void expert_up_f8(Stream& s, const ExpertUp& a);
+void d_expert_down_f8(Stream& s, const DExpertDown& a);
+
+//   y[r,:] = b[e] a[r,:]     with accumulate: +=, in f32 and rounded once
+//
+// b is [e, N, K] in memory, whichever side of a layer's product it names. Rows of no expert are not written.
+struct RowsProductF8 {
+  Tensor y_RN;          // out bf16
+  Operand a_RK, b_eNK;  // in: row_blocks, square_blocks
+  Tensor offsets_e1;    // in, empty: one expert has all rows
+  bool accumulate = false;
+};
+void rows_product_f8(Stream& s, const RowsProductF8& a, const char* who);
+
+//   dw[e] = left right^T     over the columns of e; with accumulate: +=
+//
+// Both sides have row_blocks. Columns are as core/quantized.h places the rows of experts; those without
+// a row are zeros.
+struct WgradProductF8 {
+  Tensor dw_eMN;              // out f32; inout with accumulate
+  Operand left_MR, right_NR;  // in
+  Tensor offsets_e1;          // in, empty: one expert has all columns
+  bool accumulate = false;
+};
+void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who);
 }  // namespace sm90
 
 // <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the

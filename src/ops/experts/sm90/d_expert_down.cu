@@ -5,7 +5,7 @@
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
 #include "ops/experts/sm90/d_swiglu_rows.h"
-#include "ops/grouped_gemm/sm90/launch.h"
+#include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
@@ -41,18 +41,74 @@ struct DDownGemm {
   }
 };
 
-template <bool kGatherRows, GroupedGemmConfig kConfig>
+// The same of E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most
+// registers until its last K step. So the backward of its activation follows its product, while the
+// other warpgroup goes on.
+template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+struct DDownGemmF8 {
+  static constexpr GroupedGemmConfig kConfig = kOpConfig;
+  static constexpr bool kGather = kGatherRows;
+  static constexpr Major kMajorB = Major::k;
+  static constexpr int kHalf = kConfig.tile_n / 2;
+
+  struct Params : DDownGemm<kGatherRows, kSm90Rows>::Params {
+    BlockScales scales;
+  };
+
+  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
+                                int32_t expert) {
+    load.box(&p.b, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
+             tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf, expert);
+  }
+  __device__ static int32_t source_row(const Params& p, int32_t row) {
+    return kGatherRows ? __ldg(p.gather.token + row) : row;
+  }
+  __device__ static int32_t column_block(const Params&, int32_t n, int half) { return 2 * n + half; }
+
+  __device__ __forceinline__ static WarpTile rows_of(const TileNote& tile, int32_t row) {
+    return {row, tile.end_row - row, tile.n};
+  }
+  // The first gate and up of a tile arrive under its product. All buffers are free then.
+  __device__ __forceinline__ static void begin(const Params& p, const TileNote& tile, int32_t row,
+                                               const WarpMemory& memory) {
+    if (row < tile.end_row && threadIdx.x % 32 == 0)
+      fetch_box(p.act, rows_of(tile, row), 0, {memory.staging, memory.barrier});
+  }
+  __device__ __forceinline__ static void store(const Params& p, const float (&sum)[128], const TileNote& tile,
+                                               int32_t row, const WarpMemory& memory) {
+    if (row >= tile.end_row) return;
+    const WarpPlaces places{memory.staging, memory.barrier};
+    HeldGradient held;
+    held.take(p.act, sum, rows_of(tile, row));
+    for_each_constant<0, kGradientPieces>(
+        [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, NoTile{}, places); });
+    held.finish(p.act, places);
+  }
+  __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
+                                                 const NoteRing<kConfig>& notes) {
+    consume_block_scaled<DDownGemmF8>(p, ring, notes);
+    if (threadIdx.x % 32 == 0) tma_wait<0>();
+  }
+};
+
+template <class Op>
 void launch(Stream& s, const DExpertDown& a) {
-  using Op = DDownGemm<kGatherRows, kConfig>;
-  constexpr uint32_t kTileK = kConfig.tile_k;
-  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1), E = a.w2_eDF.data.dim(0);
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
+  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1);
   const auto num_columns = static_cast<int32_t>(div_ceil(F, kConfig.tile_n));
   const bool weighted = !a.weight_R.empty();
   const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
   typename Op::Params p{};
   p.a = rows_map(a.dout_TD.data, kConfig);
-  p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, kMnMajorCols}, {D, F, kTileK}, {E, D * F, 1}}});
-  p.gather = {static_cast<const char*>(a.dout_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  if constexpr (Op::kMajorB == Major::mn) {
+    constexpr uint32_t kTileK = kConfig.tile_k;
+    const int64_t E = a.w2_eDF.data.dim(0);
+    p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, kMnMajorCols}, {D, F, kTileK}, {E, D * F, 1}}});
+  } else {
+    p.b = weights_map(a.w2_eDF.data, kConfig, Op::kHalf);
+    p.scales = block_scales(a.dout_TD, a.w2_eDF);
+  }
+  p.gather = gather_of(a.dout_TD.data, a.rows.token_R);
   p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   const MapOptions box{.swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
@@ -82,8 +138,19 @@ bool sm90::takes(const DExpertDown& a) {
 
 void sm90::d_expert_down(Stream& s, const DExpertDown& a) {
   with_config<kSm90Rows>(choose_config(describe(a)), "d_expert_down", [&]<GroupedGemmConfig kConfig>() {
-    a.rows.token_R.empty() ? launch<false, kConfig>(s, a) : launch<true, kConfig>(s, a);
+    a.rows.token_R.empty() ? launch<DDownGemm<false, kConfig>>(s, a) : launch<DDownGemm<true, kConfig>>(s, a);
   });
+}
+
+void sm90::d_expert_down_f8(Stream& s, const DExpertDown& a) {
+  constexpr const char* who = "d_expert_down";
+  const GroupedGemmConfig config = choose_config(describe(a));
+  if (a.rows.token_R.empty())
+    with_config<kSm90RowsF8>(config, who,
+                             [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<false, kConfig>>(s, a); });
+  else
+    with_config<kSm90GatheredRowsF8>(config, who,
+                                     [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<true, kConfig>>(s, a); });
 }
 
 }  // namespace moebius::cuda

@@ -12,6 +12,8 @@
 
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "ops/cuda/swiglu.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/slots.h"
@@ -82,6 +84,9 @@ struct LaneChunk {
 };
 
 constexpr int kGradientPieces = 2 * kBoxes;
+
+// The place of a tile that will be fetched by itself, before its product.
+struct NoTile {};
 
 // A consumer warp's own shared memory: its buffers, and the barrier of the box that is on its way.
 struct WarpPlaces {
@@ -244,7 +249,15 @@ struct HeldGradient {
       if constexpr (kBox > 0) finish_box<kBox - 1>(p, at.staging);
     } else {
       wait_stores();
-      if (threadIdx.x % 32 == 0) fetch_box(p, kBox + 1 < kBoxes ? tile : next(), (kBox + 1) % kBoxes, at);
+      if constexpr (kBox + 1 < kBoxes || !std::is_same_v<Next, NoTile>) {
+        const auto following = [&] {
+          if constexpr (kBox + 1 < kBoxes)
+            return tile;
+          else
+            return next();
+        };
+        if (threadIdx.x % 32 == 0) fetch_box(p, following(), (kBox + 1) % kBoxes, at);
+      }
       if (has<kBox>(p)) store_dh<kBox>(p, at.staging);
     }
   }

@@ -2,8 +2,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
-#include "ops/grouped_gemm/sm90/kernel.h"
-#include "ops/grouped_gemm/sm90/launch.h"
+#include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
@@ -48,6 +47,46 @@ struct RowsGemm {
   }
 };
 
+// y = rows B of E4M3 operands, or y += rows B.
+template <bool kAccumulate, GroupedGemmConfig kOpConfig>
+struct RowsGemmF8 : RowsGemm<Major::k, kOpConfig> {
+  using Base = RowsGemm<Major::k, kOpConfig>;
+  using Base::kConfig;
+
+  struct Params : Base::Params {
+    BlockScales scales;
+  };
+
+  __device__ static int32_t source_row(const Params&, int32_t row) { return row; }
+  __device__ static int32_t column_block(const Params&, int32_t n, int half) { return 2 * n + half; }
+  __device__ __forceinline__ static void store(const Params& p, float (&sum)[128], const TileNote& tile, int32_t row,
+                                               const WarpMemory& memory) {
+    if constexpr (kAccumulate) add_stored(p, sum, tile, row);
+    HeldRows held;
+    held.take(sum, tile, row);
+    for_each_constant<0, Base::kPieces>(
+        [&](auto piece) { Base::template store_piece<decltype(piece)::value>(p, held, memory.staging); });
+  }
+  // sum += what y holds.
+  __device__ __forceinline__ static void add_stored(const Params& p, float (&sum)[128], const TileNote& tile,
+                                                    int32_t row) {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t first = tile.n * kConfig.tile_n + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int32_t r = row + lane / 4 + i % 2 * 8, n = first + i / 2 * 8;
+      if (r >= tile.end_row || n >= p.N) continue;
+      const uint32_t y = *reinterpret_cast<const uint32_t*>(p.y + static_cast<int64_t>(r) * p.N + n);
+      sum[2 * i] += low_bf16(y);
+      sum[2 * i + 1] += high_bf16(y);
+    }
+  }
+  __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
+                                                 const NoteRing<kConfig>& notes) {
+    consume_block_scaled<RowsGemmF8>(p, ring, notes);
+  }
+};
+
 struct Product {
   Tensor y_RN, a_RK, b;
   Rows rows;
@@ -56,13 +95,14 @@ struct Product {
 template <Major kMajor, GroupedGemmConfig kConfig>
 void launch(Stream& s, const Product& a, const char* who) {
   using Op = RowsGemm<kMajor, kConfig>;
-  constexpr uint32_t kTileK = kConfig.tile_k;
-  const int64_t N = a.y_RN.dim(1), K = a.a_RK.dim(1), E = a.b.dim(0);
+  const int64_t N = a.y_RN.dim(1), K = a.a_RK.dim(1);
   typename Op::Params p{};
   p.a = rows_map(a.a_RK, kConfig);
   if constexpr (kMajor == Major::k) {
-    p.b = make_tensor_map<3>(a.b.data, {{{K, 1, kTileK}, {N, K, Op::kHalf}, {E, N * K, 1}}});
+    p.b = weights_map(a.b, kConfig, Op::kHalf);
   } else {
+    constexpr uint32_t kTileK = kConfig.tile_k;
+    const int64_t E = a.b.dim(0);
     p.b = make_tensor_map<3>(a.b.data, {{{N, 1, kMnMajorCols}, {K, N, kTileK}, {E, N * K, 1}}});
   }
   p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
@@ -92,5 +132,25 @@ bool sm90::takes(const DExpertUp& a) { return takes_product(product_of(a)); }
 
 void sm90::expert_down(Stream& s, const ExpertDown& a) { choose_and_launch<Major::k>(s, a, "expert_down"); }
 void sm90::d_expert_up(Stream& s, const DExpertUp& a) { choose_and_launch<Major::mn>(s, a, "d_expert_up"); }
+
+void sm90::rows_product_f8(Stream& s, const RowsProductF8& a, const char* who) {
+  const auto launch = [&]<class Op>(std::type_identity<Op>) {
+    constexpr GroupedGemmConfig kConfig = Op::kConfig;
+    const int64_t N = a.y_RN.dim(1), K = a.a_RK.data.dim(1);
+    typename Op::Params p{};
+    p.a = rows_map(a.a_RK.data, kConfig);
+    p.b = weights_map(a.b_eNK.data, kConfig, Op::kHalf);
+    p.tiles = row_tiles(a.offsets_e1, a.a_RK.data.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
+    p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
+    p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
+    p.N = static_cast<int32_t>(N);
+    p.scales = block_scales(a.a_RK, a.b_eNK);
+    launch_grouped<Op>(s, p, who);
+  };
+  if (a.accumulate)
+    launch(std::type_identity<RowsGemmF8<true, kSm90RowsF8>>{});
+  else
+    launch(std::type_identity<RowsGemmF8<false, kSm90RowsF8>>{});
+}
 
 }  // namespace moebius::cuda

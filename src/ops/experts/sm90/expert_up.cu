@@ -4,7 +4,7 @@
 #include "ops/cuda/swiglu.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
-#include "ops/grouped_gemm/sm90/kernel.h"
+#include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/grouped_gemm/sm90/launch.h"
 #include "ops/sm90/tensor_map.h"
 
@@ -70,20 +70,50 @@ struct UpGemm {
   }
 };
 
-template <bool kGatherRows, GroupedGemmConfig kConfig>
+// The same of E4M3 operands. Gate and up of a tile have blocks of weights of their own, so F is a multiple
+// of their width.
+template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
+  using Base = UpGemm<kGatherRows, kOpConfig>;
+  using Base::kConfig;
+
+  struct Params : Base::Params {
+    BlockScales scales;
+  };
+
+  __device__ static int32_t source_row(const Params& p, int32_t row) {
+    return kGatherRows ? __ldg(p.gather.token + row) : row;
+  }
+  __device__ static int32_t column_block(const Params& p, int32_t n, int half) {
+    return half * (p.scales.blocks_n / 2) + n;
+  }
+  __device__ __forceinline__ static void store(const Params& p, const float (&sum)[128], const TileNote& tile,
+                                               int32_t row, const WarpMemory& memory) {
+    HeldRows held;
+    held.take(sum, tile, row);
+    for_each_constant<0, Base::kPieces>(
+        [&](auto piece) { Base::template store_piece<decltype(piece)::value>(p, held, memory.staging); });
+  }
+  __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
+                                                 const NoteRing<kConfig>& notes) {
+    consume_block_scaled<UpGemmF8>(p, ring, notes);
+  }
+};
+
+template <class Op>
 void launch(Stream& s, const ExpertUp& a) {
-  using Op = UpGemm<kGatherRows, kConfig>;
-  constexpr uint32_t kTileK = kConfig.tile_k;
-  const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.data.dim(0);
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
+  const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1);
   typename Op::Params p{};
   p.a = rows_map(a.x_TD.data, kConfig);
-  p.b = make_tensor_map<3>(a.w1_e2FD.data.data, {{{D, 1, kTileK}, {2 * F, D, Op::kCols}, {E, 2 * F * D, 1}}});
-  p.gather = {static_cast<const char*>(a.x_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  p.b = weights_map(a.w1_e2FD.data, kConfig, Op::kCols);
+  p.gather = gather_of(a.x_TD.data, a.rows.token_R);
   p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, Op::kCols), kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
   p.F = static_cast<int32_t>(F);
+  if constexpr (requires { p.scales; }) p.scales = block_scales(a.x_TD, a.w1_e2FD);
   launch_grouped<Op>(s, p, "expert_up");
 }
 
@@ -98,9 +128,20 @@ void sm90::expert_up(Stream& s, const ExpertUp& a) {
   constexpr const char* who = "expert_up";
   const GroupedGemmConfig config = choose_config(describe(a));
   if (a.rows.token_R.empty())
-    with_config<kSm90Rows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<false, kConfig>(s, a); });
+    with_config<kSm90Rows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<UpGemm<false, kConfig>>(s, a); });
   else
-    with_config<kSm90GatheredRows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<true, kConfig>(s, a); });
+    with_config<kSm90GatheredRows>(config, who,
+                                   [&]<GroupedGemmConfig kConfig>() { launch<UpGemm<true, kConfig>>(s, a); });
+}
+
+void sm90::expert_up_f8(Stream& s, const ExpertUp& a) {
+  constexpr const char* who = "expert_up";
+  const GroupedGemmConfig config = choose_config(describe(a));
+  if (a.rows.token_R.empty())
+    with_config<kSm90RowsF8>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<false, kConfig>>(s, a); });
+  else
+    with_config<kSm90GatheredRowsF8>(config, who,
+                                     [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<true, kConfig>>(s, a); });
 }
 
 }  // namespace moebius::cuda

@@ -14,6 +14,12 @@ namespace moebius::cuda {
 namespace {
 
 Tensor as_experts(const Tensor& w) { return w.view({1, w.dim(0), w.dim(1)}); }
+Operand as_experts(const Operand& w) {
+  Operand q = w;
+  q.data = as_experts(w.data);
+  q.scales = as_experts(w.scales);
+  return q;
+}
 
 void activate(Stream& s, const GatedUp& a) { cuda::swiglu_fwd(s, {.a_TF = a.a_TF, .h_T2F = a.h_T2F}); }
 
@@ -30,9 +36,27 @@ void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
                   to_string(w)));
 }
 
+void quantised_gated_up(Stream& s, const GatedUp& a) {
+  const Operand w = as_experts(a.w_2FD);
+  if (a.fused) return sm90::expert_up_f8(s, {.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = w});
+  sm90::rows_product_f8(s, {.y_RN = a.h_T2F, .a_RK = a.x_TD, .b_eNK = w}, "gated_up");
+  activate(s, a);
+}
+
+void quantised_d_gated_down(Stream& s, const DGatedDown& a) {
+  const Operand w = as_experts(a.w_DF);
+  if (a.fused) {
+    return sm90::d_expert_down_f8(
+        s, {.dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = w, .h_R2F = a.h_T2F});
+  }
+  sm90::rows_product_f8(s, {.y_RN = a.da_TF, .a_RK = a.dy_TD, .b_eNK = w}, "d_gated_down");
+  activate(s, a);
+}
+
 }  // namespace
 
 void gated_up(Stream& s, const GatedUp& a) {
+  if (!a.x_TD.is_plain()) return quantised_gated_up(s, a);
   const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD.data)};
   const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD.data)};
   const bool takes = sm90::takes(up) && sm90::takes(product);
@@ -46,6 +70,7 @@ void gated_up(Stream& s, const GatedUp& a) {
 }
 
 void d_gated_down(Stream& s, const DGatedDown& a) {
+  if (!a.dy_TD.is_plain()) return quantised_d_gated_down(s, a);
   const DExpertDown down{
       .dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = as_experts(a.w_DF.data), .h_R2F = a.h_T2F};
   const DExpertUp product{.dx_RD = a.da_TF, .dh_R2F = a.dy_TD, .w1_e2FD = as_experts(a.w_DF.data)};

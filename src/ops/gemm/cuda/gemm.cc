@@ -19,6 +19,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
+#include "ops/experts/cuda/experts.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm_backends.h"
 #include "ops/gemm/gemm_desc.h"
@@ -336,6 +337,26 @@ void note_odd_operands(const Stream& s, const Gemm& a) {
                                    to_string(a.a.data), to_string(a.b.data)));
 }
 
+// A dense product is that of one expert that has every row.
+Operand as_experts(Operand w) {
+  w.data = w.data.view({1, w.data.dim(0), w.data.dim(1)});
+  w.scales = w.scales.view({1, w.scales.dim(0), w.scales.dim(1)});
+  return w;
+}
+
+void quantised_gemm(Stream& s, const Gemm& a) {
+  if (!a.trans_a) {
+    return sm90::rows_product_f8(s, {.y_RN = a.c_MN, .a_RK = a.a, .b_eNK = as_experts(a.b), .accumulate = a.accumulate},
+                                 "gemm");
+  }
+  sm90::wgrad_product_f8(s,
+                         {.dw_eMN = a.c_MN.view({1, a.c_MN.dim(0), a.c_MN.dim(1)}),
+                          .left_MR = a.a,
+                          .right_NR = a.b,
+                          .accumulate = a.accumulate},
+                         "gemm");
+}
+
 }  // namespace
 
 void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
@@ -344,6 +365,7 @@ std::string gemm_algorithm_text(Stream& s, const Gemm& a) { return op_state<Cubl
 
 void gemm(Stream& s, const Gemm& a) {
   const cudaStream_t stream = cuda_stream(s);
+  if (!a.a.is_plain()) return quantised_gemm(s, a);
   if (sizes_of(a).k == 0) {
     if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
     return;

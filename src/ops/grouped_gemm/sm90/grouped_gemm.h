@@ -21,9 +21,10 @@ constexpr uint32_t kStagingBytesWarp = 4096;  // for the epilogue of each consum
 // starts at a multiple of 1024.
 template <GroupedGemmConfig kConfig>
 struct GemmShared {
-  static_assert(kConfig.tile_m == 128 && kConfig.tile_n == 256 && kConfig.tile_k == 64 && kConfig.cluster == 2 &&
-                    kConfig.element_bytes == 2 && kConfig.threads == 384,
-                "the main loop multiplies 64 x 256 x 64 in each of two consumer warpgroups, in clusters of two");
+  static_assert(kConfig.tile_m == 128 && kConfig.tile_n == 256 && kConfig.tile_k * kConfig.element_bytes == 128 &&
+                    kConfig.cluster == 2 && kConfig.threads == 384,
+                "the main loop multiplies rows of 128 bytes, 64 by 256 of them in each of two consumer warpgroups, in "
+                "clusters of two");
   static constexpr int kNumSlots = kConfig.num_slots, kNumNotes = kConfig.num_notes;
   static constexpr int kNumConsumerWarps = 4 * kConfig.num_consumers();
   static constexpr uint32_t kSlotBytesA = kConfig.slot_bytes_a(), kSlotBytesB = kConfig.slot_bytes_b();
@@ -138,6 +139,7 @@ struct NoteRing {
 template <Major kMajorB, GroupedGemmConfig kConfig>
 __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<kConfig>& ring, uint32_t slot,
                                               uint32_t group, bool accumulate) {
+  static_assert(kConfig.element_bytes == 2, "FP8 goes through sm90/block_scaled.h");
   const uint64_t a = wgmma_operand<Major::k>(ring.a(slot) + group * (GemmShared<kConfig>::kSlotBytesA / 2));
   const uint64_t b = wgmma_operand<kMajorB>(ring.b(slot));
   constexpr uint64_t kStepA = 32 >> 4, kStepB = (kMajorB == Major::k ? 32 : 2048) >> 4;

@@ -148,15 +148,27 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::k
   }
 }
 
+// Waits until all but the last kPending groups of this thread's copies have landed, orders them
+// before the wgmmas of whoever waits for the barrier, and arrives there.
+template <int kPending>
+__device__ __forceinline__ void publish_copied(uint32_t full) {
+  cp_async_wait<kPending>();
+  fence_proxy_async();
+  mbarrier_arrive(full);
+}
+
 // The copy warps. 8 lanes copy the 128 bytes of a row, a warp copies 4 rows at once, and the warps
 // alternate. This must keep up with the tensor cores, so a copy has few instructions: addresses
 // stay in registers, and rows past the expert's end read row 0; their results are not stored.
-// cp.async writes through the generic proxy and wgmma reads through the async proxy, so the
-// consumers fence.
+// cp.async writes through the generic proxy and wgmma reads through the async proxy, so somebody
+// fences: the consumers, or, for elements of 8 bits, these warps before they publish a slot.
 template <class Op>
 __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                           const NoteRing<Op::kConfig>& notes) {
+  using Shared = GemmShared<Op::kConfig>;
   constexpr int kTileM = Op::kConfig.tile_m;
+  constexpr bool kFences = Op::kConfig.element_bytes == 1;
+  constexpr int kBehind = 2;  // slots whose copies are on their way before one is published
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
   const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;
@@ -183,9 +195,21 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
         if ((i + 1) * kStride <= kTileM || first + kStride * i < kTileM) {
           cp_async_16(ring.a(at.stage) + (i % 2 == 0 ? even : odd) + i * kStride * 128, from[i], inside);
         }
-        from[i] += Op::kConfig.tile_k * 2;
+        from[i] += Op::kConfig.tile_k * Op::kConfig.element_bytes;
       }
-      mbarrier_arrive_cp_async(ring.full(at.stage));
+      if constexpr (kFences) {
+        cp_async_commit();
+        if (k >= kBehind)
+          publish_copied<kBehind>(ring.full((at.stage + Shared::kNumSlots - kBehind) % Shared::kNumSlots));
+      } else {
+        mbarrier_arrive_cp_async(ring.full(at.stage));
+      }
+    }
+    if constexpr (kFences) {
+      // The last slots of a tile are published before the next tile is waited for.
+      for (int32_t back = min(kBehind, p.num_k); back > 0; --back) {
+        publish_copied<0>(ring.full((at.stage + Shared::kNumSlots - back) % Shared::kNumSlots));
+      }
     }
   }
 }

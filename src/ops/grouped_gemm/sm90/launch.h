@@ -20,10 +20,28 @@ inline bool takes_rows(const Tensor& t) {
 // Rows are counted in 32 bits, including those of tiles past the last one.
 inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
+// Maps of operands have elements of bf16, or of 8 bits.
+inline MapOptions operand_map(const GroupedGemmConfig& config) {
+  if (config.element_bytes == 2) return {};
+  return {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .element_bytes = 1};
+}
+
 // The tensor map of a matrix of rows of A, in boxes of the size of a slot.
 inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_m = static_cast<uint32_t>(config.tile_m);
-  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}});
+  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}}, operand_map(config));
+}
+
+// The same of weights B [e, N, K], in boxes of `columns` of the N.
+inline CUtensorMap weights_map(const Tensor& t, const GroupedGemmConfig& config, int columns) {
+  const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_n = static_cast<uint32_t>(columns);
+  const int64_t e = t.dim(0), N = t.dim(1), K = t.dim(2);
+  return make_tensor_map<3>(t.data, {{{K, 1, tile_k}, {N, K, tile_n}, {e, N * K, 1}}}, operand_map(config));
+}
+
+inline Gather gather_of(const Tensor& x, const Tensor& token_R) {
+  return {static_cast<const char*>(x.data), token_R.empty() ? nullptr : token_R.ptr<int32_t>(),
+          static_cast<int32_t>(x.dim(1) * size_of(x.dtype) / 16)};
 }
 
 // The launch parameters of a kernel, found once on a device.

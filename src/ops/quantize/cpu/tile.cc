@@ -110,7 +110,8 @@ Draws::Draws(const Quantize& a, const Tile& tile)
     const int64_t row = how.draw_2.ptr<int64_t>()[1] + r - (offsets ? offsets[rows.group] : 0);
     row_[r - rows.begin] = row * how.num_groups + how.first_group + rows.group + tile.matrix;
   }
-  // Padding is zeros, which no draw changes.
+  // Padding is zeros, which no draw changes, unless a Hadamard transform mixes them with rows: then they draw
+  // as row 0 does.
   std::fill(row_ + (rows.end - rows.begin), row_ + kTile, 0);
 }
 

@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
+#include "ops/quantize/cuda/quantize_tiles.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/quantize_backends.h"
 #include "ops/quantize/scales.h"
@@ -185,6 +186,7 @@ __device__ float store_scale(const Problem& p, const Place& t, int i, int j, uin
 // The index of the draw of element (i, j).
 __device__ uint64_t draw_index(const Problem& p, const Place& t, const Draws& draws, int i, int j) {
   const int64_t r = p.transposed ? t.begin + j : t.row + i, col = p.transposed ? t.row + i : t.col + j;
+  if (p.transposed && j >= t.filled) return static_cast<uint64_t>(col);  // padding: as on the CPU, row 0
   int64_t group = p.transposed ? t.group : 0;
   if (p.offsets && !p.transposed) {
     while (r >= p.offsets[group + 1]) ++group;
@@ -206,7 +208,7 @@ __device__ void store_elements(const Problem& p, const Place& t, const Draws& dr
     if (p.format != DType::f4_e2m1 || j % 2 != 0) continue;
     const float y = v[j + 1] * inverse;  // columns are even
     const auto code = [&](float z, int at) {
-      if (!draws.draw || (p.transposed && at >= t.filled)) return to_f4_e2m1(z);
+      if (!draws.draw) return to_f4_e2m1(z);
       const DeviceRng rng = draws.rng.at_step(static_cast<uint64_t>(draws.draw[0]));
       return draw_f4_e2m1(z, rng.uniform(draw_index(p, t, draws, i, at)));
     };
@@ -332,6 +334,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
 }  // namespace
 
 void quantize(Stream& s, const Quantize& a) {
+  if (takes_tiles(a)) return quantize_tiles(s, a);
   const Problem p = problem_of(a);
   const Tensor& data = a.q.data;
   const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;

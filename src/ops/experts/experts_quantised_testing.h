@@ -1,0 +1,79 @@
+// Quantised operands of the expert ops, with their values, for tests.
+#pragma once
+
+#include "ops/experts/experts_testing.h"
+#include "ops/quantize/quantize_testing.h"
+
+namespace moebius::testing {
+
+struct QuantisedFormat {
+  const char* name;
+  DType element;
+  ScaleLayout rows, weights;
+};
+
+// A quantised operand, and its values as a plain tensor of what the product names.
+struct QuantisedWithValues {
+  QuantisedArray q;
+  Array plain;
+};
+
+// Quantises the tensors of a problem on a stream.
+class QuantisedOperands {
+ public:
+  QuantisedOperands(Stream& s, ExpertProblem& p, const QuantisedFormat& format) : s_(s), p_(p), format_(format) {}
+
+  QuantisedWithValues rows_of(Array& x) {
+    QuantisedWithValues b{{x.tensor().shape, format_.element, format_.rows}, {}};
+    quantize(s_, {.q = b.q.operand(), .x_RC = x.tensor()});
+    b.plain = Array::of(x.tensor().shape, DType::f32, b.q.values(s_));
+    return b;
+  }
+
+  QuantisedWithValues weights_of(Array& w) {
+    QuantisedWithValues b{{w.tensor().shape, format_.element, format_.weights}, {}};
+    quantize(s_, {.q = b.q.operand(), .x_RC = w.tensor()});
+    b.plain = Array::of(w.tensor().shape, DType::f32, b.q.values(s_));
+    return b;
+  }
+
+  QuantisedWithValues transposed_weights_of(Array& w) {
+    const Shape of = w.tensor().shape, turned{of[0], of[2], of[1]};
+    QuantisedWithValues b{{turned, format_.element, format_.weights, true}, {}};
+    quantize(s_, {.q = b.q.operand(), .x_RC = w.tensor()});
+    const Values values = b.q.values(s_);
+    Values plain;
+    const int64_t size = of[1] * of[2];
+    for (int64_t e = 0; e < of[0]; ++e) {
+      const Values back = transposed({values.begin() + e * size, values.begin() + (e + 1) * size}, of[2], of[1]);
+      plain.insert(plain.end(), back.begin(), back.end());
+    }
+    b.plain = Array::of(of, DType::f32, plain);
+    return b;
+  }
+
+  // Rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
+  QuantisedWithValues columns_of(Array& x, bool gathered) {
+    const int64_t C = x.tensor().dim(1), padded = padded_rows(p_.R, p_.E());
+    QuantisedWithValues b{{{C, padded}, format_.element, format_.rows, true}, {}};
+    quantize(s_, {.q = b.q.operand(),
+                  .x_RC = x.tensor(),
+                  .offsets_e1 = p_.offsets.tensor(),
+                  .token_R = gathered ? p_.token.tensor() : Tensor{}});
+    const Values values = b.q.values(s_);
+    Values plain(static_cast<size_t>(p_.R * C));
+    p_.shape.for_each_row([&](int64_t e, int64_t r) {
+      for (int64_t i = 0; i < C; ++i)
+        plain[r * C + i] = values[i * padded + group_begin(p_.shape.offsets[e], e) + r - p_.shape.offsets[e]];
+    });
+    b.plain = Array::of({p_.R, C}, DType::f32, plain);
+    return b;
+  }
+
+ private:
+  Stream& s_;
+  ExpertProblem& p_;
+  QuantisedFormat format_;
+};
+
+}  // namespace moebius::testing

@@ -1,0 +1,34 @@
+#include "ops/grouped_gemm/block_scaled.h"
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kWay =
+    "set precision.recipe to \"fp8_block\" or \"none\", add the parameter's name to precision.keep, or choose "
+    "run.device = \"cpu\"";
+
+void check_operand(const char* who, const char* name, const Operand& x, ScaleLayout layout) {
+  MOEBIUS_CHECK(usage,
+                x.data.dtype == DType::f8_e4m3 && x.layout == layout &&
+                    x.data.dim(x.data.shape.rank() - 1) % kBlockScaledDepth == 0,
+                "{} on a GPU: {} must be f8_e4m3 with {} scales and rows of a multiple of {} elements; got {}; {}", who,
+                name, name_of(layout), kBlockScaledDepth, to_string(x), kWay);
+}
+
+}  // namespace
+
+void check_block_scaled(const char* who, const BlockScaledOperands& o) {
+  check_operand(who, o.a_name, o.a, ScaleLayout::row_blocks);
+  check_operand(who, o.b_name, o.b, o.b_layout);
+}
+
+void check_block_scaled_result(const char* who, const char* name, const Tensor& t, int64_t columns) {
+  MOEBIUS_CHECK(usage, t.dtype == DType::bf16 && t.dim(1) % columns == 0,
+                "{} on a GPU: {} of a quantised product must be bf16 with a multiple of {} columns; got {}; {}, or "
+                "precision.compute = \"bf16\"",
+                who, name, columns, to_string(t), kWay);
+}
+
+}  // namespace moebius

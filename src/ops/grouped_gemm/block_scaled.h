@@ -1,0 +1,27 @@
+// The products of quantised operands that the kernels for sm_90a compute: E4M3 elements with scales of
+// blocks of 128, into bf16 or, for weight gradients, f32. Ops whose operands are quantised call these
+// checks where they run on a GPU, or are counted for one, so that a run is refused before it begins.
+#pragma once
+
+#include "core/quantized.h"
+
+namespace moebius {
+
+// Rows of an operand, and of results in bf16, begin at a multiple of 16 bytes: the copy engine's rule.
+inline constexpr int64_t kBlockScaledDepth = 16, kBlockScaledColumns = 8;
+
+struct BlockScaledOperands {
+  const char* a_name;
+  const Operand& a;  // row_blocks
+  const char* b_name;
+  const Operand& b;  // square_blocks; of a weight gradient row_blocks
+  ScaleLayout b_layout = ScaleLayout::square_blocks;
+};
+// Throws Error{usage} "who on a GPU: name must be ...; got ...; ..." unless a kernel takes them.
+void check_block_scaled(const char* who, const BlockScaledOperands& operands);
+
+// The same for a result, or a tensor like it: bf16, columns in multiples of this.
+void check_block_scaled_result(const char* who, const char* name, const Tensor& t,
+                               int64_t columns = kBlockScaledColumns);
+
+}  // namespace moebius

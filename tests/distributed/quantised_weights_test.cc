@@ -1,0 +1,55 @@
+// Quantised copies of weights follow weights that arrive from other ranks, also during the first passes
+// of a step.
+#include "tests/distributed/ranks.h"
+#include "tests/equivalence/tiny.h"
+
+namespace moebius {
+namespace {
+
+class QuantisedWeights : public Ranks {};
+INSTANTIATE_TEST_SUITE_P(Everywhere, QuantisedWeights, ::testing::Values(1, 2), name_of_ranks);
+
+constexpr int64_t kSteps = 3, kMicroBatches = 3, kSequences = 2;
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<float> masters;  // of this rank
+  bool operator==(const Trained&) const = default;
+};
+
+// in_step: Engine::step(), which makes the copies; otherwise pass by pass, without them.
+Trained train_on(Transport& world, bool overlap, bool in_step) {
+  EngineSpec spec = testing::tiny_engine(testing::tiny_model(), kSequences, DType::bf16, 1);
+  spec.precision.recipe = PrecisionRecipe::fp8_block;
+  spec.num_micro_batches = kMicroBatches;
+  spec.overlap = overlap;
+  spec.mesh = {.dp = world.size(), .edp = world.size()};
+  spec.world = &world;
+  Engine engine(spec);
+  testing::init_params(engine);
+  Trained trained;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    for (int64_t m = 0; m < kMicroBatches; ++m) {
+      const int64_t first = (m * world.size() + engine.data_share().dp_rank) * kSequences;
+      testing::fill_random(engine.batch(m), spec.model, step, first, kMicroBatches * kSequences * world.size());
+      if (!in_step) engine.forward_backward(m);
+    }
+    in_step ? engine.step(step, 1e-2) : engine.optimizer_step(step, 1e-2);
+    trained.losses.push_back(engine.loss());
+    engine.end_of_step();
+  }
+  trained.masters = testing::all_elements(engine, false);
+  return trained;
+}
+
+TEST_P(QuantisedWeights, AreThoseOfTheLastUpdate) {
+  run([](Transport& world) {
+    const Trained expected = train_on(world, false, false);
+    EXPECT_NE(expected.losses[0], expected.losses[2]);
+    EXPECT_EQ(train_on(world, false, true), expected);
+    EXPECT_EQ(train_on(world, true, true), expected);
+  });
+}
+
+}  // namespace
+}  // namespace moebius
