@@ -1,6 +1,6 @@
 # The CUDA backend. With MOEBIUS_CUDA=auto it is built where nvcc is found, `on` requires it, and
 # `off` leaves it out. Sets MOEBIUS_HAS_CUDA.
-# Its sources are in folders named cuda and sm90 (cmake/sources.cmake).
+# Its sources are in folders named cuda, sm80 and sm90 (cmake/sources.cmake).
 set(MOEBIUS_CUDA "auto" CACHE STRING "the CUDA backend: on, off, or auto (where nvcc is found)")
 set_property(CACHE MOEBIUS_CUDA PROPERTY STRINGS auto on off)
 set(MOEBIUS_HAS_CUDA FALSE)
@@ -102,6 +102,7 @@ enable_language(CUDA)
 set(MOEBIUS_CUDA_FLAGS -std=c++20 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
 # The architectures for which the kernels in each kind of folder are compiled.
 set(MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_90a,code=sm_90a)
+set(MOEBIUS_CUDA_FLAGS_sm80 -gencode=arch=compute_90a,code=sm_90a)
 set(MOEBIUS_CUDA_FLAGS_sm90 -gencode=arch=compute_90a,code=sm_90a)
 set(MOEBIUS_HAS_CUDA TRUE)
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, ${MOEBIUS_NVCC}")

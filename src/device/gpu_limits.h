@@ -1,11 +1,10 @@
-// The limits of a GPU by which kernels are chosen, and which kernels a run may use.
+// The limits of a GPU, and whether its own kernels are used: what an op chooses a kernel by.
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <utility>
 
 #include "device/device.h"
+#include "device/kernel_choice.h"
 
 namespace moebius {
 
@@ -22,15 +21,6 @@ struct GpuLimits {
 const GpuLimits& gpu_limits(const Stream& s);
 // The limits of the current GPU. Error{usage} in a build without CUDA.
 GpuLimits query_gpu_limits();
-
-// The kernels that a run may use on GPUs.
-enum class KernelChoice : uint8_t {
-  automatic,  // the fastest that take the shape
-  portable,   // those that any GPU of compute capability 8.0 and later has
-};
-inline constexpr std::pair<const char*, KernelChoice> kKernelChoiceNames[] = {{"auto", KernelChoice::automatic},
-                                                                              {"portable", KernelChoice::portable}};
-constexpr const char* name_of(KernelChoice choice) { return kKernelChoiceNames[static_cast<int>(choice)].first; }
 
 // Every op that has kernels of both kinds asks this. The accelerator keeps the choice; it is automatic
 // at first.

@@ -5,6 +5,7 @@
 
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -58,7 +59,9 @@ std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
 std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks* ranks) {
   if (spec.device != DeviceKind::cuda) return nullptr;
   if (Accelerator::why_missing().empty()) open_cublas_lt();
-  return std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
+  auto gpu = std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
+  set_kernel_choice(*gpu, spec.kernels);
+  return gpu;
 }
 
 // The micro-batches of a step are in memory before it begins.

@@ -37,6 +37,7 @@ struct EngineSpec {
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // the training step of a GPU: CUDA graphs, or eager
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   bool fusion = true;                   // of the dense layers (model/layers/mlp.h)
   int threads = 1;
   uint64_t seed = 0;

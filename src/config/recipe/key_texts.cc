@@ -20,6 +20,10 @@ std::vector<KeyText> run_texts() {
        "depend on it, bit for bit."},
       {"run.graph",
        "On a GPU a step is captured as CUDA graphs and replayed. Results do not depend on it, bit for bit."},
+      {"run.kernels",
+       "The kernels on a GPU. `auto` takes the fastest that the GPU and the shape allow. `portable` leaves out "
+       "Hopper's own, so that a Hopper GPU runs what any GPU since compute capability 8.0 runs. Sums then have "
+       "another order."},
   };
 }
 
