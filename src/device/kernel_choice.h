@@ -16,4 +16,10 @@ inline constexpr std::pair<const char*, KernelChoice> kKernelChoiceNames[] = {{"
 
 constexpr const char* name_of(KernelChoice choice) { return kKernelChoiceNames[static_cast<int>(choice)].first; }
 
+// What the choice means on a Hopper GPU.
+constexpr const char* meaning_of(KernelChoice choice) {
+  return choice == KernelChoice::automatic ? "Hopper's own kernels, and portable ones where those do not take a shape"
+                                           : "portable kernels alone, none of Hopper's own";
+}
+
 }  // namespace moebius

@@ -4,6 +4,7 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_backends.h"
@@ -72,13 +73,40 @@ __device__ void skip_row(const LossRows<T>& a, int64_t row, Team team) {
   }
 }
 
-// A cluster owns a row of logits and reads it once; its blocks tell each other their part.
-template <int kNum, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
-  __shared__ float shared[2][32];
+template <bool kClusters>
+__device__ __forceinline__ Team team_of_block() {
+  if constexpr (kClusters) {
+    const auto cluster = cooperative_groups::this_cluster();
+    return {static_cast<int>(cluster.block_rank()), static_cast<int>(cluster.num_blocks())};
+  }
+  return {0, 1};
+}
+
+// Adds up the parts of the blocks of a cluster. It arrives at the cluster's barrier, at which a block
+// waits before it ends.
+__device__ __forceinline__ LossPart part_of_cluster(const LossPart& mine) {
   __shared__ LossPart part;
   const auto cluster = cooperative_groups::this_cluster();
-  const Team team{static_cast<int>(cluster.block_rank()), static_cast<int>(cluster.num_blocks())};
+  if (threadIdx.x == 0) part = mine;
+  cluster.sync();
+  // Each warp adds the parts up, one lane a block.
+  const int lane = threadIdx.x % 32;
+  const LossPart other = lane < static_cast<int>(cluster.num_blocks()) ? *cluster.map_shared_rank(&part, lane)
+                                                                         : LossPart{0, 0};
+  const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
+  const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
+  // No block ends while another still reads its part: the sum, which needs it, is there before the
+  // arrival. Nothing was written that others wait for, so the arrival is relaxed.
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
+  return {row_max, row_sum};
+}
+
+// A cluster owns a row of logits and reads it once; its blocks tell each other their part. Without
+// kClusters, which only Hopper and later GPUs have, a block owns a row.
+template <int kNum, int kVectors, bool kClusters, class T>
+__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
+  __shared__ float shared[2][32];
+  const Team team = team_of_block<kClusters>();
   const int64_t row = blockIdx.x / team.num_blocks;
   const float weight = a.weight[row];
   if (weight == 0) return skip_row<kNum>(a, row, team);
@@ -102,16 +130,8 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
     }
   });
   sum = block_sum(sum, shared[1]);
-  if (threadIdx.x == 0) part = {base, sum};
-  cluster.sync();
-  // Each warp adds the parts up, one lane a block.
-  const int lane = threadIdx.x % 32;
-  const LossPart other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
-  const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
-  const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
-  // No block ends while another still reads its part: the sum, which needs it, is there before the
-  // arrival. Nothing was written that others wait for, so the arrival is relaxed.
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
+  const LossPart all = kClusters ? part_of_cluster({base, sum}) : LossPart{base, sum};
+  const float row_max = all.max, row_sum = all.sum;
 
   const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
   const int target = a.target[row];
@@ -130,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
       store(a.dlogits + row * a.vocab + column, d);
     });
   }
-  cluster_wait();
+  if constexpr (kClusters) cluster_wait();
 }
 
 template <int kNum, int kVectors, class T>
@@ -144,7 +164,14 @@ void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row
   config.stream = cuda_stream(s);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
+  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, true, T>, a));
+}
+
+template <int kNum, class T>
+void launch_blocks(Stream& s, const LossRows<T>& a, int64_t rows) {
+  note_no_portable_kernel(s, "lm_loss");
+  loss_rows_kernel<kNum, 0, false, T><<<narrow<int>(rows), kThreads, 0, cuda_stream(s)>>>(a);
+  check_launch("lm_loss");
 }
 
 // Chooses the fewest blocks, and the fewest registers, that hold a row.
@@ -152,6 +179,7 @@ template <class T>
 void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const bool aligned =
       rows_are_aligned(a.vocab, 4, a.logits) && reinterpret_cast<uintptr_t>(a.dlogits) % (4 * sizeof(T)) == 0;
+  if (!uses_hopper_kernels(s)) return aligned ? launch_blocks<4>(s, a, rows) : launch_blocks<1>(s, a, rows);
   if (aligned && prefetched_loss_rows(s, a, rows)) return;
   const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
   if (!aligned) {
