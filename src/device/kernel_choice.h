@@ -16,9 +16,8 @@ inline constexpr std::pair<const char*, KernelChoice> kKernelChoiceNames[] = {{"
 
 constexpr const char* name_of(KernelChoice choice) { return kKernelChoiceNames[static_cast<int>(choice)].first; }
 
-// What the choice means on a Hopper GPU.
 constexpr const char* meaning_of(KernelChoice choice) {
-  return choice == KernelChoice::automatic ? "Hopper's own kernels, and portable ones where those do not take a shape"
+  return choice == KernelChoice::automatic ? "Hopper's own kernels where the GPU and the shape allow them, else portable ones"
                                            : "portable kernels alone, none of Hopper's own";
 }
 

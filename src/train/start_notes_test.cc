@@ -39,7 +39,7 @@ TEST(StartNotes, TheDispatcherAndWhy) {
             "than all-gather\n");
   run.device = DeviceKind::cuda;
   EXPECT_EQ(all_notes(run),
-            "run.kernels = \"auto\": Hopper's own kernels, and portable ones where those do not take a shape\n"
+            "run.kernels = \"auto\": Hopper's own kernels where the GPU and the shape allow them, else portable ones\n"
             "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
             "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
 }

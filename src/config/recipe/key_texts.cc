@@ -14,7 +14,7 @@ std::vector<KeyText> run_texts() {
        "required by `train`"},
       {"run.seed",
        "The seed of weights, data order and router jitter. All of them are functions of it and of the step."},
-      {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA Hopper GPU a rank."},
+      {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA GPU a rank."},
       {"run.threads",
        "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results do not "
        "depend on it, bit for bit."},
