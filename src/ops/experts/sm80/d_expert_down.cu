@@ -52,7 +52,7 @@ struct DDownGemm {
       weight = there && p.weight != nullptr ? __ldg(p.weight + row) : 1.0f;
     }
     __device__ __forceinline__ static void load_chunk(uint32_t (&to)[4], const uint16_t* from, bool there) {
-      const uint4 chunk = there ? __ldg(reinterpret_cast<const uint4*>(from)) : uint4{};
+      const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), there);
       to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
     }
   };

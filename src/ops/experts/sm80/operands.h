@@ -32,10 +32,7 @@ inline ColumnBias column_bias(const Tensor& b_eC, int64_t first) {
 // The rows of A in a tile: those of the tile's expert, gathered where there is an index.
 template <class CopyA>
 __device__ __forceinline__ void open_rows(CopyA& a, const Source& x, const Tile& tile) {
-  a.open(x.rows, x.chunks, [&](int32_t i) {
-    const int32_t row = tile.m + i;
-    return row >= tile.end_m ? -1 : x.index ? __ldg(x.index + row) : row;
-  });
+  a.open(x.rows, x.chunks, [&](int32_t i) { return row_in_source(x.index, tile.m + i, tile.m + i < tile.end_m); });
 }
 
 }  // namespace moebius::cuda::sm80

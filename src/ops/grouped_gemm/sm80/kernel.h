@@ -102,14 +102,15 @@ struct Products {
         multiply(sums[i][j], a[from][i], b[from][j / 2][j % 2 * 2], b[from][j / 2][j % 2 * 2 + 1]);
     }
   }
-  // Multiplies a slot, and loads the first fragments of the next one.
-  __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies) {
+  // Multiplies a slot whose first fragments are loaded. more: loads those of the next one, which is of the
+  // same tile. (Between tiles the registers are needed to store one.)
+  __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies, bool more) {
     for_each_constant<0, kSteps>([&](auto step) {
       constexpr int kStep = decltype(step)::value;
       if constexpr (kStep == kSteps - 1) {
         slot = slot + 1 == kConfig.num_slots ? 0 : slot + 1;
         wait();
-        load<0>();
+        if (more) load<0>();
       } else {
         load<kStep + 1>();
       }
@@ -133,13 +134,14 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   for (int i = 0; i < kConfig.num_slots - 1; ++i) copies.step();
   Products<Op> products{slots};
   products.wait();
-  products.template load<0>();
   Walk walk(p.tiles, offsets);
   for (Tile tile; walk.next(tile);) {
     WarpSums sums;
     Op::begin(p, tile, sums);
+    products.template load<0>();
 #pragma unroll 1
-    for (int32_t k = tile.k; k < tile.end_k; k += kConfig.tile_k) products.multiply_slot(sums, copies);
+    for (int32_t k = tile.k; k < tile.end_k; k += kConfig.tile_k)
+      products.multiply_slot(sums, copies, k + kConfig.tile_k < tile.end_k);
     Op::store(p, tile, sums);
   }
   wait_copies<0>();

@@ -14,6 +14,19 @@ struct Source {
   uint32_t chunks;       // of 16 bytes in a row
 };
 
+// The row of the source that is row i; negative where not valid. Volatile: written as C++, the compiler
+// moves conditional loads down to their use, one after the other, and each waits for the memory.
+__device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
+  int32_t row = valid && index == nullptr ? i : -1;
+  asm volatile(
+      "{\n .reg .pred indexed;\n"
+      " setp.ne.u32 indexed, %2, 0;\n"
+      " @indexed ld.global.nc.b32 %0, [%1];\n}\n"
+      : "+r"(row)
+      : "l"(index + i), "r"(static_cast<uint32_t>(valid && index != nullptr)));
+  return row;
+}
+
 // Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of
 // kCopies rows.
 template <int kRows, int kDepth, int kThreads>
@@ -30,11 +43,13 @@ class RowsAlongK {
     rows_ = rows;
     left_ = static_cast<int32_t>(chunks) - static_cast<int32_t>(chunk());
     there_ = 0;
+    int32_t from[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) from[i] = row_of(static_cast<int32_t>(row()) + i * kRowsAtOnce);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int32_t row_in_source = row_of(static_cast<int32_t>(row()) + i * kRowsAtOnce);
-      there_ |= (row_in_source >= 0 ? 1u : 0u) << i;
-      first_[i] = static_cast<uint32_t>(max(row_in_source, 0)) * chunks + chunk();
+      there_ |= (from[i] >= 0 ? 1u : 0u) << i;
+      first_[i] = static_cast<uint32_t>(max(from[i], 0)) * chunks + chunk();
     }
   }
 
@@ -74,7 +89,7 @@ class RowsAcrossK {
                                        int32_t k, int32_t end_k) {
     rows_ = rows + uint64_t{first + chunk()} * 16;
     index_ = index;
-    chunks_ = chunks;
+    row_bytes_ = chunks * 16;
     inside_ = first + chunk() < chunks;
     k_ = k + static_cast<int32_t>(row());
     end_k_ = end_k;
@@ -84,10 +99,10 @@ class RowsAcrossK {
   __device__ __forceinline__ void copy(uint32_t slot) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int32_t k = k_ + i * kRowsAtOnce;
-      const int32_t from = kIndexed ? next_[i] : k;
-      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + static_cast<uint64_t>(uint32_t(from)) * chunks_ * 16,
-              inside_ && k < end_k_);
+      const int32_t from = kIndexed ? next_[i] : k_ + i * kRowsAtOnce;
+      const bool there = inside_ && (kIndexed ? from >= 0 : from < end_k_);
+      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{static_cast<uint32_t>(from)} * row_bytes_,
+              there);
     }
     k_ += kDepth;
     find();
@@ -102,12 +117,12 @@ class RowsAcrossK {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const int32_t k = k_ + i * kRowsAtOnce;
-        next_[i] = k >= end_k_ ? 0 : index_ ? __ldg(index_ + k) : k;
+        next_[i] = row_in_source(index_, k, k < end_k_);
       }
     }
   }
 
-  uint32_t to_, chunks_ = 0;
+  uint32_t to_, row_bytes_ = 0;
   bool inside_ = false;
   int32_t k_ = 0, end_k_ = 0;
   const char* rows_ = nullptr;
