@@ -48,8 +48,7 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   RunSpec run = quiet_run();
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
-  EXPECT_EQ(all_notes(run),
-            "run.kernels = \"portable\": portable kernels alone, none of Hopper's own\n" + kLocal);
+  EXPECT_EQ(all_notes(run), "run.kernels = \"portable\": portable kernels alone, none of Hopper's own\n" + kLocal);
 }
 
 TEST(StartNotes, SavesAtTheEndAlone) {

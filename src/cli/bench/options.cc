@@ -91,7 +91,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
-  command.add_option("--kernels", o.kernels, "attention, experts, moe-layer on a GPU: auto or portable, as run.kernels")
+  command
+      .add_option("--kernels", o.kernels, "attention, experts, moe-layer on a GPU: auto or portable, as run.kernels")
       ->capture_default_str();
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");

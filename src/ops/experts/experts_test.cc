@@ -146,7 +146,8 @@ TEST_P(PortableExpertsTest, EqualTheReferenceWithTheSameBitsOnEveryGpu) {
   Problem p(c());
   std::vector<Array> first;
   for (const GpuLimits& limits : kOtherGpus) {
-    SCOPED_TRACE(fmt::format("{} multiprocessors, {} bytes", limits.num_multiprocessors, limits.shared_bytes_per_block));
+    SCOPED_TRACE(
+        fmt::format("{} multiprocessors, {} bytes", limits.num_multiprocessors, limits.shared_bytes_per_block));
     const GpuLimitsScope other(s_, limits);
     const Outputs o = run_all_expert_ops(s_, p);
     expect_reference(c(), p, o);

@@ -17,9 +17,9 @@ int64_t most_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
 }  // namespace
 
 std::string to_string(const PortableGemmConfig& c) {
-  return fmt::format(
-      "mma.sync, tiles {} x {} x {}, {} slots, {} threads, {} block{} a multiprocessor, L2 groups of {}", c.tile_m,
-      c.tile_n, c.tile_k, c.num_slots, c.threads(), c.blocks, c.blocks == 1 ? "" : "s", c.l2_group);
+  return fmt::format("mma.sync, tiles {} x {} x {}, {} slots, {} threads, {} block{} a multiprocessor, L2 groups of {}",
+                     c.tile_m, c.tile_n, c.tile_k, c.num_slots, c.threads(), c.blocks, c.blocks == 1 ? "" : "s",
+                     c.l2_group);
 }
 
 PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits) {

@@ -24,7 +24,7 @@ struct PortableGemmConfig {
   constexpr int threads() const { return tile_m / 64 * (tile_n / 64) * 32; }
   constexpr int slot_bytes_a() const { return tile_m * tile_k * 2; }
   constexpr int slot_bytes_b() const { return tile_n * tile_k * 2; }
-  // Of a block: the slots, and the offsets of the experts.
+  // A block has the slots, and the offsets of the experts.
   constexpr int64_t shared_bytes(int64_t num_experts) const {
     return num_slots * (slot_bytes_a() + slot_bytes_b()) + 4 * (num_experts + 1);
   }

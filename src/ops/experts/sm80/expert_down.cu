@@ -62,9 +62,7 @@ struct Product {
   Rows rows;
 };
 
-Product product_of(const ExpertDown& a) {
-  return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.b2_eC, a.b2_first, a.rows};
-}
+Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.b2_eC, a.b2_first, a.rows}; }
 Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, {}, 0, a.rows}; }
 
 template <Major kMajor, PortableGemmConfig kConfig>

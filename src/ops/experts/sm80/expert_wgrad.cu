@@ -46,8 +46,8 @@ struct WgradGemm {
     __device__ __forceinline__ bool has(int i, int j) const { return 8 * i < rows && 8 * j < columns; }
   };
 
-  // What will be added to comes to L2 while the tile is multiplied: each 128 bytes by the first lane that has
-  // some of them.
+  // The elements come to L2 while the tile is multiplied: the first lane that has some of 128 bytes asks for
+  // all of those.
   __device__ __forceinline__ static void begin(const Params& p, const Tile& tile, WarpSums& sums) {
     clear_sums(sums);
     const LaneElements dw(p, tile);
@@ -103,8 +103,8 @@ void launch(Stream& s, const ExpertWgrad& a) {
 
 bool takes(const ExpertWgrad& a) {
   const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
-  return one_side && takes_matrix(a.left_RM.data) && takes_matrix(a.right_RN.data) && a.dw_eMN.dim(0) <= kMaxPortableExperts &&
-         reinterpret_cast<uintptr_t>(a.dw_eMN.data) % 16 == 0;
+  return one_side && takes_matrix(a.left_RM.data) && takes_matrix(a.right_RN.data) &&
+         a.dw_eMN.dim(0) <= kMaxPortableExperts && reinterpret_cast<uintptr_t>(a.dw_eMN.data) % 16 == 0;
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {

@@ -47,8 +47,8 @@ struct Gated {
 };
 
 // a of gate and up.
-__device__ __forceinline__ void activate(uint32_t (&a)[4], const WordActivation& activation,
-                                         const uint32_t (&gate)[4], const uint32_t (&up)[4]) {
+__device__ __forceinline__ void activate(uint32_t (&a)[4], const WordActivation& activation, const uint32_t (&gate)[4],
+                                         const uint32_t (&up)[4]) {
   const Elements from_gate(gate), from_up(up);
   float x[8];
   if (activation.is_swiglu) {
@@ -94,7 +94,7 @@ struct ActivationGradients {
       dup[i] = gradient.dup;
     }
   }
-  // What the limits cut off has no gradient.
+  // Values that the limits cut off have no gradient.
   __device__ __forceinline__ void by_clamped(const GatedActivation& f, const float (&da)[8], const float (&gate)[8],
                                              const float (&up)[8]) {
     const Gated gated(f, gate, up);

@@ -41,8 +41,7 @@ void gated_up(Stream& s, const GatedUp& a) {
     alone(s, product);
     activate(s, a);
   };
-  if (uses_hopper_kernels(s) && sm90::takes(up) && sm90::takes(product))
-    return run(sm90::expert_up, sm90::expert_down);
+  if (uses_hopper_kernels(s) && sm90::takes(up) && sm90::takes(product)) return run(sm90::expert_up, sm90::expert_down);
   if (sm80::takes(up) && sm80::takes(product)) return run(sm80::expert_up, sm80::expert_down);
   note_two_passes(s, "gated_up", a.w_2FD.data);
   cuda::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});

@@ -74,8 +74,8 @@ class RowsAlongK {
   uint32_t first_[kCopies] = {};
 };
 
-// Tiles whose rows run along m (or n): kDepth rows of kCols elements. A thread copies one chunk of kCopies
-// rows.
+// Tiles whose rows run along m (or n): kDepth rows of kCols elements. A thread copies one chunk of each of
+// kCopies rows.
 template <int kCols, int kDepth, int kThreads, bool kIndexed>
 class RowsAcrossK {
  public:
@@ -151,8 +151,8 @@ class Fragments {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       // Two chunks further is an exclusive or of the address: the tile begins at a multiple of 128 bytes.
-      const uint32_t at = kMajor == Major::k ? (at_ ^ kStep * 32) + i * 16 * kRowBytes
-                                             : (at_ ^ i * 32) + kStep * 16 * kRowBytes;
+      const uint32_t at =
+          kMajor == Major::k ? (at_ ^ kStep * 32) + i * 16 * kRowBytes : (at_ ^ i * 32) + kStep * 16 * kRowBytes;
       load_matrices<kMajor == Major::mn>(to[i], slot + at);
     }
   }

@@ -75,8 +75,7 @@ struct ColumnBias {
 
 // The sums begin at the bias of their column: column_of(j) is that of the even columns of tiles j.
 template <class ColumnOf>
-__device__ __forceinline__ void begin_sums(WarpSums& sums, const ColumnBias& bias, int32_t expert,
-                                           ColumnOf column_of) {
+__device__ __forceinline__ void begin_sums(WarpSums& sums, const ColumnBias& bias, int32_t expert, ColumnOf column_of) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     float even = 0, odd = 0;

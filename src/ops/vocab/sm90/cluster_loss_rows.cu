@@ -21,8 +21,8 @@ __device__ __forceinline__ LossPart part_of_cluster(const LossPart& mine) {
   cluster.sync();
   // Each warp adds the parts up, one lane a block.
   const int lane = threadIdx.x % 32;
-  const LossPart other = lane < static_cast<int>(cluster.num_blocks()) ? *cluster.map_shared_rank(&part, lane)
-                                                                         : LossPart{0, 0};
+  const LossPart other =
+      lane < static_cast<int>(cluster.num_blocks()) ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
   // No block ends while another still reads its part: the sum, which needs it, is there before the
