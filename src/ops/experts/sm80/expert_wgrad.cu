@@ -1,6 +1,6 @@
-// expert_wgrad with mma.sync: left^T right of the rows of each expert, added to dw in memory. Both sides
+// expert_wgrad with mma.sync: left^T right of the rows of each expert, stored to dw or added to it. Both sides
 // have rows across k, and one of them may be gathered. One block computes all rows of its elements of dw, so
-// that each is added to once, in the order of the rows.
+// that each is written once, with a sum in the order of the rows.
 #include "ops/experts/sm80/operands.h"
 #include "ops/grouped_gemm/sm80/warp_rows.h"
 
@@ -21,6 +21,7 @@ struct WgradGemm {
     Source left, right;
     float* dw;
     int32_t N;
+    bool accumulate;
   };
 
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
@@ -50,6 +51,7 @@ struct WgradGemm {
   // all of those.
   __device__ __forceinline__ static void begin(const Params& p, const Tile& tile, WarpSums& sums) {
     clear_sums(sums);
+    if (!p.accumulate) return;
     const LaneElements dw(p, tile);
     const int pair = static_cast<int>(threadIdx.x % 4) * 2;
 #pragma unroll
@@ -60,22 +62,23 @@ struct WgradGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const LaneElements dw(p, tile);
-    if (dw.has(kRows - 1, kPairs - 1))
-      add<true>(dw, sums);
+    const bool whole = dw.has(kRows - 1, kPairs - 1);
+    if (p.accumulate)
+      whole ? put<true, true>(dw, sums) : put<true, false>(dw, sums);
     else
-      add<false>(dw, sums);
+      whole ? put<false, true>(dw, sums) : put<false, false>(dw, sums);
   }
 
-  // kWhole: all elements are in dw, which has rows and columns in multiples of 8. All loads of a row are on
-  // their way before the first sum waits for one.
-  template <bool kWhole>
-  __device__ __forceinline__ static void add(const LaneElements& dw, const WarpSums& sums) {
+  // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has rows and columns in multiples
+  // of 8. All loads of a row are on their way before the first sum waits for one.
+  template <bool kAdds, bool kWhole>
+  __device__ __forceinline__ static void put(const LaneElements& dw, const WarpSums& sums) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float2* row = reinterpret_cast<float2*>(dw.row(i));
       float2 x[kPairs];
 #pragma unroll
-      for (int j = 0; j < kPairs; ++j) x[j] = kWhole || dw.has(i, j) ? __ldcg(row + 4 * j) : float2{};
+      for (int j = 0; j < kPairs; ++j) x[j] = kAdds && (kWhole || dw.has(i, j)) ? __ldcg(row + 4 * j) : float2{};
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         const float* sum = &sums[i / 2][j][i % 2 * 2];
@@ -94,7 +97,9 @@ void launch(Stream& s, const ExpertWgrad& a) {
                         .left = source_of(a.left_RM.data, a.gather_left ? index : nullptr),
                         .right = source_of(a.right_RN.data, a.gather_right ? index : nullptr),
                         .dw = a.dw_eMN.ptr<float>(),
-                        .N = static_cast<int32_t>(N)};
+                        .N = static_cast<int32_t>(N),
+                        .accumulate = a.accumulate};
+  p.tiles.has_idle = !a.accumulate;
   MOEBIUS_ASSERT(p.tiles.num_experts == E);
   launch_portable<Op>(s, p, "expert_wgrad");
 }

@@ -48,7 +48,7 @@ struct Copies {
 
   // Fills the next slot, where there is more to multiply; a group of copies in any case.
   __device__ __forceinline__ void step() {
-    if (more && left <= 0) {
+    while (more && left <= 0) {
       Tile tile;
       more = walk.next(tile);
       if (more) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   for (Tile tile; walk.next(tile);) {
     WarpSums sums;
     Op::begin(p, tile, sums);
-    products.template load<0>();
+    if (tile.k < tile.end_k) products.template load<0>();
 #pragma unroll 1
     for (int32_t k = tile.k; k < tile.end_k; k += kConfig.tile_k)
       products.multiply_slot(sums, copies, k + kConfig.tile_k < tile.end_k);

@@ -19,6 +19,7 @@ struct Tiles {
   int32_t num_experts, cut;
   int32_t m, k;    // of the dimension that is not cut
   int32_t across;  // tiles across the columns of the output
+  bool has_idle = false;  // with Cut::k, experts without rows have tiles too, of which nothing is summed
 };
 
 inline Tiles make_tiles(const Tensor& offsets_e1, int64_t cut, int64_t m, int64_t k, int64_t across) {
@@ -46,7 +47,7 @@ struct Tile {
 };
 
 // The tiles of a block, in order. Groups of kGroup tiles down the rows are computed column after column,
-// so that L2 keeps the rows while the weights stream by. Experts without rows have no tiles.
+// so that L2 keeps the rows while the weights stream by.
 template <Cut kCut, int kTileM, int kGroup>
 class TileWalk {
  public:
@@ -82,7 +83,8 @@ class TileWalk {
   __device__ __forceinline__ void open_expert() {
     begin_ = end_;
     end_ = offsets_[expert_ + 1];
-    const int32_t rows = kCut == Cut::m || begin_ == end_ ? end_ - begin_ : tiles_.m;
+    const bool is_idle = begin_ == end_ && !tiles_.has_idle;
+    const int32_t rows = kCut == Cut::m || is_idle ? end_ - begin_ : tiles_.m;
     down_ = (rows + kTileM - 1) / kTileM;
     units_ = down_ * tiles_.across;
   }
