@@ -1,6 +1,6 @@
 # The CUDA backend. With MOEBIUS_CUDA=auto it is built where nvcc is found, `on` requires it, and
 # `off` leaves it out. Sets MOEBIUS_HAS_CUDA.
-# Its sources are in folders named cuda and sm90 (cmake/sources.cmake).
+# Its sources are in folders named cuda, sm80 and sm90 (cmake/sources.cmake).
 set(MOEBIUS_CUDA "auto" CACHE STRING "the CUDA backend: on, off, or auto (where nvcc is found)")
 set_property(CACHE MOEBIUS_CUDA PROPERTY STRINGS auto on off)
 set(MOEBIUS_HAS_CUDA FALSE)
@@ -95,14 +95,37 @@ set(CMAKE_CUDA_COMPILER ${MOEBIUS_NVCC})
 if(MOEBIUS_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${MOEBIUS_CCACHE})
 endif()
-# The kernels use Hopper's own instructions, which no other architecture has.
+# Flags are set for each kind of folder, below.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 # CMake 3.25.1 does not know CUDA_STANDARD 20. fmt 9 does not detect that nvcc supports constexpr.
 set(MOEBIUS_CUDA_FLAGS -std=c++20 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
-# The architectures for which the kernels in each kind of folder are compiled.
-set(MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_90a,code=sm_90a)
+# The architectures that get native code. The kernels in sm90/ use Hopper's own instructions, which no other
+# GPU has. Those in cuda/ and sm80/ also have the PTX of the lowest architecture, which the driver compiles
+# for any later GPU when a program first runs on it.
+set(MOEBIUS_CUDA_ARCHITECTURES "80;90a" CACHE STRING
+  "GPUs that get native code, 90a (Hopper) among them, and others of 80, 86, 89, 100 and 120; later ones than the lowest run too")
+set(MOEBIUS_LOWEST_CAPABILITY 90)
 set(MOEBIUS_CUDA_FLAGS_sm90 -gencode=arch=compute_90a,code=sm_90a)
+set(MOEBIUS_CUDA_FLAGS_cuda ${MOEBIUS_CUDA_FLAGS_sm90})
+foreach(architecture ${MOEBIUS_CUDA_ARCHITECTURES})
+  if(NOT architecture MATCHES "^(80|86|89|90a|100|120)$")
+    message(FATAL_ERROR "MOEBIUS_CUDA_ARCHITECTURES: expected 80, 86, 89, 90a, 100 and 120; got '${architecture}'")
+  elseif(NOT architecture STREQUAL 90a)
+    list(APPEND MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_${architecture},code=sm_${architecture})
+    if(architecture LESS MOEBIUS_LOWEST_CAPABILITY)
+      set(MOEBIUS_LOWEST_CAPABILITY ${architecture})
+    endif()
+  endif()
+endforeach()
+if(NOT 90a IN_LIST MOEBIUS_CUDA_ARCHITECTURES)
+  message(FATAL_ERROR "MOEBIUS_CUDA_ARCHITECTURES: expected 90a among '${MOEBIUS_CUDA_ARCHITECTURES}', since Hopper's kernels are always built")
+endif()
+if(MOEBIUS_LOWEST_CAPABILITY LESS 90)
+  list(APPEND MOEBIUS_CUDA_FLAGS_cuda
+    -gencode=arch=compute_${MOEBIUS_LOWEST_CAPABILITY},code=compute_${MOEBIUS_LOWEST_CAPABILITY})
+endif()
+set(MOEBIUS_CUDA_FLAGS_sm80 ${MOEBIUS_CUDA_FLAGS_cuda})
 set(MOEBIUS_HAS_CUDA TRUE)
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, ${MOEBIUS_NVCC}")
 include(cmake/cudnn.cmake OPTIONAL)

@@ -1,8 +1,9 @@
 # Selects the files of src/ to build. The name of a folder says what its files need:
-#   cuda/   the CUDA toolkit, any GPU              sm90/   the CUDA toolkit, and Hopper's own instructions
+#   cuda/   the CUDA toolkit, any GPU              sm80/   the CUDA toolkit, and compute capability 8.0
+#                                                  sm90/   the CUDA toolkit, and Hopper's own instructions
 #   cudnn/  cuDNN and the headers of its frontend  nccl/   NCCL's header        mpi/  an MPI
 # Where that is missing, missing_<name>.cc beside the folder is built instead. missing_cuda.cc
-# replaces cuda/ and sm90/.
+# replaces cuda/, sm80/ and sm90/.
 # Sets MOEBIUS_LIBRARY_SOURCES, MOEBIUS_CLI_SOURCES (the commands) and MOEBIUS_TEST_SOURCES.
 set(MOEBIUS_GLOB src/*.cc)
 if(MOEBIUS_ROOMS)
@@ -24,12 +25,12 @@ function(moebius_select result)
   if("cuda" IN_LIST ARGN)
     list(APPEND found ${MOEBIUS_KERNELS})
   else()
-    list(FILTER found EXCLUDE REGEX "/(cuda|sm90)/[^/]+$")
+    list(FILTER found EXCLUDE REGEX "/(cuda|sm80|sm90)/[^/]+$")
   endif()
   foreach(stand_in ${stand_ins})  # also with CUDA, for ops whose kernels are not written yet
     cmake_path(GET stand_in PARENT_PATH folder)
     set(backend ${found})
-    list(FILTER backend INCLUDE REGEX "^${folder}/(cuda|sm90)/[^/]+$")
+    list(FILTER backend INCLUDE REGEX "^${folder}/(cuda|sm80|sm90)/[^/]+$")
     if(NOT backend)
       list(APPEND found ${stand_in})
     endif()

@@ -61,6 +61,7 @@ struct BenchSpec {
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
   bool first_micro_batch = false;
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 
 // Measures matrix rates in bf16 and f32 with our gemm. It is [2048, 2048] x [2048, 2048]^T on the

@@ -3,7 +3,7 @@
 
 #include "bench/check.h"
 #include "bench/timing.h"
-#include "device/fallback_kernels.h"
+#include "ops/experts/experts_backends.h"
 #include "ops/experts/experts_desc.h"
 
 namespace moebius {
@@ -156,10 +156,10 @@ void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad
 }
 
 // The grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
-std::string kernel_text(const Stream& s, const char* op, const GroupedGemmDesc& desc) {
+template <class Op>
+std::string text_of_kernel(const Stream& s, const Op& op) {
   if (s.device() != DeviceKind::cuda) return "";
-  const bool falls_back = s.accelerator().state<FallbackKernels>().why.contains(op);
-  return fmt::format("{}; {}", to_string(desc), falls_back ? "fallback kernel" : to_string(choose_config(desc)));
+  return fmt::format("{}; {}", to_string(describe(op)), cuda::kernel_text(s, op));
 }
 
 // The ops of the bench, in the order of a layer. Each line is checked after its op has run.
@@ -174,7 +174,7 @@ class ExpertOps {
     BenchLine line{.name = "expert_up"};
     const ExpertUp op{.h_R2F = c_.h_R2F, .a_RF = c_.a_RF, .x_TD = c_.x_TD, .w1_e2FD = c_.w1_e2FD, .rows = c_.rows};
     time_op(device_, tensors_, line, op, expert_up);
-    line.kernel = kernel_text(s(), "expert_up", describe(op));
+    line.kernel = text_of_kernel(s(), op);
     check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
     check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
     return line;
@@ -183,7 +183,7 @@ class ExpertOps {
     BenchLine line{.name = "expert_down"};
     const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .rows = own_};
     time_op(device_, tensors_, line, op, expert_down);
-    line.kernel = kernel_text(s(), "expert_down", describe(op));
+    line.kernel = text_of_kernel(s(), op);
     check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
     return line;
   }
@@ -198,7 +198,7 @@ class ExpertOps {
                          .weight_R = c_.weight_R,
                          .rows = c_.rows};
     time_op(device_, tensors_, line, op, d_expert_down);
-    line.kernel = kernel_text(s(), "d_expert_down", describe(op));
+    line.kernel = text_of_kernel(s(), op);
     check_d_down(s(), line, c_);
     return line;
   }
@@ -206,7 +206,7 @@ class ExpertOps {
     BenchLine line{.name = "d_expert_up"};
     const DExpertUp op{.dx_RD = c_.dx_RD, .dh_R2F = c_.dh_R2F, .w1_e2FD = c_.w1_e2FD, .rows = own_};
     time_op(device_, tensors_, line, op, d_expert_up);
-    line.kernel = kernel_text(s(), "d_expert_up", describe(op));
+    line.kernel = text_of_kernel(s(), op);
     check_elements(s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
     return line;
   }
@@ -227,7 +227,7 @@ class ExpertOps {
   BenchLine wgrad(const char* name, const ExpertWgrad& op) {
     BenchLine line{.name = name};
     const int64_t calls = time_op(device_, tensors_, line, op, expert_wgrad);
-    line.kernel = kernel_text(s(), "expert_wgrad", describe(op));
+    line.kernel = text_of_kernel(s(), op);
     check_wgrad(s(), line, c_, op, calls);
     return line;
   }

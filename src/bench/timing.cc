@@ -5,6 +5,7 @@
 #include <cmath>
 #include <thread>
 
+#include "device/gpu_limits.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 
@@ -37,9 +38,11 @@ Tensor BenchTensors::ints(Shape shape, const std::vector<int32_t>& values) {
   return t;
 }
 
-BenchDevice::BenchDevice(DeviceKind device, int threads, int64_t runs) : pool_(threads), runs_(runs) {
+BenchDevice::BenchDevice(DeviceKind device, int threads, int64_t runs, KernelChoice kernels)
+    : pool_(threads), runs_(runs) {
   if (device == DeviceKind::cuda) {
     gpu_ = std::make_unique<Accelerator>();
+    set_kernel_choice(*gpu_, kernels);
     stream_ = std::make_unique<Stream>(*gpu_, pool_);
   } else {
     stream_ = std::make_unique<Stream>(device, pool_);

@@ -31,8 +31,8 @@ class BenchTensors {
 // A device, and timed work on it.
 class BenchDevice {
  public:
-  explicit BenchDevice(const BenchSpec& spec) : BenchDevice(spec.device, spec.threads, spec.runs) {}
-  BenchDevice(DeviceKind device, int threads, int64_t runs);
+  explicit BenchDevice(const BenchSpec& spec) : BenchDevice(spec.device, spec.threads, spec.runs, spec.kernels) {}
+  BenchDevice(DeviceKind device, int threads, int64_t runs, KernelChoice kernels = KernelChoice::automatic);
   Stream& stream() { return *stream_; }
   ThreadPool& pool() { return pool_; }
   bool is_gpu() const { return gpu_ != nullptr; }

@@ -14,6 +14,7 @@
 #include "comm/transport/mpi.h"
 #include "device/accelerator.h"
 #include "device/gpus_found.h"
+#include "device/kernel_choice.h"
 #include "io/files.h"
 #include "memory/plan.h"
 #include "ops/attention/attention_cudnn.h"
@@ -62,6 +63,15 @@ std::string gpu_line() {
                      gpu.num_multiprocessors, bytes_text(gpu.free_bytes), bytes_text(gpu.memory_bytes));
 }
 
+// The values of run.kernels that the first GPU has kernels for.
+std::string kernels_line() {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) return "none";
+  std::string text;
+  for (const auto& [name, choice] : kKernelChoiceNames)
+    text += fmt::format("{}run.kernels = \"{}\": {}", text.empty() ? "" : "; ", name, meaning_of(choice));
+  return text;
+}
+
 std::vector<Finding> findings(const Machine& m) {
   const int64_t disk = free_bytes(".");
   return {{"cpu", m.cpu},
@@ -81,7 +91,8 @@ std::vector<Finding> findings(const Machine& m) {
           {"cuDNN", cudnn_text(cudnn_version())},
           {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},
-          {"GPU", gpu_line()}};
+          {"GPU", gpu_line()},
+          {"GPU kernels", kernels_line()}};
 }
 
 // Returns the features that this machine or this build lacks, each with what needs it.

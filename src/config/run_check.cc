@@ -212,6 +212,10 @@ void check_precision(const RunSpec& s) {
       usage, s.device == DeviceKind::cpu || s.precision.compute == DType::bf16,
       "precision.recipe = \"{}\" on a GPU needs precision.compute = \"bf16\"; got \"{}\"; change one of them{}",
       name_of(s.precision.recipe), name_of(s.precision.compute), origin(s, "precision.recipe"));
+  MOEBIUS_CHECK(usage, s.kernels == KernelChoice::automatic,
+                "precision.recipe = \"{}\" has no portable kernels; set run.kernels = \"auto\" or precision.recipe = "
+                "\"none\"{}",
+                name_of(s.precision.recipe), origin(s, "precision.recipe"));
   check_whole_tensors(s);
 }
 

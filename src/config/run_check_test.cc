@@ -43,6 +43,9 @@ TEST(Check, RecipesOfPrecision) {
   EXPECT_THAT(check_error({"precision.recipe=mxfp8", "run.device=cuda"}),
               HasSubstr("precision.recipe = \"mxfp8\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or "
                         "run.device = \"cpu\" [--set]"));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", "run.kernels=portable"}),
+              HasSubstr("precision.recipe = \"fp8_block\" has no portable kernels; set run.kernels = \"auto\" or "
+                        "precision.recipe = \"none\""));
   EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", "precision.compute=f32"}),
               HasSubstr("precision.recipe = \"fp8_block\" on a GPU needs precision.compute = \"bf16\"; got \"f32\"; "
                         "change one of them [--set]"));

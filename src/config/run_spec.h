@@ -12,6 +12,7 @@
 #include "config/policy_spec.h"
 #include "config/train_spec.h"
 #include "core/tensor.h"
+#include "device/kernel_choice.h"
 
 namespace moebius {
 
@@ -22,6 +23,7 @@ struct RunSpec {
   DeviceKind device = DeviceKind::cpu;
   int64_t threads = 0;  // CPU threads; 0: all that this process may use
   bool graph = true;    // on a GPU: the step is captured once in CUDA graphs, which are then replayed
+  KernelChoice kernels = KernelChoice::automatic;  // on a GPU
 
   ModelSpec model;
   std::string model_hf;   // model.hf

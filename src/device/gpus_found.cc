@@ -7,26 +7,33 @@
 namespace moebius {
 namespace {
 
-// The kernels are built for this capability only: wgmma and TMA are not forward compatible.
-constexpr int kCapabilityMajor = 9, kCapabilityMinor = 0;
+constexpr int kHopper = 90;
 
-bool is_hopper(const GpuFound& gpu) {
-  return gpu.capability_major == kCapabilityMajor && gpu.capability_minor == kCapabilityMinor;
+bool has_kernels_for(const GpusFound& found, const GpuFound& gpu) {
+  const int capability = 10 * gpu.capability_major + gpu.capability_minor;
+  return found.lowest_capability == kHopper ? capability == kHopper : capability >= found.lowest_capability;
+}
+
+std::string capabilities_text(const GpusFound& found) {
+  if (found.lowest_capability == kHopper)
+    return "9.0 (Hopper) alone; -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later";
+  return fmt::format("{}.{} and later", found.lowest_capability / 10, found.lowest_capability % 10);
 }
 
 // Any driver of the same major version is enough.
 std::string needed_text(const GpusFound& found) { return fmt::format("{}.0 or later", found.built_with / 1000); }
 
-std::string why_not_hopper(const GpusFound& found, int index) {
+std::string why_no_kernels(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
-  const auto other = std::find_if(found.visible.begin(), found.visible.end(), is_hopper);
+  const auto other = std::find_if(found.visible.begin(), found.visible.end(),
+                                  [&](const GpuFound& g) { return has_kernels_for(found, g); });
   const std::string advice =
       other == found.visible.end()
-          ? fmt::format("none of the visible GPUs ({}) is Hopper, but CUDA_VISIBLE_DEVICES may hide others",
+          ? fmt::format("they run on none of the visible GPUs ({}), but CUDA_VISIBLE_DEVICES may hide others",
                         found.visible.size())
-          : fmt::format("set CUDA_VISIBLE_DEVICES={}, which is Hopper", other->uuid);
-  return fmt::format("GPU {} is {} (compute capability {}.{}), and the kernels are built for {}.{} (Hopper); {}", index,
-                     gpu.name, gpu.capability_major, gpu.capability_minor, kCapabilityMajor, kCapabilityMinor, advice);
+          : fmt::format("set CUDA_VISIBLE_DEVICES={}, on which they run", other->uuid);
+  return fmt::format("GPU {} is {} (compute capability {}.{}), and this build has kernels for {}; {}", index, gpu.name,
+                     gpu.capability_major, gpu.capability_minor, capabilities_text(found), advice);
 }
 
 }  // namespace
@@ -55,7 +62,7 @@ std::string why_not_usable(const GpusFound& found, int index) {
         "expected a GPU with index {}; got {} visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
         "nvidia-smi -L lists",
         index, count);
-  return is_hopper(found.visible[index]) ? "" : why_not_hopper(found, index);
+  return has_kernels_for(found, found.visible[index]) ? "" : why_no_kernels(found, index);
 }
 
 std::string cuda_versions_text(const GpusFound& found) {

@@ -14,7 +14,10 @@ struct GpuFound {
 
 struct GpusFound {
   int built_with = 0;  // the CUDA of this program, as 1000 * major + 10 * minor; 0: none
-  int driver = 0;      // the newest CUDA that the driver runs, in the same form; 0: there is no driver
+  // The least compute capability, as 10 * major + minor, that this program has kernels for. Later GPUs run
+  // them too, but not those of 90: Hopper's own kernels run on Hopper alone.
+  int lowest_capability = 80;
+  int driver = 0;  // the newest CUDA that the driver runs, in the same form; 0: there is no driver
   std::vector<GpuFound> visible;
   std::string error;  // CUDA's message where it could not count the GPUs
 };

@@ -6,6 +6,8 @@ namespace moebius {
 namespace {
 
 const GpuFound kH200{.name = "NVIDIA H200", .uuid = "GPU-h", .capability_major = 9, .capability_minor = 0};
+const GpuFound kT4{.name = "Tesla T4", .uuid = "GPU-t", .capability_major = 7, .capability_minor = 5};
+const GpuFound kB200{.name = "NVIDIA B200", .uuid = "GPU-b", .capability_major = 10, .capability_minor = 0};
 const GpuFound kA100{.name = "NVIDIA A100", .uuid = "GPU-a", .capability_major = 8, .capability_minor = 0};
 
 struct Case {
@@ -30,16 +32,28 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
        "no GPU is visible (no CUDA-capable device is detected); unset CUDA_VISIBLE_DEVICES, or set it to a GPU that "
        "nvidia-smi -L lists",
        "built with 13.0, driver for 13.1"},
-      {{.built_with = 13000, .driver = 13000, .visible = {kA100}},
+      {{.built_with = 13000, .driver = 13000, .visible = {kT4}},
        0,
-       "GPU 0 is NVIDIA A100 (compute capability 8.0), and the kernels are built for 9.0 (Hopper); none of the visible "
-       "GPUs (1) is Hopper, but CUDA_VISIBLE_DEVICES may hide others",
+       "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; they run on none of "
+       "the visible GPUs (1), but CUDA_VISIBLE_DEVICES may hide others",
        "built with 13.0, driver for 13.0"},
-      {{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100}},
+      {{.built_with = 13000, .driver = 13000, .visible = {kH200, kT4}},
        1,
-       "GPU 1 is NVIDIA A100 (compute capability 8.0), and the kernels are built for 9.0 (Hopper); set "
-       "CUDA_VISIBLE_DEVICES=GPU-h, which is Hopper",
+       "GPU 1 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; set "
+       "CUDA_VISIBLE_DEVICES=GPU-h, on which they run",
        "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .lowest_capability = 86, .driver = 13000, .visible = {kA100, kB200}},
+       0,
+       "GPU 0 is NVIDIA A100 (compute capability 8.0), and this build has kernels for 8.6 and later; set "
+       "CUDA_VISIBLE_DEVICES=GPU-b, on which they run",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .lowest_capability = 90, .driver = 13000, .visible = {kB200}},
+       0,
+       "GPU 0 is NVIDIA B200 (compute capability 10.0), and this build has kernels for 9.0 (Hopper) alone; "
+       "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later; they run on none of the visible GPUs "
+       "(1), but CUDA_VISIBLE_DEVICES may hide others",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kA100, kB200}}, 1, "", "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .driver = 13000, .visible = {kH200}},
        2,
        "expected a GPU with index 2; got 1 visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "

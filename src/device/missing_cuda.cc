@@ -1,6 +1,7 @@
 // The Accelerator of a build without CUDA: there is no GPU, and every call reports that.
 #include "core/error.h"
 #include "device/accelerator.h"
+#include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
 
@@ -14,6 +15,7 @@ namespace {
 }  // namespace
 
 GpusFound gpus_found() { return {}; }
+GpuLimits query_gpu_limits() { missing(); }
 
 struct Accelerator::Impl {};
 

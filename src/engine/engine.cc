@@ -5,6 +5,7 @@
 
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
@@ -59,7 +60,14 @@ std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
 std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks* ranks) {
   if (spec.device != DeviceKind::cuda) return nullptr;
   if (Accelerator::why_missing().empty()) open_cublas_lt();
-  return std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
+  auto gpu = std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
+  set_kernel_choice(*gpu, spec.kernels);
+  const GpuLimits limits = query_gpu_limits();
+  MOEBIUS_CHECK(usage, spec.precision.recipe == PrecisionRecipe::none || limits.is_hopper(),
+                "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
+                "precision.recipe = \"none\"",
+                name_of(spec.precision.recipe), limits.capability_major, limits.capability_minor);
+  return gpu;
 }
 
 // The micro-batches of a step are in memory before it begins.

@@ -34,6 +34,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .device = run.device,
       .target = run.device,
       .graph = run.graph,
+      .kernels = run.kernels,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }

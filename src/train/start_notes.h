@@ -15,7 +15,7 @@ struct StartNote {
   bool is_warning = false;
 };
 
-// The dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances
+// On a GPU the kernels that the run may use; the dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances
 // the experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher);
 

@@ -40,8 +40,16 @@ TEST(StartNotes, TheDispatcherAndWhy) {
             "than all-gather\n");
   run.device = DeviceKind::cuda;
   EXPECT_EQ(all_notes(run),
+            "run.kernels = \"auto\": Hopper's own kernels where the GPU and the shape allow them, else portable ones\n"
             "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
             "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
+}
+
+TEST(StartNotes, TheKernelsOfAGpu) {
+  RunSpec run = quiet_run();
+  run.device = DeviceKind::cuda;
+  run.kernels = KernelChoice::portable;
+  EXPECT_EQ(all_notes(run), "run.kernels = \"portable\": portable kernels alone, none of Hopper's own\n" + kLocal);
 }
 
 TEST(StartNotes, SavesAtTheEndAlone) {

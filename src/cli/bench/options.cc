@@ -27,6 +27,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--steps", {"step"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
+    {"--kernels", {"attention", "experts", "moe-layer"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
@@ -60,6 +61,12 @@ BenchRouting::Kind routing_kind(const std::string& name) {
   return name == "zipf" ? BenchRouting::Kind::zipf : BenchRouting::Kind::balanced;
 }
 
+KernelChoice kernel_choice(const std::string& name) {
+  for (const auto& [known, choice] : kKernelChoiceNames)
+    if (name == known) return choice;
+  MOEBIUS_FAIL(usage, "--kernels: expected auto or portable; got \"{}\"", name);
+}
+
 }  // namespace
 
 void add_bench_options(CLI::App& command, BenchOptions& o) {
@@ -82,6 +89,9 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
+  command
+      .add_option("--kernels", o.kernels, "attention, experts, moe-layer on a GPU: auto or portable, as run.kernels")
+      ->capture_default_str();
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");
   command.add_flag("--first-micro-batch", o.spec.first_micro_batch,
@@ -103,6 +113,7 @@ void check_bench_options(const CLI::App& command, BenchOptions& o) {
   MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1,
                 "--runs: expected at least 1; got {}; leave it out for as many as the median needs", *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
+  o.spec.kernels = kernel_choice(o.kernels);
   MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
                 "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing {}", o.routing);
   const double exponent = o.spec.routing.exponent;

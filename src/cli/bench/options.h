@@ -16,7 +16,7 @@ namespace moebius {
 struct BenchOptions {
   std::string name, recipe, device, shape, routing = "balanced";
   std::vector<std::string> overrides;
-  std::string dispatcher = "auto";
+  std::string dispatcher = "auto", kernels = "auto";
   std::optional<int64_t> runs;
   int64_t steps = 3, ranks = 1, etp = 1;
   BenchSpec spec{.threads = 0};

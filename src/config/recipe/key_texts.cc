@@ -14,12 +14,16 @@ std::vector<KeyText> run_texts() {
        "required by `train`"},
       {"run.seed",
        "The seed of weights, data order and router jitter. All of them are functions of it and of the step."},
-      {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA Hopper GPU a rank."},
+      {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA GPU a rank."},
       {"run.threads",
        "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results do not "
        "depend on it, bit for bit."},
       {"run.graph",
        "On a GPU a step is captured as CUDA graphs and replayed. Results do not depend on it, bit for bit."},
+      {"run.kernels",
+       "The kernels on a GPU. `auto` takes the fastest that the GPU and the shape allow. `portable` leaves out "
+       "Hopper's own, so that a Hopper GPU runs what any GPU since compute capability 8.0 runs. Sums then have "
+       "another order."},
   };
 }
 

@@ -88,6 +88,7 @@ std::vector<RecipeKey> run_keys() {
       run.named("device", &RunSpec::device, {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}, free),
       run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
       run.key("graph", &RunSpec::graph, any_boolean(), free),
+      run.named("kernels", &RunSpec::kernels, {std::begin(kKernelChoiceNames), std::end(kKernelChoiceNames)}, free),
   };
 }
 

@@ -47,7 +47,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.tp parallel.vpp "
       "precision.compute precision.keep precision.recipe "
-      "run.device run.dir run.graph run.seed run.threads "
+      "run.device run.dir run.graph run.kernels run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
       "train.seq_len train.steps";
   EXPECT_EQ(fmt::format("{}", fmt::join(recipe_keys(), " ")), keys);

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
 #include "ops/attention/cuda/attention.h"
@@ -79,6 +80,8 @@ class AttentionTest : public testing::DeviceTest<Case> {
     ref_ = {q_.values(), k_.values(), v_.values(), doc_start_.values(), c_.batch, c_.rows,       c_.kv_rows,
             c_.heads,    c_.kv_heads, c_.width,    c_.window,           scale_,   c_.out_width()};
   }
+  void expect_forward();
+  void expect_backward();
   // Documents of 13 tokens in the first sequence, 14 in the next.
   std::vector<int32_t> doc_starts() const {
     std::vector<int32_t> starts;
@@ -113,7 +116,7 @@ class AttentionTest : public testing::DeviceTest<Case> {
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-TEST_P(AttentionTest, ForwardEqualsTheReference) {
+void AttentionTest::expect_forward() {
   Array o = Array::poisoned({c_.batch * c_.rows, c_.heads, c_.out_width()}, c_.dtype),
         lse = Array::poisoned({c_.batch * c_.rows, c_.heads}, DType::f32);
   attention_fwd(s_, fwd(o, lse));
@@ -123,7 +126,7 @@ TEST_P(AttentionTest, ForwardEqualsTheReference) {
   testing::expect_close("lse", lse.values(), want.lse, error_, error_);
 }
 
-TEST_P(AttentionTest, BackwardEqualsTheReference) {
+void AttentionTest::expect_backward() {
   if (c_.rows != c_.kv_rows) return;  // refused: BadArgumentsAreNamed
   const Shape q_shape{c_.batch * c_.rows, c_.heads, c_.width}, k_shape{c_.batch * c_.rows, c_.kv_heads, c_.width},
       o_shape{c_.batch * c_.rows, c_.heads, c_.out_width()}, v_shape{c_.batch * c_.rows, c_.kv_heads, c_.out_width()};
@@ -168,6 +171,17 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
   a.dv_TGd = dv.tensor();
   cuda::attention_bwd(s_, a);
   expect_wanted();
+}
+
+TEST_P(AttentionTest, ForwardEqualsTheReference) { expect_forward(); }
+TEST_P(AttentionTest, BackwardEqualsTheReference) { expect_backward(); }
+
+// A GPU without Hopper's kernels, whose shared memory holds the smaller tiles alone.
+TEST_P(AttentionTest, OtherGpusEqualTheReference) {
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
+  const GpuLimitsScope other(s_, {8, 9, 128, 99 << 10});
+  expect_forward();
+  expect_backward();
 }
 
 TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {

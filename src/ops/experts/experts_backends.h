@@ -2,6 +2,8 @@
 // there is work to do.
 #pragma once
 
+#include <string>
+
 #include "device/device.h"
 
 namespace moebius {
@@ -34,6 +36,12 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
+// The config of the kernel that runs the op on the GPU of s, or "fallback kernel".
+std::string kernel_text(const Stream& s, const ExpertUp& a);
+std::string kernel_text(const Stream& s, const ExpertDown& a);
+std::string kernel_text(const Stream& s, const DExpertDown& a);
+std::string kernel_text(const Stream& s, const DExpertUp& a);
+std::string kernel_text(const Stream& s, const ExpertWgrad& a);
 int64_t scratch_bytes(const ExpertUp& a);
 int64_t scratch_bytes(const ExpertDown& a);
 int64_t scratch_bytes(const DExpertDown& a);

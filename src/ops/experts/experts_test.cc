@@ -4,6 +4,8 @@
 
 #include "device/block_limit.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
+#include "ops/experts/experts_backends.h"
 #include "ops/experts/experts_testing.h"
 
 namespace moebius {
@@ -59,6 +61,8 @@ std::vector<Case> cases() {
 class ExpertsTest : public testing::DeviceTest<Case> {};
 class ExpertsOfFewBlocksTest : public testing::DeviceTest<Case> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ExpertsOfFewBlocksTest);  // without a GPU
+class PortableExpertsTest : public testing::DeviceTest<Case> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PortableExpertsTest);  // without a GPU
 class ExpertsTeamTest : public ::testing::TestWithParam<Case> {};
 
 // The rows that exist are close to the reference; the others were not written.
@@ -133,6 +137,47 @@ TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
   }
 }
 
+// GPUs whose limits give each config of the portable kernels: two multiprocessors, so that a block walks
+// over many tiles, with the shared memory of 8.0 and of 8.9; and more multiprocessors than tiles.
+const GpuLimits kOtherGpus[] = {{8, 0, 2, 163 << 10}, {8, 9, 2, 99 << 10}, {8, 9, 300, 99 << 10}};
+
+// The sums of an element have one order in all configs.
+TEST_P(PortableExpertsTest, EqualTheReferenceWithTheSameBitsOnEveryGpu) {
+  Problem p(c());
+  std::vector<Array> first;
+  for (const GpuLimits& limits : kOtherGpus) {
+    SCOPED_TRACE(
+        fmt::format("{} multiprocessors, {} bytes", limits.num_multiprocessors, limits.shared_bytes_per_block));
+    const GpuLimitsScope other(s_, limits);
+    const Outputs o = run_all_expert_ops(s_, p);
+    expect_reference(c(), p, o);
+    const std::vector<Array> all = o.all();
+    if (first.empty()) first = all;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].bytes(), first[i].bytes()) << "output " << i;
+  }
+}
+
+TEST(Experts, KernelsAreThoseOfTheChoiceAndTheGpu) {
+  if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
+  ThreadPool pool(1);
+  Accelerator gpu;
+  Stream s(gpu, pool);
+  Problem p({"tiles", 9, 32, 16, {5, 4}, 0, true, DType::bf16});
+  Array y = Array::poisoned({p.R, p.c.D}, DType::bf16);
+  ExpertDown down{.y_RD = y.tensor(), .a_RF = p.a.tensor(), .w2_eDF = p.w2.tensor(), .rows = p.rows()};
+  EXPECT_THAT(cuda::kernel_text(s, down), ::testing::StartsWith("tiles 128 x 256 x 64"));
+  {
+    const GpuLimitsScope other(s, kOtherGpus[1]);
+    EXPECT_THAT(cuda::kernel_text(s, down), ::testing::StartsWith("mma.sync, tiles"));
+  }
+  set_kernel_choice(gpu, KernelChoice::portable);
+  EXPECT_THAT(cuda::kernel_text(s, down), ::testing::StartsWith("mma.sync, tiles"));
+  Problem odd({"odd", 9, 33, 17, {5, 4}, 0, true, DType::bf16});
+  Array odd_y = Array::poisoned({odd.R, odd.c.D}, DType::bf16);
+  down = {.y_RD = odd_y.tensor(), .a_RF = odd.a.tensor(), .w2_eDF = odd.w2.tensor(), .rows = odd.rows()};
+  EXPECT_EQ(cuda::kernel_text(s, down), "fallback kernel");
+}
+
 TEST(Experts, FallbackKernelsAreNoted) {
   if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
   ThreadPool pool(1);
@@ -149,6 +194,22 @@ TEST(Experts, FallbackKernelsAreNoted) {
   EXPECT_THAT(slow.at("expert_up"), ::testing::HasSubstr("[2, 34, 33]"));
 }
 
+TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
+  if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
+  ThreadPool pool(1);
+  Accelerator gpu;
+  Stream s(gpu, pool);
+  const auto& noted = gpu.state<FallbackKernels>().why;
+  Problem biased({"biased", 9, 32, 16, {5, 4}, 0, true, DType::bf16, true});
+  set_kernel_choice(gpu, KernelChoice::portable);
+  run_all_expert_ops(s, biased);
+  EXPECT_THAT(noted, ::testing::IsEmpty());
+  set_kernel_choice(gpu, KernelChoice::automatic);
+  run_all_expert_ops(s, biased);
+  EXPECT_EQ(noted.size(), 3);
+  EXPECT_EQ(noted.at("expert_down"), "portable kernels, since the Hopper kernels take SwiGLU without biases");
+}
+
 TEST_P(ExpertsTeamTest, SameBits) {
   Problem p(GetParam());
   testing::expect_same_bits_for_any_team([&](Stream& s) { return run_all_expert_ops(s, p).all(); });
@@ -158,13 +219,21 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_ea
                          [](const auto& info) {
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
-std::vector<testing::On<Case>> cases_of_few_blocks() {
-  std::vector<testing::On<Case>> few = testing::on_each_device(cases());
-  std::erase_if(few, [](const testing::On<Case>& on) {
-    return on.device != DeviceKind::cuda || on.c.dtype != DType::bf16 || on.c.D % 8 + on.c.F % 8 != 0 || on.c.gpt_oss;
+// Those that run on tensor cores.
+std::vector<testing::On<Case>> cases_in_bf16_tiles() {
+  std::vector<testing::On<Case>> tiles = testing::on_each_device(cases());
+  std::erase_if(tiles, [](const testing::On<Case>& on) {
+    return on.device != DeviceKind::cuda || on.c.dtype != DType::bf16 || on.c.D % 8 + on.c.F % 8 != 0;
   });
+  return tiles;
+}
+std::vector<testing::On<Case>> cases_of_few_blocks() {
+  std::vector<testing::On<Case>> few = cases_in_bf16_tiles();
+  std::erase_if(few, [](const testing::On<Case>& on) { return on.c.gpt_oss; });
   return few;
 }
+INSTANTIATE_TEST_SUITE_P(Shapes, PortableExpertsTest, ::testing::ValuesIn(cases_in_bf16_tiles()),
+                         [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOfFewBlocksTest, ::testing::ValuesIn(cases_of_few_blocks()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),

@@ -10,6 +10,11 @@ void d_expert_down(Stream&, const DExpertDown&) { missing_cuda("d_expert_down");
 void d_expert_up(Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 void expert_wgrad(Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
 void expert_bias_grad(Stream&, const ExpertBiasGrad&) { missing_cuda("expert_bias_grad"); }
+std::string kernel_text(const Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
+std::string kernel_text(const Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
+std::string kernel_text(const Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
+std::string kernel_text(const Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
+std::string kernel_text(const Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
 int64_t scratch_bytes(const ExpertUp&) { missing_cuda("expert_up"); }
 int64_t scratch_bytes(const ExpertDown&) { missing_cuda("expert_down"); }
 int64_t scratch_bytes(const DExpertDown&) { missing_cuda("d_expert_down"); }

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "device/block_limit.h"
+#include "device/gpu_limits.h"
 #include "ops/activation/activation_ref.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm_ref.h"
@@ -77,10 +78,8 @@ Outputs run(Stream& s, Problem& p, bool fused) {
 
 class GatedMlpTest : public testing::DeviceTest<Case> {};
 
-TEST_P(GatedMlpTest, EqualsTheReference) {
-  const auto& [T, D, F, dtype] = c();
-  Problem p(c());
-  const Outputs o = run(s_, p, true);
+void expect_reference(Problem& p, const Outputs& o) {
+  const auto& [T, D, F, dtype] = p.c;
   const double rounding = testing::epsilon(dtype) + 12 * testing::epsilon(DType::f32),
                sum = 0x1p-22 * std::sqrt(static_cast<double>(D));
   Values h, da;
@@ -90,6 +89,24 @@ TEST_P(GatedMlpTest, EqualsTheReference) {
   ref::gemm({.c = da, .a = p.dy.values(), .b = p.w2.values(), .m = T, .n = F, .k = D});
   testing::expect_close("dh", o.dh.values(), ref::swiglu_bwd(da, p.h.values(), F), 2 * rounding + sum, 1e-6);
   testing::expect_close("a again", o.a_again.values(), ref::swiglu_fwd(p.h.values(), F), rounding, 1e-6);
+}
+
+TEST_P(GatedMlpTest, EqualsTheReference) {
+  Problem p(c());
+  expect_reference(p, run(s_, p, true));
+}
+
+// With the limits of another GPU the portable kernels run.
+TEST_P(GatedMlpTest, OtherGpusHaveTheReferenceInBothPasses) {
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
+  Problem p(c());
+  for (const int64_t shared_bytes : {163 << 10, 99 << 10}) {
+    const GpuLimitsScope other(s_, {8, 0, 2, shared_bytes});
+    const Outputs one = run(s_, p, true), two = run(s_, p, false);
+    expect_reference(p, one);
+    for (size_t i = 0; i < one.all().size(); ++i)
+      EXPECT_EQ(one.all()[i].bytes(), two.all()[i].bytes()) << "output " << i;
+  }
 }
 
 // Each block walks over many tiles, which changes no sum.

@@ -1,5 +1,6 @@
 #include "ops/vocab/vocab.h"
 
+#include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
 #include "ops/vocab/vocab_ref.h"
 
@@ -40,7 +41,10 @@ std::vector<int32_t> some_tokens(int64_t tokens, int64_t vocab) {
   return v;
 }
 
-class VocabTest : public testing::DeviceTest<Case> {};
+class VocabTest : public testing::DeviceTest<Case> {
+ protected:
+  void expect_loss_and_gradients();
+};
 INSTANTIATE_TEST_SUITE_P(Shapes, VocabTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 // Runs it with the scratch that it needs.
@@ -71,7 +75,7 @@ TEST_P(VocabTest, EmbeddingGathersAndScatters) {
 }
 
 // A token of weight 0 has a target that is no token at all.
-TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
+void VocabTest::expect_loss_and_gradients() {
   const auto [tokens, vocab, width, dtype] = c();
   std::vector<int32_t> target = some_tokens(tokens, vocab);
   Values weight(tokens);
@@ -113,6 +117,15 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
   // dlogits is rounded to the dtype, dx once more.
   testing::expect_close("dx", dx.values(), want.dx, 2 * testing::epsilon(dtype) + logit_error, logit_error);
   testing::expect_close("dw", dw.values(), want_dw, testing::epsilon(dtype) + logit_error, logit_error);
+}
+
+TEST_P(VocabTest, LossAndGradientsEqualTheReference) { expect_loss_and_gradients(); }
+
+// A block owns a row where a GPU has no clusters.
+TEST_P(VocabTest, LossAndGradientsEqualTheReferenceOnOtherGpus) {
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
+  const GpuLimitsScope other(s_, {8, 0, 108, 163 << 10});
+  expect_loss_and_gradients();
 }
 
 TEST(LmLoss, ReferenceGradientsEqualFiniteDifferences) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_limits.h"
 
@@ -33,6 +34,7 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
 
 void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
   if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
+  if (!uses_hopper_kernels(s)) return note_no_portable_kernel(s, op);
   note_fallback_kernel(
       s, op,
       fmt::format("the Hopper kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
@@ -62,6 +64,7 @@ bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd
 
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
+// The sm_90 kernels need more than the generic ones, which a run with portable kernels uses instead.
 int64_t scratch_bytes(const AttentionBwd& a) {
   const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : generic_scratch_bytes(a);
   return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
@@ -70,7 +73,7 @@ int64_t scratch_bytes(const AttentionBwd& a) {
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
   check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
-  if (sm90_takes(a)) return sm90_attention_fwd(s, a);
+  if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_fwd(s, a);
   note_generic(s, "attention_fwd", a.q_THd, a.v_UGd);
   generic_attention_fwd(s, a);
 }
@@ -78,7 +81,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
 void attention_bwd(Stream& s, const AttentionBwd& a) {
   if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
-  if (sm90_takes(a)) return sm90_attention_bwd(s, a);
+  if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_bwd(s, a);
   note_generic(s, "attention_bwd", a.q_THd, a.v_TGd);
   generic_attention_bwd(s, a);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/cuda/attention_tiles.h"
@@ -155,6 +156,11 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(BwdPointers<typename Tile
 }
 
 template <class Tile>
+constexpr int kDqBytes = (4 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float);
+template <class Tile>
+constexpr int kDkvBytes = kDqBytes<Tile> + (Tile::kScoreFloats + 2 * Tile::kRows) * sizeof(float);
+
+template <class Tile>
 void launch(Stream& s, const AttentionBwd& a) {
   using T = typename Tile::T;
   const AttentionSizes z = attention_sizes(a);
@@ -174,27 +180,31 @@ void launch(Stream& s, const AttentionBwd& a) {
   delta_kernel<T><<<static_cast<unsigned>(div_ceil(delta_rows * kWarp, kThreads)), kThreads, 0, stream>>>(x, delta_rows,
                                                                                                           z.v_width);
   check_launch("attention_bwd");
-  constexpr int kDqBytes = (4 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float),
-                kDkvBytes = kDqBytes + (Tile::kScoreFloats + 2 * Tile::kRows) * sizeof(float);
-  MOEBIUS_CUDA(cudaFuncSetAttribute(dq_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDqBytes));
-  MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDkvBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dq_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDqBytes<Tile>));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDkvBytes<Tile>));
   const auto tiles = static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)),
              kv_tiles = static_cast<unsigned>(div_ceil(z.kv_rows, Tile::kRows)), batch = static_cast<unsigned>(a.batch);
-  dq_kernel<Tile><<<dim3(tiles, z.heads, batch), kThreads, kDqBytes, stream>>>(x, z);
+  dq_kernel<Tile><<<dim3(tiles, z.heads, batch), kThreads, kDqBytes<Tile>, stream>>>(x, z);
   check_launch("attention_bwd");
-  dkv_kernel<Tile><<<dim3(kv_tiles, z.kv_heads, batch), kThreads, kDkvBytes, stream>>>(x, z);
+  dkv_kernel<Tile><<<dim3(kv_tiles, z.kv_heads, batch), kThreads, kDkvBytes<Tile>, stream>>>(x, z);
   check_launch("attention_bwd");
+}
+
+// The larger tile where the GPU's shared memory holds it.
+template <class Large, class Small>
+void launch_fitting(Stream& s, const AttentionBwd& a) {
+  kDkvBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);
 }
 
 template <class T>
 void launch_width(Stream& s, const AttentionBwd& a) {
   const int64_t width = std::max(a.q_THd.dim(2), a.v_TGd.dim(2));
   if (width <= 64)
-    launch<TileShape<T, 64, 1>>(s, a);
+    launch_fitting<TileShape<T, 64, 1>, TileShape<T, 32, 1>>(s, a);
   else if (width <= 128)
-    launch<TileShape<T, 64, 2>>(s, a);
+    launch_fitting<TileShape<T, 64, 2>, TileShape<T, 32, 2>>(s, a);
   else
-    launch<TileShape<T, 32, 4>>(s, a);
+    launch_fitting<TileShape<T, 32, 4>, TileShape<T, 16, 4>>(s, a);
 }
 
 }  // namespace

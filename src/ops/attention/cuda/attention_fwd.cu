@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/cuda/attention_tiles.h"
@@ -122,28 +123,36 @@ __global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers<typename Tile
 }
 
 template <class Tile>
+constexpr int kSharedBytes = (3 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float);
+
+template <class Tile>
 void launch(Stream& s, const AttentionFwd& a) {
   using T = typename Tile::T;
   const AttentionSizes z = attention_sizes(a);
-  constexpr int kSharedBytes = (3 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float);
-  MOEBIUS_CUDA(cudaFuncSetAttribute(fwd_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(fwd_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>));
   const dim3 grid(static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), z.heads, static_cast<unsigned>(a.batch));
-  fwd_kernel<Tile><<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(
+  fwd_kernel<Tile><<<grid, kThreads, kSharedBytes<Tile>, cuda_stream(s)>>>(
       {static_cast<T*>(a.o_THd.data), a.lse_TH.ptr<float>(), static_cast<const T*>(a.q_THd.data),
        static_cast<const T*>(a.k_UGd.data), static_cast<const T*>(a.v_UGd.data)},
       z);
   check_launch("attention_fwd");
 }
 
+// The larger tile where the GPU's shared memory holds it.
+template <class Large, class Small>
+void launch_fitting(Stream& s, const AttentionFwd& a) {
+  kSharedBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);
+}
+
 template <class T>
 void launch_width(Stream& s, const AttentionFwd& a) {
   const int64_t width = std::max(a.q_THd.dim(2), a.v_UGd.dim(2));
   if (width <= 64)
-    launch<TileShape<T, 64, 1>>(s, a);
+    launch_fitting<TileShape<T, 64, 1>, TileShape<T, 32, 1>>(s, a);
   else if (width <= 128)
-    launch<TileShape<T, 64, 2>>(s, a);
+    launch_fitting<TileShape<T, 64, 2>, TileShape<T, 32, 2>>(s, a);
   else
-    launch<TileShape<T, 32, 4>>(s, a);
+    launch_fitting<TileShape<T, 32, 4>, TileShape<T, 16, 4>>(s, a);
 }
 
 }  // namespace

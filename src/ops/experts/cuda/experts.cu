@@ -2,7 +2,10 @@
 #include "ops/experts/cuda/experts.h"
 
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/experts/experts_backends.h"
+#include "ops/experts/experts_desc.h"
+#include "ops/grouped_gemm/portable_gemm_config.h"
 
 namespace moebius::cuda {
 namespace {
@@ -14,26 +17,63 @@ bool is_plain(const DExpertDown& a) { return a.b2_eC.empty() && a.activation == 
 bool is_plain(const DExpertUp&) { return true; }
 bool is_plain(const ExpertWgrad&) { return true; }
 
-// weights tell the columns and the number of experts.
+// The kernels that an op runs on, fastest first.
+enum class Path { sm90, sm80, generic };
+
 template <class Op>
-bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
-  if (is_plain(a) && sm90::takes(a)) return true;
-  if (rows.dtype == DType::bf16 && rows.numel() > 0) {
+Path path_of(const Stream& s, const Op& a) {
+  if (uses_hopper_kernels(s) && is_plain(a) && sm90::takes(a)) return Path::sm90;
+  return sm80::takes(a) ? Path::sm80 : Path::generic;
+}
+
+// Notes the path where a faster one does not take the shape. weights tell the columns and the number
+// of experts.
+void note_path(const Stream& s, const char* name, Path path, bool is_plain, const Tensor& weights) {
+  if (path == Path::generic) {
     note_fallback_kernel(s, name,
-                         is_plain(a)
-                             ? fmt::format("the Hopper kernels take columns in multiples of 8 and at most 512 experts; "
-                                           "got weights {}",
-                                           to_string(weights))
-                             : "the Hopper kernels take SwiGLU without biases");
+                         fmt::format("the tensor-core kernels take columns in multiples of 8 and at most {} experts; "
+                                     "got weights {}",
+                                     kMaxPortableExperts, to_string(weights)));
+  } else if (path == Path::sm80 && uses_hopper_kernels(s)) {
+    note_fallback_kernel(s, name,
+                         is_plain ? "portable kernels, since the Hopper kernels take at most 512 experts"
+                                  : "portable kernels, since the Hopper kernels take SwiGLU without biases");
   }
-  return false;
+}
+
+// rows: those that the op reads.
+template <class Op>
+Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
+  const Path path = path_of(s, a);
+  if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, is_plain(a), weights);
+  return path;
+}
+
+template <class Op>
+std::string text_of(const Stream& s, const Op& a) {
+  switch (path_of(s, a)) {
+    case Path::sm90:
+      return to_string(choose_config(describe(a)));
+    case Path::sm80:
+      return to_string(choose_portable_config(describe(a), gpu_limits(s)));
+    case Path::generic:
+      return "fallback kernel";
+  }
+  return "";
 }
 
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
   if (!a.x_TD.is_plain()) return sm90::expert_up_f8(s, a);
-  by_sm90(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
+  switch (choose_path(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data)) {
+    case Path::sm90:
+      return sm90::expert_up(s, a);
+    case Path::sm80:
+      return sm80::expert_up(s, a);
+    case Path::generic:
+      return generic::expert_up(s, a);
+  }
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -41,13 +81,26 @@ void expert_down(Stream& s, const ExpertDown& a) {
     return sm90::rows_product_f8(
         s, {.y_RN = a.y_RD, .a_RK = a.a_RF, .b_eNK = a.w2_eDF, .offsets_e1 = a.rows.offsets_e1}, "expert_down");
   }
-  by_sm90(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
+  switch (choose_path(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data)) {
+    case Path::sm90:
+      return sm90::expert_down(s, a);
+    case Path::sm80:
+      return sm80::expert_down(s, a);
+    case Path::generic:
+      return generic::expert_down(s, a);
+  }
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
   if (!a.dout_TD.is_plain()) return sm90::d_expert_down_f8(s, a);
-  by_sm90(s, "d_expert_down", a, a.dout_TD.data, a.w2_eDF.data) ? sm90::d_expert_down(s, a)
-                                                                : generic::d_expert_down(s, a);
+  switch (choose_path(s, "d_expert_down", a, a.dout_TD.data, a.w2_eDF.data)) {
+    case Path::sm90:
+      return sm90::d_expert_down(s, a);
+    case Path::sm80:
+      return sm80::d_expert_down(s, a);
+    case Path::generic:
+      return generic::d_expert_down(s, a);
+  }
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
@@ -55,7 +108,14 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
     return sm90::rows_product_f8(
         s, {.y_RN = a.dx_RD, .a_RK = a.dh_R2F, .b_eNK = a.w1_e2FD, .offsets_e1 = a.rows.offsets_e1}, "d_expert_up");
   }
-  by_sm90(s, "d_expert_up", a, a.dh_R2F.data, a.w1_e2FD.data) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
+  switch (choose_path(s, "d_expert_up", a, a.dh_R2F.data, a.w1_e2FD.data)) {
+    case Path::sm90:
+      return sm90::d_expert_up(s, a);
+    case Path::sm80:
+      return sm80::d_expert_up(s, a);
+    case Path::generic:
+      return generic::d_expert_up(s, a);
+  }
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
@@ -68,8 +128,21 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                                    .accumulate = a.accumulate},
                                   "expert_wgrad");
   }
-  by_sm90(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
+  switch (choose_path(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN)) {
+    case Path::sm90:
+      return sm90::expert_wgrad(s, a);
+    case Path::sm80:
+      return sm80::expert_wgrad(s, a);
+    case Path::generic:
+      return generic::expert_wgrad(s, a);
+  }
 }
+
+std::string kernel_text(const Stream& s, const ExpertUp& a) { return text_of(s, a); }
+std::string kernel_text(const Stream& s, const ExpertDown& a) { return text_of(s, a); }
+std::string kernel_text(const Stream& s, const DExpertDown& a) { return text_of(s, a); }
+std::string kernel_text(const Stream& s, const DExpertUp& a) { return text_of(s, a); }
+std::string kernel_text(const Stream& s, const ExpertWgrad& a) { return text_of(s, a); }
 
 int64_t scratch_bytes(const ExpertUp&) { return 0; }
 int64_t scratch_bytes(const ExpertDown&) { return 0; }

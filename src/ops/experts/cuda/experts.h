@@ -1,5 +1,5 @@
-// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_90 ones
-// (wgmma and TMA) the shapes that they say. Host code only.
+// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_80 ones
+// (mma.sync) and the sm_90 ones (wgmma and TMA) the shapes that they say. Host code only.
 #pragma once
 
 #include "core/error.h"
@@ -16,6 +16,22 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace generic
+
+// For any GPU of compute capability 8.0 and later: bf16, columns in multiples of 8, at most
+// kMaxPortableExperts; biases and every activation. takes() and the additions to the contract are as
+// in sm90.
+namespace sm80 {
+bool takes(const ExpertUp& a);
+bool takes(const ExpertDown& a);
+bool takes(const DExpertDown& a);
+bool takes(const DExpertUp& a);
+bool takes(const ExpertWgrad& a);
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+}  // namespace sm80
 
 // takes() looks at shapes, dtypes and addresses only, so it says the same in every step.
 // Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own;
@@ -68,6 +84,9 @@ inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa
 
 // dweight[r] = sum over p < num_partials of partial[p, r], for the rows that the experts have.
 void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials);
+
+// dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has; nothing where it is empty.
+void add_bias_products(Stream& s, const DExpertDown& a);
 
 inline const int32_t* index_of(const Rows& rows) {
   return rows.token_R.empty() ? nullptr : rows.token_R.ptr<int32_t>();

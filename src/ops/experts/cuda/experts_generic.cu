@@ -363,13 +363,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     launch<T, false>(s, "d_expert_down", p, R, store);
   });
   add_dweight_partials(s, a, num_dweight_partials(a));
-  if (a.b2_eC.empty()) return;
-  with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
-    add_bias_products_kernel<T><<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
-        a.dweight_R.ptr<float>(), elements<T>(a.dout_TD.data), bias_of<T>(a.b2_eC, a.b2_first),
-        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.data.dim(0)), D);
-    check_launch("d_expert_down");
-  });
+  add_bias_products(s, a);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
@@ -413,6 +407,18 @@ void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials)
       a.dweight_R.ptr<float>(), static_cast<const float*>(a.scratch.data), a.rows.offsets_e1.ptr<int32_t>(),
       static_cast<int>(a.w2_eDF.data.dim(0)), R, num_partials);
   check_launch("d_expert_down");
+}
+
+void add_bias_products(Stream& s, const DExpertDown& a) {
+  if (a.b2_eC.empty()) return;
+  generic::with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
+    constexpr int kThreads = generic::kThreads;
+    const int64_t R = a.sa_RF.dim(0), D = a.dout_TD.data.dim(1);
+    generic::add_bias_products_kernel<T><<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
+        a.dweight_R.ptr<float>(), generic::elements<T>(a.dout_TD.data), generic::bias_of<T>(a.b2_eC, a.b2_first),
+        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.data.dim(0)), D);
+    check_launch("d_expert_down");
+  });
 }
 
 }  // namespace moebius::cuda

@@ -1,7 +1,8 @@
-// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their
-// plain product sums over k in the order of the fused ones, so that two passes have the bits of
-// one. What they do not take is cuBLASLt's.
+// A dense layer is an expert that has every row: the kernels for sm_90a and the portable ones are those
+// of experts. Their plain product sums over k in the order of the fused ones, so that two passes have
+// the bits of one. What they do not take is cuBLASLt's.
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_backends.h"
 #include "ops/experts/cuda/experts.h"
@@ -31,7 +32,7 @@ void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
   if (w.dtype != DType::bf16) return;
   note_fallback_kernel(
       s, op,
-      fmt::format("the Hopper kernels take weights with rows and columns in multiples of 8; got {}, for "
+      fmt::format("the fused kernels take weights with rows and columns in multiples of 8; got {}, for "
                   "cuBLASLt and a pass of its own",
                   to_string(w)));
 }
@@ -59,13 +60,15 @@ void gated_up(Stream& s, const GatedUp& a) {
   if (!a.x_TD.is_plain()) return quantised_gated_up(s, a);
   const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD.data)};
   const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD.data)};
-  const bool takes = sm90::takes(up) && sm90::takes(product);
-  if (takes && a.fused) return sm90::expert_up(s, up);
-  if (!takes) note_two_passes(s, "gated_up", a.w_2FD.data);
-  if (takes)
-    sm90::expert_down(s, product);
-  else
-    cuda::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});
+  const auto run = [&](auto fused, auto alone) {
+    if (a.fused) return fused(s, up);
+    alone(s, product);
+    activate(s, a);
+  };
+  if (uses_hopper_kernels(s) && sm90::takes(up) && sm90::takes(product)) return run(sm90::expert_up, sm90::expert_down);
+  if (sm80::takes(up) && sm80::takes(product)) return run(sm80::expert_up, sm80::expert_down);
+  note_two_passes(s, "gated_up", a.w_2FD.data);
+  cuda::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});
   activate(s, a);
 }
 
@@ -74,13 +77,16 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
   const DExpertDown down{
       .dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = as_experts(a.w_DF.data), .h_R2F = a.h_T2F};
   const DExpertUp product{.dx_RD = a.da_TF, .dh_R2F = a.dy_TD, .w1_e2FD = as_experts(a.w_DF.data)};
-  const bool takes = sm90::takes(down) && sm90::takes(product);
-  if (takes && a.fused) return sm90::d_expert_down(s, down);
-  if (!takes) note_two_passes(s, "d_gated_down", a.w_DF.data);
-  if (takes)
-    sm90::d_expert_up(s, product);
-  else
-    cuda::gemm(s, {.c_MN = a.da_TF, .a = a.dy_TD, .b = a.w_DF});
+  const auto run = [&](auto fused, auto alone) {
+    if (a.fused) return fused(s, down);
+    alone(s, product);
+    activate(s, a);
+  };
+  if (uses_hopper_kernels(s) && sm90::takes(down) && sm90::takes(product))
+    return run(sm90::d_expert_down, sm90::d_expert_up);
+  if (sm80::takes(down) && sm80::takes(product)) return run(sm80::d_expert_down, sm80::d_expert_up);
+  note_two_passes(s, "d_gated_down", a.w_DF.data);
+  cuda::gemm(s, {.c_MN = a.da_TF, .a = a.dy_TD, .b = a.w_DF});
   activate(s, a);
 }
 

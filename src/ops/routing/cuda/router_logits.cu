@@ -5,6 +5,7 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/routing/cuda/router_logits.h"
 #include "ops/routing/routing_backends.h"
 
@@ -126,10 +127,11 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
 }
 
 bool takes_tensor_cores(const Stream& s, const char* op, const Tensor& x_TD) {
-  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD);
+  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD), hopper = uses_hopper_kernels(s);
+  if (takes && !hopper) note_no_portable_kernel(s, op);
   if (!takes && x_TD.dtype == DType::bf16)
     note_fallback_kernel(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
-  return takes;
+  return takes && hopper;
 }
 
 template <class X>

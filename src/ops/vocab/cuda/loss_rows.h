@@ -32,4 +32,8 @@ struct LossPart {
 template <class T>
 bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows);
 
+// The loss of rows on Hopper. aligned: what prefetched_loss_rows requires.
+template <class T>
+void hopper_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows, bool aligned);
+
 }  // namespace moebius::cuda

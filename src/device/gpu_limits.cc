@@ -1,0 +1,36 @@
+#include "device/gpu_limits.h"
+
+#include "device/accelerator.h"
+
+namespace moebius {
+namespace {
+
+struct ChosenKernels {
+  KernelChoice choice = KernelChoice::automatic;
+};
+
+GpuLimits& kept_limits(const Stream& s) {
+  GpuLimits& limits = s.accelerator().state<GpuLimits>();
+  if (limits.num_multiprocessors == 0) limits = query_gpu_limits();
+  return limits;
+}
+
+}  // namespace
+
+const GpuLimits& gpu_limits(const Stream& s) { return kept_limits(s); }
+
+void set_kernel_choice(Accelerator& accelerator, KernelChoice choice) {
+  accelerator.state<ChosenKernels>().choice = choice;
+}
+
+bool uses_hopper_kernels(const Stream& s) {
+  return gpu_limits(s).is_hopper() && s.accelerator().state<ChosenKernels>().choice == KernelChoice::automatic;
+}
+
+GpuLimitsScope::GpuLimitsScope(const Stream& s, const GpuLimits& limits) : limits_(kept_limits(s)), before_(limits_) {
+  limits_ = limits;
+}
+
+GpuLimitsScope::~GpuLimitsScope() { limits_ = before_; }
+
+}  // namespace moebius

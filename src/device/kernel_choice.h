@@ -1,0 +1,25 @@
+// The kernels that a run may use on GPUs.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace moebius {
+
+enum class KernelChoice : uint8_t {
+  automatic,  // the fastest that take the shape on the GPU at hand
+  portable,   // those of compute capability 8.0, which every later GPU runs too
+};
+
+inline constexpr std::pair<const char*, KernelChoice> kKernelChoiceNames[] = {{"auto", KernelChoice::automatic},
+                                                                              {"portable", KernelChoice::portable}};
+
+constexpr const char* name_of(KernelChoice choice) { return kKernelChoiceNames[static_cast<int>(choice)].first; }
+
+constexpr const char* meaning_of(KernelChoice choice) {
+  return choice == KernelChoice::automatic
+             ? "Hopper's own kernels where the GPU and the shape allow them, else portable ones"
+             : "portable kernels alone, none of Hopper's own";
+}
+
+}  // namespace moebius

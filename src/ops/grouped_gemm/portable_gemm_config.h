@@ -1,0 +1,54 @@
+// The third and fourth step of a grouped product on any GPU of compute capability 8.0 and later, beside
+// those for Hopper (grouped_gemm_config.h): choose_portable_config() says how the product of a desc is
+// computed with mma.sync, within the limits of the GPU at hand, and sm80/launch.h runs the kernel that
+// was compiled for that config. Plain values; no CUDA is needed here.
+#pragma once
+
+#include <string>
+
+#include "device/gpu_limits.h"
+#include "ops/grouped_gemm/grouped_gemm_config.h"
+
+namespace moebius {
+
+// A block has a warp for each 64 x 64 elements of its output tile. All warps fill a ring of slots in
+// shared memory with cp.async, and multiply what is in it.
+struct PortableGemmConfig {
+  int tile_m = 0, tile_n = 0;  // output elements of a block at a time
+  int tile_k = 0;              // depth of a slot, in elements of 2 bytes
+  int num_slots = 0;           // slots in the ring
+  int blocks = 0;              // blocks of a multiprocessor
+  int l2_group = 0;            // as in GroupedGemmConfig
+  bool operator==(const PortableGemmConfig&) const = default;
+
+  constexpr int threads() const { return tile_m / 64 * (tile_n / 64) * 32; }
+  constexpr int slot_bytes_a() const { return tile_m * tile_k * 2; }
+  constexpr int slot_bytes_b() const { return tile_n * tile_k * 2; }
+  // A block has the slots, and the offsets of the experts.
+  constexpr int64_t shared_bytes(int64_t num_experts) const {
+    return num_slots * (slot_bytes_a() + slot_bytes_b()) + 4 * (num_experts + 1);
+  }
+};
+
+// "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2 groups of 8"
+std::string to_string(const PortableGemmConfig& config);
+
+// The configs that the kernels in experts/sm80/ are compiled for.
+// 8.0, 9.0 and 10.0: at least 163 KiB of shared memory for a block.
+inline constexpr PortableGemmConfig kPortableDeep{
+    .tile_m = 128, .tile_n = 256, .tile_k = 64, .num_slots = 3, .blocks = 1, .l2_group = 8};
+// 8.6, 8.9 and 12.0: 99 KiB.
+inline constexpr PortableGemmConfig kPortableWide{
+    .tile_m = 128, .tile_n = 256, .tile_k = 32, .num_slots = 4, .blocks = 1, .l2_group = 8};
+// Products of too few tiles for the GPU, and those of so many experts that the others do not fit.
+inline constexpr PortableGemmConfig kPortableSmall{
+    .tile_m = 128, .tile_n = 128, .tile_k = 32, .num_slots = 4, .blocks = 2, .l2_group = 8};
+
+// The most experts of a portable kernel: kPortableSmall then fits every GPU.
+inline constexpr int64_t kMaxPortableExperts = 1024;
+
+// A function of the desc and the limits alone. The config fits the limits.
+// Error{internal} where none does: a GPU with less than 69 KiB of shared memory for a block.
+PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits);
+
+}  // namespace moebius

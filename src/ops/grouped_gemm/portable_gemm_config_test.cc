@@ -1,0 +1,75 @@
+#include "ops/grouped_gemm/portable_gemm_config.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+const GpuLimits kA100{8, 0, 108, 163 * kKiB}, kRtx3090{8, 6, 82, 99 * kKiB}, kRtx4090{8, 9, 128, 99 * kKiB},
+    kH100{9, 0, 132, 227 * kKiB}, kB200{10, 0, 148, 227 * kKiB}, kRtx5090{12, 0, 170, 99 * kKiB};
+
+GroupedGemmDesc rows(int64_t m, int64_t n, int64_t num_experts) {
+  return {.num_experts = num_experts, .m = m, .n = n, .k = 2048};
+}
+GroupedGemmDesc wgrad(int64_t m, int64_t n, int64_t num_experts) {
+  return {.num_experts = num_experts, .m = m, .n = n, .k = 4096, .epilogue = GroupedEpilogue::add_f32};
+}
+
+TEST(PortableGemmConfig, IsTheDeepestThatFitsTheGpu) {
+  for (const GpuLimits& gpu : {kA100, kH100, kB200})
+    EXPECT_EQ(choose_portable_config(rows(32768, 2048, 128), gpu), kPortableDeep);
+  for (const GpuLimits& gpu : {kRtx3090, kRtx4090, kRtx5090})
+    EXPECT_EQ(choose_portable_config(rows(32768, 2048, 128), gpu), kPortableWide);
+}
+
+TEST(PortableGemmConfig, IsSmallWhereTilesAreTooFewForTheGpu) {
+  EXPECT_EQ(choose_portable_config(rows(1280, 2560, 1), kA100), kPortableDeep);  // 110 tiles
+  EXPECT_EQ(choose_portable_config(rows(1280, 2560, 1), kH100), kPortableSmall);
+  EXPECT_EQ(choose_portable_config(rows(100, 256, 512), kRtx3090), kPortableWide);  // a row of each of 100 experts
+  EXPECT_EQ(choose_portable_config(rows(64, 256, 512), kRtx3090), kPortableSmall);
+  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 4), kH100), kPortableDeep);  // 192 tiles
+  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 2), kH100), kPortableSmall);
+}
+
+// The offsets of the experts are in shared memory too: 768 fit beside the slots of kPortableWide.
+TEST(PortableGemmConfig, FitsWithTheOffsetsOfItsExperts) {
+  EXPECT_EQ(choose_portable_config(rows(32768, 2048, 767), kRtx4090), kPortableWide);
+  EXPECT_EQ(choose_portable_config(rows(32768, 2048, 768), kRtx4090), kPortableSmall);
+  for (const GpuLimits& gpu : {kA100, kRtx3090, kRtx4090, kH100, kB200, kRtx5090}) {
+    for (const int64_t num_experts : {int64_t{1}, int64_t{767}, int64_t{768}, kMaxPortableExperts}) {
+      for (const int64_t m : {1, 40000}) {
+        const PortableGemmConfig config = choose_portable_config(rows(m, 2048, num_experts), gpu);
+        EXPECT_LE(config.shared_bytes(num_experts), gpu.shared_bytes_per_block) << to_string(config);
+      }
+    }
+  }
+}
+
+// A multiprocessor has 64 Ki registers, and a thread may have 255 of them.
+TEST(PortableGemmConfig, FitsTheRegisters) {
+  for (const PortableGemmConfig& c : {kPortableDeep, kPortableWide, kPortableSmall})
+    EXPECT_LE(c.threads() * c.blocks * 256, 64 << 10) << to_string(c);
+}
+
+TEST(PortableGemmConfig, IsPrintedWhole) {
+  EXPECT_EQ(to_string(kPortableDeep),
+            "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2 groups of 8");
+  EXPECT_EQ(to_string(kPortableWide),
+            "mma.sync, tiles 128 x 256 x 32, 4 slots, 256 threads, 1 block a multiprocessor, L2 groups of 8");
+  EXPECT_EQ(to_string(kPortableSmall),
+            "mma.sync, tiles 128 x 128 x 32, 4 slots, 128 threads, 2 blocks a multiprocessor, L2 groups of 8");
+}
+
+TEST(PortableGemmConfig, NamesWhatAGpuLacks) {
+  EXPECT_EQ(testing::error_of([] {
+              choose_portable_config(rows(8, 8, 1), {7, 5, 40, 64 * kKiB});
+            }),
+            "grouped product 8 x 8 x 2048, 1 experts, bf16, epilogue store: expected 65544 bytes of shared memory for "
+            "a block; this GPU has 65536");
+}
+
+}  // namespace
+}  // namespace moebius

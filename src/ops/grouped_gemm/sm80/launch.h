@@ -1,0 +1,59 @@
+// The host side of the grouped products of compute capability 8.0 and later.
+#pragma once
+
+#include "core/tensor.h"
+#include "device/block_limit.h"
+#include "device/cuda/cuda.h"
+#include "ops/grouped_gemm/sm80/kernel.h"
+
+namespace moebius::cuda::sm80 {
+
+// The requirements of copies of 16 bytes: bf16, rows of a multiple of 16 bytes, at such an address.
+inline bool takes_rows(const Tensor& t) {
+  return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+}
+// Rows and chunks are counted in 32 bits, also those of tiles past the last row.
+inline bool takes_matrix(const Tensor& t) {
+  return takes_rows(t) && t.dim(0) < INT32_MAX / 2 && t.numel() / 8 < INT32_MAX;
+}
+inline bool takes_weights(const Tensor& t) {
+  return takes_rows(t) && t.dim(0) <= kMaxPortableExperts && t.dim(1) * t.dim(2) / 8 < INT32_MAX;
+}
+
+inline uint16_t* halves(const Tensor& t) { return static_cast<uint16_t*>(t.data); }
+inline uint32_t chunks_of_row(const Tensor& t) { return static_cast<uint32_t>(t.shape[t.shape.rank() - 1] / 8); }
+
+// Allows a kernel all the shared memory that its GPU has, once.
+template <class Op>
+struct PortableLaunch {
+  bool is_allowed = false;
+};
+
+template <class Op>
+void launch_portable(Stream& s, const typename Op::Params& p, const char* who) {
+  constexpr PortableGemmConfig kConfig = Op::kConfig;
+  const GpuLimits& limits = gpu_limits(s);
+  const auto shared_bytes = narrow<int>(kConfig.shared_bytes(p.tiles.num_experts));
+  PortableLaunch<Op>& state = op_state<PortableLaunch<Op>>(s);
+  if (!state.is_allowed) {
+    MOEBIUS_CUDA(cudaFuncSetAttribute(portable_gemm_kernel<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      narrow<int>(query_gpu_limits().shared_bytes_per_block)));
+    state.is_allowed = true;
+  }
+  const int blocks = limited_blocks(s, limits.num_multiprocessors * kConfig.blocks);
+  portable_gemm_kernel<Op><<<blocks, kConfig.threads(), shared_bytes, cuda_stream(s)>>>(p);
+  check_launch(who);
+}
+
+// Calls body<config>() for the config that the product gets on this GPU.
+template <class Body>
+void with_portable_config(const Stream& s, const GroupedGemmDesc& desc, Body&& body) {
+  const PortableGemmConfig config = choose_portable_config(desc, gpu_limits(s));
+  if (config == kPortableDeep) return body.template operator()<kPortableDeep>();
+  if (config == kPortableWide) return body.template operator()<kPortableWide>();
+  MOEBIUS_ASSERT(config == kPortableSmall);
+  body.template operator()<kPortableSmall>();
+}
+
+}  // namespace moebius::cuda::sm80

@@ -1,0 +1,35 @@
+// Copies from global to shared memory that run beside a thread's other work (PTX ISA, cp.async), and
+// the places of 16-byte chunks in shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace moebius::cuda::sm80 {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes, or zeros where not valid; then nothing is read.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The copies since the last call are a group.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most kPending of this thread's groups are on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// The byte offset of a chunk in a tile whose rows have kChunks chunks. Eight rows of one chunk are in
+// different banks, and so are the chunks of a row.
+template <int kChunks>
+__device__ __forceinline__ constexpr uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  static_assert(kChunks == 4 || kChunks % 8 == 0);
+  const uint32_t by = kChunks == 4 ? row / 2 % 4 : row % 8;
+  return (row * kChunks + (chunk ^ by)) * 16;
+}
+
+}  // namespace moebius::cuda::sm80
