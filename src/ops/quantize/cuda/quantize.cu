@@ -2,12 +2,13 @@
 // layout whole. It reads x row by row, also where q is transposed, and writes q.data row by row; the
 // tile in shared memory turns it.
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
-#include "ops/quantize/cuda/quantize_tiles.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/quantize_backends.h"
 #include "ops/quantize/scales.h"
+#include "ops/quantize/sm90/quantize_tiles.h"
 
 namespace moebius::cuda {
 namespace {
@@ -334,7 +335,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
 }  // namespace
 
 void quantize(Stream& s, const Quantize& a) {
-  if (takes_tiles(a)) return quantize_tiles(s, a);
+  if (uses_hopper_kernels(s) && sm90::takes_tiles(a)) return sm90::quantize_tiles(s, a);
   const Problem p = problem_of(a);
   const Tensor& data = a.q.data;
   const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;

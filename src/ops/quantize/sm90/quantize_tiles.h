@@ -3,11 +3,11 @@
 
 #include "ops/quantize/quantize.h"
 
-namespace moebius::cuda {
+namespace moebius::cuda::sm90 {
 
 // Returns whether quantize_tiles takes it: bf16, row_blocks or square_blocks, and rows that begin at multiples
 // of 16 bytes of x and of 8 of q, or where q is transposed of 16.
 bool takes_tiles(const Quantize& a);
 void quantize_tiles(Stream& s, const Quantize& a);
 
-}  // namespace moebius::cuda
+}  // namespace moebius::cuda::sm90

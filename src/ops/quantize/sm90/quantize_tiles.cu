@@ -2,12 +2,12 @@
 // column, or one block. It holds them in registers as 16 bytes of a row in a lane. A copy in place is
 // written from there. A transposed one goes through shared memory, from where a thread takes 32 rows of
 // two columns.
-#include "ops/quantize/cuda/quantize_tiles.h"
+#include "ops/quantize/sm90/quantize_tiles.h"
 
 #include "device/cuda/cuda.h"
 #include "ops/quantize/scales.h"
 
-namespace moebius::cuda {
+namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kTile = 128, kThreads = 256, kWarps = kThreads / 32, kRowsOfWarp = kTile / kWarps;
@@ -243,4 +243,4 @@ void quantize_tiles(Stream& s, const Quantize& a) {
   check_launch("quantize");
 }
 
-}  // namespace moebius::cuda
+}  // namespace moebius::cuda::sm90
