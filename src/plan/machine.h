@@ -38,7 +38,7 @@ struct PlanMachine {
   // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
   double threads = 0;                       // of a CPU, whose rates and memory these are; 0: a GPU
-  double kernel_us = 0;                     // the least time of a kernel, and from one to the next
+  double kernel_us = 0;                     // from the end of a kernel to the work of the next
   double spread = 0;                        // standard deviation of ranks' speeds, over their mean
   double domain_ranks = 1;                  // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
