@@ -20,7 +20,7 @@ namespace {
 struct Options {
   std::string recipe, machine, trace, html, csv, svg, fit, machines_out;
   std::vector<std::string> overrides, assume, sweep;
-  int64_t ranks = 1;
+  int64_t ranks = 1, node_ranks = 0;
   SearchOptions limits;
   bool json = false, search = false, leave_one_out = false;
 };
@@ -61,11 +61,10 @@ int run_fit(const Options& o) {
   return 0;
 }
 
-nlohmann::ordered_json layouts_json(const SearchResult& found, const RunSpec& run, const PlanMachine& machine,
-                                    const Assumptions& assume) {
+nlohmann::ordered_json layouts_json(const SearchResult& found, const PlanMachine& machine, const Assumptions& assume) {
   auto layouts = nlohmann::ordered_json::array();
   for (const FoundLayout& l : found.layouts) {
-    layouts.push_back(plan_json(l.prediction, run, machine, assume));
+    layouts.push_back(plan_json(l.prediction, machine, assume));
     layouts.back()["set"] = l.set;
     layouts.back()["why_worse"] = l.why_worse;
   }
@@ -76,12 +75,13 @@ int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine,
   PartLibrary parts;
   const SearchResult found = search(parts, run, o.ranks, machine, assume, o.limits);
   if (!o.json) {
-    fmt::print("{}", search_text(found));
+    fmt::print("{}\nthe best of them\n{}", search_text(found),
+               plan_text(found.layouts[0].prediction, run, machine, assume));
     return 0;
   }
-  nlohmann::ordered_json json = plan_json(found.layouts[0].prediction, run, machine, assume);
+  nlohmann::ordered_json json = plan_json(found.layouts[0].prediction, machine, assume);
   json["legal_layouts"] = found.num_legal;
-  json["layouts"] = layouts_json(found, run, machine, assume);
+  json["layouts"] = layouts_json(found, machine, assume);
   print_json(json);
   return 0;
 }
@@ -96,7 +96,10 @@ nlohmann::ordered_json points_json(const Sweep& result) {
       point["tokens_per_s_per_gpu"] = p.prediction->tokens_per_s_per_gpu;
       point["model_tflops_per_gpu"] = p.prediction->model_tflops_per_gpu;
       point["memory_peak_bytes"] = p.prediction->fullest_rank().total();
-      point["memory_fits"] = p.fits;
+      point["memory_fits"] = p.prediction->fits();
+      point["ranks"] = p.prediction->ranks;
+      point["days"] = p.prediction->run_s / 86400;
+      if (result.is_search) point["best"] = p.set;
     } else {
       point["refused"] = p.refused;
     }
@@ -109,12 +112,20 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
   std::vector<SweptKey> keys;
   for (const std::string& text : o.sweep) keys.push_back(parse_sweep(text));
   PartLibrary parts;
-  const SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
+  SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
+  if (o.search) base.search = o.limits;
   const Sweep result = sweep(parts, base, keys, machine, assume);
   if (!o.csv.empty()) write_file_atomic(o.csv, sweep_csv(result));
   if (!o.svg.empty()) write_file_atomic(o.svg, sweep_svg(result));
   o.json ? print_json({{"points", points_json(result)}}) : fmt::print("{}", sweep_text(result));
   return 0;
+}
+
+PlanMachine machine_of(const Options& o) {
+  PlanMachine machine = load_machine(o.machine, machines_folder());
+  MOEBIUS_CHECK(usage, o.node_ranks >= 0, "--node-ranks: expected 0 or more; got {}", o.node_ranks);
+  if (o.node_ranks > 0) machine.domain_ranks = std::min(machine.domain_ranks, static_cast<double>(o.node_ranks));
+  return machine;
 }
 
 int run(const Options& o) {
@@ -125,8 +136,9 @@ int run(const Options& o) {
   MOEBIUS_CHECK(usage, o.ranks >= 1, "--ranks: expected at least 1; got {}", o.ranks);
   MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
                 "plan: --csv and --svg are of --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
-  MOEBIUS_CHECK(usage, !o.search || o.sweep.empty(), "plan: --search and --sweep do not go together");
-  const PlanMachine machine = load_machine(o.machine, machines_folder());
+  MOEBIUS_CHECK(usage, (o.trace.empty() && o.html.empty()) || (o.sweep.empty() && !o.search),
+                "plan: --trace and --html are of one layout; leave out --search and --sweep, or paste a layout's keys");
+  const PlanMachine machine = machine_of(o);
   const Assumptions assume = parse_assumptions(o.assume);
   if (!o.sweep.empty()) return run_sweep(o, machine, assume);
   const RunSpec run = load_run_spec(o.recipe, o.overrides);
@@ -136,7 +148,7 @@ int run(const Options& o) {
   const std::string text = plan_text(p, run, machine, assume);
   if (!o.trace.empty()) write_file_atomic(o.trace, plan_trace(p));
   if (!o.html.empty()) write_file_atomic(o.html, plan_html(p, fmt::format("{} on {}", o.recipe, machine.name), text));
-  o.json ? print_json(plan_json(p, run, machine, assume)) : fmt::print("{}", text);
+  o.json ? print_json(plan_json(p, machine, assume)) : fmt::print("{}", text);
   return 0;
 }
 
@@ -146,6 +158,7 @@ void add_plan(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
       "plan", "predicted memory and time of a run on any machine, and the layout to choose; nothing is run");
   const auto o = std::make_shared<Options>();
+  o->limits.threads = num_threads(0);
   const auto several = [](CLI::Option* option) { option->take_all()->allow_extra_args(false); };
   command->add_option("RECIPE", o->recipe, "recipe (TOML)");
   several(command->add_option("--set", o->overrides, "section.key=value"));
@@ -156,9 +169,21 @@ void add_plan(Cli& cli) {
   command->add_flag("--search", o->search, "the best layouts, each as keys to paste");
   command->add_option("--memory-gb", o->limits.memory_gb, "with --search: memory of a rank; 0: 95 % of the machine's")
       ->capture_default_str();
-  command->add_option("--most-tp", o->limits.most_tp, "with --search: tp at most; 0: the ranks of a domain, at most 8")
+  command
+      ->add_option("--most-tp", o->limits.most_tp,
+                   "with --search: tp and etp at most; 0: the ranks of a domain, at most 8")
       ->capture_default_str();
-  several(command->add_option("--sweep", o->sweep, "KEY=VALUE,VALUE,...: a table of all combinations"));
+  command
+      ->add_option("--recipes", o->limits.recipes,
+                   "with --search: values of precision.recipe to choose from, as none,mxfp8; without: the recipe's own")
+      ->delimiter(',');
+  command
+      ->add_option("--node-ranks", o->node_ranks,
+                   "ranks joined by fast links, at most the machine's domain; 0: the machine's domain")
+      ->capture_default_str();
+  several(command->add_option("--sweep", o->sweep,
+                              "KEY=VALUE,VALUE,... or ranks=N,N,...: a table of all combinations; with --search the "
+                              "best layout of each"));
   command->add_option("--csv", o->csv, "with --sweep: the table as a file");
   command->add_option("--svg", o->svg, "with --sweep: its plot");
   command->add_option("--trace", o->trace, "the predicted step, for Perfetto");

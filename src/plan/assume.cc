@@ -21,13 +21,17 @@ const Names<PlanDispatcher> kDispatchers{
     {"recipe", PlanDispatcher::of_recipe},  {"allgather", PlanDispatcher::allgather},
     {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
     {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
-const Names<PlanGraphs> kGraphs{
-    {"none", PlanGraphs::none}, {"partial", PlanGraphs::partial}, {"full", PlanGraphs::full}};
+const Names<PlanGraphs> kGraphs{{"recipe", PlanGraphs::of_recipe},
+                                {"none", PlanGraphs::none},
+                                {"partial", PlanGraphs::partial},
+                                {"full", PlanGraphs::full}};
 const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
                                        {"fp8_block", PlanPrecision::fp8_block},
                                        {"fp8_tensor", PlanPrecision::fp8_tensor},
                                        {"mxfp8", PlanPrecision::mxfp8},
                                        {"nvfp4", PlanPrecision::nvfp4}};
+const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation::memory_efficient},
+                                           {"plain", PlanPermutation::plain}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 
 template <class Kind>
@@ -74,6 +78,7 @@ double measured_load(const std::string& path) {
 PlanLoad load_of(const std::string& text) {
   if (text == "balanced") return {};
   if (text.starts_with("zipf:")) return {.zipf = number("load", text.substr(5), 0, 10), .text = text};
+  if (text.starts_with("rank:")) return {.stated = number("load", text.substr(5), 1, 1e6), .text = text};
   return {.busiest_expert = measured_load(text), .text = text};
 }
 
@@ -81,6 +86,7 @@ PlanLoad load_of(const std::string& text) {
 
 double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
   if (ep <= 1 || experts <= 0) return 1;
+  if (stated > 0) return std::min(stated, static_cast<double>(ep));
   const int64_t e = experts / ep;
   // Experts of a rank differ independently of each other, so the excess of their mean falls with its root.
   if (busiest_expert > 0) return 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e));
@@ -104,12 +110,10 @@ double Assumptions::slowest_of(int64_t ranks, const PlanMachine& machine) const 
 
 Assumptions parse_assumptions(const std::vector<std::string>& texts) {
   Assumptions a;
-  bool has_graphs = false;
   for (const std::string& text : texts) {
     const size_t equal = text.find('=');
     MOEBIUS_CHECK(usage, equal != std::string::npos, "--assume: expected KEY=VALUE; got \"{}\"", text);
     const std::string key = text.substr(0, equal), value = text.substr(equal + 1);
-    has_graphs = has_graphs || key == "graphs";
     if (key == "system") {
       a.system = value_of(kSystems, key, value);
     } else if (key == "dispatcher") {
@@ -120,6 +124,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
       a.merged_overlap = value_of(kOverlaps, key, value);
     } else if (key == "precision") {
       a.precision = value_of(kPrecisions, key, value);
+    } else if (key == "permutation") {
+      a.permutation = value_of(kPermutations, key, value);
     } else if (key == "load") {
       a.load = load_of(value);
     } else if (key == "jitter") {
@@ -131,20 +137,21 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
     } else {
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
-                   "load, jitter, straggler, tokens",
+                   "permutation, load, jitter, straggler, tokens",
                    key);
     }
   }
-  if (a.system == PlanSystem::megatron && !has_graphs) a.graphs = PlanGraphs::none;
   return a;
 }
 
 std::string to_string(const Assumptions& a) {
-  return fmt::format(
+  std::string text = fmt::format(
       "system {}, dispatcher {}, graphs {}, expert_overlap {}, precision {}, load {}, jitter {}, straggler {}",
       name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
       text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
       a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
+  if (a.system == PlanSystem::megatron) text += ", permutation " + text_of(kPermutations, a.permutation);
+  return text;
 }
 
 }  // namespace moebius

@@ -12,13 +12,18 @@ namespace moebius {
 // alltoall sends a row for each chosen expert; deepep and hybridep send a token once to each rank
 // that has some of them, and once to each domain across; so would a one-sided dispatcher, direct.
 enum class PlanDispatcher : int { of_recipe, allgather, alltoall, deepep, hybridep, direct };
-enum class PlanGraphs : int { none, partial, full };
+// of_recipe: run.graph of a run of Moebius, and none of Megatron.
+enum class PlanGraphs : int { of_recipe, none, partial, full };
 enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
+// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's weight
+// before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
+enum class PlanPermutation : int { memory_efficient, plain };
 
 // The rows that the busiest rank of ep has, over the mean.
 struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
+  double stated = 0;          // > 0: the answer itself
   std::string text = "balanced";
   // experts: of the layer; on ep ranks.
   double busiest_rank(int64_t experts, int64_t ep) const;
@@ -27,8 +32,9 @@ struct PlanLoad {
 struct Assumptions {
   PlanSystem system = PlanSystem::moebius;
   PlanDispatcher dispatcher = PlanDispatcher::of_recipe;
-  PlanGraphs graphs = PlanGraphs::full;
+  PlanGraphs graphs = PlanGraphs::of_recipe;
   PlanPrecision precision = PlanPrecision::of_recipe;
+  PlanPermutation permutation = PlanPermutation::memory_efficient;
   bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows hides under the other pass
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
@@ -39,8 +45,9 @@ struct Assumptions {
   double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
-// Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, load,
-// jitter, straggler, tokens. load = balanced | zipf:S | FILE, a run's metrics.jsonl.
+// Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation, load,
+// jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows of the
+// busiest rank over the mean.
 // Error{usage} for an unknown key or value with the known ones. Error{io}, Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);

@@ -43,6 +43,15 @@ double& share_named(PlanMachine& m, const std::string& key, const std::string& p
   MOEBIUS_FAIL(input, "{}: before has no key {}; expected SYSTEM.SHARE, layer_us or spread", path, key);
 }
 
+// A number, or {"times": X} of what the family has.
+void set_before(double& share, const json& value, const std::string& at) {
+  const bool is_factor = value.is_object() && value.contains("times");
+  const json& number = is_factor ? value["times"] : value;
+  MOEBIUS_CHECK(input, number.is_number() && number.get<double>() >= 0,
+                "{} must be a number from 0 on, or {{\"times\": NUMBER}}", at);
+  share = is_factor ? share * number.get<double>() : number.get<double>();
+}
+
 std::string where(const std::string& path, size_t i) { return fmt::format("{}: row {}", path, i + 1); }
 
 std::string text_of(const json& row, const char* key, const std::string& at) {
@@ -192,9 +201,10 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     const json& row = file["rows"][i];
     const std::string at = where(path, i);
     FitRow r{.name = text_of(row, "name", at), .source = text_of(row, "source", at)};
+    r.recipe = text_of(row, "recipe", at);
     r.machine = text_of(row, "machine", at);
     find_family(file, r);
-    r.run = load_run_spec(folder + "/" + text_of(row, "recipe", at), texts_of(row, "set", at));
+    r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
     if (row.contains("ranks")) r.ranks = static_cast<int64_t>(number_of(row, "ranks", at));
     r.assume = parse_assumptions(texts_of(row, "assume", at));
     r.measured = measured_of(row, r, at);
@@ -207,14 +217,19 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
 void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines) {
   const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!file.is_object() || !file.contains("before")) return;
-  for (const auto& [family, values] : file["before"].items()) {
-    const bool is_family = file.contains("families") && file["families"].contains(family);
-    const auto names = is_family ? file["families"][family].get<std::vector<std::string>>() : std::vector{family};
-    for (const auto& [key, value] : values.items()) {
-      MOEBIUS_CHECK(input, value.is_number() && value.get<double>() >= 0, "{}: before.{}.{} must be a number from 0 on",
-                    path, family, key);
-      for (const std::string& name : names)
-        if (machines.contains(name)) share_named(machines.at(name), key, path) = value.get<double>();
+  const auto is_family = [&](const std::string& name) {
+    return file.contains("families") && file["families"].contains(name);
+  };
+  // Families first, since a machine's own values are on top of them.
+  for (const bool families : {true, false}) {
+    for (const auto& [name, values] : file["before"].items()) {
+      if (is_family(name) != families) continue;
+      const auto names = families ? file["families"][name].get<std::vector<std::string>>() : std::vector{name};
+      for (const auto& [key, value] : values.items())
+        for (const std::string& machine : names)
+          if (machines.contains(machine))
+            set_before(share_named(machines.at(machine), key, path), value,
+                       fmt::format("{}: before.{}.{}", path, name, key));
     }
   }
 }
@@ -237,16 +252,40 @@ FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::ma
   return result;
 }
 
-ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted) {
+ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted,
+                        bool fitted) {
   std::vector<std::pair<double, std::string>> errors;
   for (const FittedRow& r : rows)
-    if (r.row->assume.system == system)
+    if (r.row->assume.system == system && r.row->is_fitted == fitted)
       errors.emplace_back(std::abs(FittedRow::error(r.*predicted, r.row->measured)), r.row->name);
   std::sort(errors.begin(), errors.end());
   if (errors.empty()) return {};
   const size_t n = errors.size();
   const double median = n % 2 ? errors[n / 2].first : (errors[n / 2 - 1].first + errors[n / 2].first) / 2;
   return {.median = median, .worst = errors.back().first, .worst_row = errors.back().second};
+}
+
+OrderSummary order_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted) {
+  OrderSummary order;
+  double farthest = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t k = 0; k < i; ++k) {
+      const FittedRow &a = rows[i], &b = rows[k];
+      const bool compared = a.row->recipe == b.row->recipe && a.row->assume.system == system &&
+                            b.row->assume.system == system && a.row->is_fitted && b.row->is_fitted;
+      if (!compared || a.row->measured == b.row->measured) continue;
+      ++order.pairs;
+      if ((a.row->measured > b.row->measured) == (a.*predicted > b.*predicted)) {
+        ++order.kept;
+        continue;
+      }
+      const double apart = std::abs(std::log(a.row->measured / b.row->measured));
+      if (apart <= farthest) continue;
+      farthest = apart;
+      order.broken = fmt::format("{} and {}, {:.1f} % apart", a.row->name, b.row->name, 100 * std::expm1(apart));
+    }
+  }
+  return order;
 }
 
 std::string fit_text(const FitResult& result) {
@@ -271,6 +310,13 @@ std::string fit_text(const FitResult& result) {
       text += fmt::format("; left out: median {:.1f} %, worst {:.1f} % ({})", 100 * out.median, 100 * out.worst,
                           out.worst_row);
     }
+    const OrderSummary order = order_of(result.rows, system, left_out ? &FittedRow::left_out : &FittedRow::after);
+    text += fmt::format("; order kept in {} of {} pairs of one model", order.kept, order.pairs);
+    if (!order.broken.empty()) text += fmt::format(" (not in {})", order.broken);
+    const ErrorSummary blind = summary_of(result.rows, system, &FittedRow::after, /*fitted=*/false);
+    if (!blind.worst_row.empty())
+      text += fmt::format("\n{}, rows that were not fitted: median {:.1f} %, worst {:.1f} % ({})", name_of(system),
+                          100 * blind.median, 100 * blind.worst, blind.worst_row);
     text += "\n";
   }
   return text;

@@ -15,7 +15,7 @@
 namespace moebius {
 
 struct FitRow {
-  std::string name, source;
+  std::string name, source, recipe;
   std::string family;                  // machines of one architecture, which share their shares
   std::vector<std::string> relatives;  // those machines, this row's among them
   RunSpec run;
@@ -32,6 +32,8 @@ struct FitRow {
 std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder);
 // Sets the shares that the fit begins with, so that fitting again gives the same: the file's
 // "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
+// A machine's name in place of a family changes that machine alone: a number takes the family's place, and
+// {"times": X} multiplies it.
 // Error{input} for a family or key that is not known.
 void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines);
 
@@ -57,7 +59,15 @@ struct ErrorSummary {
   double median = 0, worst = 0;
   std::string worst_row;
 };
-ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted);
+// fitted: of the rows of a system that were fitted; else of the others.
+ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted,
+                        bool fitted = true);
+// Pairs of fitted rows of one recipe, and those of them that are predicted in the order that was measured.
+struct OrderSummary {
+  int64_t pairs = 0, kept = 0;
+  std::string broken;  // the pair that was measured farthest apart of those in the wrong order
+};
+OrderSummary order_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted);
 std::string fit_text(const FitResult& result);
 
 }  // namespace moebius

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "config/nearest.h"
@@ -105,6 +106,7 @@ const std::vector<MachineFigure>& machine_figures() {
       {"rank", "nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, 1e6},
       {"rank", "memory_gb", &PlanMachine::memory_gb, 0.1, 1e5},
       {"rank", "memory_tb_s", &PlanMachine::memory_tb_s, 0.001, 1e3},
+      {"rank", "threads", &PlanMachine::threads, 0, 4096},
       {"rank", "kernel_us", &PlanMachine::kernel_us, 0, 1e4},
       {"rank", "spread", &PlanMachine::spread, 0, 1},
       {"links", "domain_ranks", &PlanMachine::domain_ranks, 1, 1e6},
@@ -114,6 +116,29 @@ const std::vector<MachineFigure>& machine_figures() {
       {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
       {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
   };
+  return figures;
+}
+
+PlanMachine PlanMachine::of_rank(int64_t threads_of_rank) const {
+  PlanMachine rank = *this;
+  if (is_gpu) return rank;
+  const double share = std::min(1.0, static_cast<double>(threads_of_rank) / threads);
+  for (double PlanMachine::*rate : {&PlanMachine::bf16_tflops, &PlanMachine::fp8_tflops, &PlanMachine::nvfp4_tflops,
+                                    &PlanMachine::memory_gb, &PlanMachine::memory_tb_s})
+    rank.*rate *= share;
+  rank.domain_ranks = std::max(1.0, std::floor(1 / share));
+  return rank;
+}
+
+std::vector<std::string> PlanMachine::assumed_figures() const {
+  std::vector<std::string> figures;
+  for (const MachineFigure& f : machine_figures()) {
+    const std::string key = fmt::format("{}.{}", f.table, f.key);
+    const auto source = sources.find(key);
+    if (source != sources.end() &&
+        (source->second.starts_with("assumed") || source->second.starts_with("not measured")))
+      figures.push_back(key + ": " + source->second);
+  }
   return figures;
 }
 
@@ -129,6 +154,8 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
   for (const std::string& key : needed)
     MOEBIUS_CHECK(usage, std::find(given.begin(), given.end(), key) != given.end(),
                   "machine {}: expected {}; it is missing", name, key);
+  MOEBIUS_CHECK(usage, m.is_gpu || m.threads >= 1,
+                "machine {}: rank.threads must be at least 1 where machine.device is \"cpu\"; got {}", name, m.threads);
   MOEBIUS_CHECK(usage, m.has_shares[0] || m.has_shares[1],
                 "machine {}: expected the table [share.moebius]; it is missing", name);
   return m;

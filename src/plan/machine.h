@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -36,7 +37,8 @@ struct PlanMachine {
   bool is_gpu = true;
   // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
-  double kernel_us = 0;                     // the least time of a kernel, and from one to the next
+  double threads = 0;                       // of a CPU, whose rates and memory these are; 0: a GPU
+  double kernel_us = 0;                     // from the end of a kernel to the work of the next
   double spread = 0;                        // standard deviation of ranks' speeds, over their mean
   double domain_ranks = 1;                  // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
@@ -49,6 +51,10 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
+  // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's alone.
+  PlanMachine of_rank(int64_t threads_of_rank) const;
+  // The figures of [rank], [links] and [host] that nothing measured, each as "rank.kernel_us: its source".
+  std::vector<std::string> assumed_figures() const;
 };
 
 // A figure of a machine file: its table and key, what it holds, its source, and the values that make sense.

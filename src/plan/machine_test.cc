@@ -30,7 +30,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 TEST(Machines, AreThoseOfTheFolder) {
-  EXPECT_THAT(known_machines(kMachines), ElementsAre("b200", "gb200", "gb300", "h100", "h200", "xeon2"));
+  EXPECT_THAT(known_machines(kMachines), ElementsAre("b200", "epyc2", "gb200", "gb300", "h100", "h200", "xeon2"));
   for (const std::string& name : known_machines(kMachines)) {
     const PlanMachine m = load_machine(name, kMachines);
     const PlanMachine again = parse_machine(to_toml(m), name);
@@ -43,8 +43,9 @@ TEST(Machines, AreThoseOfTheFolder) {
 }
 
 TEST(Machines, AreRefusedByName) {
-  EXPECT_THAT(refused([] { load_machine("h300", kMachines); }),
-              HasSubstr("no machine is called \"h300\"; the machines of " + kMachines + " are b200, gb200, gb300"));
+  EXPECT_THAT(
+      refused([] { load_machine("h300", kMachines); }),
+      HasSubstr("no machine is called \"h300\"; the machines of " + kMachines + " are b200, epyc2, gb200, gb300"));
   const std::string good = to_toml(load_machine("h100", kMachines));
   const auto text_of = [&](const std::string& from, const std::string& to) {
     return refused([&] { parse_machine(replaced(good, from, to), "m.toml"); });
@@ -61,6 +62,27 @@ TEST(Machines, AreRefusedByName) {
   EXPECT_THAT(refused([&] { parse_machine(good.substr(0, line) + good.substr(end + 1), "m.toml"); }),
               HasSubstr("expected rank.memory_tb_s; it is missing"));
   EXPECT_THAT(text_of("from = \"one network card a GPU, 400 Gb/s\"", "from = \"\""), HasSubstr("has no source"));
+}
+
+// A rank of one of two threads has half of the machine, and another rank beside it.
+TEST(Machines, AreSharedByRanksOfACpu) {
+  const PlanMachine whole = load_machine("xeon2", kMachines), half = whole.of_rank(1);
+  EXPECT_DOUBLE_EQ(half.bf16_tflops, whole.bf16_tflops / 2);
+  EXPECT_DOUBLE_EQ(half.memory_gb, whole.memory_gb / 2);
+  EXPECT_EQ(half.domain_ranks, 2);
+  EXPECT_EQ(whole.of_rank(2).domain_ranks, 1);
+  EXPECT_DOUBLE_EQ(whole.of_rank(8).bf16_tflops, whole.bf16_tflops);
+  const PlanMachine gpu = load_machine("h100", kMachines);
+  EXPECT_DOUBLE_EQ(gpu.of_rank(1).memory_gb, gpu.memory_gb);
+  EXPECT_THAT(
+      refused([&] { parse_machine(replaced(to_toml(whole), "threads = { is = 2", "threads = { is = 0"), "m.toml"); }),
+      HasSubstr("rank.threads must be at least 1 where machine.device is \"cpu\""));
+}
+
+TEST(Machines, NameWhatNobodyMeasured) {
+  const PlanMachine m = load_machine("h100", kMachines);
+  EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("links.across_us: assumed")));
+  for (const std::string& figure : m.assumed_figures()) EXPECT_EQ(figure.find("bf16_tflops"), std::string::npos);
 }
 
 }  // namespace

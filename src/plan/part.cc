@@ -18,8 +18,6 @@ std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
                   stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
-  key += fmt::format("{} ", static_cast<int>(spec.precision.recipe));
-  for (const std::string& pattern : spec.precision.keep) key += pattern + " ";
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
   return key;
 }
@@ -234,11 +232,19 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
 }
 
 const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage) {
-  std::unique_ptr<PartWork>& part = parts_[key_of(spec, stage)];
+  std::unique_ptr<PartWork>& part = parts_[fmt::format("{}: {}", policy_index(spec), key_of(spec, stage))];
   if (part) return *part;
   part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
   if (stage.num_layers > 0) take_leave(*part);
   return *part;
+}
+
+size_t PartLibrary::policy_index(const EngineSpec& spec) {
+  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze};
+  const auto known = std::find(policies_.begin(), policies_.end(), policy);
+  if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
+  policies_.push_back(std::move(policy));
+  return policies_.size() - 1;
 }
 
 ThreadPool& PartLibrary::pool(int threads) { return pools_.try_emplace(threads, threads).first->second; }

@@ -86,8 +86,18 @@ class PartLibrary {
   size_t num_runs() const { return parts_.size(); }
 
  private:
+  // The policies of a run that its parts depend on, beside the layout.
+  struct Policy {
+    ModelSpec model;
+    BalanceSpec balance;
+    PrecisionSpec precision;
+    std::vector<std::string> freeze;
+    bool operator==(const Policy&) const = default;
+  };
+  size_t policy_index(const EngineSpec& spec);  // equal policies have one index
   ThreadPool& pool(int threads);
 
+  std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
   std::map<std::string, std::unique_ptr<PartWork>> parts_;
 };

@@ -14,14 +14,18 @@ constexpr double kClearBytes = 4;  // of each gradient
 
 class Predicting {
  public:
-  Predicting(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-             const Assumptions& assume)
-      : run_(run),
-        spec_(planned_engine_spec(run, ranks)),
+  Predicting(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume)
+      : run_(std::move(run)),
+        spec_(planned_engine_spec(run_, ranks)),
         parts_(parts, spec_),
         layout_(stages_of(spec_)),
-        context_{.machine = machine, .assume = assume, .spec = spec_} {
+        machine_(machine.of_rank(spec_.threads)),
+        context_{.machine = machine_, .assume = assume, .spec = spec_} {
     result_.mesh = spec_.mesh;
+    result_.memory_bytes = machine_.memory_bytes();
+    result_.is_gpu = machine_.is_gpu;
+    result_.threads = spec_.threads;
+    result_.num_pp_ranks = layout_.num_ranks;
     result_.ranks = ranks;
     result_.num_micro_batches = spec_.num_micro_batches;
   }
@@ -47,19 +51,20 @@ class Predicting {
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
     return part_time(context_, part, is_moe, is_layer);
   }
+  int64_t beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const;
   double message_seconds() const;
   double busy(int64_t pp_rank) const;
   const StageWork& stage_of(int64_t pp_rank, int64_t v) const {
-    return stages_[static_cast<size_t>(v * layout_.num_ranks + pp_rank)];
+    return result_.stages[static_cast<size_t>(v * layout_.num_ranks + pp_rank)];
   }
   PipelineTimes pipeline_times() const;
 
-  const RunSpec& run_;
+  RunSpec run_;
   EngineSpec spec_;
   LayoutParts parts_;
   StageLayout layout_;
+  PlanMachine machine_;
   TimeContext context_;
-  std::vector<StageWork> stages_;
   double passes_s_ = 0;
   int64_t slowest_ = 0;
   Prediction result_;
@@ -89,7 +94,7 @@ void Predicting::time_stages() {
     const bool mtp_is_moe =
         stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
     add(of(parts_.ends(stage), mtp_is_moe, false));
-    stages_.push_back(std::move(work));
+    result_.stages.push_back(std::move(work));
   }
 }
 
@@ -99,9 +104,34 @@ void Predicting::add_memory(const PredictOptions& options) {
     // The first two ranks hold the most sets of saved tensors, and the last has the loss.
     const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
-    result_.memory.push_back(rank_memory(parts_, layout_, pipeline_use(spec_.pipeline, spec_.mesh.pp, r), r));
+    const PipelineUse use = pipeline_use(spec_.pipeline, spec_.mesh.pp, r);
+    result_.memory.push_back(rank_memory(parts_, layout_, use, r));
+    result_.memory.back().life[static_cast<size_t>(Life::saved)] += beside_of_megatron(use, r);
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
   }
+}
+
+// The bytes that Megatron Core keeps beside, of each MoE layer and micro-batch in flight: the activation's output, which
+// Moebius recomputes. Inputs of products in 8 bits take half. A plain permutation keeps the experts' outputs.
+int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
+  const ModelSpec& m = spec_.model;
+  const RecomputeSpec& again = spec_.recompute;
+  if (context_.assume.system != PlanSystem::megatron || again.layer) return 0;
+  const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh) * m.top_k);
+  const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
+  const PlanPrecision precision = products_precision(spec_, context_.assume, machine_);
+  const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
+  double bytes = rows * D * (input_bytes - 2);
+  if (!again.expert_up) bytes += rows * F * input_bytes;
+  if (context_.assume.permutation == PlanPermutation::plain) bytes += rows * D * 2;
+  int64_t sets = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    const StageSpec& stage = layout_.at(pp_rank, v);
+    int64_t layers = 0;
+    for (int64_t i = 0; i < stage.num_layers; ++i) layers += m.is_moe_layer(stage.first_layer + i);
+    sets += layers * use.num_saved[static_cast<size_t>(v)];
+  }
+  return static_cast<int64_t>(bytes) * sets;
 }
 
 double Predicting::message_seconds() const {
@@ -119,7 +149,7 @@ double Predicting::busy(int64_t pp_rank) const {
 
 PipelineTimes Predicting::pipeline_times() const {
   PipelineTimes times{.transfer = message_seconds()};
-  for (const StageWork& stage : stages_)
+  for (const StageWork& stage : result_.stages)
     times.stages.push_back(
         {.forward = stage.forward.total(), .backward_input = stage.backward.total(), .backward_weight = 0});
   return times;
@@ -168,6 +198,9 @@ void Predicting::add_rank(int64_t pp_rank) {
     result_.phases["forward"] += M * stage.forward.compute();
     result_.phases["backward"] += M * stage.backward.compute();
     for (const PassTime* pass : {&stage.forward, &stage.backward}) {
+      for (int k = 0; k < kNumKernelClasses; ++k)
+        result_.kernels[name_of(static_cast<KernelClass>(k))] += M * pass->kernels[static_cast<size_t>(k)];
+      result_.messages += M * pass->messages;
       compute += M * pass->compute();
       host += M * pass->host;
       double all = 0;
@@ -192,6 +225,8 @@ void Predicting::add_rank(int64_t pp_rank) {
     result_.axes["pp"].bytes =
         sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
     result_.axes["pp"].hidden_s = spec_.overlap ? sends * message_seconds() : 0;
+    result_.messages += sends;
+    result_.transfer_s = message_seconds();
   }
 }
 
@@ -217,6 +252,7 @@ void Predicting::add_update() {
       const double calls = static_cast<double>(params.buckets.at(axis));
       seconds[name] = calls * group_seconds(context_, span, call, sent / calls);
       result_.axes[name].bytes += sent;
+      result_.messages += calls * group_messages(span, call);
       all += seconds[name];
     }
     const double hidden = spec_.overlap ? std::min(all, window) : 0;
@@ -241,24 +277,36 @@ void Predicting::add_totals() {
   const int64_t seq = spec_.shape.seq * m.cp;
   result_.tokens = static_cast<double>(spec_.num_micro_batches * spec_.shape.batch * seq * m.dp);
   result_.tokens_per_s_per_gpu = result_.tokens / result_.step_s / ranks;
+  const double all =
+      context_.assume.tokens > 0 ? context_.assume.tokens : result_.tokens * static_cast<double>(run_.train.steps);
+  result_.run_s = all / result_.tokens * result_.step_s;
   result_.model_tflops_per_gpu = result_.tokens_per_s_per_gpu * run_.model.train_flops_per_token(seq) / 1e12;
   result_.mfu = result_.model_tflops_per_gpu / context_.machine.bf16_tflops;
   result_.imbalance = context_.assume.load.busiest_rank(spec_.model.num_experts, m.ep);
-  for (int i = 0; i < kNumAxes; ++i)
-    result_.start_up_messages += static_cast<double>(group_size(m, static_cast<Axis>(i)) - 1);
+  result_.imbalance_s = result_.kernels[name_of(KernelClass::experts)] * (1 - 1 / result_.imbalance);
+  result_.start_up = start_up(m, machine_);
 }
 
 }  // namespace
+
+RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
+  RunSpec run = asked;
+  run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
+  return run;
+}
 
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
-  MOEBIUS_CHECK(usage, assume.precision == PlanPrecision::of_recipe || machine.fp8_tflops > 0,
-                "plan: the machine {} has no products in 8 bits (rank.fp8_tflops = 0); leave --assume precision out",
-                machine.name);
-  return Predicting(parts, run, ranks, machine, assume).run(options);
+  const bool is_low = assume.precision != PlanPrecision::of_recipe,
+             is_4_bits = assume.precision == PlanPrecision::nvfp4;
+  MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,
+                "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",
+                machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
+  return Predicting(parts, run_on(run, machine), ranks, machine, assume).run(options);
 }
 
 }  // namespace moebius

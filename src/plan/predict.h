@@ -8,6 +8,7 @@
 #include "parallel/pipeline/simulate.h"
 #include "plan/layout.h"
 #include "plan/rank_memory.h"
+#include "plan/start_up.h"
 #include "plan/work_time.h"
 
 namespace moebius {
@@ -27,17 +28,28 @@ struct Prediction {
   MeshShape mesh;
   int64_t ranks = 1, num_micro_batches = 1;
   double tokens = 0;  // of a step, of all ranks
+  double run_s = 0;   // of the tokens that are assumed, or of train.steps; 0: neither
   double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
-  double mfu = 0;                        // of the machine's bf16 rate
-  double bubble = 0;                     // share of the passes' time that the slowest rank does not compute
-  std::map<std::string, double> phases;  // of the slowest rank, in seconds; their sum is step_s
-  std::map<std::string, AxisTime> axes;  // of the slowest rank
-  std::vector<RankMemory> memory;        // [pp_rank]
-  size_t fullest = 0;                    // its index
-  double imbalance = 1;                  // rows of the busiest rank's experts over the mean
-  double start_up_messages = 0;          // that a rank sends to know the others: one a group and rank
-  SimulatedSchedule schedule;            // of at most `max_simulated` micro-batches
+  double mfu = 0;                         // of the machine's bf16 rate
+  double bubble = 0;                      // share of the passes' time that the slowest rank does not compute
+  std::map<std::string, double> phases;   // of the slowest rank, in seconds; their sum is step_s
+  std::map<std::string, AxisTime> axes;   // of the slowest rank
+  std::map<std::string, double> kernels;  // of the slowest rank's passes, in seconds, by class
+  std::vector<StageWork> stages;          // [stage]: the actions of the schedule
+  int64_t num_pp_ranks = 1;               // stage s is on rank s mod num_pp_ranks
+  double transfer_s = 0;                  // of a message between stages
+  double messages = 0;                    // that the slowest rank sends in a step, to ranks of its groups
+  std::vector<RankMemory> memory;         // [pp_rank]
+  size_t fullest = 0;                     // its index
+  double memory_bytes = 0;                // that a rank has
+  bool is_gpu = true;
+  int64_t threads = 0;         // of a rank, on a CPU
+  double imbalance = 1;        // rows of the busiest rank's experts over the mean
+  double imbalance_s = 0;      // of the passes, which the mean would not take
+  StartUp start_up;            // over TCP
+  SimulatedSchedule schedule;  // of at most `max_simulated` micro-batches
   const RankMemory& fullest_rank() const { return memory[fullest]; }
+  bool fits() const { return static_cast<double>(fullest_rank().total()) <= memory_bytes; }
 };
 
 struct PredictOptions {
@@ -46,6 +58,9 @@ struct PredictOptions {
   bool simulate = true;  // false: the bubble of 1F1B's formula, for a search
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
 };
+
+// The run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 is all of them.
+RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
 
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,

@@ -49,7 +49,7 @@ TEST(Predict, PhasesAddUpToTheStep) {
     const Prediction p = predict(parts, run, 2, machine("h200"), {});
     EXPECT_NEAR(sum(p.phases), p.step_s, 1e-9 * p.step_s);
     EXPECT_NEAR(p.tokens_per_s_per_gpu, 131072 / p.step_s / 2, 1e-6 * p.tokens_per_s_per_gpu);
-    const auto json = plan_json(p, run, machine("h200"), {});
+    const auto json = plan_json(p, machine("h200"), {});
     for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
                             "phases", "axes", "bubble"})
       EXPECT_TRUE(json.contains(key)) << key;
@@ -111,7 +111,8 @@ TEST(Predict, AssumptionsActAsTheySay) {
   EXPECT_NEAR(step({"dispatcher=alltoall", "jitter=0", "straggler=0.5"}),
               1.5 * step({"dispatcher=alltoall", "jitter=0"}), 1e-6 * plain);
   EXPECT_THAT(refused([] { parse_assumptions({"weather=good"}); }), HasSubstr("unknown key \"weather\"; the keys are"));
-  EXPECT_THAT(refused([] { parse_assumptions({"graphs=some"}); }), HasSubstr("expected one of none, partial, full"));
+  EXPECT_THAT(refused([] { parse_assumptions({"graphs=some"}); }),
+              HasSubstr("expected one of recipe, none, partial, full"));
   EXPECT_THAT(refused([&] { predict(parts, run, 12, machine("h100"), {}); }), HasSubstr("12"));
   EXPECT_THAT(refused([&] { predict(parts, run, 16, machine("xeon2"), parse_assumptions({"system=megatron"})); }),
               HasSubstr("has no table [share.megatron]"));
@@ -134,7 +135,70 @@ TEST(Predict, TakesManyRanks) {
   const Prediction p = predict(parts, run, 102400, machine("gb200"), {});
   EXPECT_EQ(p.ranks, 102400);
   EXPECT_GT(p.step_s, 0);
-  EXPECT_GT(p.start_up_messages, 102399);
+  EXPECT_GT(p.messages, 1000);
+  // Rank 0 takes a greeting of each other and sends each a table of all; all others greet each other.
+  EXPECT_GT(p.start_up.messages_rank_0, 2 * 102399);
+  EXPECT_GE(p.start_up.messages_rank, 102400);
+  EXPECT_DOUBLE_EQ(p.start_up.table_bytes, 22.0 * 102400 * 102399);
+  EXPECT_GT(p.start_up.seconds, 2 * 102399 * 40e-6);
+  EXPECT_EQ(start_up({}, machine("gb200")).seconds, 0);
+}
+
+// The messages of a step are those of the groups' calls: the bytes and counts of comm/group_cost.h.
+TEST(Predict, CountsMessages) {
+  PartLibrary parts;
+  const RunSpec run =
+      recipe("tiny_cpu.toml", {"parallel.ep=2", "train.global_batch=16", "parallel.dispatcher=\"alltoall\""});
+  const Prediction p = predict(parts, run, 2, machine("xeon2"), {});
+  EXPECT_GT(p.messages, 0);
+  EXPECT_EQ(p.messages, std::floor(p.messages));
+  EXPECT_EQ(group_messages({.size = 8}, GroupCall::all_reduce), 14);
+  EXPECT_EQ(group_messages({.size = 8}, GroupCall::all_gather), 7);
+  EXPECT_EQ(group_messages({.size = 2}, GroupCall::send), 1);
+  EXPECT_EQ(predict(parts, recipe("tiny_cpu.toml"), 1, machine("xeon2"), {}).messages, 0);
+}
+
+// The machine decides the device, and ranks of a CPU share it.
+TEST(Predict, RunsOnTheMachine) {
+  PartLibrary parts;
+  const RunSpec cpu = recipe("bench_cpu.toml", {"run.threads=1"});
+  EXPECT_TRUE(predict(parts, cpu, 1, machine("h100"), {}).is_gpu);
+  const Prediction half = predict(parts, cpu, 1, machine("xeon2"), {});
+  const Prediction whole = predict(parts, recipe("bench_cpu.toml"), 1, machine("xeon2"), {});
+  EXPECT_EQ(whole.threads, 2);
+  EXPECT_DOUBLE_EQ(half.memory_bytes, whole.memory_bytes / 2);
+  EXPECT_GT(half.step_s, 1.5 * whole.step_s);
+}
+
+// Published memory of Megatron Core (arXiv 2603.07685; pull request 6429), in units as they are given.
+TEST(Predict, PublishedMemory) {
+  PartLibrary parts;
+  const auto megatron = [&](std::vector<std::string> set, int64_t ranks, std::vector<std::string> texts) {
+    for (const char* key : {"run.device=\"cuda\"", "run.graph=false", "parallel.dispatcher=\"alltoall\"",
+                            "moe.rank_rows_factor=1.0", "parallel.pp=4"})
+      set.emplace_back(key);
+    texts.emplace_back("system=megatron");
+    return predict(parts, recipe("deepseek_v3.toml", set), ranks, machine("h100"), parse_assumptions(texts));
+  };
+  const Prediction whole = megatron({"parallel.vpp=4", "parallel.ep=64", "parallel.layout=\"Et*4|(tttt|)*14tmL\""}, 256,
+                                    {"permutation=plain"});
+  // The paper's rank: weights and gradients, masters and moments, in GiB.
+  const RankMemory& rank = whole.memory.at(2);
+  const double gib = std::pow(2, 30);
+  EXPECT_NEAR(static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) / gib, 36.4, 0.03 * 36.4);
+  EXPECT_NEAR(static_cast<double>(rank.of(Life::master) + rank.of(Life::optimizer)) / gib, 32.1, 0.03 * 32.1);
+  const auto cut = [&](const char* recompute) {
+    return static_cast<double>(
+               megatron({"parallel.ep=16", "model.num_hidden_layers=14", "model.num_nextn_predict_layers=0",
+                         "train.seq_len=2048", "train.global_batch=1024", "parallel.layout=\"Et*3|t*4|t*4|t*3L\"",
+                         std::string("memory.recompute=") + recompute},
+                        64, {})
+                   .fullest_rank()
+                   .total()) /
+           1e9;
+  };
+  EXPECT_NEAR(cut("[]"), 68.7, 0.03 * 68.7);
+  EXPECT_NEAR(cut("[\"layer\"]"), 60.2, 0.03 * 60.2);
 }
 
 TEST(Search, FindsLegalLayoutsThatFit) {
@@ -158,6 +222,34 @@ TEST(Search, FindsLegalLayoutsThatFit) {
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
               HasSubstr("the least that one needs is"));
   EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+}
+
+// The number of threads changes nothing but the time, and --recipes adds what the run would accept.
+TEST(Search, IsTheSameOnAnyThreads) {
+  PartLibrary one, two;
+  const RunSpec run = recipe("tiny_cpu.toml", {"train.global_batch=16"});
+  const PlanMachine m = machine("xeon2");
+  const SearchResult a = search(one, run, 2, m, {}, {.threads = 1}), b = search(two, run, 2, m, {}, {.threads = 2});
+  EXPECT_EQ(search_text(a), search_text(b));
+  EXPECT_GT(a.num_legal, 10);
+  PartLibrary parts;
+  const SearchResult more = search(parts, run, 2, m, {}, {.recipes = {"none", "fp8_block"}});
+  EXPECT_EQ(more.num_legal, 2 * a.num_legal);
+  EXPECT_THAT(refused([&] { search(parts, run, 2, m, {}, {.recipes = {"fp9"}}); }),
+              HasSubstr("expected some of none, fp8_block, fp8_tensor, mxfp8, nvfp4; got \"fp9\""));
+}
+
+// With less memory the search recomputes more, and no subset of what it chose would fit.
+TEST(Search, RecomputesTheLeastThatFits) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const PlanMachine m = machine("h200");
+  const SearchResult found = search(parts, run, 1, m, {}, {.memory_gb = 140, .keep = 1});
+  const FoundLayout& best = found.layouts.at(0);
+  EXPECT_LE(static_cast<double>(best.prediction.fullest_rank().total()), 140e9);
+  const SearchResult roomy = search(parts, run, 1, m, {}, {.memory_gb = 1000, .keep = 1});
+  EXPECT_THAT(roomy.layouts.at(0).set, testing::Contains("memory.recompute=[]"));
+  EXPECT_GE(best.prediction.step_s, roomy.layouts.at(0).prediction.step_s);
 }
 
 TEST(Search, BalancesStages) {
@@ -186,11 +278,26 @@ TEST(Sweeps, AreTablesOfAllCombinations) {
   const Sweep s =
       sweep(parts, base, {parse_sweep("parallel.ep=1,2,3"), parse_sweep("train.micro_batch=1,2")}, machine("h200"), {});
   ASSERT_EQ(s.points.size(), 6U);
-  EXPECT_TRUE(s.points[3].prediction && s.points[3].fits);
+  EXPECT_TRUE(s.points[3].prediction && s.points[3].prediction->fits());
   EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
   const std::string csv = sweep_csv(s), svg = sweep_svg(s);
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 7);
   EXPECT_THAT(svg, HasSubstr("train.micro_batch = 2"));
+}
+
+// "How many GPUs": the best layout of each number of ranks.
+TEST(Sweeps, SearchAtEveryNumberOfRanks) {
+  PartLibrary parts;
+  const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .search = SearchOptions{.keep = 1}};
+  const Sweep s = sweep(parts, base, {parse_sweep("ranks=2,17,4,x")}, machine("h200"), {});
+  ASSERT_EQ(s.points.size(), 4U);
+  EXPECT_EQ(s.points[0].prediction->ranks, 2);
+  EXPECT_EQ(s.points[2].prediction->ranks, 4);
+  EXPECT_LT(s.points[2].prediction->run_s, s.points[0].prediction->run_s);
+  EXPECT_FALSE(s.points[0].set.empty());
+  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(s.points[3].refused, HasSubstr("--sweep ranks: expected whole numbers from 1 on; got \"x\""));
+  EXPECT_THAT(sweep_text(s), HasSubstr("best layout"));
 }
 
 TEST(Timelines, ShowEveryPass) {
@@ -237,6 +344,7 @@ TEST(Fits, ShippedMachinesPredictTheRows) {
     const Prediction p = predict(parts, row.run, row.ranks, machine(row.machine.c_str()), row.assume);
     predicted.push_back({.row = &row, .after = p.model_tflops_per_gpu});
   }
+  EXPECT_LT(summary_of(predicted, PlanSystem::megatron, &FittedRow::after, /*fitted=*/false).median, 0.15);
   EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).median, 0.05);
   EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).worst, 0.12);
   EXPECT_LT(summary_of(predicted, PlanSystem::megatron, &FittedRow::after).median, 0.08);

@@ -7,19 +7,71 @@
 namespace moebius {
 namespace {
 
-// The cost of training on a number of tokens.
-struct Budget {
-  double days = 0, gpu_hours = 0;
-};
-Budget budget_of(const Prediction& p, const Assumptions& assume) {
-  const double seconds = assume.tokens / (p.tokens_per_s_per_gpu * static_cast<double>(p.ranks));
-  return {.days = seconds / 86400, .gpu_hours = seconds / 3600 * static_cast<double>(p.ranks)};
-}
-
 std::string seconds_text(double s) { return s >= 1 ? fmt::format("{:.3f} s", s) : fmt::format("{:.2f} ms", 1e3 * s); }
 
-bool fits(const Prediction& p, const PlanMachine& machine) {
-  return static_cast<double>(p.fullest_rank().total()) <= machine.memory_bytes();
+std::string duration_text(double s) {
+  if (s >= 2 * 86400) return fmt::format("{:.1f} days", s / 86400);
+  return s >= 3600 ? fmt::format("{:.1f} hours", s / 3600) : fmt::format("{:.1f} minutes", s / 60);
+}
+
+double rank_hours(const Prediction& p) { return p.run_s / 3600 * static_cast<double>(p.ranks); }
+
+std::string run_text(const Prediction& p, const RunSpec& run, const Assumptions& assume) {
+  if (p.run_s <= 0) return "run        how long it takes: set train.steps, or --assume tokens=N\n";
+  const double tokens = p.tokens * p.run_s / p.step_s;
+  const std::string what = assume.tokens > 0 ? "assumed" : fmt::format("of train.steps = {}", run.train.steps);
+  return fmt::format("run        {:.4g} tokens ({}): {}, {:.0f} {}-hours\n", tokens, what, duration_text(p.run_s),
+                     rank_hours(p), p.is_gpu ? "GPU" : "rank");
+}
+
+// The actions of the schedule. Neighbours whose times are the same share a line.
+std::string stages_text(const Prediction& p) {
+  std::string text = fmt::format("  {:<15} {:>11} {:>12} {:>12}\n", "stage", "forward", "backward", "not hidden");
+  const auto same = [](const StageWork& a, const StageWork& b) {
+    return a.forward.total() == b.forward.total() && a.backward.total() == b.backward.total();
+  };
+  for (size_t first = 0; first < p.stages.size();) {
+    size_t last = first;
+    while (last + 1 < p.stages.size() && same(p.stages[first], p.stages[last + 1])) ++last;
+    const StageWork& s = p.stages[first];
+    text += fmt::format("  {:<15} {:>11} {:>12} {:>12}\n",
+                        first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last),
+                        seconds_text(s.forward.total()), seconds_text(s.backward.total()),
+                        seconds_text(s.forward.exposed() + s.backward.exposed()));
+    first = last + 1;
+  }
+  if (p.num_pp_ranks > 1)
+    text += fmt::format("  stage s is on pp rank s mod {}; a message between two takes {}\n", p.num_pp_ranks,
+                        seconds_text(p.transfer_s));
+  return text;
+}
+
+std::string phases_text(const Prediction& p) {
+  std::string text = "phases of the slowest rank\n";
+  for (const auto& [name, s] : p.phases)
+    text += fmt::format("  {:<15} {:>11}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
+  text += "of it, by kernels\n";
+  for (const auto& [name, s] : p.kernels)
+    if (s > 0) text += fmt::format("  {:<18} {:>8}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
+  text += "one micro-batch, by stage\n" + stages_text(p);
+  if (p.axes.empty()) return text;
+  text += fmt::format("groups of the slowest rank, {:.0f} messages a step\n  {:<9} {:>11} {:>12} {:>12}\n", p.messages,
+                      "axis", "sent", "exposed", "hidden");
+  for (const auto& [name, a] : p.axes)
+    text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", name, bytes_text(std::llround(a.bytes)),
+                        seconds_text(a.exposed_s), seconds_text(a.hidden_s));
+  return text + fmt::format("start-up over TCP: {}; rank 0 has {:.0f} messages and sends {}, another at most {:.0f}\n",
+                            seconds_text(p.start_up.seconds), p.start_up.messages_rank_0,
+                            bytes_text(std::llround(p.start_up.table_bytes)), p.start_up.messages_rank);
+}
+
+std::string assumed_text(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {
+  std::string text = "assumed\n  " + to_string(assume) + "\n";
+  if (!p.is_gpu)
+    text +=
+        fmt::format("  {} threads a rank, {:.0f} ranks a host\n", p.threads, machine.of_rank(p.threads).domain_ranks);
+  for (const std::string& figure : machine.assumed_figures()) text += "  machine: " + figure + "\n";
+  return text;
 }
 
 std::string memory_table(const Prediction& p) {
@@ -42,36 +94,21 @@ std::string mesh_text(const MeshShape& m) {
 
 std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
   std::string text = fmt::format("machine    {}, {} ranks: {}\n", machine.name, p.ranks, mesh_text(p.mesh));
-  text += fmt::format("assumed    {}\n", to_string(assume));
   text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches a rank\n", seconds_text(p.step_s), p.tokens,
                       p.num_micro_batches);
   text += fmt::format("rate       {:.1f} tokens/s a rank, {:.1f} model TFLOP/s a rank, MFU {:.1f} %\n",
                       p.tokens_per_s_per_gpu, p.model_tflops_per_gpu, 100 * p.mfu);
-  if (assume.tokens > 0) {
-    const Budget b = budget_of(p, assume);
-    text +=
-        fmt::format("budget     {:.3g} tokens: {:.1f} days, {:.0f} rank-hours\n", assume.tokens, b.days, b.gpu_hours);
-  } else if (run.train.steps > 0) {
-    text += fmt::format("run        {} steps: {:.1f} hours\n", run.train.steps,
-                        p.step_s * static_cast<double>(run.train.steps) / 3600);
-  }
-  text += fmt::format("bubble     {:.1f} % of the passes; busiest rank's experts {:.2f} times the mean\n",
-                      100 * p.bubble, p.imbalance);
-  text += "phases of the slowest rank\n";
-  for (const auto& [name, s] : p.phases)
-    text += fmt::format("  {:<15} {:>11}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
-  if (!p.axes.empty()) text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", "axis", "sent", "exposed", "hidden");
-  for (const auto& [name, a] : p.axes)
-    text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", name, bytes_text(std::llround(a.bytes)),
-                        seconds_text(a.exposed_s), seconds_text(a.hidden_s));
+  text += run_text(p, run, assume);
   text += fmt::format("memory     {} on pp rank {}, of {}: {}\n", bytes_text(p.fullest_rank().total()),
-                      p.fullest_rank().pp_rank, bytes_text(std::llround(machine.memory_bytes())),
-                      fits(p, machine) ? "fits" : "does not fit");
-  return text + memory_table(p);
+                      p.fullest_rank().pp_rank, bytes_text(std::llround(p.memory_bytes)),
+                      p.fits() ? "fits" : "does not fit");
+  text += fmt::format("bubble     {:.1f} % of the passes\n", 100 * p.bubble);
+  text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which takes {}\n",
+                      p.imbalance, seconds_text(p.imbalance_s));
+  return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, machine, assume);
 }
 
-nlohmann::ordered_json plan_json(const Prediction& p, const RunSpec& run, const PlanMachine& machine,
-                                 const Assumptions& assume) {
+nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {
   nlohmann::ordered_json json{{"machine", machine.name},
                               {"ranks", p.ranks},
                               {"assumed", to_string(assume)},
@@ -90,11 +127,26 @@ nlohmann::ordered_json plan_json(const Prediction& p, const RunSpec& run, const 
                               {"model_tflops_per_gpu", p.model_tflops_per_gpu},
                               {"mfu", p.mfu},
                               {"memory_peak_bytes", p.fullest_rank().total()},
-                              {"memory_fits", fits(p, machine)},
+                              {"memory_bytes_of_rank", p.memory_bytes},
+                              {"memory_fits", p.fits()},
                               {"phases", p.phases},
                               {"bubble", p.bubble},
                               {"imbalance", p.imbalance},
-                              {"start_up_messages", p.start_up_messages}};
+                              {"imbalance_s", p.imbalance_s},
+                              {"kernels", p.kernels},
+                              {"messages", p.messages},
+                              {"start_up",
+                               {{"seconds", p.start_up.seconds},
+                                {"messages_rank_0", p.start_up.messages_rank_0},
+                                {"messages_rank", p.start_up.messages_rank},
+                                {"table_bytes", p.start_up.table_bytes}}}};
+  json["assumed_figures"] = machine.assumed_figures();
+  json["stages"] = nlohmann::ordered_json::array();
+  for (const StageWork& s : p.stages)
+    json["stages"].push_back({{"forward_s", s.forward.total()},
+                              {"backward_s", s.backward.total()},
+                              {"forward_exposed_s", s.forward.exposed()},
+                              {"backward_exposed_s", s.backward.exposed()}});
   json["axes"] = nlohmann::ordered_json::object();
   for (const auto& [name, a] : p.axes)
     json["axes"][name] = {{"bytes", a.bytes}, {"exposed_s", a.exposed_s}, {"hidden_s", a.hidden_s}};
@@ -106,11 +158,10 @@ nlohmann::ordered_json plan_json(const Prediction& p, const RunSpec& run, const 
     rank["total"] = m.total();
     json["memory"].push_back(rank);
   }
-  if (run.train.steps > 0) json["run_hours"] = p.step_s * static_cast<double>(run.train.steps) / 3600;
-  if (assume.tokens > 0) {
-    const Budget b = budget_of(p, assume);
-    json["days"] = b.days;
-    json["gpu_hours"] = b.gpu_hours;
+  if (p.run_s > 0) {
+    json["run_hours"] = p.run_s / 3600;
+    json["days"] = p.run_s / 86400;
+    json["gpu_hours"] = rank_hours(p);
   }
   return json;
 }

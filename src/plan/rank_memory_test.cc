@@ -135,5 +135,17 @@ TEST(Parts, AddUpToTheModel) {
   }
 }
 
+// A library holds the parts of several runs apart: models, balance and precision of the same layout.
+TEST(Parts, AreOfTheirRun) {
+  PartLibrary library;
+  const auto forward = [&](const std::vector<std::string>& set) {
+    const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1);
+    return LayoutParts(library, spec).layer(spec.model.num_layers - 1).forward.flops();
+  };
+  const double narrow = forward({}), wide = forward({"model.moe_intermediate_size=1024"});
+  EXPECT_GT(wide, narrow);
+  EXPECT_EQ(forward({}), narrow);
+}
+
 }  // namespace
 }  // namespace moebius

@@ -5,13 +5,16 @@
 #include <vector>
 
 #include "plan/predict.h"
+#include "plan/search_space.h"
 
 namespace moebius {
 
 struct SearchOptions {
-  double memory_gb = 0;  // of a rank; 0: 95 % of the machine's
-  int64_t most_tp = 0;   // 0: the ranks of a domain
-  int64_t keep = 10;     // of the best
+  double memory_gb = 0;              // of a rank; 0: 95 % of the machine's
+  int64_t most_tp = 0;               // of tp and etp; 0: the ranks of a domain, at most 8
+  std::vector<std::string> recipes;  // names of precision.recipe to choose from; empty: the run's own alone
+  int64_t keep = 10;                 // of the best
+  int threads = 1;                   // the result does not depend on them
 };
 
 struct FoundLayout {
@@ -22,22 +25,19 @@ struct FoundLayout {
 
 struct SearchResult {
   std::vector<FoundLayout> layouts;  // best first
-  int64_t num_legal = 0;             // layouts that the run's checks accept
+  int64_t num_legal = 0;             // layouts that these ranks can hold
   int64_t num_too_large = 0;         // of them, beyond the memory with every recompute
   int64_t num_slower = 0;            // of them, that cannot be among the best whatever is recomputed
+  int64_t num_refused = 0;           // other layouts, which the run's checks refuse
   int64_t num_timed = 0;             // predictions made
+  double memory_bytes = 0;           // that a rank may use
 };
 
-// Searched are tp, cp, pp, vpp with a layout of stages, ep, etp, the dispatcher, micro-batches and
-// memory.recompute. Everything else is the run's. Error{usage} when no layout is legal or none fits,
-// with the least that one needs.
+// Searched are the layouts of plan/search_space.h, and every set of memory.recompute. Everything else is the
+// run's. Error{usage} when no layout is legal or none fits, with the least that one needs; for a recipe that is
+// not known with the known ones.
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options);
-
-// The stages of a pipeline as a layout in which the longest stage is as short as it can be, with the
-// heads counted by their arithmetic. Multi-token prediction is one stage before heads that fill a stage.
-// REQUIRES: 2 <= num_stages <= layers.
-std::string balanced_layout(const ModelSpec& model, int64_t num_stages);
 
 std::string search_text(const SearchResult& result);
 

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <map>
 
 #include "io/html_text.h"
+#include "plan/print.h"
 
 namespace moebius {
 namespace {
@@ -14,14 +17,34 @@ constexpr size_t kMostPoints = 10000;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+int64_t ranks_of(const std::string& text) {
+  int64_t ranks = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  MOEBIUS_CHECK(usage, error == std::errc{} && end == text.data() + text.size() && ranks >= 1,
+                "--sweep ranks: expected whole numbers from 1 on; got \"{}\"", text);
+  return ranks;
+}
+
 SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& sweep, std::vector<std::string> values,
                      const PlanMachine& machine, const Assumptions& assume) {
   SweptPoint point{.values = std::move(values)};
   std::vector<std::string> overrides = base.overrides;
-  for (size_t k = 0; k < sweep.keys.size(); ++k) overrides.push_back(sweep.keys[k].key + "=" + point.values[k]);
+  int64_t ranks = base.ranks;
   try {
-    point.prediction = predict(parts, load_run_spec(base.recipe, overrides), base.ranks, machine, assume);
-    point.fits = static_cast<double>(point.prediction->fullest_rank().total()) <= machine.memory_bytes();
+    for (size_t k = 0; k < sweep.keys.size(); ++k) {
+      if (sweep.keys[k].key == "ranks")
+        ranks = ranks_of(point.values[k]);
+      else
+        overrides.push_back(sweep.keys[k].key + "=" + point.values[k]);
+    }
+    const RunSpec run = load_run_spec(base.recipe, overrides);
+    if (base.search) {
+      FoundLayout best = std::move(search(parts, run, ranks, machine, assume, *base.search).layouts.at(0));
+      point.set = std::move(best.set);
+      point.prediction = std::move(best.prediction);
+    } else {
+      point.prediction = predict(parts, run, ranks, machine, assume);
+    }
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
     point.refused = first_line(e.what());
@@ -34,6 +57,17 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
   return out + "\"";
+}
+
+// The found layout in a few words; --json has its keys.
+std::string layout_text(const Sweep& s, const SweptPoint& p) {
+  if (!s.is_search) return "";
+  std::string text = "  " + mesh_text(p.prediction->mesh);
+  for (const std::string& key : p.set)
+    if (key.starts_with("parallel.vpp=") || key.starts_with("train.micro_batch=") ||
+        key.starts_with("memory.recompute="))
+      text += ", " + key.substr(key.find('.') + 1);
+  return text;
 }
 
 }  // namespace
@@ -64,7 +98,7 @@ SweptKey parse_sweep(const std::string& text) {
 
 Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume) {
-  Sweep result{.keys = keys};
+  Sweep result{.keys = keys, .is_search = base.search.has_value()};
   size_t count = 1;
   for (const SweptKey& key : keys) count = std::min(count * key.values.size(), kMostPoints + 1);
   MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out",
@@ -88,8 +122,8 @@ std::string sweep_text(const Sweep& s) {
     widths.push_back(width);
     text += fmt::format("{:<{}}  ", s.keys[k].key, width);
   }
-  text += fmt::format("{:>10}  {:>10}  {:>8}  {:>6}  {:>11}  {}\n", "step, s", "tokens/s", "TFLOP/s", "bubble",
-                      "memory", "fits");
+  text += fmt::format("{:>10}  {:>10}  {:>8}  {:>6}  {:>11}  {}  {:>10}  {:>10}{}\n", "step, s", "tokens/s", "TFLOP/s",
+                      "bubble", "memory", "fits", "days", "GPU-hours", s.is_search ? "  best layout" : "");
   for (const SweptPoint& p : s.points) {
     for (size_t k = 0; k < s.keys.size(); ++k) text += fmt::format("{:<{}}  ", p.values[k], widths[k]);
     if (!p.prediction) {
@@ -97,9 +131,10 @@ std::string sweep_text(const Sweep& s) {
       continue;
     }
     const Prediction& q = *p.prediction;
-    text += fmt::format("{:>10.3f}  {:>10.1f}  {:>8.1f}  {:>5.1f}%  {:>11}  {}\n", q.step_s, q.tokens_per_s_per_gpu,
-                        q.model_tflops_per_gpu, 100 * q.bubble, bytes_text(q.fullest_rank().total()),
-                        p.fits ? "yes" : "no");
+    text += fmt::format("{:>10.3f}  {:>10.1f}  {:>8.1f}  {:>5.1f}%  {:>11}  {:<4}  {:>10.2f}  {:>10.0f}{}\n", q.step_s,
+                        q.tokens_per_s_per_gpu, q.model_tflops_per_gpu, 100 * q.bubble,
+                        bytes_text(q.fullest_rank().total()), q.fits() ? "yes" : "no", q.run_s / 86400,
+                        q.run_s / 3600 * static_cast<double>(q.ranks), layout_text(s, p));
   }
   return text;
 }
@@ -107,15 +142,19 @@ std::string sweep_text(const Sweep& s) {
 std::string sweep_csv(const Sweep& s) {
   std::string text;
   for (const SweptKey& key : s.keys) text += quoted(key.key) + ",";
-  text += "step_time_s,tokens_per_s_per_gpu,model_tflops_per_gpu,mfu,bubble,memory_peak_bytes,fits,refused\n";
+  text +=
+      "step_time_s,tokens_per_s_per_gpu,model_tflops_per_gpu,mfu,bubble,memory_peak_bytes,fits,days,gpu_hours,layout,"
+      "refused\n";
   for (const SweptPoint& p : s.points) {
     for (const std::string& value : p.values) text += quoted(value) + ",";
     if (p.prediction) {
       const Prediction& q = *p.prediction;
-      text += fmt::format("{},{},{},{},{},{},{},\n", q.step_s, q.tokens_per_s_per_gpu, q.model_tflops_per_gpu, q.mfu,
-                          q.bubble, q.fullest_rank().total(), p.fits);
+      text +=
+          fmt::format("{},{},{},{},{},{},{},{},{},{},\n", q.step_s, q.tokens_per_s_per_gpu, q.model_tflops_per_gpu,
+                      q.mfu, q.bubble, q.fullest_rank().total(), q.fits(), q.run_s / 86400,
+                      q.run_s / 3600 * static_cast<double>(q.ranks), quoted(fmt::format("{}", fmt::join(p.set, " "))));
     } else {
-      text += ",,,,,,," + quoted(p.refused) + "\n";
+      text += ",,,,,,,,,," + quoted(p.refused) + "\n";
     }
   }
   return text;

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "plan/predict.h"
+#include "plan/search.h"
 
 namespace moebius {
 
-// A key of a recipe and its values: "parallel.ep=8,16,32".
+// A key of a recipe and its values: "parallel.ep=8,16,32"; or the ranks of the run: "ranks=64,128".
 struct SweptKey {
   std::string key;
   std::vector<std::string> values;
@@ -20,21 +20,23 @@ SweptKey parse_sweep(const std::string& text);
 struct SweptPoint {
   std::vector<std::string> values;  // of the keys
   std::optional<Prediction> prediction;
-  bool fits = false;
-  std::string refused;  // the error's first line, where no prediction could be made
+  std::vector<std::string> set;  // of a search: the best layout's keys
+  std::string refused;           // the error's first line, where no prediction could be made
 };
 
 struct Sweep {
   std::vector<SweptKey> keys;
   std::vector<SweptPoint> points;  // the last key changes first
+  bool is_search = false;
 };
 
-// Points that are impossible are part of the table. Error{usage} for more than 10000 points.
 struct SweepBase {
   std::string recipe;
   std::vector<std::string> overrides;
   int64_t ranks = 1;
+  std::optional<SearchOptions> search;  // each point is the best layout that a search finds
 };
+// Points that are impossible are part of the table. Error{usage} for more than 10000 points.
 Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume);
 

@@ -13,22 +13,38 @@ constexpr double kBf16 = 2;
 // The share of the exchange of rows that the merged schedule hides: 93 % (arXiv 2603.07685).
 constexpr double kMergedHidden = 0.93;
 
-bool is_quantized(const std::string& op, const Assumptions& a) {
-  if (a.precision == PlanPrecision::of_recipe) return false;
+// The bytes that the quantiser moves for a product, over those of the product in bf16. It reads each operand and
+// writes it twice, along both of its dims: 2 + 1 + 1 bytes of an element that counts 2, where half of a product's
+// bytes are operands. A recipe's own quantiser is among the ops.
+constexpr double kQuantizerBytes = 1;
+
+bool is_quantized(const std::string& op, const TimeContext& c) {
+  if (products_precision(c.spec, c.assume, c.machine) == PlanPrecision::of_recipe) return false;
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
+}
+
+// How much longer attention takes a multiply-add than with heads of 128, whose rate the shares are of. A score of a
+// head of d takes 4 d operations of products and one exponential, of which an H100 does 250 times fewer a second
+// (arXiv 2407.08608). So exponentials take as long as the products where d is 64, and half as long where it is 128.
+double narrow_heads(const TimeContext& c) {
+  constexpr double kShared = 64, kRated = 128;
+  const ModelSpec& m = c.spec.model;
+  if (!c.machine.is_gpu || m.kv_lora_rank > 0 || m.head_dim >= kRated) return 1;
+  return (1 + kShared / static_cast<double>(m.head_dim)) / (1 + kShared / kRated);
 }
 
 double rate(const TimeContext& c, const OpWork& op) {
   const Shares& shares = c.machine.of(c.assume.system);
   const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
-  if (is_quantized(op.name, c.assume)) {
-    const double peak = c.assume.precision == PlanPrecision::nvfp4 ? c.machine.nvfp4_tflops : c.machine.fp8_tflops;
+  if (is_quantized(op.name, c)) {
+    const bool is_4_bits = products_precision(c.spec, c.assume, c.machine) == PlanPrecision::nvfp4;
+    const double peak = is_4_bits ? c.machine.nvfp4_tflops : c.machine.fp8_tflops;
     return peak * share(Share::low_precision) * 1e12;
   }
   const double peak = c.machine.bf16_tflops * 1e12;
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
-  if (op.kind == KernelClass::attention_forward) return peak * share(Share::attention_forward);
-  if (op.kind == KernelClass::attention_backward) return peak * share(Share::attention_backward);
+  if (op.kind == KernelClass::attention_forward) return peak * share(Share::attention_forward) / narrow_heads(c);
+  if (op.kind == KernelClass::attention_backward) return peak * share(Share::attention_backward) / narrow_heads(c);
   return peak * share(Share::products);
 }
 
@@ -56,8 +72,9 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   const double scale = op.kind == KernelClass::experts ? rows : 1;
   // A kernel hides most of the shorter of both under the longer, and less the closer they are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
-  time.kernels[static_cast<size_t>(op.kind)] +=
-      std::max(seconds, static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6);
+  time.kernels[static_cast<size_t>(op.kind)] += seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
+  if (c.assume.precision != PlanPrecision::of_recipe && is_quantized(op.name, c))
+    time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
 }
 
 bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
@@ -135,6 +152,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
     const double n = static_cast<double>(sent.calls);
     time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
     time.wire_bytes[sent.axis] += sent.wire_bytes;
+    time.messages += n * group_messages(span_of(c.spec.mesh, sent.axis), sent.call);
   }
   return time;
 }
@@ -144,6 +162,8 @@ void add_rows(PassTime& time, const TimeContext& c, double ways) {
   if (sent.wire_bytes == 0) return;
   time.groups["ep"] += ways * sent.seconds;
   time.wire_bytes["ep"] += ways * sent.wire_bytes;
+  const MeshShape& mesh = c.spec.mesh;
+  time.messages += ways * group_messages(span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep"), GroupCall::all_to_all);
 }
 
 // The other micro-batch's pass runs while rows are on their way.
@@ -156,8 +176,11 @@ void merge(PassTime& time) {
 }
 
 double host_share(const TimeContext& c) {
-  if (c.assume.graphs == PlanGraphs::full) return 0;
-  return c.assume.graphs == PlanGraphs::partial ? 0.5 : 1;
+  PlanGraphs graphs = c.assume.graphs;
+  if (graphs == PlanGraphs::of_recipe)
+    graphs = c.assume.system == PlanSystem::moebius && c.spec.graph ? PlanGraphs::full : PlanGraphs::none;
+  if (graphs == PlanGraphs::full) return 0;
+  return graphs == PlanGraphs::partial ? 0.5 : 1;
 }
 
 }  // namespace
@@ -214,6 +237,7 @@ PassTime& PassTime::operator+=(const PassTime& o) {
   for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += o.kernels[i];
   host += o.host;
   hidden += o.hidden;
+  messages += o.messages;
   for (const auto& [axis, seconds] : o.groups) groups[axis] += seconds;
   for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += bytes;
   return *this;
@@ -243,6 +267,43 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass);
   return t;
+}
+
+double group_messages(const RankSpan& span, GroupCall call) {
+  if (span.size <= 1) return 0;
+  switch (call) {
+    case GroupCall::all_gather:
+      return static_cast<double>(all_gather_cost(0, span.size).messages);
+    case GroupCall::reduce_scatter:
+      return static_cast<double>(reduce_scatter_cost(0, span.size).messages);
+    case GroupCall::all_reduce:
+      return static_cast<double>(all_reduce_cost(0, span.size).messages);
+    case GroupCall::all_to_all:
+      return static_cast<double>(all_to_all_cost(0, span.size).messages);
+    case GroupCall::send:
+      return static_cast<double>(send_cost(0).messages);
+  }
+  MOEBIUS_FAIL(internal, "group_messages: a call that is not known");
+}
+
+PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine) {
+  if (assume.precision != PlanPrecision::of_recipe) return assume.precision;
+  const bool is_4_bits = spec.precision.recipe == PrecisionRecipe::nvfp4;
+  // Without such products the operands are widened, and multiplied as bf16.
+  if ((is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) <= 0) return PlanPrecision::of_recipe;
+  switch (spec.precision.recipe) {
+    case PrecisionRecipe::none:
+      return PlanPrecision::of_recipe;
+    case PrecisionRecipe::fp8_block:
+      return PlanPrecision::fp8_block;
+    case PrecisionRecipe::fp8_tensor:
+      return PlanPrecision::fp8_tensor;
+    case PrecisionRecipe::mxfp8:
+      return PlanPrecision::mxfp8;
+    case PrecisionRecipe::nvfp4:
+      return PlanPrecision::nvfp4;
+  }
+  MOEBIUS_FAIL(internal, "products_precision: a recipe that is not known");
 }
 
 double units_of_token(const ModelSpec& m, double units) {

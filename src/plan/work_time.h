@@ -38,7 +38,8 @@ struct PassTime {
   double host = 0;  // that a launch shows
   std::map<std::string, double> groups;
   std::map<std::string, double> wire_bytes;
-  double hidden = 0;  // of the groups' time, under compute
+  double messages = 0;  // that the rank sends
+  double hidden = 0;    // of the groups' time, under compute
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }
@@ -50,6 +51,13 @@ struct PartTime {
   PassTime forward, loss, backward, leave;
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
+
+// The messages of a call, to other ranks (comm/group_cost.h).
+double group_messages(const RankSpan& span, GroupCall call);
+
+// The experts' products and others may be in 8 bits or less: --assume precision, or precision.recipe where the
+// machine has such products. of_recipe: they are not.
+PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
 // The number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
 // that has some of them, its own left out: the mean over tokens that choose freely within the

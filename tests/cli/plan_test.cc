@@ -49,7 +49,11 @@ TEST(CliPlan, RefusesByName) {
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "3"}), 2, "3");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--csv", "t.csv"}), 2, "are of --sweep");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "graphs=many"}), 2,
-                 "expected one of none, partial, full");
+                 "expected one of recipe, none, partial, full");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--search", "--html", "p.html"}), 2,
+                 "--trace and --html are of one layout");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "precision=nvfp4"}), 2,
+                 "has no products in 4 bits (rank.nvfp4_tflops = 0)");
 }
 
 }  // namespace

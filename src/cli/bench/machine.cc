@@ -16,7 +16,7 @@ namespace moebius {
 namespace {
 
 const std::string kMeasured = "moebius bench machine";
-const std::string kNotMeasured = "not measured: moebius bench machine --ranks N measures links of this host alone";
+constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
 
 // Returns operations a second over the lines whose names begin so.
 double rate_of(const BenchReport& report, const std::string& prefix) {
@@ -33,6 +33,27 @@ double rate_of(const BenchReport& report, const std::string& prefix) {
 void set_share(PlanMachine& m, Share share, double value, const std::string& from) {
   m.of(PlanSystem::moebius)[static_cast<size_t>(share)] = std::clamp(value, 0.001, 3.0);
   m.sources[fmt::format("share.moebius.{}", name_of(share))] = from;
+}
+
+void set_figure(PlanMachine& m, const std::string& key, double PlanMachine::*figure, double value,
+                const std::string& from) {
+  m.*figure = value;
+  m.sources[key] = from;
+}
+
+// A figure that is not measured has a value that does no harm, and says so. `moebius plan` repeats it.
+void assume_figures(PlanMachine& m) {
+  const std::string one_rank = "not measured: one rank has no links; repeat with --ranks N";
+  const std::string no_bits = "not measured: bench machine times products in bf16 alone";
+  set_figure(m, "rank.fp8_tflops", &PlanMachine::fp8_tflops, 0, no_bits);
+  set_figure(m, "rank.nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, no_bits);
+  set_figure(m, "rank.spread", &PlanMachine::spread, 0.01, "assumed: the speeds of ranks differ by 1 %");
+  set_figure(m, "links.domain_ranks", &PlanMachine::domain_ranks, 1, one_rank);
+  set_figure(m, "links.inside_gb_s", &PlanMachine::inside_gb_s, 10, one_rank);
+  set_figure(m, "links.inside_us", &PlanMachine::inside_us, 20, one_rank);
+  set_figure(m, "links.across_gb_s", &PlanMachine::across_gb_s, m.is_gpu ? 50 : 1.25,
+             m.is_gpu ? "assumed: a card of 400 Gb/s for each GPU" : "assumed: 10 Gb/s");
+  set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
 }
 
 // Sets the latency of a call and the rate of its bytes, from the smallest and the largest message.
@@ -84,7 +105,8 @@ nlohmann::ordered_json to_json(const PlanMachine& m) {
 PlanMachine measured_machine(const BenchSpec& spec, int64_t ranks) {
   PlanMachine m{.name = device_name(spec), .is_gpu = spec.device == DeviceKind::cuda};
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
-  for (const MachineFigure& f : machine_figures()) m.sources[fmt::format("{}.{}", f.table, f.key)] = kNotMeasured;
+  assume_figures(m);
+  set_figure(m, "rank.threads", &PlanMachine::threads, m.is_gpu ? 0 : spec.threads, m.is_gpu ? "a GPU" : "the system");
   const BenchReport products = bench_gemm(spec);
   const double gemm = rate_of(products, "gemm_bf16"), bytes_per_s = products.ceilings.bytes_per_s;
   const double sheet = m.is_gpu ? datasheet_tflops(m.name) * 1e12 : 0;
@@ -96,7 +118,8 @@ PlanMachine measured_machine(const BenchSpec& spec, int64_t ranks) {
   m.sources["rank.memory_gb"] = "the system";
   m.kernel_us = kernel_us(spec);
   m.sources["rank.kernel_us"] = kMeasured + ": a product of one block";
-  m.domain_ranks = m.inside_gb_s = m.across_gb_s = 1;
+  set_figure(m, "host.layer_us", &PlanMachine::layer_us, m.is_gpu ? kKernelsOfLayer * m.kernel_us : 0,
+             m.is_gpu ? "assumed: 40 launches of a layer, each rank.kernel_us" : "a step has no launches");
   if (ranks > 1) measure_links(m, spec.device, ranks);
   const double peak = m.bf16_tflops * 1e12;
   const BenchReport experts = bench_experts(spec), attention = bench_attention(spec);
@@ -107,12 +130,12 @@ PlanMachine measured_machine(const BenchSpec& spec, int64_t ranks) {
   }
   set_share(m, Share::products, gemm / peak, kMeasured + ": products");
   set_share(m, Share::experts, flops / seconds / peak, kMeasured + ": experts");
-  set_share(m, Share::low_precision, 0.001, "not measured: Moebius has no products in 8 bits");
+  set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
   set_share(m, Share::attention_forward, rate_of(attention, "attention_fwd") / peak, kMeasured + ": attention");
   set_share(m, Share::attention_backward, rate_of(attention, "attention_bwd") / peak, kMeasured + ": attention");
   set_share(m, Share::memory, 1, "memory_tb_s is measured");
   set_share(m, Share::inside, 1, "inside_gb_s is measured, or not known");
-  set_share(m, Share::across, 1, "across_gb_s is not known");
+  set_share(m, Share::across, 1, "across_gb_s is assumed");
   return m;
 }
 

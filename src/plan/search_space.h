@@ -1,0 +1,44 @@
+// The layouts that a search considers: every one that the numbers of ranks, layers, heads and experts allow.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/run_spec.h"
+#include "plan/assume.h"
+
+namespace moebius {
+
+// A layout of a search, and what else is chosen with it.
+struct Candidate {
+  ParallelSpec parallel;  // with the dispatcher, and a layout of stages where pp > 1
+  int64_t micro_batch = 1;
+  PrecisionRecipe recipe = PrecisionRecipe::none;
+  RecomputeSpec recompute;
+  double step_s = 0;
+};
+
+struct SearchLimits {
+  int64_t most_tp = 8;
+  std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
+  PlanSystem system = PlanSystem::moebius;
+};
+
+// tp, cp and its exchange, pp, vpp, ep, etp, the dispatcher, micro-batches and recipes. recompute is empty.
+// Groups of candidates that share their parts (plan/part.h).
+std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
+
+// The run in that layout. A GPU's steps with all-to-all are eager, since it reads its counts back.
+RunSpec run_of(const RunSpec& run, const Candidate& candidate);
+// The keys that make the recipe so: "parallel.ep=8".
+std::vector<std::string> keys_of(const RunSpec& run, const Candidate& candidate);
+
+// The names of memory.recompute that the model has a layer for, `layer` left out.
+std::vector<bool RecomputeSpec::*> recompute_names(const ModelSpec& model);
+
+// The stages of a pipeline as a layout in which the longest stage is as short as it can be, with the
+// heads counted by their arithmetic. Multi-token prediction is one stage before heads that fill a stage.
+// REQUIRES: 2 <= num_stages <= layers.
+std::string balanced_layout(const ModelSpec& model, int64_t num_stages);
+
+}  // namespace moebius
