@@ -65,12 +65,37 @@ TEST(RecipeKeys, OursAreAtMostAHundred) {
 // get more values.
 TEST(RecipeKeys, OursHaveAnEffect) {
   const std::set<std::string> with_one_value = {"optimizer.name", "parallel.schedule"};
-  const std::vector<std::string> tried = {
-      "true",      "false",        "1",          "2",          "0.25",          "0.5",
-      "\"cpu\"",   "\"cuda\"",     "[]",         "[\"p\"]",    "\"p\"",         "\"q\"",
-      "\"none\"",  "\"aux\"",      "\"f32\"",    "\"bf16\"",   "\"compute\"",   "\"mxfp8\"",
-      "\"probs\"", "\"position\"", "\"auto\"",   "\"ring\"",   "\"allgather\"", "\"1f1b\"",
-      "\"adamw\"", "\"linear\"",   "\"cosine\"", "[\"norm\"]", "\"{}\"",        "\"{\\\"a\\\": 1}\""};
+  const std::vector<std::string> tried = {"true",
+                                          "false",
+                                          "1",
+                                          "2",
+                                          "0.25",
+                                          "0.5",
+                                          "\"cpu\"",
+                                          "\"cuda\"",
+                                          "[]",
+                                          "[\"p\"]",
+                                          "\"p\"",
+                                          "\"q\"",
+                                          "\"none\"",
+                                          "\"aux\"",
+                                          "\"f32\"",
+                                          "\"bf16\"",
+                                          "\"compute\"",
+                                          "\"mxfp8\"",
+                                          "\"probs\"",
+                                          "\"position\"",
+                                          "\"auto\"",
+                                          "\"ring\"",
+                                          "\"allgather\"",
+                                          "\"1f1b\"",
+                                          "\"adamw\"",
+                                          "\"linear\"",
+                                          "\"cosine\"",
+                                          "\"portable\"",
+                                          "[\"norm\"]",
+                                          "\"{}\"",
+                                          "\"{\\\"a\\\": 1}\""};
   for (const RecipeKey& key : recipe_table()) {
     if (is_hf(key.name)) continue;
     std::set<std::string> resolved;
