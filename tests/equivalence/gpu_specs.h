@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/engine_testing.h"
 #include "tests/equivalence/tiny.h"
 
 namespace moebius {
@@ -212,7 +212,7 @@ inline std::vector<double> train_by_passes(Engine& engine, int64_t num_steps) {
       engine.batch(m).scalars.set_step(step);
       engine.forward_backward(m);
     }
-    engine.optimizer_step(step, 1e-4 * static_cast<double>(step));
+    EngineTestAccess::optimizer_step(engine, step, 1e-4 * static_cast<double>(step));
     losses.push_back(engine.loss());
     engine.end_of_step();
   }

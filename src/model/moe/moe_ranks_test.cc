@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, QuantisedMoeRanks,
 
 std::string construction_error(const MoeCase& c) {
   try {
-    testing::on_ranks(c, [](const Outcome&) {});
+    testing::on_ranks(c, [](const Outcome&, int) {});
   } catch (const Error& e) {
     return e.what();
   }
