@@ -211,14 +211,20 @@ class ExpertOps {
     return line;
   }
   BenchLine wgrad_w2() {
-    return wgrad(
-        "expert_wgrad_w2",
-        {.dw_eMN = c_.dw2_eDF, .left_RM = c_.dout_TD, .right_RN = c_.sa_RF, .gather_left = true, .rows = c_.rows});
+    return wgrad("expert_wgrad_w2", {.dw_eMN = c_.dw2_eDF,
+                                     .left_RM = c_.dout_TD,
+                                     .right_RN = c_.sa_RF,
+                                     .gather_left = true,
+                                     .accumulate = true,
+                                     .rows = c_.rows});
   }
   BenchLine wgrad_w1() {
-    return wgrad(
-        "expert_wgrad_w1",
-        {.dw_eMN = c_.dw1_e2FD, .left_RM = c_.dh_R2F, .right_RN = c_.x_TD, .gather_right = true, .rows = c_.rows});
+    return wgrad("expert_wgrad_w1", {.dw_eMN = c_.dw1_e2FD,
+                                     .left_RM = c_.dh_R2F,
+                                     .right_RN = c_.x_TD,
+                                     .gather_right = true,
+                                     .accumulate = true,
+                                     .rows = c_.rows});
   }
   Ceilings ceilings(double scale) { return device_.measure_ceilings(scale); }
 

@@ -251,6 +251,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   clock_.begin_step();
   batches_->set_lr_and_step(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
+  has_gradients_ = true;
   // This names a rank whose host hangs; the wait for the GPU alone would not.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();  // the host waits for the device only here
@@ -343,6 +344,7 @@ void Engine::end_of_step() {
   Stream s = stream();
   PhaseScope phase(s, "end of step");
   with_memory_advice([&] { graphs_.run(StepPart::end_of_step(), s, [&](Stream& on) { clear_sums(on); }); });
+  has_gradients_ = false;
 }
 
 void Engine::clear_sums(Stream& s) {
@@ -370,7 +372,14 @@ void Engine::forward(int64_t m) {
 }
 
 void Engine::forward_backward(int64_t m) {
-  run([&](Step& step) { pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch); }, m);
+  run(
+      [&](Step& step) {
+        MicroBatch batch = step.batch;
+        batch.first_of_step = !has_gradients_;
+        pipeline_->run_one_micro_batch(step.stream, step.stack, batch);
+      },
+      m);
+  has_gradients_ = true;
 }
 
 void Engine::forward_cached(int64_t first, int64_t num_tokens) {

@@ -61,8 +61,9 @@ class Engine {
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
 
   // --- its parts, eager, for evaluation and diagnosis ---
-  void forward(int64_t m = 0);           // runs micro-batch m, as batch(m) holds it; adds to the loss sum
-  void forward_backward(int64_t m = 0);  // runs its backward pass too; adds to the gradients
+  void forward(int64_t m = 0);  // runs micro-batch m, as batch(m) holds it; adds to the loss sum
+  void forward_backward(
+      int64_t m = 0);  // runs its backward pass too; after end_of_step() the first stores gradients, others add
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
@@ -177,6 +178,7 @@ class Engine {
   std::unique_ptr<BatchBuffers> batches_;
   HostMirror metrics_;  // only with a GPU
   StepGraphs graphs_;
+  bool has_gradients_ = false;  // since the last end_of_step()
   int64_t num_steps_ = 0;
   StepClock clock_;
   std::unique_ptr<Model> model_;

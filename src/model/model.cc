@@ -13,17 +13,13 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = wh
 
 namespace {
 
-// The window of the direct dispatcher's MoE layers; null where nothing is dispatched by it.
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
-  const MeshShape& mesh = c.mesh.shape();
-  if (c.dispatcher != DispatcherKind::direct || mesh.ep * mesh.etp == 1 || c.model.num_moe_layers() == 0)
-    return nullptr;
-  return std::make_unique<DirectWindow>(c.plan, c.mesh,
-                                        DirectSizes{.max_tokens = rows_between_projections(c.shape, mesh),
-                                                    .top_k = c.model.top_k,
-                                                    .width = c.model.hidden_size,
-                                                    .dtype = c.precision.compute,
-                                                    .training = c.use != ModelUse::inference});
+  const DirectSizes sizes{.max_tokens = rows_between_projections(c.shape, c.mesh.shape()),
+                          .top_k = c.model.top_k,
+                          .width = c.model.hidden_size,
+                          .dtype = c.precision.compute,
+                          .training = c.use != ModelUse::inference};
+  return make_direct_window(c.plan, c.mesh, sizes, c.dispatcher, c.model.num_moe_layers());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/transport/transport.h"
+#include "model/moe/direct_window.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -91,6 +92,11 @@ class DryStage {
     plan_.declare(loss_sum_, "loss_sum", {1}, DType::f64, Life::state);
     if (spec.shape.num_mtp > 0)
       plan_.declare(mtp_loss_sum_, "mtp_loss_sum", {spec.shape.num_mtp}, DType::f64, Life::state);
+    const DirectSizes sizes{.max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+                            .top_k = spec.model.top_k,
+                            .width = spec.model.hidden_size,
+                            .dtype = spec.precision.compute};
+    window_ = make_direct_window(plan_, mesh_, sizes, spec.dispatcher, spec.model.num_moe_layers());
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -102,7 +108,8 @@ class DryStage {
                               .shape = spec.shape,
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
-                              .fusion = spec.fusion};
+                              .fusion = spec.fusion,
+                              .window = window_.get()};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
     stage_->declare_saved(plan_, "", saved_);
     saved_bytes_ = plan_.bytes(Life::saved);
@@ -114,7 +121,8 @@ class DryStage {
   PartWork work() {
     PartWork work{.saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
-                  .metrics_bytes = plan_.bytes(Life::metrics)};
+                  .metrics_bytes = plan_.bytes(Life::metrics),
+                  .window_bytes = plan_.bytes(Life::comm)};
     work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
@@ -160,6 +168,7 @@ class DryStage {
   MemoryPlan plan_;
   ParamTable params_;
   Tensor rope_, loss_sum_, mtp_loss_sum_;
+  std::unique_ptr<DirectWindow> window_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;

@@ -178,6 +178,10 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   const EngineSpec& spec = parts.spec();
   RankMemory m{.pp_rank = pp_rank};
   add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
+  int64_t window = 0;
+  for_parts(parts, layout, pp_rank,
+            [&](int64_t, const PartWork& part) { window = std::max(window, part.window_bytes); });
+  add(m, Life::comm, window);
   for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);

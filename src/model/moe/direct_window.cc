@@ -66,4 +66,11 @@ void DirectWindow::round(Stream& s, const RoundPlace& place) {
   if (s.device() != DeviceKind::null) peers_->round(s, place);
 }
 
+std::unique_ptr<DirectWindow> make_direct_window(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes,
+                                                 DispatcherKind dispatcher, int64_t num_moe_layers) {
+  const MeshShape& shape = mesh.shape();
+  const bool sends = dispatcher == DispatcherKind::direct && shape.ep * shape.etp > 1 && num_moe_layers > 0;
+  return sends ? std::make_unique<DirectWindow>(plan, mesh, sizes) : nullptr;
+}
+
 }  // namespace moebius

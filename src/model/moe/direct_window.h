@@ -72,4 +72,9 @@ class DirectWindow {
   std::optional<PeerWindow> peers_;
 };
 
+// Declares the window that the MoE layers of a model share. Returns null where the direct dispatcher
+// sends nothing: without it, without MoE layers, or where a rank has all experts.
+std::unique_ptr<DirectWindow> make_direct_window(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes,
+                                                 DispatcherKind dispatcher, int64_t num_moe_layers);
+
 }  // namespace moebius
