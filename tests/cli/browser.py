@@ -148,7 +148,7 @@ class Browser:
 
 
 def main():
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # the browser still writes to it
         browser = Browser(sys.argv[1], profile)
         try:
             for line in sys.stdin:
