@@ -75,7 +75,7 @@ struct PartWork {
   int64_t saved_bytes = 0;           // of one micro-batch in flight
   int64_t output_bytes = 0;          // held once
   int64_t metrics_bytes = 0;
-  int64_t window_bytes = 0;  // of the direct dispatcher: all parts of a rank share one window
+  int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
   std::vector<ParamSize> params;  // in the order of declaration
 };
 
