@@ -1,4 +1,4 @@
-// Sums over ranks, in rank order. Numbers of different ranks are added here and nowhere else.
+// The sum of a collective over its ranks, in rank order. comm/gpu/cuda/rank_order_sum.h is the same on a GPU.
 #pragma once
 
 #include <span>

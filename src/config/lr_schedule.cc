@@ -1,4 +1,4 @@
-// The learning rate of a step: OptimizerSpec::lr_at().
+// The learning rate of a step: OptimizerSpec::lr_at(), which config/train_spec.h declares with its formulas.
 #include "config/train_spec.h"
 
 #include <algorithm>

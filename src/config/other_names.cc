@@ -97,6 +97,7 @@ constexpr OtherName kOtherNames[] = {
     {"topk", "model.num_experts_per_tok"},
     {"router_load_balancing_type", "moe.balance"},
     {"moe_router_load_balancing_type", "moe.balance"},
+    {"router_bias_rate", "moe.bias_rate"},
     {"router_bias_update_rate", "moe.bias_rate"},
     {"moe_router_bias_update_rate", "moe.bias_rate"},
     {"moe_router_score_function", "model.scoring_func"},

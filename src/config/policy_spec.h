@@ -1,4 +1,4 @@
-// Policies of a step that do not change what is computed: precision and recompute.
+// Policies of a step: precision, which changes rounding, and recompute, which changes no bit.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // A SavedTensor is a tensor that forward leaves for backward.
-// The plan decides whether it is kept between the two or recomputed. A layer only says how
-// it is computed.
+// The recipe decides whether it is kept between the two or recomputed, and the plan carries that. A
+// layer only says how it is computed.
 #pragma once
 
 #include <string>

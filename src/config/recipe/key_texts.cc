@@ -249,7 +249,8 @@ std::vector<KeyText> other_texts() {
       {"precision.recipe",
        "The format that the operands of products are quantised to "
        "([numerics.md](../design/numerics.md#quantised-products)). It is for attention projections, dense and "
-       "shared MLPs, and experts. `none` computes in `precision.compute`. A GPU has `none` and `fp8_block`."},
+       "shared MLPs, and experts. `none` computes in `precision.compute`. A Hopper GPU "
+       "has `none` and `fp8_block`, another GPU `none`."},
       {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
