@@ -36,6 +36,38 @@ void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
 
 }  // namespace
 
+void declare_route(MemoryPlan& plan, const BenchShape& shape, Route& route) {
+  const int64_t T = shape.T(), E = shape.E, K = shape.K, R = shape.R();
+  const auto declare = [&](Tensor& t, Shape sizes, DType dtype) {
+    plan.declare(t, "route", sizes, dtype, Life::saved);
+  };
+  declare(route.topk_TK, {T, K}, DType::i32);
+  declare(route.weight_TK, {T, K}, DType::f32);
+  declare(route.counts_E, {E}, DType::i32);
+  declare(route.offsets_E1, {E + 1}, DType::i32);
+  declare(route.row_token_R, {R}, DType::i32);
+  declare(route.row_pair_R, {R}, DType::i32);
+  declare(route.pair_row_TK, {T, K}, DType::i32);
+}
+
+void upload_route(Stream& s, const BenchShape& shape, const BenchRoute& route, const Route& to) {
+  const BenchRows rows = bench_rows(shape, route.topk_TK);
+  std::vector<int32_t> counts(shape.E);
+  for (int64_t e = 0; e < shape.E; ++e) counts[e] = rows.offsets_E1[e + 1] - rows.offsets_E1[e];
+  const std::vector<float> weight(shape.R(), 1.0f / static_cast<float>(shape.K));
+  const auto upload = [&](const Tensor& tensor, const auto& from) {
+    copy_to_device(s, tensor.data, from.data(), tensor.num_bytes());
+  };
+  upload(to.topk_TK, route.topk_TK);
+  upload(to.weight_TK, weight);
+  upload(to.counts_E, counts);
+  upload(to.offsets_E1, rows.offsets_E1);
+  upload(to.row_token_R, rows.row_token_R);
+  upload(to.row_pair_R, rows.row_pair_R);
+  upload(to.pair_row_TK, rows.pair_row_TK);
+  synchronize(s);
+}
+
 BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool, bool first_micro_batch)
     : shape_(shape),
       target_(device),
@@ -66,7 +98,7 @@ void BenchMoeLayer::fill(Stream& s, const BenchRoute& route) {
   fill_normal(s, {.x = x_TD, .rng = Rng(1, RngSite::bench, 0, 1)});
   fill_normal(s, {.x = dy_TD, .rng = Rng(1, RngSite::bench, 0, 2)});
   if (route.logits_TE.empty())
-    upload_route(s, route);
+    upload_route(s, shape_, route, saved_.router.route);
   else
     put_logits_in_x(s, route.logits_TE);
 }
@@ -139,26 +171,6 @@ int64_t BenchMoeLayer::stack_bytes(ThreadPool& pool) {
   forward(s, true);
   backward(s);
   return high_water_;
-}
-
-// Uploads a route that no router would choose, with equal weights.
-void BenchMoeLayer::upload_route(Stream& s, const BenchRoute& route) {
-  const BenchRows rows = bench_rows(shape_, route.topk_TK);
-  std::vector<int32_t> counts(shape_.E);
-  for (int64_t e = 0; e < shape_.E; ++e) counts[e] = rows.offsets_E1[e + 1] - rows.offsets_E1[e];
-  const std::vector<float> weight(shape_.R(), 1.0f / static_cast<float>(shape_.K));
-  const Route& r = saved_.router.route;
-  const auto upload = [&](const Tensor& to, const auto& from) {
-    copy_to_device(s, to.data, from.data(), to.num_bytes());
-  };
-  upload(r.topk_TK, route.topk_TK);
-  upload(r.weight_TK, weight);
-  upload(r.counts_E, counts);
-  upload(r.offsets_E1, rows.offsets_E1);
-  upload(r.row_token_R, rows.row_token_R);
-  upload(r.row_pair_R, rows.row_pair_R);
-  upload(r.pair_row_TK, rows.pair_row_TK);
-  synchronize(s);
 }
 
 // Routes by the logits that the last forward pass with the router left.

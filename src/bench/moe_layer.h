@@ -8,6 +8,11 @@
 
 namespace moebius {
 
+// The tensors of a route for tokens of the shape.
+void declare_route(MemoryPlan& plan, const BenchShape& shape, Route& route);
+// Fills them with a route and equal weights, without a router.
+void upload_route(Stream& s, const BenchShape& shape, const BenchRoute& route, const Route& to);
+
 // With its router it is Moe as a model runs it. Without, it is the part of Moe after the logits. It
 // computes in bf16, with gradients in f32.
 // The router's weights are the identity, so the logits of token t are x[t, 0 .. E).
@@ -45,7 +50,6 @@ class BenchMoeLayer {
   void with_step(Stream& s, Body body);
   int64_t stack_bytes(ThreadPool& pool);
   void put_logits_in_x(Stream& s, const std::vector<float>& logits_TE);
-  void upload_route(Stream& s, const BenchRoute& route);
   void route_tokens(Step& step);
   void experts_forward(Step& step);
   void experts_backward(Step& step);

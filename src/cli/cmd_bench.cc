@@ -4,6 +4,7 @@
 
 #include "cli/bench/dispatch.h"
 #include "cli/bench/machine.h"
+#include "cli/bench/precision.h"
 #include "cli/bench/ranks.h"
 #include "cli/bench/report.h"
 #include "cli/command.h"
@@ -59,6 +60,19 @@ int run_step(BenchOptions& o) {
   return 0;
 }
 
+// As for a step, without --device the recipe's own device counts.
+int run_precision(BenchOptions& o) {
+  if (o.recipe.empty()) o.recipe = default_recipe(o.device == "cuda");
+  RunSpec run = load_run_spec(o.recipe, o.overrides);
+  if (o.device.empty()) o.device = name_of(run.device);
+  run.device = device_kind(o.device);
+  run.check(1);
+  o.spec.threads = num_threads(o.spec.threads);
+  run.threads = o.spec.threads;
+  print_precision(o, run, bench_precision(run, o.runs.value_or(0)));
+  return 0;
+}
+
 // Without --threads the ranks share the processors.
 int run_dispatch(const BenchOptions& o) {
   const DeviceKind device = device_kind(o.device.empty() ? "cpu" : o.device);
@@ -91,6 +105,7 @@ int run_bench(const CLI::App& command, BenchOptions& o) {
   if (o.name == "dispatch") return run_dispatch(o);
   if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
+  if (o.name == "precision") return run_precision(o);
   if (o.name == "machine") {
     run_bench_machine(o);
     return 0;
@@ -104,7 +119,8 @@ int run_bench(const CLI::App& command, BenchOptions& o) {
 
 void add_bench(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "bench", "times named workloads: gemm, attention, experts, moe-layer, dispatch, collectives, step, machine");
+      "bench",
+      "times named workloads: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision, machine");
   const auto o = std::make_shared<BenchOptions>();
   add_bench_options(*command, *o);
   command->callback([&cli, command, o] { cli.run = [command, o] { return run_bench(*command, *o); }; });

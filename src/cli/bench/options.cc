@@ -11,19 +11,20 @@ namespace moebius {
 namespace {
 
 using Names = std::vector<std::string>;
-const Names kWorkloads{"attention", "experts", "gemm", "moe-layer", "dispatch", "collectives", "step", "machine"};
+const Names kWorkloads{"attention",   "experts", "gemm",      "moe-layer", "dispatch",
+                       "collectives", "step",    "precision", "machine"};
 const Names kRouted{"experts", "moe-layer", "dispatch"},
     kShaped{"attention", "experts", "moe-layer", "dispatch", "machine"};
 
 // The options that only some workloads take. All take the others.
 const std::pair<const char*, Names> kTakenBy[] = {
-    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "machine"}},
+    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "precision", "machine"}},
     {"--shape", kShaped},
     {"--routing", kRouted},
     {"--zipf", kRouted},
-    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "machine"}},
-    {"--recipe", {"step"}},
-    {"--set", {"step"}},
+    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "precision", "machine"}},
+    {"--recipe", {"step", "precision"}},
+    {"--set", {"step", "precision"}},
     {"--steps", {"step"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
@@ -74,7 +75,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--runs", o.runs,
                      "all but step and collectives: timed runs, of which the median counts; "
                      "default 7, on a GPU by their length");
-  command.add_option("--device", o.device, "cpu or cuda; default: the device of the recipe for step, else cpu");
+  command.add_option("--device", o.device,
+                     "cpu or cuda; default: the device of the recipe for step and precision, else cpu");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
                      "deepseek-v3-8-local or olmoe; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
@@ -82,8 +84,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   add_threads_option(command, o.spec.threads);
   command.add_option("--recipe", o.recipe,
-                     "step: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
-  command.add_option("--set", o.overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
+                     "step, precision: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
+  command.add_option("--set", o.overrides, "step, precision: section.key=value")->take_all()->allow_extra_args(false);
   command.add_option("--steps", o.steps, "step: timed steps; they follow one warm-up step, on a GPU three")
       ->capture_default_str();
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")

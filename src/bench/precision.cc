@@ -1,0 +1,243 @@
+#include "bench/precision.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "bench/moe_layer.h"
+#include "bench/timing.h"
+#include "model/catalog.h"
+#include "model/layers/linear.h"
+#include "model/moe/routed_experts.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+// A layer with memory of its own. Subclasses declare it, and then call bind().
+class TimedLayer {
+ public:
+  TimedLayer(const RunSpec& run, const PrecisionSpec& precision)
+      : run_(run), precision_(precision), shape_{.batch = run.train.micro_batch, .seq = run.train.seq_len} {
+    batch_.first_of_step = true;
+    plan_.split_backward(true);  // each backward pass is timed alone
+    declare_micro_batch(plan_, shape_, batch_);
+  }
+  TimedLayer(const TimedLayer&) = delete;
+  virtual ~TimedLayer() = default;
+
+  PassTimes time(BenchDevice& device) {
+    make_copies(device.stream());
+    return {.forward_ms = time(device, &TimedLayer::forward),
+            .backward_input_ms = time(device, &TimedLayer::backward_input),
+            .backward_weight_ms = time(device, &TimedLayer::backward_weight)};
+  }
+  double time_weights(BenchDevice& device) {
+    BenchLine line;
+    device.time(line, [&] { make_copies(device.stream()); });
+    return line.median_ms;
+  }
+
+ protected:
+  virtual void forward(Step& step) = 0;
+  virtual void backward_input(Step& step) = 0;
+  virtual void backward_weight(Step& step) = 0;
+
+  LayerContext context() {
+    return {.params = params_,
+            .plan = plan_,
+            .model = run_.model,
+            .balance = run_.moe,
+            .mesh = mesh_,
+            .rope_table_Pd = no_rope_table_,
+            .precision = precision_,
+            .dtype = run_.precision.compute,
+            .shape = shape_,
+            .seed = run_.seed};
+  }
+  Tensor& declare(Tensor& t, Shape shape) {
+    plan_.declare(t, "activation", shape, run_.precision.compute, Life::saved);
+    return t;
+  }
+  int64_t rows() const { return shape_.tokens(); }
+  MemoryPlan& plan() { return plan_; }
+
+  // Measures the step stack in a dry run of all passes, allocates, and draws the weights.
+  void bind(BenchDevice& device, const std::vector<const Tensor*>& inputs) {
+    target_ = device.stream().device();
+    Stream dry(DeviceKind::null, device.pool(), nullptr, target_);
+    for (const Pass pass : {&TimedLayer::forward, &TimedLayer::backward_input, &TimedLayer::backward_weight})
+      run_pass(dry, pass);
+    plan_.bind(target_, high_water_);
+    params_.init(device.stream(), run_.seed);
+    for (const Tensor* t : inputs) fill_normal(device.stream(), {.x = *t, .rng = Rng(1, RngSite::bench)});
+  }
+
+ private:
+  using Pass = void (TimedLayer::*)(Step&);
+
+  void make_copies(Stream& s) {
+    if (!params_.has_copies()) return;
+    params_.make_copies(s);
+    params_.hold_copies();
+  }
+  void run_pass(Stream& s, Pass pass) {
+    StepStack null_stack(DeviceKind::null, nullptr, 0);
+    StepStack& stack = s.device() == DeviceKind::null ? null_stack : plan_.stack();
+    StackScope scope(stack);
+    Step step{s, stack, batch_};
+    (this->*pass)(step);
+    high_water_ = std::max(high_water_, stack.high_water());
+  }
+  double time(BenchDevice& device, Pass pass) {
+    BenchLine line;
+    device.time(line, [&] { run_pass(device.stream(), pass); });
+    return line.median_ms;
+  }
+
+  const RunSpec& run_;
+  const PrecisionSpec& precision_;
+  const Tensor no_rope_table_;
+  DeviceKind target_ = DeviceKind::cpu;
+  MemoryPlan plan_;
+  ParamTable params_{plan_, ModelUse::training};
+  Mesh mesh_{MeshShape{}};
+  BatchShape shape_;
+  MicroBatch batch_;
+  int64_t high_water_ = 0;
+};
+
+class TimedProjection final : public TimedLayer {
+ public:
+  TimedProjection(const RunSpec& run, const PrecisionSpec& precision, BenchDevice& device, ParamSpec spec)
+      : TimedLayer(run, precision), linear_(context(), spec) {
+    declare(x_, {rows(), spec.shape[1]});
+    declare(y_, {rows(), spec.shape[0]});
+    bind(device, {&x_, &y_});
+  }
+
+ private:
+  void forward(Step& step) override { linear_.forward(step, y_, x_); }
+  void backward_input(Step& step) override { linear_.backward_input(step, x_, y_); }
+  void backward_weight(Step& step) override { linear_.backward_weight(step, y_, x_); }
+
+  Linear linear_;
+  Tensor x_, y_;  // a gradient has the memory of its activation
+};
+
+// The routed experts of a layer, with an even route.
+class TimedExperts final : public TimedLayer {
+ public:
+  TimedExperts(const RunSpec& run, const PrecisionSpec& precision, BenchDevice& device, const std::string& prefix)
+      : TimedLayer(run, precision),
+        shape_{.batch = run.train.micro_batch,
+               .seq = run.train.seq_len,
+               .D = run.model.hidden_size,
+               .E = run.model.num_experts,
+               .K = run.model.top_k},
+        experts_(make_routed_experts(context(), prefix)),
+        saved_(experts_->declare_saved(plan(), prefix)) {
+    for (Tensor* t : {&x_TD_, &y_TD_, &dx_TD_, &dy_TD_}) declare(*t, {rows(), shape_.D});
+    plan().declare(dweight_TK_, "weights' gradient", {rows(), shape_.K}, DType::f32, Life::saved);
+    declare_route(plan(), shape_, route_);
+    bind(device, {&x_TD_, &dy_TD_});
+    upload_route(device.stream(), shape_, bench_route(shape_, {}), route_);
+  }
+
+ private:
+  void forward(Step& step) override { experts_->forward(step, y_TD_, x_TD_, route_, *saved_); }
+  void backward_input(Step& step) override { experts_->backward_input(step, dx_TD_, dweight_TK_, dy_TD_, *saved_); }
+  void backward_weight(Step& step) override { experts_->backward_weight(step, *saved_); }
+
+  BenchShape shape_;
+  std::unique_ptr<RoutedExperts> experts_;
+  std::unique_ptr<RoutedExperts::Saved> saved_;
+  Route route_;
+  Tensor x_TD_, y_TD_, dx_TD_, dy_TD_, dweight_TK_;
+};
+
+// What is timed: a projection, or the experts of a layer.
+struct Timed {
+  ParamSpec spec;
+  std::string name;  // of the first
+  int64_t count = 1;
+  bool is_kept = false;
+};
+
+bool keeps(const PrecisionSpec& precision, const ParamSpec& spec) {
+  return matches_any(precision.keep, spec.parts.front().name);
+}
+
+// The products that recipes quantise, each shape once. Experts are listed by their first matrix.
+std::vector<Timed> timed_products(const RunSpec& run) {
+  std::vector<Timed> all;
+  const ModelCatalog catalog(run.model, run.num_mtp() > 0);
+  for (const ModelCatalog::Entry& entry : catalog.params()) {
+    const ParamSpec& spec = entry.spec;
+    const bool is_projection = spec.kind == ParamKind::matrix,
+               is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
+    if (spec.parts.empty() || (!is_projection && !is_first_of_experts)) continue;
+    const bool kept = keeps(run.precision, spec);
+    const auto same = std::find_if(all.begin(), all.end(), [&](const Timed& t) {
+      return t.spec.kind == spec.kind && t.spec.shape == spec.shape && t.is_kept == kept;
+    });
+    if (same == all.end())
+      all.push_back({.spec = spec, .name = spec.name, .is_kept = kept});
+    else
+      ++same->count;
+  }
+  return all;
+}
+
+std::unique_ptr<TimedLayer> make_timed(const RunSpec& run, const PrecisionSpec& precision, BenchDevice& device,
+                                       const Timed& what) {
+  if (what.spec.kind == ParamKind::experts) {
+    const std::string prefix = what.name.substr(0, what.name.rfind(".experts."));
+    return std::make_unique<TimedExperts>(run, precision, device, prefix);
+  }
+  ParamSpec spec = what.spec;
+  spec.dtype = run.precision.compute;
+  return std::make_unique<TimedProjection>(run, precision, device, spec);
+}
+
+PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& what) {
+  PrecisionLine line{
+      .name = what.name, .shape = to_string(what.spec.shape), .count = what.count, .is_kept = what.is_kept};
+  const PrecisionSpec plain{.compute = run.precision.compute};
+  line.plain = make_timed(run, plain, device, what)->time(device);
+  if (what.is_kept) return line;
+  const std::unique_ptr<TimedLayer> quantised = make_timed(run, run.precision, device, what);
+  line.quantised = quantised->time(device);
+  line.weights_ms = quantised->time_weights(device);
+  return line;
+}
+
+}  // namespace
+
+double PrecisionBench::ratio() const {
+  double plain = 0, quantised = 0;
+  for (const PrecisionLine& line : lines) {
+    if (line.is_kept) continue;
+    plain += static_cast<double>(line.count) * line.plain.total_ms();
+    quantised += static_cast<double>(line.count) * line.ratio(micro_batches) * line.plain.total_ms();
+  }
+  return quantised / plain;
+}
+
+PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
+  MOEBIUS_CHECK(usage, run.precision.recipe != PrecisionRecipe::none,
+                "bench precision: expected a recipe that quantises; got precision.recipe = \"none\"; add for example "
+                "--set precision.recipe=fp8_block");
+  MOEBIUS_CHECK(
+      usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
+      "bench precision: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and "
+      "{}",
+      run.train.global_batch, run.train.micro_batch);
+  BenchDevice device(run.device, static_cast<int>(run.threads), runs, run.kernels);
+  PrecisionBench bench{.recipe = run.precision.recipe,
+                       .rows = run.train.micro_batch * run.train.seq_len,
+                       .micro_batches = run.train.global_batch / run.train.micro_batch};
+  for (const Timed& what : timed_products(run)) bench.lines.push_back(time_line(run, device, what));
+  return bench;
+}
+
+}  // namespace moebius

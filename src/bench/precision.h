@@ -1,0 +1,48 @@
+// The products of a model's projections and experts, timed in the dtype of the computation and
+// quantised by the recipe of the run. A recipe pays only where its products are faster by more than
+// quantising their operands takes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/run_spec.h"
+
+namespace moebius {
+
+// Medians of the three passes of a layer, as a micro-batch runs them: activations and gradients are
+// quantised in their passes.
+struct PassTimes {
+  double forward_ms = 0, backward_input_ms = 0, backward_weight_ms = 0;
+  double total_ms() const { return forward_ms + backward_input_ms + backward_weight_ms; }
+};
+
+// All projections of one shape, or all layers of experts.
+struct PrecisionLine {
+  std::string name;      // of the first one
+  std::string shape;     // "[4096, 2048]"
+  int64_t count = 1;     // of them in the model
+  bool is_kept = false;  // by precision.keep: never quantised, and not timed a second time
+  PassTimes plain, quantised;
+  double weights_ms = 0;  // quantising the weights, once a step
+  // Time of a micro-batch with the recipe, in relation to the time without.
+  double ratio(int64_t micro_batches) const {
+    return (quantised.total_ms() + weights_ms / static_cast<double>(micro_batches)) / plain.total_ms();
+  }
+};
+
+struct PrecisionBench {
+  PrecisionRecipe recipe = PrecisionRecipe::none;
+  int64_t rows = 0, micro_batches = 1;  // rows of a micro-batch; micro-batches of a step
+  std::vector<PrecisionLine> lines;
+  // Of a micro-batch through all of them that are not kept, with the recipe in relation to without.
+  double ratio() const;
+};
+
+// Times each distinct projection and the experts of the model, one after another, with memory for one
+// at a time. Tokens are routed evenly. runs: as in BenchSpec.
+// Error{usage} for a recipe "none", and what the layers refuse.
+PrecisionBench bench_precision(const RunSpec& run, int64_t runs);
+
+}  // namespace moebius

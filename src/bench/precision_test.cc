@@ -1,0 +1,88 @@
+#include "bench/precision.h"
+
+#include <gtest/gtest.h>
+
+namespace moebius {
+namespace {
+
+constexpr const char* kRecipe = R"(
+[model]
+vocab_size = 64
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 8
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 32
+max_position_embeddings = 32
+[train]
+steps = 1
+global_batch = 4
+micro_batch = 2
+seq_len = 16
+[precision]
+compute = "f32"
+)";
+
+RunSpec run_of(const std::vector<std::string>& overrides) {
+  RunSpec run = parse_run_spec(kRecipe, "a recipe", overrides);
+  run.threads = 1;
+  return run;
+}
+
+const PrecisionLine& line_of(const PrecisionBench& bench, const std::string& part) {
+  for (const PrecisionLine& line : bench.lines)
+    if (line.name.find(part) != std::string::npos) return line;
+  throw std::runtime_error("no line of " + part);
+}
+
+TEST(BenchPrecision, TimesEachShapeOnceAndTheExperts) {
+  const PrecisionBench bench = bench_precision(run_of({"precision.recipe=mxfp8"}), 1);
+  EXPECT_EQ(bench.rows, 32);
+  EXPECT_EQ(bench.micro_batches, 2);
+  EXPECT_EQ(line_of(bench, "self_attn").count, 2);
+  EXPECT_EQ(line_of(bench, "experts").shape, "[4, 64, 32]");
+  EXPECT_EQ(line_of(bench, "experts").count, 2);
+  for (const PrecisionLine& line : bench.lines) {
+    EXPECT_GT(line.plain.total_ms(), 0) << line.name;
+    EXPECT_GT(line.quantised.total_ms(), 0) << line.name;
+    EXPECT_GT(line.weights_ms, 0) << line.name;
+  }
+}
+
+TEST(BenchPrecision, KeptProductsAreTimedOnce) {
+  const PrecisionBench bench =
+      bench_precision(run_of({"precision.recipe=mxfp8", "precision.keep=[\"*.self_attn.*\"]"}), 1);
+  const PrecisionLine& kept = line_of(bench, "self_attn");
+  EXPECT_TRUE(kept.is_kept);
+  EXPECT_GT(kept.plain.total_ms(), 0);
+  EXPECT_EQ(kept.quantised.total_ms(), 0);
+  EXPECT_FALSE(line_of(bench, "experts").is_kept);
+}
+
+TEST(BenchPrecision, RatioCountsWeightsOncePerStep) {
+  PrecisionBench bench{.micro_batches = 4};
+  bench.lines.push_back({.count = 2,
+                         .plain = {.forward_ms = 1, .backward_input_ms = 1, .backward_weight_ms = 2},
+                         .quantised = {.forward_ms = 0.5, .backward_input_ms = 0.5, .backward_weight_ms = 1},
+                         .weights_ms = 4});
+  bench.lines.push_back({.is_kept = true, .plain = {.forward_ms = 100}});
+  EXPECT_DOUBLE_EQ(bench.lines[0].ratio(4), 0.75);
+  EXPECT_DOUBLE_EQ(bench.ratio(), 0.75);
+}
+
+TEST(BenchPrecision, RefusesARunWithoutARecipe) {
+  try {
+    bench_precision(run_of({}), 1);
+    FAIL() << "expected an error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "bench precision: expected a recipe that quantises; got precision.recipe = \"none\"; add for example "
+                 "--set precision.recipe=fp8_block");
+  }
+}
+
+}  // namespace
+}  // namespace moebius
