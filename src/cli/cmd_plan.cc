@@ -128,12 +128,31 @@ PlanMachine machine_of(const Options& o) {
   return machine;
 }
 
+// Options that another one is needed for are refused without it.
+void check_options(const Options& o) {
+  const SearchOptions& limits = o.limits;
+  const bool has_limits = limits.memory_gb != 0 || limits.most_tp != 0 || !limits.recipes.empty();
+  MOEBIUS_CHECK(usage, o.search || !has_limits,
+                "plan: --memory-gb, --most-tp and --recipes are of --search; add it, or leave them out");
+  MOEBIUS_CHECK(usage, limits.memory_gb >= 0 && limits.memory_gb <= 1e6,
+                "--memory-gb: expected a number from 0 to 1000000; got {}", limits.memory_gb);
+  MOEBIUS_CHECK(usage, limits.most_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.most_tp);
+  MOEBIUS_CHECK(usage, !o.fit.empty() || (!o.leave_one_out && o.machines_out.empty()),
+                "plan: --leave-one-out and --write-machines are of --fit ROWS.json; add it, or leave them out");
+  const bool has_run = !o.recipe.empty() || !o.machine.empty() || o.search || !o.sweep.empty() || !o.assume.empty() ||
+                       !o.overrides.empty();
+  MOEBIUS_CHECK(usage, o.fit.empty() || !has_run,
+                "plan: the rows of --fit name their recipes, machines and assumptions; leave out RECIPE, --machine, "
+                "--set, --assume, --search and --sweep");
+}
+
 int run(const Options& o) {
+  check_options(o);
   if (!o.fit.empty()) return run_fit(o);
   MOEBIUS_CHECK(usage, !o.recipe.empty() && !o.machine.empty(),
                 "plan: expected a recipe and --machine NAME or FILE; got {}; or --fit ROWS.json",
                 o.recipe.empty() ? "no recipe" : "no machine");
-  MOEBIUS_CHECK(usage, o.ranks >= 1, "--ranks: expected at least 1; got {}", o.ranks);
+  MOEBIUS_CHECK(usage, o.ranks >= 1 && o.ranks <= kMostRanks, "--ranks: expected 1 to {}; got {}", kMostRanks, o.ranks);
   MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
                 "plan: --csv and --svg are of --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
   MOEBIUS_CHECK(usage, (o.trace.empty() && o.html.empty()) || (o.sweep.empty() && !o.search),

@@ -209,6 +209,11 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     r.assume = parse_assumptions(texts_of(row, "assume", at));
     r.measured = measured_of(row, r, at);
     r.is_fitted = row.value("fit", true);
+    for (const FitRow& before : rows)
+      MOEBIUS_CHECK(input, before.name != r.name,
+                    "{}: \"{}\" is a row already; give each run once, since its copy would decide what is fitted "
+                    "without it",
+                    at, r.name);
     rows.push_back(std::move(r));
   }
   return rows;

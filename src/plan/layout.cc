@@ -14,9 +14,28 @@ constexpr int64_t kRoundsOfMemory = 4;
 
 RankProgram placed(const Schedule& schedule, int64_t pp_rank) { return place_actions(schedule, pp_rank); }
 
+// The sets in use of each virtual stage at the first moment when most of all are.
+std::vector<int64_t> sets_at_peak(const RankProgram& program) {
+  std::vector<int64_t> now(static_cast<size_t>(program.shape.num_virtual)), at_peak = now;
+  int64_t all = 0, most = 0;
+  for (const PlacedAction& placed : program.actions) {
+    const Action& a = placed.action;
+    if (a.verb != Verb::run) continue;
+    const auto v = static_cast<size_t>(program.shape.virtual_of(a.stage));
+    if (a.pass == Pass::forward) {
+      ++now[v];
+      if (++all > most) most = all, at_peak = now;
+    } else if (placed.with_weight || a.pass == Pass::backward_weight) {
+      --now[v], --all;
+    }
+  }
+  return at_peak;
+}
+
 }  // namespace
 
 EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks) {
+  MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMostRanks, "plan: expected 1 to {} ranks; got {}", kMostRanks, ranks);
   RunSpec run = asked;
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
@@ -44,6 +63,7 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
   const Schedule step = schedule_1f1b(shape);
   const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);
   return {.num_saved = program.num_saved_sets,
+          .num_in_flight = sets_at_peak(program),
           .splits = program.splits_backward,
           .num_buffers = std::max({program.num_buffers, one.num_buffers, forward.num_buffers})};
 }

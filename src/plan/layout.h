@@ -9,6 +9,9 @@
 
 namespace moebius {
 
+// Ranks that a plan may have.
+inline constexpr int64_t kMostRanks = int64_t{1} << 24;
+
 // The spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
 // Error{usage} with the equation that fails where no engine could be built.
@@ -16,9 +19,10 @@ EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks);
 
 // A pipeline's schedule for as many micro-batches as decide its memory, and what each rank holds.
 struct PipelineUse {
-  std::vector<int64_t> num_saved;  // [virtual stage]: sets of saved tensors
-  std::vector<bool> splits;        // [virtual stage]: other passes may come between its two backward passes
-  int64_t num_buffers = 0;         // of messages
+  std::vector<int64_t> num_saved;      // [virtual stage]: sets of saved tensors, each stage at its own peak
+  std::vector<int64_t> num_in_flight;  // [virtual stage]: those in use when most of all stages together are
+  std::vector<bool> splits;            // [virtual stage]: other passes may come between its two backward passes
+  int64_t num_buffers = 0;             // of messages
 };
 // REQUIRES: spec is resolved, pp_rank is inside its mesh.
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);

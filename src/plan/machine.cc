@@ -82,6 +82,9 @@ void read_entry(const RecipeEntry& e, PlanMachine& m) {
       known.push_back(fmt::format("{}.{}", f.table, f.key));
       if (known.back() != e.key) continue;
       m.*f.value = figure(e.where, e.key, e.value, f.least, f.most);
+      const bool is_count = f.value == &PlanMachine::threads || f.value == &PlanMachine::domain_ranks;
+      MOEBIUS_CHECK(usage, !is_count || std::floor(m.*f.value) == m.*f.value,
+                    "machine {}: {} must be a whole number; got {}", e.where, e.key, m.*f.value);
       m.sources[e.key] = e.value["from"].get<std::string>();
       return;
     }
@@ -180,13 +183,15 @@ PlanMachine load_machine(const std::string& name_or_path, const std::string& fol
 }
 
 std::string to_toml(const PlanMachine& m) {
+  const auto quoted = [](const std::string& value) { return json(value).dump(); };  // TOML's escapes are JSON's
+  const std::string name = quoted(m.name);
   std::string text = fmt::format(
       "# {}, as the planner sees it. A share is what kernels and links reach of a rate.\n"
       "# `moebius plan --fit` writes shares, and `moebius bench machine` measures them.\n\n"
-      "[machine]\nname = \"{}\"\ndevice = \"{}\"\n",
-      m.name, m.name, m.is_gpu ? "cuda" : "cpu");
+      "[machine]\nname = {}\ndevice = \"{}\"\n",
+      name.substr(1, name.size() - 2), name, m.is_gpu ? "cuda" : "cpu");
   const auto add = [&](const std::string& key, double value, const std::string& whole) {
-    text += fmt::format("{} = {{ is = {:.4g}, from = \"{}\" }}\n", key, value, m.sources.at(whole));
+    text += fmt::format("{} = {{ is = {:.4g}, from = {} }}\n", key, value, quoted(m.sources.at(whole)));
   };
   std::string table;
   for (const MachineFigure& f : machine_figures()) {

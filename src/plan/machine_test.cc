@@ -58,6 +58,11 @@ TEST(Machines, AreRefusedByName) {
   EXPECT_THAT(text_of("products = { is", "products = { was"), HasSubstr("must be { is = NUMBER, from = \"SOURCE\" }"));
   EXPECT_THAT(text_of("device = \"cuda\"", "device = \"tpu\""),
               HasSubstr("machine.device must be \"cpu\" or \"cuda\""));
+  EXPECT_THAT(text_of("domain_ranks = { is = 8,", "domain_ranks = { is = 2.5,"),
+              HasSubstr("links.domain_ranks must be a whole number; got 2.5"));
+  PlanMachine odd = load_machine("h100", kMachines);
+  odd.name = "a \"b\"\\";
+  EXPECT_EQ(parse_machine(to_toml(odd), "m.toml").name, odd.name);
   const size_t line = good.find("memory_tb_s"), end = good.find('\n', line);
   EXPECT_THAT(refused([&] { parse_machine(good.substr(0, line) + good.substr(end + 1), "m.toml"); }),
               HasSubstr("expected rank.memory_tb_s; it is missing"));

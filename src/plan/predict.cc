@@ -51,6 +51,7 @@ class Predicting {
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
     return part_time(context_, part, is_moe, is_layer);
   }
+  std::vector<int64_t> sets_of_megatron(const PipelineUse& use) const;
   int64_t beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const;
   double message_seconds() const;
   double busy(int64_t pp_rank) const;
@@ -104,34 +105,56 @@ void Predicting::add_memory(const PredictOptions& options) {
     // The first two ranks hold the most sets of saved tensors, and the last has the loss.
     const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
-    const PipelineUse use = pipeline_use(spec_.pipeline, spec_.mesh.pp, r);
+    PipelineUse use = pipeline_use(spec_.pipeline, spec_.mesh.pp, r);
+    const bool is_megatron = context_.assume.system == PlanSystem::megatron;
+    if (is_megatron) use.num_saved = sets_of_megatron(use);
     result_.memory.push_back(rank_memory(parts_, layout_, use, r));
-    result_.memory.back().life[static_cast<size_t>(Life::saved)] += beside_of_megatron(use, r);
+    if (is_megatron) {
+      RankMemory& memory = result_.memory.back();
+      memory.life[static_cast<size_t>(Life::saved)] += beside_of_megatron(use, r);
+      memory.life[static_cast<size_t>(Life::comm)] = 0;  // it reduces gradients in their own buffer
+    }
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
   }
 }
 
-// The bytes that Megatron Core keeps beside, of each MoE layer and micro-batch in flight: the activation's output, which
-// Moebius recomputes. Inputs of products in 8 bits take half. A plain permutation keeps the experts' outputs.
+// Megatron Core allocates what a pass saves when it runs, so its stages share the memory of their peaks. The merged
+// schedule has one more micro-batch in flight, whose forward pass runs beside a backward pass.
+std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const {
+  std::vector<int64_t> sets = use.num_in_flight;
+  if (context_.assume.merged_overlap && spec_.num_micro_batches > 1) ++*std::max_element(sets.begin(), sets.end());
+  return sets;
+}
+
+// The bytes that Megatron Core keeps beside those of Moebius, of each layer and micro-batch in flight (arXiv
+// 2603.07685): of an MoE layer the rows that its experts get, which Moebius dispatches once more, and the activation's
+// output, which Moebius recomputes, both in 8 bits where products are. A plain permutation keeps the experts' outputs.
+// Latent attention keeps the part of keys that RoPE turns once for each head.
 int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
   const ModelSpec& m = spec_.model;
   const RecomputeSpec& again = spec_.recompute;
-  if (context_.assume.system != PlanSystem::megatron || again.layer) return 0;
-  const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh) * m.top_k);
+  if (again.layer) return 0;
+  const MeshShape& mesh = spec_.mesh;
+  const double tokens = static_cast<double>(rows_between_projections(spec_.shape, mesh));
+  const double rows = tokens * static_cast<double>(m.top_k);
   const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
   const PlanPrecision precision = products_precision(spec_, context_.assume, machine_);
   const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
-  double bytes = rows * D * (input_bytes - 2);
-  if (!again.expert_up) bytes += rows * F * input_bytes;
-  if (context_.assume.permutation == PlanPermutation::plain) bytes += rows * D * 2;
-  int64_t sets = 0;
+  double of_moe = rows * D * input_bytes;
+  if (!again.expert_up) of_moe += rows * F * input_bytes;
+  if (context_.assume.permutation == PlanPermutation::plain) of_moe += rows * D * 2;
+  // Heads are divided over tp, and tokens between projections too.
+  double of_layer = 0;
+  if (m.kv_lora_rank > 0 && !again.qkv) of_layer = tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
+  double bytes = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     const StageSpec& stage = layout_.at(pp_rank, v);
-    int64_t layers = 0;
-    for (int64_t i = 0; i < stage.num_layers; ++i) layers += m.is_moe_layer(stage.first_layer + i);
-    sets += layers * use.num_saved[static_cast<size_t>(v)];
+    double of_set = 0;
+    for (int64_t i = 0; i < stage.num_layers; ++i)
+      of_set += of_layer + (m.is_moe_layer(stage.first_layer + i) ? of_moe : 0);
+    bytes += of_set * static_cast<double>(use.num_saved[static_cast<size_t>(v)]);
   }
-  return static_cast<int64_t>(bytes) * sets;
+  return static_cast<int64_t>(bytes);
 }
 
 double Predicting::message_seconds() const {

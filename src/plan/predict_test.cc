@@ -5,7 +5,10 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "io/files.h"
+#include "io/testing.h"
 #include "plan/fit.h"
 #include "plan/print.h"
 #include "plan/search.h"
@@ -170,6 +173,22 @@ TEST(Predict, RunsOnTheMachine) {
   EXPECT_GT(half.step_s, 1.5 * whole.step_s);
 }
 
+// The merged schedule hides nothing of the first and last P micro-batches, and takes the memory's time.
+TEST(Predict, MergedOverlapNeedsOtherMicroBatches) {
+  PartLibrary parts;
+  const auto hidden = [&](int64_t global_batch) {
+    const RunSpec run = recipe(
+        "qwen3_30b_a3b.toml", {"parallel.ep=16", "run.graph=false", "parallel.dispatcher=\"alltoall\"",
+                               "moe.rank_rows_factor=1.0", fmt::format("train.global_batch={}", global_batch)});
+    const Assumptions assume = parse_assumptions({"system=megatron", "dispatcher=deepep", "expert_overlap=merged"});
+    const AxisTime ep = predict(parts, run, 16, machine("h100"), assume).axes.at("ep");
+    return ep.hidden_s / (ep.hidden_s + ep.exposed_s);
+  };
+  EXPECT_EQ(hidden(16), 0);  // one micro-batch has no other beside it
+  EXPECT_NEAR(hidden(32) / hidden(64), 0.5 / 0.75, 1e-9);
+  EXPECT_GT(hidden(1024), 0.95);
+}
+
 // Published memory of Megatron Core (arXiv 2603.07685; pull request 6429), in units as they are given.
 TEST(Predict, PublishedMemory) {
   PartLibrary parts;
@@ -187,6 +206,7 @@ TEST(Predict, PublishedMemory) {
   const double gib = std::pow(2, 30);
   EXPECT_NEAR(static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) / gib, 36.4, 0.03 * 36.4);
   EXPECT_NEAR(static_cast<double>(rank.of(Life::master) + rank.of(Life::optimizer)) / gib, 32.1, 0.03 * 32.1);
+  EXPECT_NEAR(static_cast<double>(rank.of(Life::saved)) / gib, 131.0, 0.03 * 131.0);
   const auto cut = [&](const char* recompute) {
     return static_cast<double>(
                megatron({"parallel.ep=16", "model.num_hidden_layers=14", "model.num_nextn_predict_layers=0",
@@ -252,6 +272,26 @@ TEST(Search, RecomputesTheLeastThatFits) {
   EXPECT_GE(best.prediction.step_s, roomy.layouts.at(0).prediction.step_s);
 }
 
+// Direct reaches the ranks of one host: a domain of more than 8 ranks is of several.
+TEST(Search, TriesEveryDispatcher) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const auto kinds = [&](int64_t most_direct) {
+    std::set<DispatcherKind> found;
+    for (const auto& group : search_space(run, 4, {.most_direct = most_direct}))
+      for (const Candidate& c : group) found.insert(c.parallel.dispatcher);
+    return found;
+  };
+  using enum DispatcherKind;
+  EXPECT_THAT(kinds(8), ElementsAre(automatic, allgather, alltoall, direct));
+  EXPECT_THAT(kinds(1), ElementsAre(automatic, allgather, alltoall));
+  const SearchLimits limits{.most_direct = 8};
+  for (const auto& group : search_space(run, 4, limits))
+    for (const Candidate& c : group)
+      if (c.parallel.dispatcher == direct) {
+        EXPECT_THAT(keys_of(run, c), testing::Contains("parallel.dispatcher=\"direct\""));
+      }
+}
+
 TEST(Search, BalancesStages) {
   const ModelSpec qwen = recipe("qwen3_30b_a3b.toml").model, deepseek = recipe("deepseek_v3.toml").model;
   EXPECT_EQ(balanced_layout(qwen, 4), "E t*13 | t*13 | t*14 | t*8 L");  // its head costs as much as five layers
@@ -280,6 +320,12 @@ TEST(Sweeps, AreTablesOfAllCombinations) {
   ASSERT_EQ(s.points.size(), 6U);
   EXPECT_TRUE(s.points[3].prediction && s.points[3].prediction->fits());
   EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
+  const auto swept = [&](std::vector<SweptKey> keys) { sweep(parts, base, keys, machine("h200"), {}); };
+  EXPECT_THAT(refused([&] { swept({parse_sweep("parallel.ep=1"), parse_sweep("parallel.ep=2")}); }),
+              HasSubstr("parallel.ep is given twice"));
+  EXPECT_THAT(refused([&] { swept({parse_sweep("parallel.epp=1,2")}); }),
+              HasSubstr("none of 2 points can be predicted; the first: "));
+  EXPECT_THAT(refused([&] { swept({parse_sweep("ranks=0,99999999999")}); }), HasSubstr("none of 2 points"));
   const std::string csv = sweep_csv(s), svg = sweep_svg(s);
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 7);
   EXPECT_THAT(svg, HasSubstr("train.micro_batch = 2"));
@@ -333,6 +379,21 @@ TEST(Fits, FindTheSharesOfRows) {
   }
   EXPECT_LT(summary_of(result.rows, PlanSystem::moebius, &FittedRow::after).worst, 0.03);
   EXPECT_LT(result.machines.at("h200").of(PlanSystem::moebius)[0], 0.6);
+}
+
+// A copy of a row would decide what is fitted without the row.
+TEST(Fits, RefuseARowThatIsGivenTwice) {
+  TestDir dir;
+  nlohmann::json file = nlohmann::json::parse(read_file(kSource + "/docs/measurements/plan_rows.json"));
+  file["rows"].push_back(file["rows"][0]);
+  write_file_atomic(dir.path("rows.json"), file.dump());
+  try {
+    read_fit_rows(dir.path("rows.json"), kSource);
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    EXPECT_THAT(e.what(), HasSubstr("is a row already"));
+  }
 }
 
 // The errors that docs/measurements/plan.md gives for the machines as they are shipped.

@@ -14,6 +14,8 @@ namespace {
 
 // Sets of recompute that are tried for a layout, beside the whole of it.
 constexpr int kMostSets = 6;
+// A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
+constexpr int64_t kMostOfHost = 8;
 // A set whose estimate is at most so much above the memory is tried.
 constexpr double kEstimateError = 1.02;
 
@@ -46,7 +48,8 @@ class Search {
   SearchResult result() {
     SearchLimits limits{.system = assume_.system};
     const auto domain = static_cast<int64_t>(machine_.of_rank(run_.threads).domain_ranks);
-    limits.most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, 8);
+    limits.most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost);
+    limits.most_direct = domain <= kMostOfHost ? domain : 1;
     for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
     time_all(search_space(run_, ranks_, limits));
     choose();
@@ -253,7 +256,7 @@ void Search::finish() {
                 "micro_batch * dp, and dp = ranks / (tp cp pp)",
                 ranks_, run_.train.global_batch);
   MOEBIUS_CHECK(usage, !best_.empty(),
-                "plan: none of {} layouts fits in {:.1f} GB a rank; the least that one needs is {:.1f} GB with every "
+                "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with every "
                 "recompute; use more ranks, or a larger machine",
                 result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9);
   const bool names_device = asked_.device != run_.device;

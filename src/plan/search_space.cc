@@ -66,6 +66,7 @@ class Space {
     const bool exchanges = p.ep * p.etp > 1;
     std::vector<DispatcherKind> kinds{DispatcherKind::automatic};
     if (exchanges) kinds = {DispatcherKind::allgather, DispatcherKind::alltoall};
+    if (exchanges && p.ep * p.etp <= limits_.most_direct) kinds.push_back(DispatcherKind::direct);
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
     std::vector<CpComm> exchanges_of_cp{run_.parallel.cp_comm};
@@ -163,6 +164,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   if (c.recipe != run.precision.recipe) set.push_back(fmt::format("precision.recipe=\"{}\"", name_of(c.recipe)));
   if (p.dispatcher == DispatcherKind::automatic) set.emplace_back("parallel.dispatcher=\"auto\"");
   if (p.dispatcher == DispatcherKind::allgather) set.emplace_back("parallel.dispatcher=\"allgather\"");
+  if (p.dispatcher == DispatcherKind::direct) set.emplace_back("parallel.dispatcher=\"direct\"");
   if (p.dispatcher == DispatcherKind::alltoall) {
     set.emplace_back("parallel.dispatcher=\"alltoall\"");
     set.emplace_back("run.graph=false");

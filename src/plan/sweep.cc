@@ -100,7 +100,12 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
             const Assumptions& assume) {
   Sweep result{.keys = keys, .is_search = base.search.has_value()};
   size_t count = 1;
-  for (const SweptKey& key : keys) count = std::min(count * key.values.size(), kMostPoints + 1);
+  for (size_t k = 0; k < keys.size(); ++k) {
+    count = std::min(count * keys[k].values.size(), kMostPoints + 1);
+    for (size_t other = 0; other < k; ++other)
+      MOEBIUS_CHECK(usage, keys[k].key != keys[other].key,
+                    "--sweep: {} is given twice; give its values in one --sweep {}=...", keys[k].key, keys[k].key);
+  }
   MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out",
                 kMostPoints);
   for (size_t i = 0; i < count; ++i) {
@@ -110,6 +115,10 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
       values[k] = keys[k].values[rest % keys[k].values.size()];
     result.points.push_back(predicted(parts, base, result, std::move(values), machine, assume));
   }
+  const bool some = std::any_of(result.points.begin(), result.points.end(),
+                                [](const SweptPoint& p) { return p.prediction.has_value(); });
+  MOEBIUS_CHECK(usage, some, "--sweep: none of {} points can be predicted; the first: {}", count,
+                result.points.at(0).refused);
   return result;
 }
 

@@ -54,6 +54,19 @@ TEST(CliPlan, RefusesByName) {
                  "--trace and --html are of one layout");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "precision=nvfp4"}), 2,
                  "has no products in 4 bits (rank.nvfp4_tflops = 0)");
+  const auto refused = [&](std::vector<std::string> more, const char* why) {
+    std::vector<std::string> args{"plan", kOlmoe, "--machine", kH200};
+    args.insert(args.end(), more.begin(), more.end());
+    expect_refused(run_moebius(dir, args), 2, why);
+  };
+  refused({"--memory-gb", "3"}, "are of --search");
+  refused({"--search", "--memory-gb", "-5"}, "--memory-gb: expected a number from 0 to 1000000; got -5");
+  refused({"--search", "--memory-gb", "nan"}, "--memory-gb: expected a number");
+  refused({"--search", "--most-tp", "-2"}, "--most-tp: expected 0 or more; got -2");
+  refused({"--leave-one-out"}, "are of --fit ROWS.json");
+  refused({"--fit", "rows.json"}, "the rows of --fit name their recipes");
+  refused({"--ranks", "4294967296"}, "--ranks: expected 1 to 16777216; got 4294967296");
+  refused({"--sweep", "parallel.epp=1,2"}, "none of 2 points can be predicted");
 }
 
 }  // namespace
