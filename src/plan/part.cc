@@ -109,7 +109,8 @@ class DryStage {
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
                               .fusion = spec.fusion,
-                              .window = window_.get()};
+                              .window = window_.get(),
+                              .lora = spec.lora};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
     stage_->declare_saved(plan_, "", saved_);
     saved_bytes_ = plan_.bytes(Life::saved);
@@ -249,7 +250,7 @@ const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage
 }
 
 size_t PartLibrary::policy_index(const EngineSpec& spec) {
-  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze};
+  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze, spec.lora};
   const auto known = std::find(policies_.begin(), policies_.end(), policy);
   if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
   policies_.push_back(std::move(policy));

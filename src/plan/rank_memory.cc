@@ -25,6 +25,7 @@ RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
 int64_t rank_in_group(const EngineSpec& spec, const RankPlace& p, Axis axis) {
   const MeshShape& m = spec.mesh;
   if (axis == Axis::edp) return p.edp;
+  if (axis == Axis::etp_edp) return p.etp + m.etp * p.edp;
   const int64_t dp_cp = p.cp + m.cp * p.dp;
   return axis == Axis::dp_cp ? dp_cp : p.tp + m.tp * dp_cp;
 }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "train/state.h"
+#include "weights/adapter.h"
 #include "weights/load.h"
 #include "weights/source.h"
 
@@ -49,9 +50,20 @@ int64_t RunStart::start() {
   if (run_.checkpoint.resume) {
     if (const int64_t step = resume(); step > 0) return step;
   }
-  run_.init_from.empty() ? start_from_random_weights() : start_from_weights();
+  fill_weights();
+  start_adapters();
   if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last: unreadable weights then change nothing
   return 0;
+}
+
+void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weights() : start_from_weights(); }
+
+void RunStart::start_adapters() {
+  if (!run_.lora.is_on()) return;
+  Stream s = engine_.stream();
+  if (run_.lora.init_from.empty()) return engine_.model().params().init_adapters(s, run_.seed);
+  control_.together([&] { load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
+  log_.info("adapters from {}", run_.lora.init_from);
 }
 
 void RunStart::start_from_random_weights() {
@@ -109,6 +121,7 @@ int64_t RunStart::resume() {
 }
 
 void RunStart::read_state(const CheckpointReader& checkpoint, const std::string& folder) {
+  if (run_.lora.is_on()) fill_weights();  // the checkpoint has the adapters alone
   Stream s = engine_.stream();
   checkpoint.read_all(control_, training_state(engine_), &s);
   engine_.model().params().sync(s);
