@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "io/files.h"
 #include "io/json_text.h"
 
 namespace moebius {
@@ -57,29 +58,6 @@ const std::map<std::string, std::vector<json>>& plain_settings() {
   return all;
 }
 
-LoraSpec read_config(const std::string& path) {
-  const json config = read_json(path);
-  MOEBIUS_CHECK(input, config.is_object() && config.value("peft_type", json()) == "LORA",
-                "{}: expected an adapter of peft_type \"LORA\"; got {}", path,
-                config.is_object() ? config.value("peft_type", json("none")).dump() : config.type_name());
-  for (const auto& [key, values] : plain_settings()) {
-    if (!config.contains(key)) continue;
-    MOEBIUS_CHECK(input, std::find(values.begin(), values.end(), config[key]) != values.end(),
-                  "{}: {} must be {}; got {}, which this version does not compute; merge this adapter with PEFT", path,
-                  key, values.front().dump(), config[key].dump());
-  }
-  const auto number = [&](const char* key) {
-    const json value = config.value(key, json());
-    MOEBIUS_CHECK(input, value.is_number() && value.get<double>() > 0, "{}: {} must be a number above 0; got {}", path,
-                  key, value.dump());
-    return value.get<double>();
-  };
-  LoraSpec lora{.rank = static_cast<int64_t>(number("r")), .alpha = number("lora_alpha")};
-  MOEBIUS_CHECK(input, static_cast<double>(lora.rank) == number("r"), "{}: r must be a whole number; got {}", path,
-                config["r"].dump());
-  return lora;
-}
-
 std::string checked_folder(const std::string& dir) {
   for (const char* file : {kPeftConfig, kPeftWeights}) {
     MOEBIUS_CHECK(input, std::filesystem::is_regular_file(dir + "/" + file),
@@ -89,6 +67,31 @@ std::string checked_folder(const std::string& dir) {
 }
 
 }  // namespace
+
+LoraSpec parse_peft_config(std::string_view text, const std::string& who) {
+  constexpr double kMaxRank = 1 << 16;  // that of lora.rank
+  const json config = parse_json(text, who);
+  MOEBIUS_CHECK(input, config.is_object() && config.value("peft_type", json()) == "LORA",
+                "{}: expected an adapter of peft_type \"LORA\"; got {}", who,
+                config.is_object() ? config.value("peft_type", json("none")).dump() : config.type_name());
+  for (const auto& [key, values] : plain_settings()) {
+    if (!config.contains(key)) continue;
+    MOEBIUS_CHECK(input, std::find(values.begin(), values.end(), config[key]) != values.end(),
+                  "{}: {} must be {}; got {}, which this version does not compute; merge this adapter with PEFT", who,
+                  key, values.front().dump(), config[key].dump());
+  }
+  const auto number = [&](const char* key, double least, double most) {
+    const json value = config.value(key, json());
+    MOEBIUS_CHECK(input, value.is_number() && value.get<double>() >= least && value.get<double>() <= most,
+                  "{}: {} must be a number from {} to {}; got {}", who, key, least, most, value.dump());
+    return value.get<double>();
+  };
+  const double rank = number("r", 1, kMaxRank);
+  const LoraSpec lora{.rank = static_cast<int64_t>(rank), .alpha = number("lora_alpha", 1e-30, 1e30)};
+  MOEBIUS_CHECK(input, static_cast<double>(lora.rank) == rank, "{}: r must be a whole number; got {}", who,
+                config["r"].dump());
+  return lora;
+}
 
 bool has_peft_module(HfFamily family, const std::string& model_type, const std::string& canonical) {
   const bool is_router = canonical.ends_with(".mlp.gate");
@@ -133,7 +136,7 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const std:
 
 PeftFolder::PeftFolder(const std::string& dir, HfFamily family)
     : file_(SafetensorsFile::open(checked_folder(dir) + "/" + kPeftWeights)),
-      lora_(read_config(dir + "/" + kPeftConfig)) {
+      lora_(parse_peft_config(read_file(dir + "/" + kPeftConfig), dir + "/" + kPeftConfig)) {
   for (const SafetensorsEntry& stored : file_.entries()) {
     const bool is_a = stored.name.ends_with(kSuffixA), is_b = stored.name.ends_with(kSuffixB);
     MOEBIUS_CHECK(input, stored.name.starts_with(kPrefix) && (is_a || is_b),
@@ -143,6 +146,10 @@ PeftFolder::PeftFolder(const std::string& dir, HfFamily family)
     entries_.push_back({canonical_module(family, module) + std::string(suffix), stored});
   }
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
+  const auto twice = std::adjacent_find(entries_.begin(), entries_.end(),
+                                        [](const Entry& a, const Entry& b) { return a.name == b.name; });
+  MOEBIUS_CHECK(input, twice == entries_.end(), "adapter {}: expected a tensor once; got {} and {}, which are the same",
+                dir, twice->stored.name, std::next(twice)->stored.name);
 }
 
 }  // namespace moebius

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/lora_spec.h"
@@ -31,12 +32,16 @@ std::string canonical_module(HfFamily family, const std::string& module);
 nlohmann::json peft_config(const LoraSpec& lora, const std::string& base_model, const std::vector<std::string>& modules,
                            const std::vector<std::string>& all_modules);
 
+// Rank and alpha of an adapter_config.json; who: the file. Error{input} for another kind of adapter
+// than LoRA, and for settings that change what an adapter computes and that Moebius does not have
+// (DoRA, rank patterns, biases, saved modules, ...): the message names the setting.
+LoraSpec parse_peft_config(std::string_view text, const std::string& who);
+
 // A folder of PEFT, open for reading.
 class PeftFolder {
  public:
-  // Error{input} for a folder without the two files, for another kind of adapter than LoRA, and for
-  // settings that change what an adapter computes and that Moebius does not have (DoRA, rank
-  // patterns, biases, saved modules, ...): the message names the setting.
+  // Error{input} for a folder without the two files, for a config as parse_peft_config() says, and for
+  // tensors of other names, or of the same matrix.
   PeftFolder(const std::string& dir, HfFamily family);
 
   const LoraSpec& lora() const { return lora_; }  // rank and alpha; targets are empty

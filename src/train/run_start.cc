@@ -47,6 +47,7 @@ RunSpec with_mtp_of_weights(RunSpec run) {
 void say(Log& log, const StartNote& note) { note.is_warning ? log.warn("{}", note.text) : log.info("{}", note.text); }
 
 int64_t RunStart::start() {
+  check_base();
   if (run_.checkpoint.resume) {
     if (const int64_t step = resume(); step > 0) return step;
   }
@@ -57,6 +58,19 @@ int64_t RunStart::start() {
 }
 
 void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weights() : start_from_weights(); }
+
+// Checkpoints of adapters leave the model out, so it may not be one that this run sets aside.
+void RunStart::check_base() const {
+  if (!run_.lora.is_on()) return;
+  const auto of_run = [&](const std::filesystem::path& path) {
+    const std::string run = std::filesystem::weakly_canonical(run_.dir).string() + "/";
+    return (std::filesystem::weakly_canonical(path).string() + "/").starts_with(run);
+  };
+  MOEBIUS_CHECK(usage, !of_run(run_.init_from),
+                "model.init_from = \"{}\" is inside run.dir = \"{}\", where checkpoints of the adapters replace it; "
+                "choose another run.dir",
+                run_.init_from, run_.dir);
+}
 
 void RunStart::start_adapters() {
   if (!run_.lora.is_on()) return;

@@ -234,7 +234,10 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
   }
 }
 
-std::string base_of_adapters(const std::string& checkpoint) {
+namespace {
+
+// The folder that a checkpoint names; empty for one that holds a whole model.
+std::string named_base(const std::string& checkpoint) {
   const std::optional<RunSpec> run = read_run_spec(checkpoint);
   if (!run || !run->lora.is_on()) return "";
   MOEBIUS_CHECK(
@@ -249,10 +252,27 @@ std::string base_of_adapters(const std::string& checkpoint) {
   return run->init_from;
 }
 
-std::unique_ptr<WeightsReader> open_merged(const std::string& checkpoint, const ModelCatalog& catalog) {
-  std::unique_ptr<AdapterReader> adapters = open_adapter(checkpoint, catalog.model());
-  return std::make_unique<MergedWeights>(open_weights(find_weights(base_of_adapters(checkpoint)), catalog),
-                                         std::move(adapters));
+}  // namespace
+
+std::string base_of_adapters(const std::string& checkpoint) {
+  const std::string base = named_base(checkpoint);
+  std::set<fs::path> seen{fs::canonical(checkpoint)};
+  for (std::string at = base; !at.empty();) {  // a base may be such a checkpoint, too
+    const WeightsFolder from = find_weights(at);
+    if (from.kind != WeightsFolder::Kind::checkpoint) break;
+    MOEBIUS_CHECK(input, seen.insert(fs::canonical(from.path)).second,
+                  "checkpoint {}: it holds adapters of a model that is made of the same adapters ({}, by "
+                  "model.init_from); bring back the weights that training began with",
+                  checkpoint, from.path);
+    at = named_base(from.path);
+  }
+  return base;
+}
+
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+                                           const ModelCatalog& catalog) {
+  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter, catalog.model());
+  return std::make_unique<MergedWeights>(open_weights(base, catalog), std::move(adapters));
 }
 
 AdapterExportResult export_adapter(const AdapterExport& spec) {

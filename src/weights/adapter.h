@@ -32,12 +32,13 @@ std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const Model
 void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
 
 // The folder of the model beside which a checkpoint's adapters were trained; empty for a checkpoint that holds a whole
-// model. Error{input} when it has adapters and no such folder.
+// model. Error{input} when it has adapters and no such folder, or when that model is made of the same adapters.
 std::string base_of_adapters(const std::string& checkpoint);
 
-// The weights of that model with the adapters added: W + scale * B A in f32 where there is an
-// adapter, and what the model has elsewhere.
-std::unique_ptr<WeightsReader> open_merged(const std::string& checkpoint, const ModelCatalog& catalog);
+// The weights of a model with adapters added: W + scale * B A in f32 where there is an adapter, and
+// what the model has elsewhere. adapter: as for open_adapter().
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+                                           const ModelCatalog& catalog);
 
 struct AdapterExport {
   std::string out;    // folder to make
