@@ -48,12 +48,9 @@ class PeftAdapters final : public AdapterReader {
 
 class CheckpointAdapters final : public AdapterReader {
  public:
-  explicit CheckpointAdapters(const std::string& folder) : folder_(folder), reader_(folder) {
-    const std::optional<RunSpec> run = read_run_spec(folder);
-    MOEBIUS_CHECK(input, run && run->lora.is_on(),
-                  "adapter {}: expected a checkpoint of a run with [lora]; got one without adapters; check the path",
-                  folder);
-    lora_ = run->lora;
+  // folder: a checkpoint of a run with [lora].
+  explicit CheckpointAdapters(const std::string& folder)
+      : folder_(folder), reader_(folder), lora_(read_run_spec(folder)->lora) {
     for (const auto& [name, tensor] : reader_.tensors()) {
       if (is_adapter_part(name))
         entries_.push_back({name, matrix_shape(tensor.shape, folder + ": " + name), tensor.dtype});
@@ -73,6 +70,18 @@ class CheckpointAdapters final : public AdapterReader {
   LoraSpec lora_;
   std::vector<WeightsEntry> entries_;
 };
+
+// The newest checkpoint of a run with [lora], or the one that path is.
+std::string folder_of_run(const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  const std::optional<RunSpec> run =
+      from.kind == WeightsFolder::Kind::checkpoint ? read_run_spec(from.path) : std::nullopt;
+  MOEBIUS_CHECK(input, run && run->lora.is_on(),
+                "adapter {}: expected a folder of PEFT ({}), or a run with [lora]; got {} without adapters; check the "
+                "path",
+                path, kPeftConfig, from.kind == WeightsFolder::Kind::checkpoint ? "a checkpoint" : "a model's folder");
+  return from.path;
+}
 
 // "3 missing (a, b, c)"; empty when there is none.
 std::string problem(const char* what, const std::vector<std::string>& names) {
@@ -203,7 +212,7 @@ std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const Model
   if (fs::exists(path + "/" + kPeftConfig) || fs::exists(path + "/" + kPeftWeights))
     adapters = std::make_unique<PeftAdapters>(path, model);
   else
-    adapters = std::make_unique<CheckpointAdapters>(find_weights(path).path);
+    adapters = std::make_unique<CheckpointAdapters>(folder_of_run(path));
   check_adapters(*adapters, ModelCatalog(model, /*holds_mtp=*/false));
   return adapters;
 }

@@ -16,8 +16,8 @@ inline constexpr const char* kImportedKey = "imported";
 inline constexpr const char* kImportedFiles = "files";
 
 struct ImportSpec {
-  std::string out;    // checkpoint folder to make
-  std::string model;  // Hugging Face folder
+  std::string out;           // checkpoint folder to make
+  std::string model;         // Hugging Face folder
   std::string adapter = {};  // as in weights/adapter.h: it is added to the model's matrices; empty: none
   int64_t shard_bytes = 5'000'000'000;
 };
