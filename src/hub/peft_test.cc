@@ -42,14 +42,14 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
   EXPECT_EQ(refusal(plain_config()), "");
   EXPECT_EQ(refusal("modules_to_save", json::array()), "");
   EXPECT_EQ(refusal("bias", "none"), "");
-  for (const auto& [key, value] : json::object({{"use_dora", true},
-                                                {"use_rslora", true},
-                                                {"bias", "all"},
-                                                {"fan_in_fan_out", true},
-                                                {"modules_to_save", {"lm_head"}},
-                                                {"rank_pattern", {{"q_proj", 4}}},
-                                                {"target_parameters", {"mlp.experts.gate_up_proj"}}})
-                                      .items())
+  const json others = {{"use_dora", true},
+                       {"use_rslora", true},
+                       {"bias", "all"},
+                       {"fan_in_fan_out", true},
+                       {"modules_to_save", {"lm_head"}},
+                       {"rank_pattern", {{"q_proj", 4}}},
+                       {"target_parameters", {"mlp.experts.gate_up_proj"}}};
+  for (const auto& [key, value] : others.items())
     EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
   EXPECT_THAT(refusal("peft_type", "IA3"), HasSubstr("expected an adapter of peft_type \"LORA\"; got \"IA3\""));
   EXPECT_THAT(refusal(json::array()), HasSubstr("got array"));

@@ -178,7 +178,8 @@ TEST_P(Lora, OnlyAdaptersAreTrainedAndHaveMemoryForIt) {
   EXPECT_LT(trained, all.model().whole_catalog().num_trained());
   train(engine, 3, 2);
   for (const Param& p : engine.model().params().all()) {
-    if (p.has_grad || p.frozen) EXPECT_EQ(bytes_of(p.w) == before[p.spec.name], p.frozen) << p.spec.name;
+    if (!p.has_grad && !p.frozen) continue;  // state of routers
+    EXPECT_EQ(bytes_of(p.w) == before[p.spec.name], p.frozen) << p.spec.name;
   }
   const int64_t slack = 512 * static_cast<int64_t>(before.size());
   EXPECT_NEAR(engine.plan().bytes(Life::grad), 4 * trained, slack);
