@@ -219,12 +219,23 @@ int64_t PassWork::kernels() const {
   return sum;
 }
 
+namespace {
+
+// Whether layers of a kind may differ, since a pattern names some of them.
+bool names_layers(const EngineSpec& spec) {
+  const auto has_layer = [](const std::string& pattern) { return pattern.find("layers") != pattern.npos; };
+  return std::any_of(spec.freeze.begin(), spec.freeze.end(), has_layer) ||
+         std::any_of(spec.lora.targets.begin(), spec.lora.targets.end(), has_layer);
+}
+
+}  // namespace
+
 LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
     : library_(library), spec_(spec), layers_(static_cast<size_t>(spec.model.num_layers)) {}
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
-  int64_t first = 0;  // of its kind
+  int64_t first = names_layers(spec_) ? layer : 0;  // of its kind
   while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
     ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];

@@ -33,6 +33,7 @@ const Layout kLayouts[] = {
     {"documents", "tiny_cpu.toml", 1, {"data.separate_documents=true"}},
     {"frozen", "tiny_cpu.toml", 1, {"train.freeze=[\"*experts*\"]"}},
     {"adapters", "tiny_cpu.toml", 1, {"lora.rank=4", "lora.targets=[\"*\"]", "precision.compute=\"bf16\""}},
+    {"adapters_of_a_layer", "tiny_cpu.toml", 1, {"lora.rank=4", "lora.targets=[\"model.layers.1.*\"]"}},
     {"adapters_of_experts", "tiny_cpu.toml", 4,
      {"parallel.ep=2", "parallel.etp=2", "train.global_batch=16", "lora.rank=4", "lora.targets=[\"mlp.experts.*\"]"}},
     {"adapters_on_a_gpu", "qwen3_30b_a3b.toml", 4,

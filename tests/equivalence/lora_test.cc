@@ -110,7 +110,6 @@ class Lora : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
   const Case c = GetParam();
-  if (c.compute != DType::f32) GTEST_SKIP() << "bf16 rounds the merged weights";
   Engine adapted(spec_of(c));
   EngineSpec merged_spec = spec_of(c);
   merged_spec.lora = {};
@@ -126,10 +125,12 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
       if (!adapters.contains(matrix + kLoraA)) continue;
       const std::vector<float> add =
           product(adapters.at(matrix + kLoraB), false, adapters.at(matrix + kLoraA), false, kRank, c.lora.scale());
-      for (size_t i = 0; i < add.size(); ++i) part_of(p.w, part).ptr<float>()[i] += add[i];
+      for (size_t i = 0; i < add.size(); ++i) part_of(p.master(), part).ptr<float>()[i] += add[i];
       ++num_merged;
     }
   }
+  Stream s = merged.stream();
+  merged.model().params().sync(s);
   EXPECT_EQ(2 * num_merged, std::count_if(adapters.begin(), adapters.end(), [](const auto& each) {
               return each.first.find(".lora_") != std::string::npos;
             }));
@@ -137,7 +138,12 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
 
   // Sums of about 50 products, three layers deep, in another order.
   constexpr double kBound = 3e-5;
-  EXPECT_NEAR(run_micro_batches(adapted, 1, 4), run_micro_batches(merged, 1, 4), 1e-5);
+  const double of_adapted = run_micro_batches(adapted, 1, 4), of_merged = run_micro_batches(merged, 1, 4);
+  if (c.compute == DType::bf16) {  // rounds the merged weights, which moves choices of experts
+    EXPECT_NEAR(of_adapted, of_merged, 0.03 * of_merged);
+    return;
+  }
+  EXPECT_NEAR(of_adapted, of_merged, 1e-5);
   const Matrices dw = parts_of(merged, true), got = parts_of(adapted, true);
   for (const auto& [name, gradient] : got) {
     const std::string matrix = adapted_matrix(name);
