@@ -1,11 +1,12 @@
-// Both products in tiles of rows, each by tile_gemm into f32 sums.
+// Both products in tiles of rows, each by widened_gemm into f32 sums. Tiles have as many rows as their
+// expert leaves, and dnnl_gemm would keep a primitive for each such shape.
 #include "ops/low_rank/low_rank.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/vector.h"
-#include "ops/gemm/cpu/tile_gemm.h"
+#include "ops/gemm/cpu/widened_gemm.h"
 #include "ops/low_rank/low_rank_backends.h"
 
 namespace moebius {
@@ -74,12 +75,12 @@ template <class T>
 void product_tile(const LowRankProduct& a, const Range& rows, int64_t col, char* space) {
   const int64_t m = rows.end - rows.begin, n = std::min(kTileCols, a.y.count - col), ld = a.y_RM.dim(1);
   auto* sums = reinterpret_cast<float*>(space);
-  tile_gemm({.c = {.data = sums, .ld = n},
-             .a = window_of<T>(a.x_TK, a.x, tokens_of(a.rows), rows, sums + kTileRows * kTileCols),
-             .b = factor_of<T>(a, rows.expert, col),
-             .m = m,
-             .n = n,
-             .k = a.x.count});
+  widened_gemm({.c = {.data = sums, .ld = n},
+                .a = window_of<T>(a.x_TK, a.x, tokens_of(a.rows), rows, sums + kTileRows * kTileCols),
+                .b = factor_of<T>(a, rows.expert, col),
+                .m = m,
+                .n = n,
+                .k = a.x.count});
   T* y = a.y_RM.ptr<T>() + rows.begin * ld + a.y.first + col;
   for (int64_t i = 0; i < m; ++i, y += ld, sums += n) {
     for (int64_t j = 0; j < n; ++j)
@@ -106,7 +107,7 @@ void wgrad_tile(const LowRankWgrad& a, const Range& rows, int64_t row, int64_t c
     const Range chunk{rows.expert, begin, std::min(begin + kChunk, rows.end)};
     Matrix left = window_of<T>(a.left_RM, {a.left.first + row, m}, a.gather_left ? token : nullptr, chunk, left_space);
     left.transposed = true;
-    tile_gemm(
+    widened_gemm(
         {.c = {.data = sums, .ld = n},
          .a = left,
          .b = window_of<T>(a.right_RN, {a.right.first + col, n}, a.gather_right ? token : nullptr, chunk, right_space),
