@@ -147,11 +147,14 @@ nlohmann::ordered_json verdict_json(const Resolved& r) {
 
 void print_resolved_json(const Resolved& r) {
   const ModelSpec& m = r.run.model;
+  const ModelCatalog catalog = r.engine->model().whole_catalog();
   nlohmann::ordered_json provenance(r.run.provenance);
   nlohmann::ordered_json object{{"recipe", to_toml(r.run, false)},
                                 {"provenance", provenance},
                                 {"parameters", m.num_parameters()},
                                 {"active_parameters", m.num_active_parameters()},
+                                {"trained_parameters", catalog.num_trained()},
+                                {"frozen_parameters", catalog.num_frozen()},
                                 {"train_flops_per_token", m.train_flops_per_token(r.run.train.seq_len)},
                                 {"mesh",
                                  {{"tp", r.mesh.tp},
@@ -197,6 +200,11 @@ void print_resolved(const Resolved& r, bool changed) {
   fmt::print("# model      {} parameters, {} active for a token; {:.3f} GFLOP a training token at sequence length {}\n",
              count_text(m.num_parameters()), count_text(m.num_active_parameters()),
              m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
+  const ModelCatalog catalog = r.engine->model().whole_catalog();
+  if (const int64_t trained = catalog.num_trained(), frozen = catalog.num_frozen(); frozen > 0)
+    fmt::print("# trained    {} parameters{}, {:.3f} % of all; {} are frozen\n", count_text(trained),
+               r.run.lora.is_on() ? " of adapters" : "",
+               100.0 * static_cast<double>(trained) / static_cast<double>(trained + frozen), count_text(frozen));
   if (r.mesh.world() == 1) {
     fmt::print("# mesh       one rank\n");
   } else {

@@ -6,14 +6,31 @@
 #include "cli/command.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
+#include "weights/adapter.h"
 
 namespace moebius {
+namespace {
+
+int run_adapter(const ExportSpec& spec, bool has_dtype, bool json) {
+  MOEBIUS_CHECK(
+      usage, !has_dtype && spec.files.empty(),
+      "export --adapter: expected no --dtype and no --files, since adapters are written in f32 and alone; remove "
+      "them");
+  const AdapterExportResult r = export_adapter({.out = spec.out, .model = spec.model});
+  if (json)
+    print_json({{"tensors", r.num_tensors}, {"bytes", r.bytes}});
+  else
+    fmt::print("exported {} tensors of adapters, {}, to {}\n", r.num_tensors, bytes_text(r.bytes), spec.out);
+  return 0;
+}
+
+}  // namespace
 
 void add_export(Cli& cli) {
   struct Options {
     ExportSpec spec;
     std::string dtype;
-    bool json = false;
+    bool adapter = false, json = false;
   };
   CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint");
   const auto o = std::make_shared<Options>();
@@ -23,10 +40,13 @@ void add_export(Cli& cli) {
                       "f32 or bf16; without it: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
+  command->add_flag("--adapter", o->adapter,
+                    "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
+      if (o->adapter) return run_adapter(o->spec, !o->dtype.empty(), o->json);
       check_shard_bytes(o->spec.shard_bytes);
       if (!o->dtype.empty()) o->spec.dtype = compute_dtype(o->dtype);
       print_folder_result(cli.log, "exported", export_hugging_face(o->spec), o->spec.out, o->json);

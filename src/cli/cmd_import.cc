@@ -18,6 +18,8 @@ void add_import(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("HF_DIR", o->spec.model, "Hugging Face folder")->required();
   command->add_option("CHECKPOINT", o->spec.out, "folder to make")->required();
+  command->add_option("--adapter", o->spec.adapter,
+                      "folder of an adapter (PEFT's format, or a run with [lora]) that is added to the weights");
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {

@@ -35,6 +35,7 @@ constexpr std::array<AxisDef, kNumAxes> kAxes = {{
      {true, true, true, false},
      "one stage of the pipeline: gradients of what tp does not split, expert loads, z-loss"},
     {"etp_ep", true, {true, true, false, false}, "all experts of one layer, whole"},
+    {"etp_edp", true, {true, false, true, false}, "copies of what etp does not split: gradients of experts' adapters"},
     {"tp_pp", false, {true, false, false, true}, "one copy of the dense parameters, whole: nothing in a step"},
     {"etp_ep_pp", true, {true, true, false, true}, "one copy of the experts, whole: nothing in a step"},
     {"world", false, {true, true, true, true}, "every rank: the norm of gradients, what all agree on"},

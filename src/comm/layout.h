@@ -33,11 +33,12 @@ enum class Axis : int {
   dp_cp,
   tp_cp_dp,
   etp_ep,
+  etp_edp,
   tp_pp,
   etp_ep_pp,
   world
 };
-inline constexpr int kNumAxes = 15;
+inline constexpr int kNumAxes = 16;
 std::string_view name_of(Axis axis);
 // Returns what the groups of an axis are for, in a few words.
 std::string_view purpose_of(Axis axis);

@@ -9,7 +9,7 @@ namespace {
 // Buckets of gradients and weights travel while the GPU computes.
 NcclUse use_of(Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp,
-          .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp};
+          .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp};
 }
 
 }  // namespace

@@ -15,7 +15,6 @@ struct OtherName {
 
 constexpr std::string_view
     kSequenceParallel = "on wherever parallel.tp is above 1",
-    kNoLora = "not part of this version: train.freeze keeps parameters as they are",
     kNoLowPrecision = "precision.compute (\"bf16\" or \"f32\"), which holds for the whole model",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
@@ -115,9 +114,12 @@ constexpr OtherName kOtherNames[] = {
     {"init_method_std", "model.initializer_range"},
     {"recompute_granularity", "memory.recompute, with \"layer\" for full recomputation"},
     {"recompute_modules", "memory.recompute"},
-    {"lora", kNoLora},
-    {"lora_rank", kNoLora},
-    {"lora_alpha", kNoLora},
+    {"lora_rank", "lora.rank"},
+    {"lora_r", "lora.rank"},
+    {"lora_alpha", "lora.alpha"},
+    {"lora_dropout", "lora.dropout"},
+    {"lora_target_modules", "lora.targets"},
+    {"target_modules", "lora.targets"},
     {"fp8", kNoLowPrecision},
     {"fp8_recipe", kNoLowPrecision},
     {"data_path", "data.train"},
@@ -133,7 +135,7 @@ constexpr OtherName kOtherNames[] = {
     {"wandb_project", "log.tensorboard (the only tracker; metrics.jsonl has the same figures)"},
     {"no_save_optim", "not there: a checkpoint always has the optimizer's state"},
     // Names that say something only together with their section.
-    {"lora.r", kNoLora},
+    {"lora.r", "lora.rank"},
     {"precision.recipe", kNoLowPrecision},
     {"data.path", "data.train"},
 };

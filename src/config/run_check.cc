@@ -219,6 +219,29 @@ void check_precision(const RunSpec& s) {
   check_whole_tensors(s);
 }
 
+// With adapters the model itself does not change: keys that would change it are refused.
+void check_lora(const RunSpec& s) {
+  if (!s.lora.is_on()) {
+    for (const char* key : {"lora.targets", "lora.init_from", "lora.alpha", "lora.dropout"})
+      refuse_idle(s, key, "lora.rank is 0, so there are no adapters; set lora.rank to at least 1, or remove it");
+    return;
+  }
+  MOEBIUS_CHECK(usage, !s.lora.targets.empty(),
+                "lora.targets must name the matrices that get adapters, as [\"q_proj\", \"v_proj\"]; got none{}",
+                origin(s, "lora.targets"));
+  MOEBIUS_CHECK(usage, s.lora.dropout == 0,
+                "lora.dropout must be 0, since dropout of adapters is not built; got {}; set it to 0{}", s.lora.dropout,
+                origin(s, "lora.dropout"));
+  refuse_idle(s, "train.freeze", "with lora.rank above 0 all but the adapters is frozen; remove it");
+  MOEBIUS_CHECK(usage, !s.moe.bias,
+                "moe.balance \"bias\" changes the model, which lora.rank = {} keeps as it is; choose another balance{}",
+                s.lora.rank, origin(s, "moe.balance"));
+  MOEBIUS_CHECK(usage, s.num_mtp() == 0,
+                "train.mtp_coeff = {} trains modules of multi-token prediction, which get no adapters; set "
+                "train.mtp_coeff = 0{}",
+                s.train.mtp_coeff, origin(s, "train.mtp_coeff"));
+}
+
 // Error{usage} unless the degree of parallelism divides the size.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
@@ -304,6 +327,7 @@ void RunSpec::check(int64_t world_size) const {
   check_idle_moe_keys(*this);
   check_recompute(*this);
   check_precision(*this);
+  check_lora(*this);
   check_supported(*this);
   check_pipeline(*this, world_size);
 }
@@ -319,6 +343,10 @@ void RunSpec::check_trainable() const {
   MOEBIUS_CHECK(usage, train.eval_batches == 0 || !data.valid.empty(),
                 "train.eval_batches = {} needs data.valid; give the prefixes of the datasets to evaluate on",
                 train.eval_batches);
+  MOEBIUS_CHECK(usage, !lora.is_on() || !init_from.empty(),
+                "model.init_from must be given with lora.rank = {}: the folder of the weights that the adapters belong "
+                "to, which checkpoints leave out",
+                lora.rank);
   check_trace(*this);
 }
 

@@ -53,6 +53,7 @@ class RandomSpec {
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};
+    if (coin()) s.lora = {upto(64), positive(), 0.5, {"q_proj", "mlp.experts.*"}, text()};
     if (coin()) s.train.freeze = {"*.mlp.gate.*", "model.embed_tokens.weight"};
     s.optimizer = {.lr = positive(),
                    .min_lr = positive(),

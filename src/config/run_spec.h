@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "config/lora_spec.h"
 #include "config/model_spec.h"
 #include "config/parallel_spec.h"
 #include "config/policy_spec.h"
@@ -35,6 +36,7 @@ struct RunSpec {
   ParallelSpec parallel;
   PrecisionSpec precision;
   MemorySpec memory;
+  LoraSpec lora;
   CheckpointSpec checkpoint;
   LogSpec log;
 

@@ -158,7 +158,8 @@ TEST(Parse, UnknownKeysOfMegatronAreTranslated) {
   EXPECT_EQ(hint("--expert-model-parallel-size"), "; here that is parallel.ep");
   for (const char* key : {"parallel.sp", "parallel.sequence_parallel"})
     EXPECT_EQ(hint(key), "; here that is on wherever parallel.tp is above 1");
-  EXPECT_THAT(hint("lora.r"), HasSubstr("; here that is not part of this version"));
+  EXPECT_EQ(hint("lora.r"), "; here that is lora.rank");
+  EXPECT_EQ(hint("lora.target_modules"), "; here that is lora.targets");
   EXPECT_THAT(hint("memory.recompute_granularity"), HasSubstr("; here that is memory.recompute"));
   EXPECT_THAT(hint("log.wandb"), HasSubstr("; here that is log.tensorboard"));
 }

@@ -93,7 +93,8 @@ std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t 
     all.push_back("a shorter train.seq_len (--seq-len)");
   }
   all.push_back(fmt::format("more ranks (parallel.{}tp or pp)", use.model.num_experts > 0 ? "ep, " : ""));
-  if (use.training) all.push_back(use.freezes ? "a longer train.freeze" : "train.freeze");
+  if (use.training)
+    all.push_back(use.has_adapters ? "a smaller lora.rank" : use.freezes ? "a longer train.freeze" : "train.freeze");
   all.push_back("a smaller model, or a larger machine");
   std::erase(all, "");
   return (is_fixed_too_much

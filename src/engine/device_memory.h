@@ -44,7 +44,7 @@ struct MemoryUse {
   bool training = false;
   int64_t batch = 1;  // sequences of a micro-batch
   RecomputeSpec recompute;
-  bool freezes = false;
+  bool freezes = false, has_adapters = false;
 };
 // Returns advice that names only settings that the run does not use yet. available: bytes, or
 // INT64_MAX where the number is not known.

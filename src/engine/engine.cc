@@ -137,7 +137,9 @@ void Engine::make_model() {
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = spec_.dispatcher,
-                                                .fusion = spec_.fusion});
+                                                .fusion = spec_.fusion,
+                                                .lora = spec_.lora});
+  if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
   pipeline_ = std::make_unique<Pipeline>(rank, *model_, mesh_, plan_);

@@ -11,7 +11,8 @@ MemoryUse memory_use(const EngineSpec& spec) {
           .training = spec.use == ModelUse::training,
           .batch = spec.shape.batch,
           .recompute = spec.recompute,
-          .freezes = !spec.freeze.empty()};
+          .freezes = !spec.freeze.empty(),
+          .has_adapters = spec.lora.is_on()};
 }
 
 bool runs_cudnn(const EngineSpec& spec) {

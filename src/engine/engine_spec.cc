@@ -27,6 +27,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .optimizer = run.optimizer,
       .recompute = run.memory.recompute,
       .freeze = run.train.freeze,
+      .lora = run.lora,
       .mesh = mesh,
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
@@ -43,6 +44,7 @@ EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   spec.dispatcher = dispatcher_choice(spec).kind;
+  if (spec.lora.is_on()) spec.freeze = {"*"};
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);
   // One stage runs the micro-batches of a step one after the other; several stages have all of them
   // in flight.

@@ -26,6 +26,7 @@ struct EngineSpec {
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
+  LoraSpec lora;                           // with adapters nothing else is trained
   MeshShape mesh;
   PipelineSpec pipeline;  // num_micro_batches and overlap are set by the engine
   // The engine is a rank of this world, which has mesh.world() ranks. Null: it is the only rank, or

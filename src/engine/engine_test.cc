@@ -175,6 +175,8 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
   EXPECT_THAT(memory_advice(use, plan, kFits),
               testing::StartsWith("use more of memory.recompute (not in it yet: qkv, layer), a shorter train.seq_len"));
   EXPECT_THAT(memory_advice(use, plan, kFits), HasSubstr(", a longer train.freeze, "));
+  use.has_adapters = true;
+  EXPECT_THAT(memory_advice(use, plan, kFits), HasSubstr(", a smaller lora.rank, "));
   use.recompute.layer = true;
   EXPECT_THAT(memory_advice(use, plan, kFits), testing::StartsWith("use a shorter train.seq_len"));
   use.model = {.num_layers = 2, .moe_layers = {false, false}}, use.training = false;

@@ -13,8 +13,11 @@
 #include "engine/engine.h"
 #include "hub/fused_experts.h"
 #include "hub/hf_names.h"
+#include "hub/peft.h"
 #include "io/safetensors.h"
+#include "model/lora/adapter_params.h"
 #include "train/metrics.h"
+#include "weights/adapter.h"
 #include "weights/load.h"
 
 namespace moebius {
@@ -64,6 +67,9 @@ EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const Par
 }
 
 std::string file_name_of(const ModelSpec& model, const std::string& canonical) {
+  for (const char* side : {kLoraA, kLoraB}) {
+    if (canonical.ends_with(side)) return hf_module(hf_family(model.family), adapted_matrix(canonical)) + side;
+  }
   return model.family == "moebius" ? canonical : hf_name(hf_family(model.family), canonical);
 }
 
@@ -78,6 +84,14 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
                 "forward: --mtp: expected a model with multi-token "
                 "prediction (num_nextn_predict_layers); got {}; remove it",
                 spec.model);
+}
+
+LoraSpec lora_of(const ParitySpec& spec, const ModelSpec& model) {
+  if (spec.adapter.empty()) return {};
+  const std::unique_ptr<AdapterReader> adapters = open_adapter(spec.adapter, model);
+  LoraSpec lora = adapters->lora();
+  lora.targets = adapters->matrices();
+  return lora;
 }
 
 std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& part) {
@@ -156,9 +170,12 @@ ParityResult write_parity(const ParitySpec& spec) {
   check_mtp(spec, model);
   const ParityTokens t = read_parity_tokens(spec.tokens, model);
   check_weights(spec.model, model);
-  Engine engine(engine_spec(model, spec, t));
+  EngineSpec with_adapter = engine_spec(model, spec, t);
+  with_adapter.lora = lora_of(spec, model);
+  Engine engine(with_adapter);
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
+  if (!spec.adapter.empty()) load_adapter(s, engine.model(), with_adapter.lora, spec.adapter);
   fill_batch(engine.batch(), t, spec.mtp_coeff);
   const int64_t depths = engine.model().num_mtp_depths();
   spec.gradients ? engine.forward_backward() : engine.forward();

@@ -14,9 +14,10 @@
 namespace moebius {
 
 struct ParitySpec {
-  std::string out;     // safetensors file to write
-  std::string model;   // as in weights/load.h
-  std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
+  std::string out;           // safetensors file to write
+  std::string model;         // as in weights/load.h
+  std::string adapter = {};  // as in weights/adapter.h; empty: none
+  std::string tokens;        // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
   double mtp_coeff = 0.0;  // with gradients: weight of multi-token prediction in the objective; 0: without it
   DType compute = DType::f32;
@@ -35,7 +36,8 @@ struct ParityResult {
 //   logits F32 [B,S,V]
 //   loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary losses
 //   router.{layer}.topk I32 [B*S, k] of each MoE layer
-//   grad.{hugging face name} F32 of each trained tensor, with gradients
+//   grad.{hugging face name} F32 of each trained tensor, with gradients; with an adapter these are
+//   its A and B, as grad.{module}.lora_A.weight
 //   mtp_loss F32 [1], the mean over the depths, with mtp_coeff
 //   mtp.{depth - 1}.logits like logits, with mtp_coeff
 // With mtp_coeff the gradients are those of loss + mtp_coeff * mtp_loss.

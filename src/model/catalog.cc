@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/nearest.h"
+#include "model/lora/adapter_params.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -37,7 +38,8 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
                                         .rope_table_Pd = no_rope_table,
                                         .precision = plain,
                                         .shape = shape,
-                                        .dispatcher = DispatcherKind::allgather},  // any: it has no parameters
+                                        .dispatcher = DispatcherKind::allgather,  // any: it has no parameters
+                                        .lora = c.lora},
                              .loss_sum_1 = no_loss_sum,
                              .mtp_loss_sum_D = no_mtp_loss_sum};
   const std::vector<StageSpec> whole{whole_stage(c.model, c.holds_mtp)};
@@ -102,6 +104,51 @@ ModelCatalog::ModelCatalog(const CatalogSpec& c)
 
 ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
     : ModelCatalog(CatalogSpec{.model = model, .holds_mtp = holds_mtp}) {}
+
+namespace {
+
+int64_t numel_of(const ModelCatalog::Entry& entry) {
+  int64_t count = 0;
+  for (const ParamPart& part : entry.spec.parts) count += part.shape.numel();
+  return count;
+}
+
+}  // namespace
+
+int64_t ModelCatalog::num_trained() const {
+  int64_t count = 0;
+  for (const Entry& entry : params_) count += entry.spec.trainable ? numel_of(entry) : 0;
+  return count;
+}
+
+int64_t ModelCatalog::num_frozen() const {
+  int64_t count = 0;
+  for (const Entry& entry : params_) count += entry.frozen ? numel_of(entry) : 0;
+  return count;
+}
+
+std::vector<std::string> adaptable_matrices(const ModelSpec& model) {
+  // A matrix can have an adapter if it gets one when everything is a target.
+  const ModelCatalog with_all({.model = model, .holds_mtp = false, .lora = {.rank = 1, .targets = {"*"}}});
+  std::vector<std::string> names;
+  for (const ParamPart& part : with_all.parts()) {
+    if (part.name.ends_with(kLoraA)) names.push_back(adapted_matrix(part.name));
+  }
+  return names;
+}
+
+void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora) {
+  const std::vector<std::string> names = adaptable_matrices(whole.model());
+  for (const std::string& target : lora.targets) {
+    const bool found = std::any_of(names.begin(), names.end(),
+                                   [&](const std::string& name) { return is_lora_target({target}, name); });
+    MOEBIUS_CHECK(
+        usage, found,
+        "lora.targets: expected patterns (*, ? and [classes]) of the names of matrices, or of their ends after "
+        "a dot; \"{}\" matches none that can have an adapter, the nearest is {}; correct it, or leave it out",
+        target, nearest_to_pattern(target, names));
+  }
+}
 
 void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns) {
   std::vector<std::string> names;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "config/lora_spec.h"
 #include "config/model_spec.h"
 #include "config/stage_layout.h"
 #include "config/train_spec.h"
@@ -25,6 +26,7 @@ struct CatalogSpec {
   int64_t num_mtp = 0;                   // how many of them are computed; 0: they are held, and frozen
   std::vector<StageSpec> stages = {};    // the stages whose parameters are listed; none: the whole model
   const Mesh* mesh = nullptr;            // the rank whose shards are listed; null: one that holds all
+  LoraSpec lora = {};                    // adapters, which are parameters too
 };
 
 class ModelCatalog {
@@ -49,6 +51,8 @@ class ModelCatalog {
   // The named global tensors of all parameters in the same order, in the Hugging Face spelling.
   const std::vector<ParamPart>& parts() const& { return parts_; }
   const std::vector<ParamPart>& parts() const&& = delete;
+  int64_t num_trained() const;  // elements of the parameters that are trained
+  int64_t num_frozen() const;   // elements of those that could be trained and are not
 
  private:
   ModelSpec model_;
@@ -70,6 +74,12 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 // Error{usage} unless each of the patterns matches a parameter, and something is left to train. The
 // catalog must be made with these patterns.
 void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns);
+
+// The names, without ".weight", of the matrices of a model that can have an adapter.
+std::vector<std::string> adaptable_matrices(const ModelSpec& model);
+
+// Error{usage} unless each of lora.targets matches a matrix that can have an adapter.
+void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora);
 
 // Error{usage} unless each pattern of precision.keep matches a matrix of a projection or of experts.
 void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns);

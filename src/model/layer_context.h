@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "comm/mesh.h"
+#include "config/lora_spec.h"
 #include "config/model_spec.h"
 #include "config/parallel_spec.h"
 #include "config/policy_spec.h"
@@ -30,6 +31,7 @@ struct LayerContext {
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
+  LoraSpec lora = {};                                     // which matrices have adapters (model/lora/adapter.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
@@ -37,5 +39,11 @@ struct LayerContext {
   float init_std() const { return static_cast<float>(model.initializer_range); }
   float norm_eps() const { return static_cast<float>(model.rms_norm_eps); }
 };
+
+// The context of layers that have no adapters, whatever lora.targets names.
+inline LayerContext without_adapters(LayerContext c) {
+  c.lora = {};
+  return c;
+}
 
 }  // namespace moebius

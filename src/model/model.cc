@@ -28,6 +28,7 @@ Model::Model(const ModelContext& c)
     : spec_(c.model),
       balance_(c.balance),
       freeze_(c.freeze),
+      lora_(c.lora),
       dtype_(c.precision.compute),
       tp_(c.mesh.shape().tp),
       stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
@@ -50,7 +51,8 @@ Model::Model(const ModelContext& c)
                               .seed = c.seed,
                               .dispatcher = c.dispatcher,
                               .fusion = c.fusion,
-                              .window = window_.get()};
+                              .window = window_.get(),
+                              .lora = lora_};
     stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
@@ -69,13 +71,14 @@ Model::Model(const ModelContext& c)
 
 Model::~Model() = default;
 
-ModelCatalog Model::whole_catalog() const {
+ModelCatalog Model::catalog(const LoraSpec& lora) const {
   return ModelCatalog({.model = spec_,
                        .use = params_.use(),
                        .balance = balance_,
                        .freeze = freeze_,
                        .holds_mtp = holds_mtp_modules(params_.use(), num_mtp_),
-                       .num_mtp = num_mtp_});
+                       .num_mtp = num_mtp_,
+                       .lora = lora});
 }
 
 void Model::init_state(Stream& s) const {

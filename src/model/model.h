@@ -46,6 +46,7 @@ struct ModelContext {
   std::vector<std::string> freeze = {};                   // as in ParamTable
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
+  LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
 };
 
 class Model {
@@ -80,7 +81,9 @@ class Model {
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
   // The catalog of the whole model, including the stages and shards of other ranks.
-  ModelCatalog whole_catalog() const;
+  ModelCatalog whole_catalog() const { return catalog(lora_); }
+  // The same without adapters: what a folder of weights holds.
+  ModelCatalog base_catalog() const { return catalog({}); }
 
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }
@@ -111,9 +114,12 @@ class Model {
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
+  ModelCatalog catalog(const LoraSpec& lora) const;
+
   ModelSpec spec_;
   BalanceSpec balance_;
   std::vector<std::string> freeze_;
+  LoraSpec lora_;
   DType dtype_;
   int64_t tp_, stream_rows_, num_mtp_;
   ParamTable params_;

@@ -58,6 +58,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 }
 
 bool ParamTable::is_frozen(const ParamSpec& spec) const {
+  if (spec.kind == ParamKind::adapter) return false;
   const ParamPart *in = nullptr, *out = nullptr;
   for (const ParamPart& part : spec.parts) (matches_any(freeze_, part.name) ? in : out) = &part;
   MOEBIUS_CHECK(
@@ -175,10 +176,11 @@ void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& pie
 }
 
 void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) {
-  const bool drawn = p.spec.init == ParamInit::normal;
+  const bool uniform = p.spec.init == ParamInit::uniform, drawn = uniform || p.spec.init == ParamInit::normal;
   const FillNormal how{.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
                        .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
-                       .std = drawn ? p.spec.init_std : 0.0f};
+                       .std = drawn ? p.spec.init_std : 0.0f,
+                       .uniform = uniform};
   for (const Piece& piece : pieces_of(part)) {
     draw(s, p.w.view({p.w.numel()}), {.begin = 0, .count = p.w.numel()}, piece, how);
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
@@ -190,6 +192,13 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
 void ParamTable::init(Stream& s, uint64_t seed) const {
   for (const Param& p : params_) {
     if (!p.spec.trainable && !p.frozen) continue;
+    for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
+  }
+}
+
+void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
+  for (const Param& p : params_) {
+    if (p.spec.kind != ParamKind::adapter) continue;
     for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
   }
 }

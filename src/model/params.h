@@ -30,7 +30,7 @@ struct ParamPart {
   Shape local_shape() const;
 };
 
-enum class ParamInit { normal, ones, zeros };
+enum class ParamInit { normal, uniform, ones, zeros };  // normal and uniform have the standard deviation init_std
 
 // The role of a parameter in the model. Optimizers group parameters by it
 // (parallel/optim/param_groups.h).
@@ -43,6 +43,7 @@ enum class ParamKind {
   norm,       // weights of a norm
   bias,       // a row that is added
   sink,       // attention sinks
+  adapter,    // a low-rank matrix beside a frozen one (model/lora/adapter.h)
   state,      // changed by training without a gradient: expert biases, load of the last step
 };
 
@@ -112,7 +113,7 @@ class WeightCopies {
 class ParamTable {
  public:
   // freeze: patterns of part names, with * and ?. A parameter that they match has no gradient, no
-  // master and no optimizer state.
+  // master and no optimizer state. Adapters are never frozen.
   ParamTable(MemoryPlan& plan, ModelUse use, std::vector<std::string> freeze = {})
       : plan_(plan), use_(use), freeze_(std::move(freeze)) {}
   ParamTable(const ParamTable&) = delete;
@@ -150,6 +151,7 @@ class ParamTable {
   // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part
   // name, element of the global tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
+  void init_adapters(Stream& s, uint64_t seed) const;  // the same for adapters alone
   // Rounds the masters of the owned elements into the weights. Call it after masters were loaded;
   // Engine::gather_weights() then sends the weights to the other ranks.
   void sync(Stream& s) const;

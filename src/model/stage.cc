@@ -40,7 +40,7 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   share_block_sets();
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
-    of_mtp_.push_back(span_of([&] { mtp_.emplace_back(c, depth); }));
+    of_mtp_.push_back(span_of([&] { mtp_.emplace_back(without_adapters(c), depth); }));
 }
 
 // In training each layer has its own set; in inference all layers of a kind share one.

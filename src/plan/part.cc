@@ -109,7 +109,8 @@ class DryStage {
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
                               .fusion = spec.fusion,
-                              .window = window_.get()};
+                              .window = window_.get(),
+                              .lora = spec.lora};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
     stage_->declare_saved(plan_, "", saved_);
     saved_bytes_ = plan_.bytes(Life::saved);
@@ -218,12 +219,23 @@ int64_t PassWork::kernels() const {
   return sum;
 }
 
+namespace {
+
+// Whether layers of a kind may differ, since a pattern names some of them.
+bool names_layers(const EngineSpec& spec) {
+  const auto has_layer = [](const std::string& pattern) { return pattern.find("layers") != pattern.npos; };
+  return std::any_of(spec.freeze.begin(), spec.freeze.end(), has_layer) ||
+         std::any_of(spec.lora.targets.begin(), spec.lora.targets.end(), has_layer);
+}
+
+}  // namespace
+
 LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
     : library_(library), spec_(spec), layers_(static_cast<size_t>(spec.model.num_layers)) {}
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
-  int64_t first = 0;  // of its kind
+  int64_t first = names_layers(spec_) ? layer : 0;  // of its kind
   while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
     ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
@@ -249,7 +261,7 @@ const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage
 }
 
 size_t PartLibrary::policy_index(const EngineSpec& spec) {
-  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze};
+  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze, spec.lora};
   const auto known = std::find(policies_.begin(), policies_.end(), policy);
   if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
   policies_.push_back(std::move(policy));

@@ -93,6 +93,7 @@ class PartLibrary {
     BalanceSpec balance;
     PrecisionSpec precision;
     std::vector<std::string> freeze;
+    LoraSpec lora;
     bool operator==(const Policy&) const = default;
   };
   size_t policy_index(const EngineSpec& spec);  // equal policies have one index

@@ -13,6 +13,13 @@ constexpr int64_t kAlign = MemoryPlan::kAlign;
 
 int64_t aligned(int64_t numel) { return div_ceil(numel, kAlign) * kAlign; }
 
+// Adds weights, which begin at a multiple of kAlign of their own elements.
+void add_weights(RankMemory& m, int64_t numel, DType dtype) {
+  int64_t& bytes = m.life[static_cast<size_t>(Life::param)];
+  const int64_t align = kAlign * size_of(dtype);
+  bytes = div_ceil(bytes, align) * align + numel * size_of(dtype);
+}
+
 void add(RankMemory& m, Life life, int64_t bytes) { m.life[static_cast<size_t>(life)] += bytes; }
 
 // The world rank whose memory is counted: the one that `moebius config` looks at.
@@ -25,6 +32,7 @@ RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
 int64_t rank_in_group(const EngineSpec& spec, const RankPlace& p, Axis axis) {
   const MeshShape& m = spec.mesh;
   if (axis == Axis::edp) return p.edp;
+  if (axis == Axis::etp_edp) return p.etp + m.etp * p.edp;
   const int64_t dp_cp = p.cp + m.cp * p.dp;
   return axis == Axis::dp_cp ? dp_cp : p.tp + m.tp * dp_cp;
 }
@@ -103,10 +111,17 @@ void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& buc
 
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
                 const RankPlace& place) {
+  for (const ParamSize* p : params) {  // before the buckets, as in the engine's plan
+    if (p->has_grad) continue;
+    if (p->kind == ParamKind::state)
+      add(m, Life::state, aligned(p->numel) * size_of(p->dtype));
+    else
+      add_weights(m, aligned(p->numel), p->dtype);
+  }
   int64_t largest = 0;
   for (const Bucket& bucket : buckets_of(spec, params)) {
     if (group_size(spec.mesh, bucket.axis) > 1) largest = std::max(largest, bucket.numel);
-    add(m, Life::param, bucket.numel * size_of(bucket.dtype));
+    add_weights(m, bucket.numel, bucket.dtype);
     add(m, Life::grad, bucket.numel * 4);
     for_owned(spec, place, bucket, [&](int64_t owned) {
       if (bucket.dtype != DType::f32) add(m, Life::master, 4 * aligned(owned));
@@ -114,9 +129,6 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     });
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
-  for (const ParamSize* p : params)
-    if (!p->has_grad)
-      add(m, p->kind == ParamKind::state ? Life::state : Life::param, aligned(p->numel) * size_of(p->dtype));
   if (spec.overlap) add(m, Life::comm, 2 * 4 * largest);
 }
 

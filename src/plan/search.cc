@@ -102,7 +102,7 @@ class Search {
 // Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank.
 double Search::least_weights(const ParallelSpec& p) const {
   const ModelSpec& m = run_.model;
-  if (!run_.train.freeze.empty() || run_.num_mtp() != m.num_mtp_layers) return 0;
+  if (!run_.train.freeze.empty() || run_.lora.is_on() || run_.num_mtp() != m.num_mtp_layers) return 0;
   const double all = static_cast<double>(m.num_parameters());
   const int64_t moe_layers = m.num_moe_layers() + (m.is_moe_layer(m.num_layers) ? m.num_mtp_layers : 0);
   const double experts = static_cast<double>(moe_layers * m.num_experts) * 3 *

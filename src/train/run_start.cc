@@ -7,6 +7,7 @@
 #include <set>
 
 #include "train/state.h"
+#include "weights/adapter.h"
 #include "weights/load.h"
 #include "weights/source.h"
 
@@ -46,12 +47,37 @@ RunSpec with_mtp_of_weights(RunSpec run) {
 void say(Log& log, const StartNote& note) { note.is_warning ? log.warn("{}", note.text) : log.info("{}", note.text); }
 
 int64_t RunStart::start() {
+  check_base();
   if (run_.checkpoint.resume) {
     if (const int64_t step = resume(); step > 0) return step;
   }
-  run_.init_from.empty() ? start_from_random_weights() : start_from_weights();
+  fill_weights();
+  start_adapters();
   if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last: unreadable weights then change nothing
   return 0;
+}
+
+void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weights() : start_from_weights(); }
+
+// Checkpoints of adapters leave the model out, so it may not be one that this run sets aside.
+void RunStart::check_base() const {
+  if (!run_.lora.is_on()) return;
+  const auto of_run = [&](const std::filesystem::path& path) {
+    const std::string run = std::filesystem::weakly_canonical(run_.dir).string() + "/";
+    return (std::filesystem::weakly_canonical(path).string() + "/").starts_with(run);
+  };
+  MOEBIUS_CHECK(usage, !of_run(run_.init_from),
+                "model.init_from = \"{}\" is inside run.dir = \"{}\", where checkpoints of the adapters replace it; "
+                "choose another run.dir",
+                run_.init_from, run_.dir);
+}
+
+void RunStart::start_adapters() {
+  if (!run_.lora.is_on()) return;
+  Stream s = engine_.stream();
+  if (run_.lora.init_from.empty()) return engine_.model().params().init_adapters(s, run_.seed);
+  control_.together([&] { load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
+  log_.info("adapters from {}", run_.lora.init_from);
 }
 
 void RunStart::start_from_random_weights() {
@@ -109,6 +135,7 @@ int64_t RunStart::resume() {
 }
 
 void RunStart::read_state(const CheckpointReader& checkpoint, const std::string& folder) {
+  if (run_.lora.is_on()) fill_weights();  // the checkpoint has the adapters alone
   Stream s = engine_.stream();
   checkpoint.read_all(control_, training_state(engine_), &s);
   engine_.model().params().sync(s);

@@ -44,8 +44,11 @@ class RunStart {
   int64_t start();
 
  private:
+  void fill_weights();  // of a run that begins: all but what a checkpoint of adapters has
   void start_from_random_weights();
   void start_from_weights();
+  void check_base() const;
+  void start_adapters();
   void set_old_checkpoints_aside();
   int64_t resume();
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);

@@ -37,7 +37,11 @@ Tensor plain(const OptimizerState& state) {
 
 std::vector<NamedTensor> training_state(Engine& engine) {
   std::vector<NamedTensor> state;
-  for (const Param& p : engine.model().params().all()) add_parts(state, "", p.master(), p, engine.mesh());
+  const bool has_adapters = engine.spec().lora.is_on();
+  for (const Param& p : engine.model().params().all()) {
+    if (has_adapters && p.frozen) continue;
+    add_parts(state, "", p.master(), p, engine.mesh());
+  }
   for (const OptimizerState& each : engine.optimizer().state())
     add_parts(state, std::string(each.prefix), plain(each), *each.param, engine.mesh());
   return state;

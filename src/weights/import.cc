@@ -3,6 +3,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/write.h"
 #include "io/json_text.h"
+#include "weights/adapter.h"
 #include "weights/copy.h"
 #include "weights/load.h"
 
@@ -25,7 +26,9 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   MOEBIUS_CHECK(input, from.kind == WeightsFolder::Kind::hugging_face,
                 "import: expected a Hugging Face folder; got {}, a checkpoint already; use it as it is", from.path);
   const ModelSpec said = read_model_spec(from.path), model = with_mtp_of(from, said);
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, ModelCatalog(model));
+  const ModelCatalog catalog(model);
+  const std::unique_ptr<WeightsReader> reader =
+      spec.adapter.empty() ? open_weights(from, catalog) : open_merged(from, spec.adapter, catalog);
   const std::vector<ShardCopy> shards = into_shards(as_stored(*reader), spec.shard_bytes);
 
   NewFolder folder(spec.out);

@@ -16,8 +16,9 @@ inline constexpr const char* kImportedKey = "imported";
 inline constexpr const char* kImportedFiles = "files";
 
 struct ImportSpec {
-  std::string out;    // checkpoint folder to make
-  std::string model;  // Hugging Face folder
+  std::string out;           // checkpoint folder to make
+  std::string model;         // Hugging Face folder
+  std::string adapter = {};  // as in weights/adapter.h: it is added to the model's matrices; empty: none
   int64_t shard_bytes = 5'000'000'000;
 };
 
@@ -29,7 +30,7 @@ struct ImportResult {
 };
 
 // Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few
-// bits with scales), with fused experts split. config.json becomes part of the meta data; all other
+// bits with scales, and for matrices that an adapter is added to), with fused experts split. config.json becomes part of the meta data; all other
 // files are copied. The checkpoint appears whole or not at all. Memory: the largest tensor.
 // Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);

@@ -98,7 +98,7 @@ class PartLoader {
 
 std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, model.whole_catalog());
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, model.base_catalog());
   std::map<std::string, size_t> entries;
   for (size_t i = 0; i < reader->entries().size(); ++i) entries[reader->entries()[i].name] = i;
   PartLoader loader(s, *reader, from.path);

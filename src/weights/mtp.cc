@@ -6,6 +6,7 @@
 
 #include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
+#include "weights/adapter.h"
 #include "weights/source.h"
 
 namespace moebius {
@@ -32,6 +33,8 @@ bool is_of_mtp(const std::string& name, const ModelSpec& model) {
 
 bool has_mtp(const WeightsFolder& from, const ModelSpec& model) {
   if (model.num_mtp_layers == 0) return false;
+  const std::string base = from.kind == WeightsFolder::Kind::checkpoint ? base_of_adapters(from.path) : "";
+  if (!base.empty()) return has_mtp(find_weights(base), model);
   const std::vector<std::string> names = tensor_names(from);
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return is_of_mtp(name, model); });
 }

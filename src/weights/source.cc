@@ -5,6 +5,7 @@
 
 #include "checkpoint/list.h"
 #include "model/device_support.h"
+#include "weights/adapter.h"
 
 namespace moebius {
 
@@ -27,8 +28,9 @@ WeightsFolder find_weights(const std::string& path) {
 
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog) {
   check_device(catalog.model(), DeviceKind::cpu, {});
-  return from.kind == WeightsFolder::Kind::hugging_face ? open_hugging_face(from.path, catalog)
-                                                        : open_checkpoint(from.path, catalog);
+  if (from.kind == WeightsFolder::Kind::hugging_face) return open_hugging_face(from.path, catalog);
+  const std::string base = base_of_adapters(from.path);
+  return base.empty() ? open_checkpoint(from.path, catalog) : open_merged(find_weights(base), from.path, catalog);
 }
 
 void WeightsReader::read_slice(size_t entry, const TensorSlice& slice, void* dst) const {

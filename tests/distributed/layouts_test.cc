@@ -160,6 +160,16 @@ const LayoutCase kCases[] = {
      {.pp = 2, .ep = 2},
      {.tied = true, .mtp = 1, .freeze = {"model.embed_tokens.weight"}}},
     {"tp2_ep2_etp2_frozen_gpt_oss", 4, {.tp = 2, .ep = 2, .etp = 2}, {.gpt_oss = true, .freeze = kSmall}},
+    {"dp3_lora", 3, {}, {.lora = true}},
+    {"tp2_lora", 2, {.tp = 2}, {.lora = true}},
+    {"cp2_lora", 2, {.cp = 2}, {.lora = true}},
+    {"pp2_vpp2_dp2_lora", 4, {.pp = 2, .vpp = 2}, {.lora = true}},
+    {"ep4_lora", 4, {.ep = 4}, {.lora = true}},
+    {"etp2_lora", 2, {.etp = 2}, {.lora = true}},
+    {"etp2_ep2_alltoall_lora", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}, {.lora = true}},
+    {"etp2_ep2_direct_lora", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}, {.lora = true}},
+    {"etp2_ep2_over_tp2_lora", 4, {.tp = 2, .ep = 2, .etp = 2}, {.lora = true}},
+    {"tp2_cp2_ep4_pp2_lora", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.lora = true}},
     {"dp2_latent_mtp", 2, {}, {.mtp = 1, .latent = true}},
     {"pp2_ep2_latent_mtp", 4, {.pp = 2, .ep = 2}, {.mtp = 1, .latent = true}},
     {"pp2_vpp2_dp2_latent_mtp", 4, {.pp = 2, .vpp = 2}, {.mtp = 1, .latent = true}},
@@ -245,6 +255,7 @@ const LayoutCase kOverlapCases[] = {
     {"ep2_edp2", 4, {.ep = 2}},
     {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
     {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+    {"pp2_etp2_ep2_lora", 8, {.pp = 2, .ep = 2, .etp = 2}, {.lora = true}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
@@ -272,6 +283,7 @@ const LayoutCase kRecomputeCases[] = {
     {"cp2_alltoall_ep4_mtp", 4, {.cp = 2, .ep = 4, .cp_comm = CpComm::alltoall}, {.mtp = 1}},
     {"tp2_ep2_etp2_gpt_oss", 4, {.tp = 2, .ep = 2, .etp = 2}, {.gpt_oss = true}},
     {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
+    {"tp2_ep2_lora", 2, {.tp = 2, .ep = 2}, {.lora = true}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Recompute, ::testing::ValuesIn(kRecomputeCases),

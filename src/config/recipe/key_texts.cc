@@ -255,6 +255,16 @@ std::vector<KeyText> other_texts() {
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
        "Results do not depend on it, bit for bit."},
+      {"lora.rank",
+       "Columns of the low-rank adapters beside the matrices of `lora.targets`; the model itself is then frozen "
+       "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},
+      {"lora.alpha", "The term of an adapter is multiplied by `alpha` / `rank`."},
+      {"lora.dropout", "Must be 0: dropout of the adapters' input is not built."},
+      {"lora.targets",
+       "Patterns (`*`, `?`, `[0-3]`) of the names of matrices, or of their ends after a dot: `q_proj`, `mlp.gate` (the "
+       "router), `mlp.experts.*`. `moebius checkpoint ls` prints names."},
+      {"lora.init_from",
+       "Folder of an adapter in PEFT's format that training begins with. Without it A is random and B is 0."},
       {"checkpoint.every",
        "Steps between checkpoints. With 0 there is one at the end and one on SIGTERM, so a crash loses all."},
       {"checkpoint.keep", "Number of checkpoints that are kept, the newest ones. 0 keeps all."},

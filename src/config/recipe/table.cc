@@ -69,9 +69,10 @@ RecipeKey required(RecipeKey key) {
 }
 
 // A text that is not printed if it is empty.
-RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
-  return {name, any_text(), [field](RunSpec& s, const json& v) { v.get_to(s.*field); },
-          [field](const RunSpec& s) { return (s.*field).empty() ? json() : json(s.*field); }, resume};
+template <class Spec, class Get>
+RecipeKey optional_text(const std::string& name, std::string Spec::*field, Get get, Resume resume) {
+  return {name, any_text(), [get, field](RunSpec& s, const json& v) { v.get_to(get(s).*field); },
+          [get, field](const RunSpec& s) { return (get(s).*field).empty() ? json() : json(get(s).*field); }, resume};
 }
 
 Names<DispatcherKind> dispatcher_names() {
@@ -123,8 +124,9 @@ void add_to_source(ModelSpec& model, const std::string& key, const json& value) 
 }
 
 std::vector<RecipeKey> model_keys() {
-  std::vector<RecipeKey> keys = {optional_text("model.hf", &RunSpec::model_hf, free), model_config_key(),
-                                 optional_text("model.init_from", &RunSpec::init_from, fixed)};
+  const auto run = [](auto& s) -> decltype(auto) { return (s); };
+  std::vector<RecipeKey> keys = {optional_text("model.hf", &RunSpec::model_hf, run, free), model_config_key(),
+                                 optional_text("model.init_from", &RunSpec::init_from, run, fixed)};
   for (const HfKey& hf : hf_keys()) {
     keys.push_back({"model." + hf.name, hf.rule,
                     [name = hf.name](RunSpec& s, const json& v) { add_to_source(s.model, name, v); },
@@ -331,6 +333,17 @@ std::vector<RecipeKey> policy_keys() {
   };
 }
 
+std::vector<RecipeKey> lora_keys() {
+  const Section lora{"lora", [](auto& s) -> decltype(auto) { return (s.lora); }};
+  return {
+      lora.key("rank", &LoraSpec::rank, integer_in(0, 1 << 16)),
+      lora.key("alpha", &LoraSpec::alpha, float_above_zero()),
+      lora.key("dropout", &LoraSpec::dropout, float_in_unit()),
+      lora.key("targets", &LoraSpec::targets, name_patterns()),
+      optional_text("lora.init_from", &LoraSpec::init_from, lora.get, fixed),
+  };
+}
+
 std::vector<RecipeKey> record_keys() {
   const Section checkpoint{"checkpoint", [](auto& s) -> decltype(auto) { return (s.checkpoint); }};
   const Section log{"log", [](auto& s) -> decltype(auto) { return (s.log); }};
@@ -348,7 +361,7 @@ std::vector<RecipeKey> record_keys() {
 std::vector<RecipeKey> make_table() {
   std::vector<RecipeKey> table;
   for (auto make : {run_keys, model_keys, data_keys, train_keys, optimizer_keys, moe_keys, parallel_keys, policy_keys,
-                    record_keys}) {
+                    lora_keys, record_keys}) {
     std::vector<RecipeKey> keys = make();
     std::move(keys.begin(), keys.end(), std::back_inserter(table));
   }

@@ -79,6 +79,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
           stored_first(whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size)))),
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
       kv_a_precision_(precision_of(c, kv_a_.spec)),
+      kv_a_adapter_(c, kv_a_.spec),
       kv_b_(c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0)),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
@@ -118,7 +119,8 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
 }
 
 Tensor Mla::down_rows(const Tensor& kv_a, bool rope) const {
-  return rope ? kv_a.rows(kv_rank_, kv_rank_ + rope_) : kv_a.rows(0, kv_rank_);
+  const int64_t first = first_down_row(rope);
+  return kv_a.rows(first, first + (rope ? rope_ : kv_rank_));
 }
 
 void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
@@ -126,6 +128,7 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
   const QuantizeContext c = quantize_context(step);
   const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
   gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true});
+  kv_a_adapter_.forward(step, y, x_tD, {}, first_down_row(rope));
 }
 
 void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const {
@@ -133,9 +136,12 @@ void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const {
   const QuantizeContext c = quantize_context(step);
   const Operand d = kv_a_precision_.dy(c, dy), w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, rope));
   gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = rope});
+  kv_a_adapter_.backward_input(step, {.dx = dx_tD, .dy = dy, .first = first_down_row(rope)});
 }
 
 void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const {
+  kv_a_adapter_.backward_weight(step, {.dy = dy, .x = x_tD, .first = first_down_row(rope)});
+  if (!kv_a_.has_grad) return;
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
@@ -288,10 +294,8 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
   kv_b_.backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
-  if (kv_a_.has_grad) {
-    down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
-    down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
-  }
+  down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
+  down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_tR, saved.x_tD);
   if (!o_bias_) return;

@@ -59,6 +59,7 @@ class Mla {
 
  private:
   Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
+  int64_t first_down_row(bool rope) const { return rope ? kv_rank_ : 0; }
   // The products with W_kva: those of the latent, or of k_rope.
   void down(Step& step, Tensor y, Tensor x_tD, bool rope) const;              // y = x W^T
   void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const;  // writes dx, with rope adds to it
@@ -83,6 +84,7 @@ class Mla {
   ColumnLinear q_b_;  // of the latent, or of x
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
+  Adapter kv_a_adapter_;
   ColumnLinear kv_b_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;

@@ -7,14 +7,17 @@ namespace moebius {
 void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const {
   StackScope scope(step.stack);
   gemm(step.stream, {.c_MN = y, .a = this->x(step, x), .b = w(step), .trans_b = true, .accumulate = accumulate});
+  adapter_.forward(step, y, x);
 }
 
 void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) const {
   StackScope scope(step.stack);
   gemm(step.stream, {.c_MN = dx, .a = this->dy(step, dy), .b = w_for_dx(step), .accumulate = accumulate});
+  adapter_.backward_input(step, {.dx = dx, .dy = dy});
 }
 
 void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
+  adapter_.backward_weight(step, {.dy = dy, .x = x});
   if (!w_.has_grad) return;
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);

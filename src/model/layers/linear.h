@@ -13,11 +13,14 @@
 // The spec of a parameter is that of the rank: it has the shape of its block, and parts that say
 // which block. With tp = 1 all three are one product.
 //
-// The recipe of the run may quantise operands (precision/product_precision.h).
+// The recipe of the run may quantise operands (precision/product_precision.h). A matrix that
+// lora.targets names has an adapter beside it (model/lora/adapter.h): every pass of Linear computes the
+// sum of both. tp splits A and B as it splits W, so each rank's term is its share of the sum.
 #pragma once
 
 #include "model/attention/row_blocks.h"
 #include "model/layers/precision_of.h"
+#include "model/lora/adapter.h"
 
 namespace moebius {
 
@@ -25,8 +28,11 @@ class Linear {
  public:
   // Its products follow the recipe of the run (precision_of.h).
   Linear(const LayerContext& c, const ParamSpec& spec)
-      : w_(c.params.declare(stored_first(spec))), precision_(precision_of(c, spec)), weights_(c, w_, precision_) {}
-  // Its operands are never quantised.
+      : w_(c.params.declare(stored_first(spec))),
+        precision_(precision_of(c, spec)),
+        weights_(c, w_, precision_),
+        adapter_(c, spec) {}
+  // Its operands are never quantised, and it has no adapter.
   Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(stored_first(std::move(spec)))), weights_(w_) {}
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
@@ -34,8 +40,10 @@ class Linear {
   void backward_weight(Step& step, Tensor dy, Tensor x) const;
   const Param& param() const { return w_; }
 
+  // Returns whether the passes are more than the products with W. Then no other op may compute them.
+  bool has_adapter() const { return !adapter_.is_empty(); }
   // The operands of forward and backward_input, for an op that does more with them. Quantised ones
-  // are on the step stack, or copies of the weights in the plan.
+  // are on the step stack, or copies of the weights in the plan. REQUIRES: !has_adapter().
   Operand x(Step& step, Tensor x) const { return precision_.x(quantize_context(step), x); }
   Operand w(Step& step) const { return weights_.w(step); }
   Operand dy(Step& step, Tensor dy) const { return precision_.dy(quantize_context(step), dy); }
@@ -45,6 +53,7 @@ class Linear {
   const Param& w_;
   ProductPrecision precision_;
   WeightOperands weights_;
+  Adapter adapter_;
 };
 
 class ColumnLinear {

@@ -57,6 +57,11 @@ void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
 
 void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
   StackScope scope(step.stack);
+  if (gate_up_.linear().has_adapter()) {
+    const Tensor h_T2F = saved.h_T2F.rows(0, a_TF.dim(0));
+    gate_up_.forward(step, h_T2F, x_tD);
+    return swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = h_T2F});
+  }
   gated_up(step.stream, {.h_T2F = saved.h_T2F.rows(0, a_TF.dim(0)),
                          .a_TF = a_TF,
                          .x_TD = gate_up_.linear().x(step, gate_up_.gather(step, x_tD)),
@@ -86,14 +91,19 @@ void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, b
   saved.dh_T2F.open(step.stack);
   saved.a_TF.open(step.stack);
   StackScope scope(step.stack);
-  const Tensor da_TF = step.alloc({T, F_}, dtype_);
-  d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
-                             .a_TF = saved.a_TF,
-                             .da_TF = da_TF,
-                             .dy_TD = down_.linear().dy(step, saved.dy_TD),
-                             .w_DF = down_.linear().w_for_dx(step),
-                             .h_T2F = saved.h_T2F.rows(0, T),
-                             .fused = fusion_});
+  const Tensor da_TF = step.alloc({T, F_}, dtype_), h_T2F = saved.h_T2F.rows(0, T);
+  if (down_.linear().has_adapter()) {
+    down_.backward_input(step, da_TF, saved.dy_TD);
+    swiglu_bwd(step.stream, {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = h_T2F});
+  } else {
+    d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
+                               .a_TF = saved.a_TF,
+                               .da_TF = da_TF,
+                               .dy_TD = down_.linear().dy(step, saved.dy_TD),
+                               .w_DF = down_.linear().w_for_dx(step),
+                               .h_T2F = h_T2F,
+                               .fused = fusion_});
+  }
   gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);
 }
 

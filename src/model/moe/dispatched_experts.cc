@@ -48,6 +48,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       w1_operands_(c, w1_, w1_precision_),
       w2_operands_(c, w2_, w2_precision_),
+      w1_adapter_(c, w1_.spec),
+      w2_adapter_(c, w2_.spec),
       activation_(activation_of(c.model)),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
                                                  .top_k = c.model.top_k,
@@ -97,6 +99,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .b2_first = b2_first_,
                            .rows = {.offsets_e1 = in.rows.offsets_e1}},
                 expert_down);
+  w2_adapter_.forward(step, y_RD, a_RF, {.offsets_e1 = in.rows.offsets_e1});
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
 }
 
@@ -114,6 +117,11 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                          .rows = in.rows,
                          .activation = activation_},
                 expert_up);
+  if (w1_adapter_.is_empty()) return;
+  const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
+  w1_adapter_.forward(step, h_R2F, in.source, in.rows);
+  low_rank_activation(step.stream,
+                      {.a_RF = a_RF, .h_R2F = h_R2F, .offsets_e1 = in.rows.offsets_e1, .activation = activation_});
 }
 
 void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
@@ -162,6 +170,7 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
                               .activation = activation_},
                   d_expert_down);
   }
+  if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved);
   StackScope scope(step.stack);
   run_expert_op(step,
                 DExpertUp{.dx_RD = dx_RD,
@@ -169,10 +178,28 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
                           .w1_e2FD = w1_operands_.w_for_dx(step),
                           .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
                 d_expert_up);
+  w1_adapter_.backward_input(step,
+                             {.dx = dx_RD, .dy = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}});
+}
+
+void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const {
+  StackScope scope(step.stack);
+  const Tensor g_RF = step.alloc(saved.sa_RF.shape, dtype_);
+  w2_adapter_.backward_input(step, {.dx = g_RF, .dy = saved.grads, .rows = saved.grad_rows, .accumulate = false});
+  d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,
+                                      .dweight_R = dweight_R,
+                                      .g_RF = g_RF,
+                                      .h_R2F = saved.h_R2F,
+                                      .weight_R = weight_R,
+                                      .offsets_e1 = saved.grad_rows.offsets_e1,
+                                      .activation = activation_});
 }
 
 void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
   const Saved& saved = own(base);
+  w2_adapter_.backward_weight(step, {.dy = saved.grads, .x = saved.sa_RF, .rows = saved.grad_rows, .gather_dy = true});
+  w1_adapter_.backward_weight(step,
+                              {.dy = saved.dh_R2F, .x = saved.tokens, .rows = saved.token_rows, .gather_x = true});
   const QuantizeContext c = quantize_context(step);
   if (w2_.has_grad) {
     StackScope scope(step.stack);

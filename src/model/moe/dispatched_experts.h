@@ -8,6 +8,7 @@
 #include "memory/saved_tensor.h"
 #include "memory/wgrad_input.h"
 #include "model/layers/precision_of.h"
+#include "model/lora/adapter.h"
 #include "model/moe/dispatcher.h"
 #include "model/moe/routed_experts.h"
 #include "ops/experts/experts.h"
@@ -45,6 +46,8 @@ class DispatchedExperts final : public RoutedExperts {
   // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
   Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
   void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  // Adds what the gradients of rows get through the adapter of W2.
+  void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const;
   void bias_gradients(Step& step, const Saved& saved) const;
 
   int64_t D_, F_, max_tokens_;  // F of a shard
@@ -52,6 +55,7 @@ class DispatchedExperts final : public RoutedExperts {
   const Param &w1_, &w2_;
   ProductPrecision w1_precision_, w2_precision_;
   WeightOperands w1_operands_, w2_operands_;
+  Adapter w1_adapter_, w2_adapter_;
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   GatedActivation activation_;

@@ -45,7 +45,8 @@ Router::Router(const LayerContext& c, const std::string& prefix, int64_t layer)
                               .dtype = c.balance.router_f32 ? DType::f32 : c.dtype,
                               .init_std = c.init_std(),
                               .kind = ParamKind::router,
-                              .grad_axis = Axis::tp_cp_dp})) {
+                              .grad_axis = Axis::tp_cp_dp})),
+      adapter_(c, gate_.spec) {
   model_.source = {};
   if (c.model.router_bias) {  // f32, as logits are
     logit_bias_.emplace(c.params, ParamSpec{.name = prefix + ".bias",
@@ -143,6 +144,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
   gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
   router_logits_fwd(step.stream, gate);
+  adapter_.forward(step, logits_TE, gate.x_TD);
   if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
   const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
@@ -192,6 +194,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   gate.partial_PED = step.alloc({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
   gate.scratch = step.alloc_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
   router_logits_bwd(step.stream, gate);
+  adapter_.backward(step, dinput_TD, dlogits_TE, x_TD);
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 

@@ -8,6 +8,7 @@
 
 #include "model/layer_context.h"
 #include "model/layers/bias.h"
+#include "model/lora/router_adapter.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
@@ -80,6 +81,7 @@ class Router {
   uint32_t layer_;
   uint64_t seed_;
   const Param& gate_;
+  RouterAdapter adapter_;
   std::optional<Bias> logit_bias_;
   const Param* bias_ = nullptr;       // state: e_score_correction_bias
   const Param* last_load_ = nullptr;  // state, f32 [1, E]: counts of the last global batch, for the global balance loss

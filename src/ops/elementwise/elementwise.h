@@ -68,11 +68,14 @@ struct Jitter {
 void jitter(Stream& s, const Jitter& a);
 
 // x[i] = mean + std * normal,  where normal is the draw of element first_index + i
+//
+// With uniform the draw is uniform in (-sqrt(3), sqrt(3)) instead, which has variance 1 too.
 struct FillNormal {
   Tensor x;
   Rng rng;
   uint64_t first_index = 0;
   float mean = 0.0f, std = 1.0f;
+  bool uniform = false;
 };
 void fill_normal(Stream& s, const FillNormal& a);
 

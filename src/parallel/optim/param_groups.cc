@@ -9,7 +9,7 @@ namespace moebius {
 // Weight decay is for matrices. It would pull norm weights, which start at 1, to 0.
 std::vector<ParamGroup> param_groups(const OptimizerSpec& spec) {
   using enum ParamKind;
-  return {{.kinds = {matrix, embedding, head, experts, router}, .weight_decay = spec.weight_decay},
+  return {{.kinds = {matrix, embedding, head, experts, router, adapter}, .weight_decay = spec.weight_decay},
           {.kinds = {norm, bias, sink}, .weight_decay = 0}};
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 
 #include "ops/cpu/vector.h"
 #include "ops/elementwise/elementwise_backends.h"
@@ -13,6 +14,10 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 16;  // elements of a task
 constexpr int64_t kRows = 32;
+
+float draw_of(const FillNormal& a, uint64_t index) {
+  return a.uniform ? std::numbers::sqrt3_v<float> * (2.0f * a.rng.uniform(index) - 1.0f) : a.rng.normal(index);
+}
 
 template <class To, class From>
 void convert(ThreadPool& pool, To* to, const From* from, int64_t n) {
@@ -153,7 +158,7 @@ void fill_normal(Stream& s, const FillNormal& a) {
     using T = decltype(zero);
     T* x = a.x.ptr<T>();
     parallel_rows(s.pool(), a.x.numel(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) x[i] = from_f32<T>(a.mean + a.std * a.rng.normal(a.first_index + i));
+      for (int64_t i = begin; i < end; ++i) x[i] = from_f32<T>(a.mean + a.std * draw_of(a, a.first_index + i));
     });
   });
 }

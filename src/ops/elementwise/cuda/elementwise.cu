@@ -105,9 +105,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    fill_normal_kernel(T* x, int64_t n, DeviceRng rng, uint64_t first, float mean, float std) {
+    fill_normal_kernel(T* x, int64_t n, DeviceRng rng, uint64_t first, float mean, float std, bool uniform) {
+  constexpr float kSqrt3 = 1.7320508f;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n) set(x[i], mean + std * rng.normal(first + i));
+  if (i >= n) return;
+  const float draw = uniform ? kSqrt3 * (2.0f * rng.uniform(first + i) - 1.0f) : rng.normal(first + i);
+  set(x[i], mean + std * draw);
 }
 
 template <class T>
@@ -216,8 +219,8 @@ void fill_normal(Stream& s, const FillNormal& a) {
   const int64_t n = a.x.numel();
   with_float_type(a.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    fill_normal_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), n, DeviceRng(a.rng),
-                                                                                 a.first_index, a.mean, a.std);
+    fill_normal_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+        a.x.ptr<T>(), n, DeviceRng(a.rng), a.first_index, a.mean, a.std, a.uniform);
   });
   check_launch("fill_normal");
 }

@@ -1,0 +1,24 @@
+// Low-rank adapters (Hu et al., LoRA, arXiv 2106.09685). A matrix W of the model computes
+//   y = W x + (alpha / rank) B (A x)       A [rank, in], B [out, rank]
+// and training changes A and B alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+struct LoraSpec {    // [lora]
+  int64_t rank = 0;  // 0: no adapters; the model itself is trained
+  double alpha = 8.0;
+  double dropout = 0.0;  // of the input of A; RunSpec::check() refuses all but 0
+  // Patterns (* and ?) of names of matrices, or of their ends after a dot (model/lora/adapter_params.h).
+  std::vector<std::string> targets = {};
+  std::string init_from = {};  // a folder as weights/adapter.h reads; empty: A is random and B zero
+  bool is_on() const { return rank > 0; }
+  float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
+  bool operator==(const LoraSpec&) const = default;
+};
+
+}  // namespace moebius

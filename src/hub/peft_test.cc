@@ -1,0 +1,110 @@
+#include "hub/peft.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json plain_config() { return {{"peft_type", "LORA"}, {"r", 8}, {"lora_alpha", 16}, {"lora_dropout", 0.1}}; }
+
+std::string refusal(const json& config) {
+  try {
+    parse_peft_config(config.dump(), "adapter_config.json");
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    return e.what();
+  }
+  return "";
+}
+
+std::string refusal(const std::string& key, const json& value) {
+  json config = plain_config();
+  config[key] = value;
+  return refusal(config);
+}
+
+TEST(PeftConfig, HasRankAndAlpha) {
+  const LoraSpec lora = parse_peft_config(plain_config().dump(), "adapter_config.json");
+  EXPECT_EQ(lora.rank, 8);
+  EXPECT_EQ(lora.scale(), 2.0f);
+}
+
+TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
+  EXPECT_EQ(refusal(plain_config()), "");
+  EXPECT_EQ(refusal("modules_to_save", json::array()), "");
+  EXPECT_EQ(refusal("bias", "none"), "");
+  const json others = {{"use_dora", true},
+                       {"use_rslora", true},
+                       {"bias", "all"},
+                       {"fan_in_fan_out", true},
+                       {"modules_to_save", {"lm_head"}},
+                       {"rank_pattern", {{"q_proj", 4}}},
+                       {"target_parameters", {"mlp.experts.gate_up_proj"}}};
+  for (const auto& [key, value] : others.items())
+    EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
+  EXPECT_THAT(refusal("peft_type", "IA3"), HasSubstr("expected an adapter of peft_type \"LORA\"; got \"IA3\""));
+  EXPECT_THAT(refusal(json::array()), HasSubstr("got array"));
+}
+
+TEST(PeftConfig, NumbersAreOnesThatCanBeComputedWith) {
+  for (const json& r : {json(0), json(-1), json(1e300), json("8"), json(nullptr), json(true), json(65537)})
+    EXPECT_THAT(refusal("r", r), HasSubstr("r must be a number from 1 to 65536; got " + r.dump()));
+  EXPECT_THAT(refusal("r", 2.5), HasSubstr("r must be a whole number; got 2.5"));
+  for (const json& alpha : {json(0), json(-2), json(1e300)})
+    EXPECT_THAT(refusal("lora_alpha", alpha), HasSubstr("lora_alpha must be a number from 1e-30 to 1e+30; got "));
+}
+
+// One pattern where it matches the adapted modules alone, else their names.
+TEST(PeftConfig, TargetsAreAPatternOnlyWhereItIsExact) {
+  const std::vector<std::string> all{"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"};
+  const LoraSpec lora{.rank = 4, .alpha = 8};
+  EXPECT_EQ(peft_config(lora, "base", all, all).at("target_modules"), "model\\.layers\\.\\d+\\.self_attn\\.q_proj");
+  EXPECT_EQ(peft_config(lora, "base", {all[1]}, all).at("target_modules"), json::array({all[1]}));
+}
+
+class PeftFolders : public testing::Test {
+ protected:
+  std::string refusal(const std::vector<std::string>& names) {
+    write_file_atomic(dir_.path(kPeftConfig), plain_config().dump());
+    const std::vector<float> zeros(8);
+    std::vector<SafetensorsTensor> tensors;
+    for (const std::string& name : names) tensors.push_back({{name, DType::f32, {8, 1}}, zeros.data()});
+    write_safetensors(dir_.path(kPeftWeights), tensors);
+    try {
+      PeftFolder(dir_.path(), HfFamily::mixtral);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+  TestDir dir_;
+};
+
+TEST_F(PeftFolders, TensorsAreNamed) {
+  const std::string gate = "base_model.model.model.layers.0.block_sparse_moe.gate.lora_A.weight";
+  EXPECT_EQ(refusal({gate}), "");
+  EXPECT_THAT(refusal({"model.norm.weight"}), HasSubstr("lora_B.weight; got model.norm.weight"));
+  EXPECT_THAT(refusal({gate, "base_model.model.model.layers.0.mlp.gate.lora_A.weight"}),
+              HasSubstr("expected a tensor once; got "));
+}
+
+TEST_F(PeftFolders, BothFilesAreNeeded) {
+  try {
+    PeftFolder(dir_.path(), HfFamily::canonical);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("expected a folder of PEFT with adapter_config.json"));
+  }
+}
+
+}  // namespace
+}  // namespace moebius

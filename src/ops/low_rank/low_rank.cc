@@ -1,0 +1,175 @@
+#include "ops/low_rank/low_rank.h"
+
+#include "ops/low_rank/low_rank_backends.h"
+
+namespace moebius {
+namespace {
+
+double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
+double count_of(const Tensor& t) { return static_cast<double>(t.numel()); }
+
+void check_matrix(const char* who, const char* name, const Tensor& t) {
+  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
+                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
+  check_tensor(who, name, t, t.dtype, t.shape);
+}
+
+void check_window(const char* who, const char* name, const Tensor& t, const Columns& window) {
+  MOEBIUS_CHECK(usage, window.first >= 0 && window.count >= 1 && window.first + window.count <= t.dim(1),
+                "{}: {} must have the columns [{}, {}); got {}", who, name, window.first, window.first + window.count,
+                to_string(t));
+}
+
+// One matrix, or one of each expert; `count` of its rows from `first` on are used. Gives the number of matrices.
+int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, const Columns& rows,
+                      int64_t columns) {
+  const int rank = w.shape.rank();
+  MOEBIUS_CHECK(usage, rank == 2 || rank == 3, "{}: {} must be a matrix, or one of each expert; got {}", who, name,
+                to_string(w));
+  MOEBIUS_CHECK(usage, rows.first >= 0 && rows.first + rows.count <= w.dim(rank - 2) && w.dim(rank - 1) == columns,
+                "{}: {} must have the rows [{}, {}) and {} columns; got {}", who, name, rows.first,
+                rows.first + rows.count, columns, to_string(w));
+  check_tensor(who, name, w, dtype, w.shape);
+  return rank == 2 ? 1 : w.dim(0);
+}
+
+void check_rows(const char* who, const Rows& rows, int64_t num_matrices, int64_t num_rows) {
+  if (!rows.offsets_e1.empty() || num_matrices > 1)
+    check_tensor(who, "offsets", rows.offsets_e1, DType::i32, {num_matrices + 1});
+  if (!rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
+}
+
+void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
+  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
+                scratch.num_bytes());
+}
+
+void check(const LowRankProduct& a, const Stream& s) {
+  constexpr const char* who = "low_rank_product";
+  check_matrix(who, "y", a.y_RM);
+  check_matrix(who, "x", a.x_TK);
+  check_window(who, "y", a.y_RM, a.y);
+  check_window(who, "x", a.x_TK, a.x);
+  const DType dtype = a.y_RM.dtype;
+  const int64_t R = a.y_RM.dim(0);
+  check_tensor(who, "x", a.x_TK, dtype, a.rows.token_R.empty() ? Shape{R, a.x_TK.dim(1)} : a.x_TK.shape);
+  const int64_t e = check_weights(who, "w", a.w_ePQ, dtype, {a.w_first, a.transposed ? a.x.count : a.y.count},
+                                  a.transposed ? a.y.count : a.x.count);
+  check_rows(who, a.rows, e, R);
+  check_scratch(who, a.scratch, LowRankProduct::scratch_bytes(a, s));
+}
+
+int64_t num_rows_of(const LowRankWgrad& a) { return a.gather_left ? a.right_RN.dim(0) : a.left_RM.dim(0); }
+
+void check(const LowRankWgrad& a, const Stream& s) {
+  constexpr const char* who = "low_rank_wgrad";
+  check_matrix(who, "left", a.left_RM);
+  check_matrix(who, "right", a.right_RN);
+  check_window(who, "left", a.left_RM, a.left);
+  check_window(who, "right", a.right_RN, a.right);
+  const int64_t R = num_rows_of(a);
+  check_tensor(who, "right", a.right_RN, a.left_RM.dtype,
+               a.gather_right ? a.right_RN.shape : Shape{R, a.right_RN.dim(1)});
+  MOEBIUS_CHECK(usage, !(a.gather_left && a.gather_right), "{}: one side must not be gathered", who);
+  const int64_t e = check_weights(who, "dw", a.dw_ePQ, DType::f32, {a.w_first, a.left.count}, a.right.count);
+  check_rows(who, a.rows, e, R);
+  MOEBIUS_CHECK(usage, !(a.gather_left || a.gather_right) || a.rows.token_R.numel() == R,
+                "{}: a side is gathered, so token must be i32[{}]; got {}", who, R, to_string(a.rows.token_R));
+  check_scratch(who, a.scratch, LowRankWgrad::scratch_bytes(a, s));
+}
+
+}  // namespace
+
+void low_rank_product(Stream& s, const LowRankProduct& a) {
+  check(a, s);
+  OpScope scope(s, "low_rank_product", cost(a));
+  if (a.y_RM.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::low_rank_product(s, a);
+    case DeviceKind::cuda:
+      return cuda::low_rank_product(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const LowRankProduct& a) {
+  const double R = static_cast<double>(a.y_RM.dim(0)), size = static_cast<double>(size_of(a.y_RM.dtype));
+  return {2 * R * static_cast<double>(a.y.count * a.x.count),
+          R * size * static_cast<double>(a.x.count + (a.accumulate ? 2 : 1) * a.y.count) + bytes_of(a.w_ePQ)};
+}
+
+void low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
+  check(a, s);
+  OpScope scope(s, "low_rank_wgrad", cost(a));
+  if (a.dw_ePQ.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::low_rank_wgrad(s, a);
+    case DeviceKind::cuda:
+      return cuda::low_rank_wgrad(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const LowRankWgrad& a) {
+  const double R = static_cast<double>(num_rows_of(a)), size = static_cast<double>(size_of(a.left_RM.dtype));
+  return {2 * R * static_cast<double>(a.left.count * a.right.count),
+          R * size * static_cast<double>(a.left.count + a.right.count) + 2 * bytes_of(a.dw_ePQ)};
+}
+
+void low_rank_activation(Stream& s, const LowRankActivation& a) {
+  constexpr const char* who = "low_rank_activation";
+  check_matrix(who, "a", a.a_RF);
+  check_tensor(who, "h", a.h_R2F, a.a_RF.dtype, {a.a_RF.dim(0), 2 * a.a_RF.dim(1)});
+  check_tensor(who, "offsets", a.offsets_e1, DType::i32, a.offsets_e1.shape);
+  OpScope scope(s, who, cost(a));
+  if (a.a_RF.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::low_rank_activation(s, a);
+    case DeviceKind::cuda:
+      return cuda::low_rank_activation(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const LowRankActivation& a) { return {8 * count_of(a.a_RF), bytes_of(a.a_RF) + bytes_of(a.h_R2F)}; }
+
+void d_low_rank_activation(Stream& s, const DLowRankActivation& a) {
+  constexpr const char* who = "d_low_rank_activation";
+  check_matrix(who, "g", a.g_RF);
+  const int64_t R = a.g_RF.dim(0);
+  check_tensor(who, "h", a.h_R2F, a.g_RF.dtype, {R, 2 * a.g_RF.dim(1)});
+  check_tensor(who, "dh", a.dh_R2F, a.g_RF.dtype, a.h_R2F.shape);
+  check_tensor(who, "weight", a.weight_R, DType::f32, {R});
+  check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
+  check_tensor(who, "offsets", a.offsets_e1, DType::i32, a.offsets_e1.shape);
+  OpScope scope(s, who, cost(a));
+  if (a.g_RF.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::d_low_rank_activation(s, a);
+    case DeviceKind::cuda:
+      return cuda::d_low_rank_activation(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const DLowRankActivation& a) {
+  return {20 * count_of(a.g_RF), bytes_of(a.g_RF) + bytes_of(a.h_R2F) + 2 * bytes_of(a.dh_R2F)};
+}
+
+// The scratch that the device needs.
+int64_t LowRankProduct::scratch_bytes(const LowRankProduct& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? 0 : cpu::scratch_bytes(a, s.pool().size());
+}
+int64_t LowRankWgrad::scratch_bytes(const LowRankWgrad& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? 0 : cpu::scratch_bytes(a, s.pool().size());
+}
+
+}  // namespace moebius

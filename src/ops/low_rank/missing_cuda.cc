@@ -1,0 +1,12 @@
+// Replaces the CUDA backend of these ops in a build without it.
+#include "ops/low_rank/low_rank_backends.h"
+#include "ops/missing_backend.h"
+
+namespace moebius::cuda {
+
+void low_rank_product(Stream&, const LowRankProduct&) { missing_cuda("low_rank_product"); }
+void low_rank_wgrad(Stream&, const LowRankWgrad&) { missing_cuda("low_rank_wgrad"); }
+void low_rank_activation(Stream&, const LowRankActivation&) { missing_cuda("low_rank_activation"); }
+void d_low_rank_activation(Stream&, const DLowRankActivation&) { missing_cuda("d_low_rank_activation"); }
+
+}  // namespace moebius::cuda

@@ -1,0 +1,326 @@
+#include "weights/adapter.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/reader.h"
+#include "hub/hf_folder.h"
+#include "hub/peft.h"
+#include "io/files.h"
+#include "model/lora/adapter_params.h"
+#include "parallel/optim/optimizer.h"
+#include "weights/copy.h"
+#include "weights/load.h"
+
+namespace moebius {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_adapter_part(const std::string& name) {
+  return !is_optimizer_state(name) && (name.ends_with(kLoraA) || name.ends_with(kLoraB));
+}
+
+Shape matrix_shape(const std::vector<int64_t>& dims, const std::string& who) {
+  MOEBIUS_CHECK(input, dims.size() == 2, "{}: expected a matrix; got {} dimensions", who, dims.size());
+  return {dims[0], dims[1]};
+}
+
+class PeftAdapters final : public AdapterReader {
+ public:
+  PeftAdapters(const std::string& dir, const ModelSpec& model) : dir_(dir), folder_(dir, hf_family(model.family)) {
+    for (const PeftFolder::Entry& e : folder_.entries())
+      entries_.push_back({e.name, matrix_shape(e.stored.shape, dir + ": " + e.stored.name), e.stored.dtype});
+  }
+  const std::string& path() const override { return dir_; }
+  const LoraSpec& lora() const override { return folder_.lora(); }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override { folder_.read(folder_.entries()[entry], dst); }
+
+ private:
+  std::string dir_;
+  PeftFolder folder_;
+  std::vector<WeightsEntry> entries_;
+};
+
+class CheckpointAdapters final : public AdapterReader {
+ public:
+  // folder: a checkpoint of a run with [lora].
+  explicit CheckpointAdapters(const std::string& folder)
+      : folder_(folder), reader_(folder), lora_(read_run_spec(folder)->lora) {
+    for (const auto& [name, tensor] : reader_.tensors()) {
+      if (is_adapter_part(name))
+        entries_.push_back({name, matrix_shape(tensor.shape, folder + ": " + name), tensor.dtype});
+    }
+  }
+  const std::string& path() const override { return folder_; }
+  const LoraSpec& lora() const override { return lora_; }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override {
+    const WeightsEntry& e = entries_[entry];
+    reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
+  }
+
+ private:
+  std::string folder_;
+  CheckpointReader reader_;
+  LoraSpec lora_;
+  std::vector<WeightsEntry> entries_;
+};
+
+// The newest checkpoint of a run with [lora], or the one that path is.
+std::string folder_of_run(const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  const std::optional<RunSpec> run =
+      from.kind == WeightsFolder::Kind::checkpoint ? read_run_spec(from.path) : std::nullopt;
+  MOEBIUS_CHECK(input, run && run->lora.is_on(),
+                "adapter {}: expected a folder of PEFT ({}), or a run with [lora]; got {} without adapters; check the "
+                "path",
+                path, kPeftConfig, from.kind == WeightsFolder::Kind::checkpoint ? "a checkpoint" : "a model's folder");
+  return from.path;
+}
+
+// "3 missing (a, b, c)"; empty when there is none.
+std::string problem(const char* what, const std::vector<std::string>& names) {
+  return names.empty() ? "" : fmt::format("; {} {} ({})", names.size(), what, name_list(names));
+}
+
+// Each A and B has the shape that rank and matrix give it.
+void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
+  std::map<std::string, Shape> matrices;
+  for (const ParamPart& part : base.parts()) matrices.emplace(part.name, part.shape);
+  std::set<std::string> names;
+  for (const WeightsEntry& e : adapters.entries()) names.insert(e.name);
+  const int64_t r = adapters.lora().rank;
+  std::vector<std::string> unknown, misshapen, alone;
+  for (const WeightsEntry& e : adapters.entries()) {
+    const std::string matrix = adapted_matrix(e.name);
+    const auto w = matrices.find(matrix + ".weight");
+    const bool is_a = e.name.ends_with(kLoraA);
+    if (w == matrices.end() || w->second.rank() != 2) {
+      unknown.push_back(e.name);
+    } else if (e.shape != (is_a ? Shape{r, w->second[1]} : Shape{w->second[0], r})) {
+      misshapen.push_back(fmt::format("{} {}", e.name, to_string(e.shape)));
+    }
+    if (!names.contains(matrix + (is_a ? kLoraB : kLoraA))) alone.push_back(e.name);
+  }
+  MOEBIUS_CHECK(input, !names.empty() && unknown.empty() && misshapen.empty() && alone.empty(),
+                "adapter {}: expected A [{}, in] and B [out, {}] of matrices of the model; got {} tensors{}{}{}; check "
+                "that the adapter belongs to this model",
+                adapters.path(), r, r, names.size(), problem("that fit no matrix", unknown),
+                problem("of another shape", misshapen), problem("without their partner", alone));
+}
+
+std::vector<float> read_f32(const AdapterReader& adapters, size_t entry) {
+  const WeightsEntry& e = adapters.entries()[entry];
+  std::vector<char> bytes(e.bytes());
+  adapters.read(entry, bytes.data());
+  std::vector<float> values(e.shape.numel());
+  convert_elements(values.data(), DType::f32, bytes.data(), e.dtype, e.shape.numel(), adapters.path() + ": " + e.name);
+  return values;
+}
+
+// w [out, in] += scale * b [out, r] a [r, in]
+void add_product(std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, int64_t rank,
+                 float scale) {
+  const int64_t in = std::ssize(a) / rank, out = std::ssize(b) / rank;
+  std::vector<float> row(in);
+  for (int64_t o = 0; o < out; ++o) {
+    std::fill(row.begin(), row.end(), 0.0f);
+    for (int64_t j = 0; j < rank; ++j) {
+      const float factor = b[o * rank + j];
+#pragma omp simd
+      for (int64_t i = 0; i < in; ++i) row[i] += factor * a[j * in + i];
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < in; ++i) w[o * in + i] += scale * row[i];
+  }
+}
+
+class MergedWeights final : public WeightsReader {
+ public:
+  MergedWeights(std::unique_ptr<WeightsReader> base, std::unique_ptr<AdapterReader> adapters)
+      : base_(std::move(base)), adapters_(std::move(adapters)), entries_(base_->entries()) {
+    std::map<std::string, size_t> at;
+    for (size_t i = 0; i < adapters_->entries().size(); ++i) at[adapters_->entries()[i].name] = i;
+    a_.assign(entries_.size(), kNone);
+    b_.assign(entries_.size(), kNone);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const std::string& name = entries_[i].name;
+      if (!name.ends_with(".weight")) continue;
+      const std::string matrix = name.substr(0, name.size() - std::string_view(".weight").size());
+      const auto a = at.find(matrix + kLoraA);
+      if (a == at.end()) continue;
+      a_[i] = a->second;
+      b_[i] = at.at(matrix + kLoraB);
+      entries_[i].dtype = DType::f32;
+    }
+  }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override {
+    if (a_[entry] == kNone) return base_->read(entry, dst);
+    const WeightsEntry& from = base_->entries()[entry];
+    std::vector<char> bytes(from.bytes());
+    base_->read(entry, bytes.data());
+    std::vector<float> w(from.shape.numel());
+    convert_elements(w.data(), DType::f32, bytes.data(), from.dtype, from.shape.numel(), from.name);
+    add_product(w, read_f32(*adapters_, a_[entry]), read_f32(*adapters_, b_[entry]), adapters_->lora().rank,
+                adapters_->lora().scale());
+    std::copy(w.begin(), w.end(), static_cast<float*>(dst));
+  }
+  void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
+    if (a_[entry] == kNone) return base_->read_slice(entry, slice, dst);
+    WeightsReader::read_slice(entry, slice, dst);
+  }
+
+ private:
+  static constexpr size_t kNone = SIZE_MAX;
+  std::unique_ptr<WeightsReader> base_;
+  std::unique_ptr<AdapterReader> adapters_;
+  std::vector<WeightsEntry> entries_;
+  std::vector<size_t> a_, b_;  // of each entry: its adapter's tensors
+};
+
+// Fills the block of one part, and the masters of what this rank owns of it.
+void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vector<float>& whole) {
+  const Tensor w = part_of(p.w, part);
+  std::vector<float> block(w.numel());
+  const TensorSlice slice{dims_of(part.shape), part.shard, 0, w.numel()};
+  for (const CommonRun& run : common_runs(whole_slice(dims_of(part.shape)), slice))
+    std::copy_n(whole.begin() + run.in_a, run.count, block.begin() + run.in_b);
+  convert_elements(s, w.view({w.numel()}), block.data(), DType::f32, part.name);
+  const ElementRange owned = owned_of(p, part);
+  if (!p.has_master || owned.count == 0) return;
+  convert_elements(s, owned_part_of(p.master_n, p, part), block.data() + owned.begin, DType::f32, part.name);
+}
+
+}  // namespace
+
+std::vector<std::string> AdapterReader::matrices() const {
+  std::set<std::string> all;
+  for (const WeightsEntry& e : entries()) all.insert(adapted_matrix(e.name));
+  return {all.begin(), all.end()};
+}
+
+std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model) {
+  MOEBIUS_CHECK(input, fs::is_directory(path), "adapter {}: expected a folder; got {}; check the path", path,
+                fs::exists(path) ? "a file" : "nothing there");
+  std::unique_ptr<AdapterReader> adapters;
+  if (fs::exists(path + "/" + kPeftConfig) || fs::exists(path + "/" + kPeftWeights))
+    adapters = std::make_unique<PeftAdapters>(path, model);
+  else
+    adapters = std::make_unique<CheckpointAdapters>(folder_of_run(path));
+  check_adapters(*adapters, ModelCatalog(model, /*holds_mtp=*/false));
+  return adapters;
+}
+
+void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path) {
+  const std::unique_ptr<AdapterReader> adapters = open_adapter(path, model.spec());
+  MOEBIUS_CHECK(input, adapters->lora().rank == lora.rank && adapters->lora().scale() == lora.scale(),
+                "adapter {}: expected lora.rank = {} and lora.alpha = {}; it has {} and {}; set these in the recipe",
+                path, lora.rank, lora.alpha, adapters->lora().rank, adapters->lora().alpha);
+  std::set<std::string> wanted;
+  const ModelCatalog catalog = model.whole_catalog();
+  for (const ParamPart& part : catalog.parts())
+    if (is_adapter_part(part.name)) wanted.insert(part.name);
+  std::map<std::string, size_t> at;
+  std::vector<std::string> missing, unexpected;
+  for (size_t i = 0; i < adapters->entries().size(); ++i) {
+    at[adapters->entries()[i].name] = i;
+    if (!wanted.contains(adapters->entries()[i].name)) unexpected.push_back(adapters->entries()[i].name);
+  }
+  for (const std::string& name : wanted)
+    if (!at.contains(name)) missing.push_back(name);
+  MOEBIUS_CHECK(input, missing.empty() && unexpected.empty(),
+                "adapter {}: expected the adapters of lora.targets{}{}; make lora.targets those of the adapter", path,
+                problem("missing", missing), problem("unexpected", unexpected));
+  for (const Param& p : model.params().all()) {
+    if (p.spec.kind != ParamKind::adapter) continue;
+    for (const ParamPart& part : p.spec.parts) load_part(s, p, part, read_f32(*adapters, at.at(part.name)));
+  }
+}
+
+namespace {
+
+// The folder that a checkpoint names; empty for one that holds a whole model.
+std::string named_base(const std::string& checkpoint) {
+  const std::optional<RunSpec> run = read_run_spec(checkpoint);
+  if (!run || !run->lora.is_on()) return "";
+  MOEBIUS_CHECK(
+      input, !run->init_from.empty(),
+      "checkpoint {}: it holds adapters alone, and its run has no model.init_from, so the model that they belong "
+      "to is not there",
+      checkpoint);
+  MOEBIUS_CHECK(input, fs::is_directory(run->init_from),
+                "checkpoint {}: it holds adapters of the model in {} (model.init_from), which is not there; bring it "
+                "back, or run the command in the folder that this path is relative to",
+                checkpoint, run->init_from);
+  return run->init_from;
+}
+
+}  // namespace
+
+std::string base_of_adapters(const std::string& checkpoint) {
+  const std::string base = named_base(checkpoint);
+  std::set<fs::path> seen{fs::canonical(checkpoint)};
+  for (std::string at = base; !at.empty();) {  // a base may be such a checkpoint, too
+    const WeightsFolder from = find_weights(at);
+    if (from.kind != WeightsFolder::Kind::checkpoint) break;
+    MOEBIUS_CHECK(input, seen.insert(fs::canonical(from.path)).second,
+                  "checkpoint {}: it holds adapters of a model that is made of the same adapters ({}, by "
+                  "model.init_from); bring back the weights that training began with",
+                  checkpoint, from.path);
+    at = named_base(from.path);
+  }
+  return base;
+}
+
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+                                           const ModelCatalog& catalog) {
+  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter, catalog.model());
+  return std::make_unique<MergedWeights>(open_weights(base, catalog), std::move(adapters));
+}
+
+AdapterExportResult export_adapter(const AdapterExport& spec) {
+  const WeightsFolder from = find_weights(spec.model);
+  const ModelSpec model = read_model_spec(from.path);
+  const HfFamily family = hf_family(model.family);
+  const std::unique_ptr<AdapterReader> adapters = open_adapter(from.path, model);
+  std::vector<std::string> modules, all_modules;
+  for (const std::string& matrix : adapters->matrices()) {
+    MOEBIUS_CHECK(input, has_peft_module(family, model.family, matrix),
+                  "export: {} of {} is no linear layer in transformers, so PEFT has no place for its adapter; export "
+                  "without --adapter, which merges it",
+                  matrix, model.family);
+    modules.push_back(hf_module(family, matrix));
+  }
+  for (const std::string& matrix : adaptable_matrices(model))
+    if (has_peft_module(family, model.family, matrix)) all_modules.push_back(hf_module(family, matrix));
+
+  AdapterExportResult result;
+  std::vector<SafetensorsDecl> decls;
+  std::vector<std::string> names;
+  for (const WeightsEntry& e : adapters->entries()) {
+    names.push_back("base_model.model." + hf_module(family, adapted_matrix(e.name)) +
+                    (e.name.ends_with(kLoraA) ? kLoraA : kLoraB));
+    decls.push_back({names.back(), DType::f32, dims_of(e.shape)});
+    ++result.num_tensors;
+    result.bytes += e.shape.numel() * size_of(DType::f32);
+  }
+  NewFolder folder(spec.out);
+  SafetensorsWriter writer(folder.path() + "/" + kPeftWeights, std::move(decls), {{"format", "pt"}});
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::vector<float> values = read_f32(*adapters, i);
+    writer.write(names[i], values.data(), std::ssize(values) * size_of(DType::f32));
+  }
+  writer.close();
+  const nlohmann::json config = peft_config(adapters->lora(), base_of_adapters(from.path), modules, all_modules);
+  write_file_atomic(folder.path() + "/" + kPeftConfig, config.dump(2) + "\n");
+  folder.commit();
+  return result;
+}
+
+}  // namespace moebius

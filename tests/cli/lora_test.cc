@@ -1,0 +1,178 @@
+// Adapters from the command line: train, resume, export, merge, and what is refused.
+#include "io/safetensors.h"
+#include "tests/built.h"
+#include "tests/cli/finetune.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+class LoraRun : public FineTune {
+ protected:
+  void SetUp() override {
+    FineTune::SetUp();
+    prepare();
+  }
+  // `train` of the guide's recipe with adapters; later sets win.
+  static std::vector<std::string> with_adapters(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words;
+    for (const std::string& set :
+         {std::string("train.freeze=[]"), std::string("moe.balance=\"none\""), std::string("moe.aux_coeff=0"),
+          std::string("lora.rank=4"), std::string("lora.alpha=8"),
+          std::string("lora.targets=[\"self_attn.*\", \"mlp.experts.*\", \"mlp.gate\"]")})
+      words.insert(words.end(), {"--set", set});
+    for (const std::string& set : more) words.insert(words.end(), {"--set", set});
+    return words;
+  }
+  SafetensorsFile adapter(const std::string& folder) {
+    return SafetensorsFile::open(dir_.path(folder + "/adapter_model.safetensors"));
+  }
+  static std::vector<char> bytes_of(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+    std::vector<char> bytes(entry.bytes);
+    file.read(entry, bytes.data());
+    return bytes;
+  }
+  void expect_same_adapters(const std::string& a, const std::string& b) {
+    const SafetensorsFile one = adapter(a), other = adapter(b);
+    ASSERT_EQ(one.entries().size(), other.entries().size());
+    for (const SafetensorsEntry& entry : one.entries())
+      EXPECT_EQ(bytes_of(one, entry), bytes_of(other, other.at(entry.name))) << entry.name;
+  }
+  void expect_training_refused(const std::vector<std::string>& sets, int code, const std::string& text) {
+    std::vector<std::string> words{"train", "tune.toml"};
+    for (const std::string& set : kSmall) words.insert(words.end(), {"--set", set});
+    const std::vector<std::string> more = with_adapters(sets);
+    words.insert(words.end(), more.begin(), more.end());
+    expect_refused(run_moebius(dir_, words), code, text);
+  }
+};
+
+TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
+  run_guide("train", with_adapters());
+  EXPECT_LT(eval_loss("runs/tuned"), 0.95 * eval_loss(kModelFolder));
+  run({"export", "runs/tuned", "merged"});
+  EXPECT_NEAR(eval_loss("merged"), eval_loss("runs/tuned"), 1e-4);
+  EXPECT_EQ(HfFolder::open(dir_.path("merged")).names(), HfFolder::open(dir_.path(kModelFolder)).names());
+  run({"export", "runs/tuned", "merged_bf16", "--dtype", "bf16"});
+  for (const char* base : {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"})
+    EXPECT_EQ(tensor("merged_bf16", base), tensor(kModelFolder, base)) << base;
+  for (const char* adapted : {"model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.2.down_proj.weight"})
+    EXPECT_NE(tensor("merged_bf16", adapted), tensor(kModelFolder, adapted)) << adapted;
+
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
+  EXPECT_EQ(config.at("peft_type"), "LORA");
+  EXPECT_EQ(config.at("r"), 4);
+  EXPECT_EQ(config.at("lora_alpha"), 8);
+  EXPECT_THAT(config.at("target_modules").get<std::string>(),
+              HasSubstr("model\\.layers\\.\\d+\\.mlp\\.experts\\.\\d+\\.up_proj"));
+  const SafetensorsFile file = adapter("Adapter");
+  EXPECT_EQ(file.entries().size(), 2u * 2 * (4 + 1 + 4 * 3));  // layers, A and B: attention, router, experts
+  EXPECT_EQ(file.at("base_model.model.model.layers.1.mlp.experts.3.down_proj.lora_A.weight").shape,
+            (std::vector<int64_t>{4, 24}));
+
+  // A run that begins with the adapter is where this one ended.
+  run_guide("train", with_adapters({"run.dir=again", "lora.init_from=Adapter", "train.steps=1", "optimizer.lr=1e-30"}));
+  EXPECT_NEAR(eval_loss("again"), eval_loss("runs/tuned"), 1e-4);
+}
+
+TEST_F(LoraRun, ResumesBitForBit) {
+  const auto train_to = [&](const std::string& steps, const std::string& dir) {
+    run_guide("train", with_adapters({"optimizer.schedule=constant", "train.steps=" + steps, "run.dir=" + dir}));
+  };
+  train_to("4", "parts");
+  train_to("9", "parts");
+  train_to("9", "whole");
+  run({"export", "parts", "parts_adapter", "--adapter"});
+  run({"export", "whole", "whole_adapter", "--adapter"});
+  expect_same_adapters("parts_adapter", "whole_adapter");
+}
+
+TEST_F(LoraRun, ConfigCountsWhatIsTrained) {
+  std::vector<std::string> words{"config", "tune.toml", "--json"};
+  for (const std::string& set : kSmall) words.insert(words.end(), {"--set", set});
+  const std::vector<std::string> more = with_adapters({"lora.targets=[\"q_proj\"]", "run.device=cpu"});
+  words.insert(words.end(), more.begin(), more.end());
+  const nlohmann::json json = json_of(run(words));
+  EXPECT_EQ(json.at("trained_parameters"), 2 * 4 * (32 + 32));
+  EXPECT_EQ(json.at("frozen_parameters"), json.at("parameters"));
+  words.erase(words.begin() + 2);
+  EXPECT_THAT(run(words).out, HasSubstr("# trained    512 parameters of adapters, 0."));
+}
+
+// The same model three ways: import of model and adapter, export of the run, and the run itself.
+TEST_F(LoraRun, AnAdapterIsMergedOnImport) {
+  run_guide("train", with_adapters({"train.steps=4"}));
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  run({"import", kModelFolder, "merged", "--adapter", "Adapter"});
+  EXPECT_EQ(eval_loss("merged"), eval_loss("runs/tuned"));
+  run({"export", "runs/tuned", "exported"});
+  run({"export", "merged", "imported"});
+  for (const char* name : {"model.layers.1.mlp.experts.2.down_proj.weight", "model.layers.0.mlp.gate.weight"})
+    EXPECT_EQ(tensor("imported", name), tensor("exported", name)) << name;
+  expect_refused(run_moebius(dir_, {"import", kModelFolder, "other", "--adapter", kModelFolder}), 3,
+                 "or a run with [lora]; got a model's folder without adapters");
+  EXPECT_FALSE(std::filesystem::exists(dir_.path("other")));
+}
+
+// Wide enough that the frozen model is most of the process.
+TEST_F(LoraRun, MemoryIsPredicted) {
+  if (is_under_address_sanitizer()) GTEST_SKIP() << "a sanitizer has memory of its own";
+  run({"train", "base.toml", "--set", "run.dir=wide", "--set", "model.hidden_size=512", "--set",
+       "model.moe_intermediate_size=1024", "--set", "model.num_experts=64", "--set", "model.num_hidden_layers=1",
+       "--set", "train.steps=1"});
+  run({"export", "wide", "Wide", "--dtype", "bf16", "--files", "tokenizer"});
+  const Ran ran =
+      run_guide("train", with_adapters({"model.hf=Wide", "model.init_from=Wide", "run.dir=adapted", "lora.rank=1",
+                                        "train.steps=2", "lora.targets=[\"self_attn.*\", \"mlp.experts.*.up_proj\"]"}));
+  // The line is "memory: predicted peak 84.1 MiB, measured 85.0 MiB, +1.1 %".
+  const size_t measured = ran.err.find(", measured ");
+  ASSERT_NE(measured, ran.err.npos) << ran.err;
+  EXPECT_NEAR(std::atof(ran.err.c_str() + ran.err.find("B, ", measured + 3) + 3), 0, 3) << ran.err;
+}
+
+TEST_F(LoraRun, WhatCannotBeIsNamed) {
+  expect_training_refused({"lora.rank=0"}, 2, "lora.targets = [\"self_attn.*\"");
+  expect_training_refused({"lora.rank=0"}, 2, "would do nothing: lora.rank is 0");
+  expect_training_refused({"lora.rank=-1"}, 2, "lora.rank must be");
+  expect_training_refused({"lora.targets=[]"}, 2, "lora.targets must name the matrices that get adapters");
+  expect_training_refused({"lora.targets=[\"q_prj\"]"}, 2,
+                          "\"q_prj\" matches none that can have an adapter, the nearest is q_proj of");
+  expect_training_refused({"lora.dropout=0.1"}, 2, "lora.dropout must be 0");
+  expect_training_refused({"train.freeze=[\"*.mlp.gate.*\"]"}, 2, "all but the adapters is frozen");
+  expect_training_refused({"run.dir=" + kModelFolder}, 2, "is inside run.dir");
+  expect_training_refused({"lora.init_from=nothing"}, 3, "adapter nothing: expected a folder; got nothing there");
+  expect_training_refused({"lora.init_from=" + kModelFolder}, 3, "got a model's folder without adapters");
+  expect_refused(run_moebius(dir_, {"export", kModelFolder, "out", "--adapter"}), 3,
+                 "got a model's folder without adapters");
+}
+
+TEST_F(LoraRun, AdaptersThatFitNoTensorAreNamed) {
+  run_guide("train", with_adapters({"train.steps=1", "lora.targets=[\"q_proj\"]"}));
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  const auto refused = [&](const std::vector<std::string>& sets, const std::string& text) {
+    std::vector<std::string> all{"run.dir=other", "lora.init_from=Adapter"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    expect_training_refused(all, 3, text);
+  };
+  refused({}, "expected the adapters of lora.targets; 64 missing (");
+  refused({"lora.targets=[\"q_proj\"]", "lora.rank=5"}, "expected lora.rank = 5 and lora.alpha = 8; it has 4 and 8");
+  std::filesystem::create_directory(dir_.path("Wide"));
+  std::filesystem::copy(dir_.path("Adapter/adapter_config.json"), dir_.path("Wide/adapter_config.json"));
+  const std::vector<float> zeros(4 * 33);
+  write_safetensors(
+      dir_.path("Wide/adapter_model.safetensors"),
+      {{{"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", DType::f32, {4, 33}}, zeros.data()},
+       {{"base_model.model.model.layers.0.self_attn.query.lora_B.weight", DType::f32, {32, 4}}, zeros.data()}});
+  refused({"lora.init_from=Wide"},
+          "1 that fit no matrix (model.layers.0.self_attn.query.lora_B.weight); 1 of another shape "
+          "(model.layers.0.self_attn.q_proj.lora_A.weight [4, 33])");
+  nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
+  config["use_dora"] = true;
+  write_file_atomic(dir_.path("Adapter/adapter_config.json"), config.dump());
+  refused({}, "adapter_config.json: use_dora must be false; got true");
+}
+
+}  // namespace
+}  // namespace moebius
