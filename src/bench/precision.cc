@@ -155,7 +155,7 @@ class TimedExperts final : public TimedLayer {
   Tensor x_TD_, y_TD_, dx_TD_, dy_TD_, dweight_TK_;
 };
 
-// What is timed: a projection, or the experts of a layer.
+// A projection, or the experts of a layer, that is timed.
 struct Timed {
   ParamSpec spec;
   std::string name;  // of the first

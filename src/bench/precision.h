@@ -36,7 +36,7 @@ struct PrecisionBench {
   PrecisionRecipe recipe = PrecisionRecipe::none;
   int64_t rows = 0, micro_batches = 1;  // rows of a micro-batch; micro-batches of a step
   std::vector<PrecisionLine> lines;
-  // Of a micro-batch through all of them that are not kept, with the recipe in relation to without.
+  // The time of a micro-batch through all that are not kept, in relation to the time without the recipe.
   double ratio() const;
 };
 

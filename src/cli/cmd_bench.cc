@@ -60,7 +60,7 @@ int run_step(BenchOptions& o) {
   return 0;
 }
 
-// As for a step, without --device the recipe's own device counts.
+// Without --device the recipe's own device counts, as for a step.
 int run_precision(BenchOptions& o) {
   if (o.recipe.empty()) o.recipe = default_recipe(o.device == "cuda");
   RunSpec run = load_run_spec(o.recipe, o.overrides);

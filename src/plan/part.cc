@@ -221,7 +221,7 @@ int64_t PassWork::kernels() const {
 
 namespace {
 
-// Whether layers of a kind may differ, since a pattern names some of them.
+// Returns whether layers of a kind may differ, since a pattern names some of them.
 bool names_layers(const EngineSpec& spec) {
   const auto has_layer = [](const std::string& pattern) { return pattern.find("layers") != pattern.npos; };
   return std::any_of(spec.freeze.begin(), spec.freeze.end(), has_layer) ||

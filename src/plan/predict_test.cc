@@ -177,9 +177,9 @@ TEST(Predict, RunsOnTheMachine) {
 TEST(Predict, MergedOverlapNeedsOtherMicroBatches) {
   PartLibrary parts;
   const auto hidden = [&](int64_t global_batch) {
-    const RunSpec run = recipe(
-        "qwen3_30b_a3b.toml", {"parallel.ep=16", "run.graph=false", "parallel.dispatcher=\"alltoall\"",
-                               "moe.rank_rows_factor=1.0", fmt::format("train.global_batch={}", global_batch)});
+    const RunSpec run =
+        recipe("qwen3_30b_a3b.toml", {"parallel.ep=16", "run.graph=false", "parallel.dispatcher=\"alltoall\"",
+                                      "moe.rank_rows_factor=1.0", fmt::format("train.global_batch={}", global_batch)});
     const Assumptions assume = parse_assumptions({"system=megatron", "dispatcher=deepep", "expert_overlap=merged"});
     const AxisTime ep = predict(parts, run, 16, machine("h100"), assume).axes.at("ep");
     return ep.hidden_s / (ep.hidden_s + ep.exposed_s);
@@ -321,7 +321,9 @@ TEST(Sweeps, AreTablesOfAllCombinations) {
   EXPECT_TRUE(s.points[3].prediction && s.points[3].prediction->fits());
   EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
   const auto swept = [&](std::vector<SweptKey> keys) { sweep(parts, base, keys, machine("h200"), {}); };
-  EXPECT_THAT(refused([&] { swept({parse_sweep("parallel.ep=1"), parse_sweep("parallel.ep=2")}); }),
+  EXPECT_THAT(refused([&] {
+                swept({parse_sweep("parallel.ep=1"), parse_sweep("parallel.ep=2")});
+              }),
               HasSubstr("parallel.ep is given twice"));
   EXPECT_THAT(refused([&] { swept({parse_sweep("parallel.epp=1,2")}); }),
               HasSubstr("none of 2 points can be predicted; the first: "));

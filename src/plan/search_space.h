@@ -20,7 +20,7 @@ struct Candidate {
 
 struct SearchLimits {
   int64_t most_tp = 8;
-  int64_t most_direct = 1;  // ranks that the direct dispatcher reaches: those of one host
+  int64_t most_direct = 1;               // ranks that the direct dispatcher reaches: those of one host
   std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
   PlanSystem system = PlanSystem::moebius;
 };
