@@ -134,7 +134,10 @@ def check_bare_stopped():
         except subprocess.TimeoutExpired:
             script.kill()
             status = "none in 30 s"
-        left = is_running(int(child.read_text()))
+        pid, deadline = int(child.read_text()), time.monotonic() + 10
+        while is_running(pid) and time.monotonic() < deadline:  # a killed process takes a moment to go
+            time.sleep(0.05)
+        left = is_running(pid)
         root_is_left = (here / "root").exists()
     good = status == 143 and not left and not root_is_left
     if not good:
@@ -155,7 +158,7 @@ def check_workloads():
     """The names that `./dev bench` takes are those of `moebius bench`."""
     source = (DEV.parent / "src" / "cli" / "bench" / "options.cc").read_text()
     ours = re.search(r"^workloads=\((.*)\)$", DEV.read_text(), re.M).group(1).split()
-    theirs = re.findall(r'"([^"]+)"', re.search(r"kWorkloads\{(.*?)\}", source).group(1))
+    theirs = re.findall(r'"([^"]+)"', re.search(r"kWorkloads\{(.*?)\}", source, re.S).group(1))
     if ours != theirs:
         print(f"the names of benchmarks: expected {theirs}; got {ours}")
     return ours == theirs

@@ -60,9 +60,12 @@ int run_step(BenchOptions& o) {
   return 0;
 }
 
-// Without --device the recipe's own device counts, as for a step.
+// Without --device the recipe's own device counts, as for a step. The default recipe is quantised to FP8.
 int run_precision(BenchOptions& o) {
-  if (o.recipe.empty()) o.recipe = default_recipe(o.device == "cuda");
+  if (o.recipe.empty()) {
+    o.recipe = default_recipe(o.device == "cuda");
+    o.overrides.insert(o.overrides.begin(), "precision.recipe=fp8_block");
+  }
   RunSpec run = load_run_spec(o.recipe, o.overrides);
   if (o.device.empty()) o.device = name_of(run.device);
   run.device = device_kind(o.device);

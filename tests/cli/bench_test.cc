@@ -11,7 +11,7 @@ TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(
       run_moebius(dir, {"bench", "warp"}), 2,
-      "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives, step or machine; got \"warp\"");
+      "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives, step, precision or machine; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2,
                  "--runs: expected at least 1; got 0; leave it out for as many as the median needs");
 }
