@@ -1,6 +1,7 @@
 #include "ops/low_rank/low_rank.h"
 
 #include "ops/low_rank/low_rank_backends.h"
+#include "ops/low_rank/low_rank_wgrad_tiles.h"
 
 namespace moebius {
 namespace {
@@ -169,7 +170,7 @@ int64_t LowRankProduct::scratch_bytes(const LowRankProduct& a, const Stream& s) 
   return s.target() == DeviceKind::cuda ? 0 : cpu::scratch_bytes(a, s.pool().size());
 }
 int64_t LowRankWgrad::scratch_bytes(const LowRankWgrad& a, const Stream& s) {
-  return s.target() == DeviceKind::cuda ? 0 : cpu::scratch_bytes(a, s.pool().size());
+  return s.target() == DeviceKind::cuda ? LowRankWgradTiles(a).scratch_bytes() : cpu::scratch_bytes(a, s.pool().size());
 }
 
 }  // namespace moebius

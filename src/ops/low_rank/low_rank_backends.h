@@ -22,7 +22,7 @@ int64_t scratch_bytes(const LowRankProduct& a, int num_threads);
 int64_t scratch_bytes(const LowRankWgrad& a, int num_threads);
 }  // namespace cpu
 
-// No scratch is needed.
+// low_rank_wgrad needs the scratch of LowRankWgradTiles.
 namespace cuda {
 void low_rank_product(Stream& s, const LowRankProduct& a);
 void low_rank_wgrad(Stream& s, const LowRankWgrad& a);

@@ -20,7 +20,9 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (Case c : {Case{{0}, 3, 2}, Case{{1}, 1, 1}, Case{{7}, 13, 3}, Case{{67}, 33, 16}, Case{{300}, 530, 8},
-                   Case{{5, 0, 9}, 20, 4, true}, Case{{0, 130, 1, 64}, 45, 5, true}, Case{{3, 4}, 17, 2}}) {
+                   Case{{5, 0, 9}, 20, 4, true}, Case{{0, 130, 1, 64}, 45, 5, true}, Case{{3, 4}, 17, 2},
+                   Case{{1}, 8, 8}, Case{{1500}, 264, 16}, Case{{0, 130, 1, 64, 0, 257}, 520, 8, true},
+                   Case{{40, 128, 3}, 136, 40, true}, Case{std::vector<int64_t>(70, 5), 40, 16}}) {
       c.dtype = dtype;
       all.push_back(c);
     }
@@ -28,8 +30,9 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Tensors of a case: wide [*, wide + 2] with a column to spare on either side, low [*, 2 rank], weights with a
-// row to spare above and below, and rows of nobody at the end.
+// Tensors of a case: wide [*, wide + 2 spare] with columns to spare on either side, low [*, 2 rank], weights with
+// rows to spare above and below, and rows of nobody at the end. Wide matrices of a multiple of 8 columns have 8
+// to spare, so that the kernels that need this take them.
 class LowRankTest : public testing::DeviceTest<Case> {
  protected:
   LowRankTest() {
@@ -64,6 +67,7 @@ class LowRankTest : public testing::DeviceTest<Case> {
   }
 
   const Case c_ = c();
+  const int64_t spare_ = c_.wide % 8 == 0 ? 8 : 1;
   const int64_t E_ = std::ssize(c_.counts);
   int64_t R_ = 0;
   ref::LowRankRows rows_{.offsets = {0}, .token = {}};
@@ -76,17 +80,18 @@ constexpr float kScale = 0.37f;
 // u = A x as forward computes it, then y += scale B u into a window of columns, from a window of u.
 TEST_P(LowRankTest, ProductsEqualTheReference) {
   const int64_t W = c_.wide, r = c_.rank;
-  Array x = Array::normal({source_rows(), W + 2}, c_.dtype, 1), a = Array::normal(weights(2 * r, W), c_.dtype, 2),
-        low = Array::poisoned({R_, 2 * r}, c_.dtype), y = Array::normal({R_, W + 2}, c_.dtype, 3),
-        b = Array::normal(weights(W + 2, r), c_.dtype, 4);
-  ref::LowRankMatrix want_low{low.values(), 2 * r}, want_y{y.values(), W + 2};
-  ref::low_rank_product(want_low, {x.values(), W + 2}, {a.values(), W}, rows_,
-                        {.y = {0, 2 * r}, .x = {1, W}, .w_rows = 2 * r});
+  Array x = Array::normal({source_rows(), W + 2 * spare_}, c_.dtype, 1),
+        a = Array::normal(weights(2 * r, W), c_.dtype, 2), low = Array::poisoned({R_, 2 * r}, c_.dtype),
+        y = Array::normal({R_, W + 2 * spare_}, c_.dtype, 3),
+        b = Array::normal(weights(W + 2 * spare_, r), c_.dtype, 4);
+  ref::LowRankMatrix want_low{low.values(), 2 * r}, want_y{y.values(), W + 2 * spare_};
+  ref::low_rank_product(want_low, {x.values(), W + 2 * spare_}, {a.values(), W}, rows_,
+                        {.y = {0, 2 * r}, .x = {spare_, W}, .w_rows = 2 * r});
   run(LowRankProduct{.y_RM = low.tensor(),
                      .x_TK = x.tensor(),
                      .w_ePQ = a.tensor(),
                      .y = {0, 2 * r},
-                     .x = {1, W},
+                     .x = {spare_, W},
                      .rows = rows(c_.gather)},
       low_rank_product);
   const auto owned = [&](const Values& v, int64_t columns) {
@@ -97,15 +102,19 @@ TEST_P(LowRankTest, ProductsEqualTheReference) {
   ref::LowRankRows in_place = rows_;
   in_place.token.clear();
   Array half = Array::normal({R_, 2 * r}, c_.dtype, 5);
-  ref::low_rank_product(
-      want_y, {half.values(), 2 * r}, {b.values(), r}, in_place,
-      {.y = {1, W}, .x = {r, r}, .w_rows = W + 2, .w_first = 1, .accumulate = true, .scale = double{kScale}});
+  ref::low_rank_product(want_y, {half.values(), 2 * r}, {b.values(), r}, in_place,
+                        {.y = {spare_, W},
+                         .x = {r, r},
+                         .w_rows = W + 2 * spare_,
+                         .w_first = spare_,
+                         .accumulate = true,
+                         .scale = double{kScale}});
   run(LowRankProduct{.y_RM = y.tensor(),
                      .x_TK = half.tensor(),
                      .w_ePQ = b.tensor(),
-                     .y = {1, W},
+                     .y = {spare_, W},
                      .x = {r, r},
-                     .w_first = 1,
+                     .w_first = spare_,
                      .accumulate = true,
                      .scale = kScale,
                      .rows = rows(false)},
@@ -116,18 +125,22 @@ TEST_P(LowRankTest, ProductsEqualTheReference) {
 // v = scale B^T dy from a window, then dx += A^T v.
 TEST_P(LowRankTest, TransposedProductsEqualTheReference) {
   const int64_t W = c_.wide, r = c_.rank;
-  Array dy = Array::normal({source_rows(), W + 2}, c_.dtype, 1), b = Array::normal(weights(W + 2, r), c_.dtype, 2),
-        dlow = Array::normal({R_, 2 * r}, c_.dtype, 3);
+  Array dy = Array::normal({source_rows(), W + 2 * spare_}, c_.dtype, 1),
+        b = Array::normal(weights(W + 2 * spare_, r), c_.dtype, 2), dlow = Array::normal({R_, 2 * r}, c_.dtype, 3);
   ref::LowRankMatrix want{dlow.values(), 2 * r};
-  ref::low_rank_product(
-      want, {dy.values(), W + 2}, {b.values(), r}, rows_,
-      {.y = {r, r}, .x = {1, W}, .w_rows = W + 2, .w_first = 1, .transposed = true, .scale = double{kScale}});
+  ref::low_rank_product(want, {dy.values(), W + 2 * spare_}, {b.values(), r}, rows_,
+                        {.y = {r, r},
+                         .x = {spare_, W},
+                         .w_rows = W + 2 * spare_,
+                         .w_first = spare_,
+                         .transposed = true,
+                         .scale = double{kScale}});
   run(LowRankProduct{.y_RM = dlow.tensor(),
                      .x_TK = dy.tensor(),
                      .w_ePQ = b.tensor(),
                      .y = {r, r},
-                     .x = {1, W},
-                     .w_first = 1,
+                     .x = {spare_, W},
+                     .w_first = spare_,
                      .transposed = true,
                      .scale = kScale,
                      .rows = rows(c_.gather)},
@@ -137,24 +150,25 @@ TEST_P(LowRankTest, TransposedProductsEqualTheReference) {
 
 TEST_P(LowRankTest, WeightGradientsEqualTheReference) {
   const int64_t W = c_.wide, r = c_.rank;
-  Array dy = Array::normal({source_rows(), W + 2}, c_.dtype, 1), low = Array::normal({R_, 2 * r}, c_.dtype, 2),
-        db = Array::normal(weights(W + 2, r), DType::f32, 3), da = Array::normal(weights(2 * r, W), DType::f32, 4);
+  Array dy = Array::normal({source_rows(), W + 2 * spare_}, c_.dtype, 1), low = Array::normal({R_, 2 * r}, c_.dtype, 2),
+        db = Array::normal(weights(W + 2 * spare_, r), DType::f32, 3),
+        da = Array::normal(weights(2 * r, W), DType::f32, 4);
   ref::LowRankMatrix want_b{db.values(), r}, want_a{da.values(), W};
-  ref::low_rank_wgrad(want_b, {dy.values(), W + 2}, {low.values(), 2 * r}, rows_,
-                      {.left = {1, W},
+  ref::low_rank_wgrad(want_b, {dy.values(), W + 2 * spare_}, {low.values(), 2 * r}, rows_,
+                      {.left = {spare_, W},
                        .right = {r, r},
-                       .w_rows = W + 2,
-                       .w_first = 1,
+                       .w_rows = W + 2 * spare_,
+                       .w_first = spare_,
                        .scale = double{kScale},
                        .gather_left = c_.gather});
-  ref::low_rank_wgrad(want_a, {low.values(), 2 * r}, {dy.values(), W + 2}, rows_,
-                      {.left = {0, 2 * r}, .right = {1, W}, .w_rows = 2 * r, .gather_right = c_.gather});
+  ref::low_rank_wgrad(want_a, {low.values(), 2 * r}, {dy.values(), W + 2 * spare_}, rows_,
+                      {.left = {0, 2 * r}, .right = {spare_, W}, .w_rows = 2 * r, .gather_right = c_.gather});
   run(LowRankWgrad{.dw_ePQ = db.tensor(),
                    .left_RM = dy.tensor(),
                    .right_RN = low.tensor(),
-                   .left = {1, W},
+                   .left = {spare_, W},
                    .right = {r, r},
-                   .w_first = 1,
+                   .w_first = spare_,
                    .scale = kScale,
                    .gather_left = c_.gather,
                    .rows = rows(c_.gather)},
@@ -163,7 +177,7 @@ TEST_P(LowRankTest, WeightGradientsEqualTheReference) {
                    .left_RM = low.tensor(),
                    .right_RN = dy.tensor(),
                    .left = {0, 2 * r},
-                   .right = {1, W},
+                   .right = {spare_, W},
                    .gather_right = c_.gather,
                    .rows = rows(c_.gather)},
       low_rank_wgrad);

@@ -1,7 +1,7 @@
 // The low-rank products for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a tile of
 // 64 x 32 of one expert: 4 x 2 sums a thread, operands widened to f32 in shared memory, 32 of k at a
 // time. A sum runs over k in order and does not depend on other rows.
-#include "ops/low_rank/low_rank.h"
+#include "ops/low_rank/cuda/low_rank.h"
 
 #include "device/cuda/cuda.h"
 #include "ops/cuda/vector.h"
@@ -155,7 +155,7 @@ struct Matrices {
 
 }  // namespace
 
-void low_rank_product(Stream& s, const LowRankProduct& a) {
+void generic::low_rank_product(Stream& s, const LowRankProduct& a) {
   const Matrices w(a.w_ePQ);
   const int64_t R = a.y_RM.dim(0);
   with_float_type(a.y_RM.dtype, [&](auto zero) {
@@ -181,7 +181,7 @@ void low_rank_product(Stream& s, const LowRankProduct& a) {
   check_launch("low_rank_product");
 }
 
-void low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
+void generic::low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
   const Matrices dw(a.dw_ePQ);
   with_float_type(a.left_RM.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -201,6 +201,16 @@ void low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
     wgrad_kernel<T><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   });
   check_launch("low_rank_wgrad");
+}
+
+void low_rank_product(Stream& s, const LowRankProduct& a) {
+  if (sm80::takes(a)) return sm80::low_rank_product(s, a);
+  generic::low_rank_product(s, a);
+}
+
+void low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
+  if (sm80::takes(a)) return sm80::low_rank_wgrad(s, a);
+  generic::low_rank_wgrad(s, a);
 }
 
 }  // namespace moebius::cuda

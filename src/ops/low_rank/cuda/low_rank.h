@@ -1,0 +1,24 @@
+// How the CUDA files of the low-rank products hang together: the generic kernels take every shape, the
+// sm_80 ones (mma.sync) the shapes that they say. Host code only.
+#pragma once
+
+#include "ops/low_rank/low_rank.h"
+
+namespace moebius::cuda {
+
+// Shared-memory tiles, f32 and bf16, any shape.
+namespace generic {
+void low_rank_product(Stream& s, const LowRankProduct& a);
+void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
+}  // namespace generic
+
+// For any GPU of compute capability 8.0 and later: bf16, and columns in multiples of 8 from multiples
+// of 8 on. takes() looks at shapes, dtypes and addresses only, so it says the same in every step.
+namespace sm80 {
+bool takes(const LowRankProduct& a);
+bool takes(const LowRankWgrad& a);
+void low_rank_product(Stream& s, const LowRankProduct& a);
+void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
+}  // namespace sm80
+
+}  // namespace moebius::cuda
