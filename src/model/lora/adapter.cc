@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/gemm/gemm.h"
 
 namespace moebius {
 namespace {
@@ -42,21 +41,17 @@ std::vector<Adapter::Window> Adapter::windows(int64_t first, int64_t count) cons
   return all;
 }
 
-Tensor Adapter::down(Step& step, const Tensor& x, const Rows& rows, int64_t num_rows) const {
-  const Tensor low = step.alloc({num_rows, std::ssize(blocks_) * rank_}, x.dtype);
-  if (rows.offsets_e1.empty()) {
-    gemm(step.stream, {.c_MN = low, .a = x, .b = a_->w, .trans_b = true});
-  } else {
-    run_op(
-        step,
-        LowRankProduct{.y_RM = low, .x_TK = x, .w_ePQ = a_->w, .y = {0, low.dim(1)}, .x = {0, x.dim(1)}, .rows = rows},
-        low_rank_product);
-  }
-  return low;
+Tensor Adapter::alloc_low(Step& step, const Tensor& like, int64_t num_rows) const {
+  return step.alloc({num_rows, low_columns()}, like.dtype);
 }
 
-Tensor Adapter::up_bwd(Step& step, const Tensor& dy, const Rows& rows, int64_t num_rows, int64_t first) const {
-  const Tensor dlow = step.alloc({num_rows, std::ssize(blocks_) * rank_}, dy.dtype);
+void Adapter::down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows) const {
+  run_op(step,
+         LowRankProduct{.y_RM = low, .x_TK = x, .w_ePQ = a_->w, .y = {0, low.dim(1)}, .x = {0, x.dim(1)}, .rows = rows},
+         low_rank_product);
+}
+
+void Adapter::up_bwd(Step& step, const Tensor& dlow, const Tensor& dy, const Rows& rows, int64_t first) const {
   const std::vector<Window> all = windows(first, dy.dim(1));
   if (all.size() < blocks_.size()) fill_zero(step.stream, dlow);
   for (const Window& window : all) {
@@ -72,13 +67,13 @@ Tensor Adapter::up_bwd(Step& step, const Tensor& dy, const Rows& rows, int64_t n
                           .rows = rows},
            low_rank_product);
   }
-  return dlow;
 }
 
-void Adapter::forward(Step& step, Tensor y, Tensor x, const Rows& rows, int64_t first) const {
+void Adapter::forward(Step& step, Tensor y, Tensor x, const Rows& rows, int64_t first, Tensor low) const {
   if (is_empty()) return;
   StackScope scope(step.stack);
-  const Tensor low = down(step, x, rows, y.dim(0));
+  if (low.empty()) low = alloc_low(step, y, y.dim(0));
+  down(step, low, x, rows);
   for (const Window& window : windows(first, y.dim(1))) {
     run_op(step,
            LowRankProduct{.y_RM = y,
@@ -97,9 +92,8 @@ void Adapter::forward(Step& step, Tensor y, Tensor x, const Rows& rows, int64_t 
 void Adapter::backward_input(Step& step, const Input& in) const {
   if (is_empty()) return;
   StackScope scope(step.stack);
-  const Tensor dlow = up_bwd(step, in.dy, in.rows, in.dx.dim(0), in.first);
-  if (in.rows.offsets_e1.empty())
-    return gemm(step.stream, {.c_MN = in.dx, .a = dlow, .b = a_->w, .accumulate = in.accumulate});
+  const Tensor dlow = in.dlow.empty() ? alloc_low(step, in.dx, in.dx.dim(0)) : in.dlow;
+  up_bwd(step, dlow, in.dy, in.rows, in.first);
   run_op(step,
          LowRankProduct{.y_RM = in.dx,
                         .x_TK = dlow,
@@ -119,7 +113,15 @@ void Adapter::backward_weight(Step& step, const Weight& in) const {
              gather_x = has_token && in.gather_x;
   const Rows plain = without_token(in.rows), of_dy = gather_dy ? in.rows : plain, of_x = gather_x ? in.rows : plain;
   const int64_t R = in.gather_dy ? in.x.dim(0) : in.dy.dim(0);
-  const Tensor low = down(step, in.x, of_x, R), dlow = up_bwd(step, in.dy, of_dy, R, in.first);
+  Tensor low = in.low, dlow = in.dlow;
+  if (low.empty()) {
+    low = alloc_low(step, in.x, R);
+    down(step, low, in.x, of_x);
+  }
+  if (dlow.empty()) {
+    dlow = alloc_low(step, in.dy, R);
+    up_bwd(step, dlow, in.dy, of_dy, in.first);
+  }
   for (const Window& window : windows(in.first, in.dy.dim(1))) {
     run_op(step,
            LowRankWgrad{.dw_ePQ = b_->dw,
@@ -133,8 +135,6 @@ void Adapter::backward_weight(Step& step, const Weight& in) const {
                         .rows = of_dy},
            low_rank_wgrad);
   }
-  if (plain.offsets_e1.empty())
-    return gemm(step.stream, {.c_MN = a_->dw, .a = dlow, .b = in.x, .trans_a = true, .accumulate = true});
   run_op(step,
          LowRankWgrad{.dw_ePQ = a_->dw,
                       .left_RM = dlow,

@@ -76,6 +76,13 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
   saved.grads.declare(plan, prefix + ".grads", {N, D_}, dtype_);
   if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
+  if (!w1_adapter_.is_empty()) {
+    const Shape low{R, w1_adapter_.low_columns()};
+    saved.w1_low.declare(plan, prefix + ".w1_low", low, dtype_, &RecomputeSpec::expert_up);
+    saved.w1_low_of_dw.declare(plan, prefix + ".w1_low_of_dw", low, dtype_);
+    saved.w1_dlow.declare(plan, prefix + ".w1_dlow", low, dtype_);
+  }
+  if (!w2_adapter_.is_empty()) saved.w2_dlow.declare(plan, prefix + ".w2_dlow", {R, w2_adapter_.low_columns()}, dtype_);
   return own;
 }
 
@@ -88,6 +95,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   const Dispatched in = dispatcher_->dispatch(step, x_TD, *saved.delivery);
   saved.h_R2F.open(step.stack);
+  saved.w1_low.open(step.stack);
   const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
   up(step, a_RF, in, saved);
   const QuantizeContext c = quantize_context(step);
@@ -119,7 +127,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                 expert_up);
   if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
-  w1_adapter_.forward(step, h_R2F, in.source, in.rows);
+  w1_adapter_.forward(step, h_R2F, in.source, in.rows, 0, saved.w1_low.rows(0, a_RF.dim(0)));
   low_rank_activation(step.stream,
                       {.a_RF = a_RF, .h_R2F = h_R2F, .offsets_e1 = in.rows.offsets_e1, .activation = activation_});
 }
@@ -129,6 +137,8 @@ void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_
   Saved& saved = own(base);
   saved.dh_R2F.open(step.stack);
   saved.sa_RF.open(step.stack);
+  if (!w1_adapter_.is_empty()) saved.w1_dlow.open(step.stack);
+  if (!w2_adapter_.is_empty()) saved.w2_dlow.open(step.stack);
   const Tensor weight_R = receive(step, dy_TD, saved);
   const int64_t R = saved.dh_R2F.dim(0);
   StackScope scope(step.stack);
@@ -141,10 +151,12 @@ Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const 
   const Dispatched tokens = dispatcher_->dispatch(step, saved.x_TD, *saved.delivery);
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
+  saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
     up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
   });
+  if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
   const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
@@ -178,14 +190,16 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
                           .w1_e2FD = w1_operands_.w_for_dx(step),
                           .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
                 d_expert_up);
-  w1_adapter_.backward_input(step,
-                             {.dx = dx_RD, .dy = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}});
+  w1_adapter_.backward_input(
+      step,
+      {.dx = dx_RD, .dy = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}, .dlow = saved.w1_dlow});
 }
 
 void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const {
   StackScope scope(step.stack);
   const Tensor g_RF = step.alloc(saved.sa_RF.shape, dtype_);
-  w2_adapter_.backward_input(step, {.dx = g_RF, .dy = saved.grads, .rows = saved.grad_rows, .accumulate = false});
+  w2_adapter_.backward_input(
+      step, {.dx = g_RF, .dy = saved.grads, .rows = saved.grad_rows, .accumulate = false, .dlow = saved.w2_dlow});
   d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,
                                       .dweight_R = dweight_R,
                                       .g_RF = g_RF,
@@ -197,9 +211,14 @@ void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor we
 
 void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
   const Saved& saved = own(base);
-  w2_adapter_.backward_weight(step, {.dy = saved.grads, .x = saved.sa_RF, .rows = saved.grad_rows, .gather_dy = true});
-  w1_adapter_.backward_weight(step,
-                              {.dy = saved.dh_R2F, .x = saved.tokens, .rows = saved.token_rows, .gather_x = true});
+  w2_adapter_.backward_weight(
+      step, {.dy = saved.grads, .x = saved.sa_RF, .rows = saved.grad_rows, .gather_dy = true, .dlow = saved.w2_dlow});
+  w1_adapter_.backward_weight(step, {.dy = saved.dh_R2F,
+                                     .x = saved.tokens,
+                                     .rows = saved.token_rows,
+                                     .gather_x = true,
+                                     .low = saved.w1_low_of_dw,
+                                     .dlow = saved.w1_dlow});
   const QuantizeContext c = quantize_context(step);
   if (w2_.has_grad) {
     StackScope scope(step.stack);

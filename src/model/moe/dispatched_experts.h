@@ -25,6 +25,9 @@ class DispatchedExperts final : public RoutedExperts {
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
     WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
+    // Where the weights have adapters: A x of W1's, and B^T dy of both.
+    SavedTensor w1_low;
+    WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
   };
   // Error{usage} as make_routed_experts() says.
   DispatchedExperts(const LayerContext& c, const std::string& prefix);
