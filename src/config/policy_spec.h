@@ -27,9 +27,19 @@ inline constexpr std::pair<const char*, PrecisionRecipe> kPrecisionRecipeNames[]
 
 constexpr const char* name_of(PrecisionRecipe recipe) { return kPrecisionRecipeNames[static_cast<int>(recipe)].first; }
 
+// The operands of the products that give gradients of weights.
+enum class WeightGradientPrecision : int {
+  recipe,   // quantised as the recipe says
+  compute,  // in the dtype of precision.compute
+};
+
+inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
+    {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
+
 struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
   PrecisionRecipe recipe = PrecisionRecipe::none;
+  WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
   std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
   bool operator==(const PrecisionSpec&) const = default;
 };

@@ -202,8 +202,11 @@ void check_whole_tensors(const RunSpec& s) {
 }
 
 void check_precision(const RunSpec& s) {
-  if (s.precision.recipe == PrecisionRecipe::none)
-    return refuse_idle(s, "precision.keep", "precision.recipe is \"none\"; set a recipe, or remove it");
+  if (s.precision.recipe == PrecisionRecipe::none) {
+    for (const char* key : {"precision.keep", "precision.weight_gradients"})
+      refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
+    return;
+  }
   MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu || s.precision.recipe == PrecisionRecipe::fp8_block,
                 "precision.recipe = \"{}\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or run.device = "
                 "\"cpu\"{}",

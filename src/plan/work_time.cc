@@ -21,6 +21,9 @@ constexpr double kQuantizerBytes = 1;
 
 bool is_quantized(const std::string& op, const TimeContext& c) {
   if (products_precision(c.spec, c.assume, c.machine) == PlanPrecision::of_recipe) return false;
+  const bool is_assumed = c.assume.precision != PlanPrecision::of_recipe;
+  if (op == "expert_wgrad" && !is_assumed && c.spec.precision.weight_gradients == WeightGradientPrecision::compute)
+    return false;
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
 }
 

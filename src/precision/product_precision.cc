@@ -142,12 +142,12 @@ Operand ProductPrecision::w_for_dx(const QuantizeContext& c, Tensor w) const {
 }
 
 Operand ProductPrecision::x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
-  if (recipe_ == PrecisionRecipe::none) return x_TC;
+  if (has_plain_dw()) return x_TC;
   return quantised(c, x_TC, rows, formats_of(recipe_).x_for_dw, true);
 }
 
 Operand ProductPrecision::dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
-  if (recipe_ == PrecisionRecipe::none) return dy_TC;
+  if (has_plain_dw()) return dy_TC;
   return quantised(c, dy_TC, rows, formats_of(recipe_).dy_for_dw, true);
 }
 

@@ -45,8 +45,9 @@ class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
   // seed, key: of the draws of stochastic rounding. key tells parameters apart.
-  ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {})
-      : recipe_(recipe), seed_(seed), key_(key), experts_(experts) {}
+  ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
+                   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe)
+      : recipe_(recipe), seed_(seed), key_(key), experts_(experts), weight_gradients_(weight_gradients) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -54,7 +55,8 @@ class ProductPrecision {
   // dx = dy W. A quantised w is transposed.
   Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
   Operand w_for_dx(const QuantizeContext& c, Tensor w) const;
-  // dW = dy^T x. Quantised operands are transposed.
+  // dW = dy^T x. Quantised operands are transposed. With WeightGradientPrecision::compute they are the
+  // tensors.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
@@ -63,6 +65,7 @@ class ProductPrecision {
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
   void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
+  bool has_plain_dw() const { return is_plain() || weight_gradients_ == WeightGradientPrecision::compute; }
   bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
 
  private:
@@ -78,6 +81,7 @@ class ProductPrecision {
   uint64_t seed_ = 0;
   uint32_t key_ = 0;
   ExpertRange experts_;
+  WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
 };
 
 }  // namespace moebius

@@ -84,6 +84,22 @@ TEST_P(ProductPrecisionTest, BackwardReadsTheWeightsOfForward) {
   }
 }
 
+// The other products are quantised as before.
+TEST_P(ProductPrecisionTest, WeightGradientsInComputeReadTheTensors) {
+  const ProductPrecision mixed(GetParam(), 1, 2, {}, WeightGradientPrecision::compute);
+  const QuantizeContext c = context();
+  Array x = Array::normal({150, 200}, DType::bf16, 1);
+  for (const Operand& operand : {mixed.x_for_dw(c, x.tensor()), mixed.dy_for_dw(c, x.tensor())}) {
+    EXPECT_TRUE(operand.is_plain());
+    EXPECT_FALSE(operand.transposed);
+    EXPECT_EQ(operand.data.data, x.tensor().data);
+  }
+  EXPECT_EQ(values_of(mixed.x(c, x.tensor())), values_of(precision_.x(c, x.tensor())));
+  EXPECT_EQ(values_of(mixed.dy(c, x.tensor())), values_of(precision_.dy(c, x.tensor())));
+  EXPECT_EQ(values_of(mixed.w(c, x.tensor())), values_of(precision_.w(c, x.tensor())));
+  EXPECT_EQ(values_of(mixed.w_for_dx(c, x.tensor())), values_of(precision_.w_for_dx(c, x.tensor())));
+}
+
 TEST(ProductPrecision, WithoutARecipeOperandsAreTheTensors) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool);

@@ -264,6 +264,23 @@ TEST_F(QuantisedOnGpu, RecomputeAndFusionChangeNoBit) {
   }
 }
 
+// Products of both kinds follow each other, on the tensor and on its quantised copy.
+TEST_F(QuantisedOnGpu, WeightGradientsInBf16AreThoseOfEagerStepsAndOfTheCpu) {
+  const auto in_bf16 = [](EngineSpec spec) {
+    spec.precision.weight_gradients = WeightGradientPrecision::compute;
+    return spec;
+  };
+  Engine captured(in_bf16(spec(DeviceKind::cuda))), eager(in_bf16(spec(DeviceKind::cuda, false)));
+  EXPECT_EQ(train(initialised(captured), 4), train(initialised(eager), 4));
+  EXPECT_EQ(masters(captured), masters(eager));
+  EngineSpec plain = spec(DeviceKind::cpu);
+  plain.precision = {.compute = DType::f32};
+  const auto gpu = losses_of(in_bf16(spec(DeviceKind::cuda))), cpu = losses_of(in_bf16(spec(DeviceKind::cpu))),
+             exact = losses_of(plain);
+  EXPECT_NE(gpu, losses_of(spec(DeviceKind::cuda)));
+  EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+}
+
 // The bound is that of OnGpu: a run is the curve of f32 with noise, here that of FP8, which the CPU's own run shows.
 TEST_F(QuantisedOnGpu, LossesAreThoseOfTheCpu) {
   EngineSpec plain = spec(DeviceKind::cpu);

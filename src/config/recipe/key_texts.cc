@@ -251,6 +251,10 @@ std::vector<KeyText> other_texts() {
        "([numerics.md](../design/numerics.md#quantised-products)). It is for attention projections, dense and "
        "shared MLPs, and experts. `none` computes in `precision.compute`. A Hopper GPU "
        "has `none` and `fp8_block`, another GPU `none`."},
+      {"precision.weight_gradients",
+       "The operands of the products that give gradients of weights: `recipe` quantises them as `precision.recipe` "
+       "says, `compute` leaves them in `precision.compute`, which saves their transposed copies. `moebius bench "
+       "precision` times both."},
       {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "

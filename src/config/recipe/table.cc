@@ -328,6 +328,8 @@ std::vector<RecipeKey> policy_keys() {
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
+      precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
+                      {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
   };

@@ -33,7 +33,7 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts) {
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts};
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients};
 }
 
 class WeightOperands::Copies : public WeightCopies {
