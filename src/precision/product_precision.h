@@ -55,8 +55,7 @@ class ProductPrecision {
   // dx = dy W. A quantised w is transposed.
   Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
   Operand w_for_dx(const QuantizeContext& c, Tensor w) const;
-  // dW = dy^T x. Quantised operands are transposed. With WeightGradientPrecision::compute they are the
-  // tensors.
+  // dW = dy^T x. Quantised operands are transposed; WeightGradientPrecision::compute has the tensors.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
