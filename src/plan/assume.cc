@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "core/error.h"
@@ -110,10 +111,12 @@ double Assumptions::slowest_of(int64_t ranks, const PlanMachine& machine) const 
 
 Assumptions parse_assumptions(const std::vector<std::string>& texts) {
   Assumptions a;
+  std::set<std::string> seen;
   for (const std::string& text : texts) {
     const size_t equal = text.find('=');
     MOEBIUS_CHECK(usage, equal != std::string::npos, "--assume: expected KEY=VALUE; got \"{}\"", text);
     const std::string key = text.substr(0, equal), value = text.substr(equal + 1);
+    MOEBIUS_CHECK(usage, seen.insert(key).second, "--assume: expected each key once; got {} twice", key);
     if (key == "system") {
       a.system = value_of(kSystems, key, value);
     } else if (key == "dispatcher") {

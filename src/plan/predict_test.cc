@@ -114,6 +114,10 @@ TEST(Predict, AssumptionsActAsTheySay) {
   EXPECT_NEAR(step({"dispatcher=alltoall", "jitter=0", "straggler=0.5"}),
               1.5 * step({"dispatcher=alltoall", "jitter=0"}), 1e-6 * plain);
   EXPECT_THAT(refused([] { parse_assumptions({"weather=good"}); }), HasSubstr("unknown key \"weather\"; the keys are"));
+  EXPECT_THAT(refused([] {
+                parse_assumptions({"jitter=0.1", "jitter=0.2"});
+              }),
+              HasSubstr("--assume: expected each key once; got jitter twice"));
   EXPECT_THAT(refused([] { parse_assumptions({"graphs=some"}); }),
               HasSubstr("expected one of recipe, none, partial, full"));
   EXPECT_THAT(refused([&] { predict(parts, run, 12, machine("h100"), {}); }), HasSubstr("12"));

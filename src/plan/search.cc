@@ -221,6 +221,13 @@ bool Search::fit_in_memory(Candidate c) {
   };
   const Prediction plain = timed(c, {}, Memory::fullest_stages);
   if (fits(plain) && try_set({})) return true;
+  // Recompute frees saved tensors, and at most all of them; what else a rank holds it keeps.
+  const RankMemory& rank = plain.fullest_rank();
+  const auto kept = static_cast<double>(rank.total() - rank.of(Life::saved) - rank.of(Life::stack));
+  if (kept > bytes_) {
+    least_bytes_ = std::min(least_bytes_, kept);
+    return false;
+  }
   const bool some_fit = fits(timed(c, every, Memory::fullest_stages));
   if (some_fit)
     for (const RecomputeSpec& set : sets_that_may_fit(c, plain))
