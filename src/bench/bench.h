@@ -62,6 +62,9 @@ struct BenchSpec {
   // step, instead of adding to them.
   bool first_micro_batch = false;
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  // A GPU is timed while it is busy, at the clocks that its power limit leaves in a long run. Otherwise each
+  // line begins after a second of rest.
+  bool under_load = false;
 };
 
 // Measures matrix rates in bf16 and f32 with our gemm. It is [2048, 2048] x [2048, 2048]^T on the

@@ -31,15 +31,17 @@ class BenchTensors {
 // A device, and timed work on it.
 class BenchDevice {
  public:
-  explicit BenchDevice(const BenchSpec& spec) : BenchDevice(spec.device, spec.threads, spec.runs, spec.kernels) {}
+  explicit BenchDevice(const BenchSpec& spec) : BenchDevice(spec.device, spec.threads, spec.runs, spec.kernels) {
+    under_load_ = spec.under_load;
+  }
   BenchDevice(DeviceKind device, int threads, int64_t runs, KernelChoice kernels = KernelChoice::automatic);
   Stream& stream() { return *stream_; }
   ThreadPool& pool() { return pool_; }
   bool is_gpu() const { return gpu_ != nullptr; }
 
   // Fills median, min and runs, and returns how often body was called.
-  // A GPU is timed by its own clock, after a second of rest. Its caches are overwritten
-  // before each run.
+  // A GPU is timed by its own clock, after a second of rest, or of the same work (BenchSpec::under_load).
+  // Its caches are overwritten before each run.
   int64_t time(BenchLine& line, const std::function<void()>& body);
   // Returns the time of every op of body, summed over the runs. The ops run one after the other, in
   // the order of body.
@@ -49,6 +51,8 @@ class BenchDevice {
   Ceilings measure_ceilings(double scale);
 
  private:
+  // Runs body for a second.
+  void warm(const std::function<void()>& body);
   double time_once(const std::function<void()>& body);
   int64_t runs_for(double first_ms) const;
 
@@ -58,6 +62,7 @@ class BenchDevice {
   std::unique_ptr<BenchTensors> tensors_;
   Tensor flush_;  // larger than the caches; only on a GPU
   int64_t runs_;
+  bool under_load_ = false;
 };
 
 // Returns the least time of ops that run one after the other. Each takes the time of its arithmetic
