@@ -1,5 +1,5 @@
-// AdamW over flat ranges of parameters, and the global gradient norm that clips it. Both take all
-// tensors of a model at once: on a GPU one kernel serves dozens of them.
+// AdamW and SGD over flat ranges of parameters, and the global gradient norm that clips gradients.
+// Each takes all tensors of a model at once: on a GPU one kernel serves dozens of them.
 #pragma once
 
 #include <span>
@@ -26,8 +26,8 @@ Cost cost(const SumSquares& a);
 // norm[0] = sqrt(sum_squares[0])
 // scale[0] = min(1, clip / (norm[0] + 1e-6)),  or 1 without clipping (clip == 0)
 //
-// norm and scale are f32 [1]. A norm that is not finite in f32 gives a scale of NaN; adamw then
-// changes nothing.
+// norm and scale are f32 [1]. A norm that is not finite in f32 gives a scale of NaN; adamw and
+// sgd then change nothing.
 struct ClipScale {
   Tensor norm_1, scale_1;  // out f32
   Tensor sum_squares_1;    // in f64
@@ -57,5 +57,26 @@ struct AdamW {
 };
 void adamw(Stream& s, const AdamW& a);
 Cost cost(const AdamW& a);
+
+// SGD with momentum (Sutskever et al., ICML 2013, as torch.optim.SGD without dampening), and with the
+// decoupled weight decay of arXiv 1711.05101, algorithm 1:
+//   g = grad * scale[0];  m = momentum m + g
+//   master = master (1 - lr wd) - lr m
+//   param = master rounded to its dtype (param may be the master itself in f32)
+//
+// m is empty in all tensors when momentum is 0. grad, scale and lr_and_step_2 are as in AdamW.
+struct SgdTensors {
+  Tensor param_n, master_n, m_n;  // out f32 or bf16, inout f32
+  Tensor grad_n;                  // in f32
+  float weight_decay = 0;
+};
+struct Sgd {
+  std::span<const SgdTensors> tensors;
+  Tensor scale_1;        // in f32
+  Tensor lr_and_step_2;  // in f64 [lr, step], may be empty
+  float lr = 0, momentum = 0;
+};
+void sgd(Stream& s, const Sgd& a);
+Cost cost(const Sgd& a);
 
 }  // namespace moebius
