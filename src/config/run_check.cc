@@ -137,6 +137,19 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
+// A key of another optimizer than the one that runs.
+void check_optimizer(const RunSpec& s) {
+  const bool sgd = s.optimizer.kind == OptimizerKind::sgd;
+  const auto check_unset = [&](const std::string& key) {
+    const auto from = s.provenance.find(key);
+    MOEBIUS_CHECK(usage, from == s.provenance.end() || from->second == "default",
+                  "{} has no meaning with optimizer.name = \"{}\"; remove it or choose \"{}\"{}", key,
+                  sgd ? "sgd" : "adamw", sgd ? "adamw" : "sgd", origin(s, key));
+  };
+  if (!sgd) return check_unset("optimizer.momentum");
+  for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"}) check_unset(key);
+}
+
 void check_sinkhorn(const RunSpec& s) {
   const BalanceSpec& b = s.moe;
   MOEBIUS_CHECK(usage, !b.sinkhorn || !(b.aux || b.seq_aux || b.global_aux || b.bias || b.force_balance),
@@ -325,6 +338,7 @@ void RunSpec::check(int64_t world_size) const {
   check_valid_weights(*this);
   check_batches(*this, world_size);
   check_schedule(*this);
+  check_optimizer(*this);
   check_balance(*this);
   check_mtp(*this);
   check_idle_moe_keys(*this);

@@ -87,6 +87,15 @@ TEST(Check, Model) {
 TEST(Check, Schedule) {
   EXPECT_THAT(check_error({"optimizer.min_lr=0.6"}),
               HasSubstr("optimizer.min_lr must be at most lr = 0.5; got 0.6 [--set]"));
+  EXPECT_THAT(check_error({"optimizer.momentum=0.5"}),
+              HasSubstr("optimizer.momentum has no meaning with optimizer.name = \"adamw\"; remove it or choose "
+                        "\"sgd\" [--set]"));
+  for (const char* key : {"beta1", "beta2", "eps"})
+    EXPECT_THAT(check_error({"optimizer.name=sgd", fmt::format("optimizer.{}=0.5", key)}),
+                HasSubstr(fmt::format("optimizer.{} has no meaning with optimizer.name = \"sgd\"; remove it or choose "
+                                      "\"adamw\" [--set]",
+                                      key)));
+  parse({"optimizer.name=sgd", "optimizer.momentum=0"}).check(1);
   EXPECT_THAT(check_error({"optimizer.min_lr=0.1", "optimizer.schedule=constant"}),
               HasSubstr("min_lr = 0.1 has no meaning in schedule \"constant\""));
   EXPECT_THAT(check_error({"optimizer.decay_steps=3"}),

@@ -125,7 +125,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     add(m, Life::grad, bucket.numel * 4);
     for_owned(spec, place, bucket, [&](int64_t owned) {
       if (bucket.dtype != DType::f32) add(m, Life::master, 4 * aligned(owned));
-      add(m, Life::optimizer, 2 * 4 * aligned(owned));
+      add(m, Life::optimizer, num_moments(spec.optimizer.value()) * 4 * aligned(owned));
     });
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);

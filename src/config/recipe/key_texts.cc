@@ -177,7 +177,7 @@ std::vector<KeyText> train_texts() {
 
 std::vector<KeyText> optimizer_texts() {
   return {
-      {"optimizer.name", "The optimizer. `adamw` is the only one, with f32 master weights and moments."},
+      {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum. Master weights and state are f32."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -186,9 +186,11 @@ std::vector<KeyText> optimizer_texts() {
        "The learning rate after the warm-up: constant, decaying over all steps (cosine or linear), or "
        "decaying only at the end (`wsd`)."},
       {"optimizer.weight_decay", "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
-      {"optimizer.beta1", "Decay of Adam's first moment."},
-      {"optimizer.beta2", "Decay of Adam's second moment."},
-      {"optimizer.eps", "Epsilon that is added to the root of the second moment."},
+      {"optimizer.beta1", "`adamw`: decay of the first moment."},
+      {"optimizer.beta2", "`adamw`: decay of the second moment."},
+      {"optimizer.eps", "`adamw`: epsilon that is added to the root of the second moment."},
+      {"optimizer.momentum",
+       "`sgd`: the share of the running sum of gradients that is kept. With 0 there is no state."},
       {"optimizer.clip", "The global norm that gradients are scaled down to. 0 turns clipping off."},
   };
 }

@@ -7,5 +7,6 @@ namespace moebius::cuda {
 void sum_squares(Stream&, const SumSquares&) { missing_cuda("sum_squares"); }
 void clip_scale(Stream&, const ClipScale&) { missing_cuda("clip_scale"); }
 void adamw(Stream&, const AdamW&) { missing_cuda("adamw"); }
+void sgd(Stream&, const Sgd&) { missing_cuda("sgd"); }
 
 }  // namespace moebius::cuda

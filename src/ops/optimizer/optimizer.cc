@@ -95,4 +95,38 @@ Cost cost(const AdamW& a) {
   return all;
 }
 
+void sgd(Stream& s, const Sgd& a) {
+  const char* who = "sgd";
+  for (const SgdTensors& t : a.tensors) {
+    const Shape n{t.master_n.numel()};
+    check_tensor(who, "param", t.param_n, t.param_n.dtype == DType::bf16 ? DType::bf16 : DType::f32, n);
+    check_tensor(who, "master", t.master_n, DType::f32, n);
+    if (a.momentum != 0) check_tensor(who, "m", t.m_n, DType::f32, n);
+    check_tensor(who, "grad", t.grad_n, DType::f32, n);
+  }
+  check_tensor(who, "scale", a.scale_1, DType::f32, {1});
+  if (!a.lr_and_step_2.empty()) check_tensor(who, "lr_and_step", a.lr_and_step_2, DType::f64, {2});
+  OpScope scope(s, who, cost(a));
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::sgd(s, a);
+    case DeviceKind::cuda:
+      return cuda::sgd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// Master and m are read and written, grad is read; param is written unless it is the master.
+Cost cost(const Sgd& a) {
+  Cost all;
+  for (const SgdTensors& t : a.tensors) {
+    const bool own_param = t.param_n.dtype != DType::f32 || t.param_n.data != t.master_n.data;
+    const int64_t accesses = a.momentum == 0 ? 3 : 5;
+    all.flops += 6.0 * t.master_n.numel();
+    all.bytes += static_cast<double>(accesses * t.master_n.num_bytes() + (own_param ? t.param_n.num_bytes() : 0));
+  }
+  return all;
+}
+
 }  // namespace moebius

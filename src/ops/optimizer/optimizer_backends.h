@@ -9,17 +9,20 @@ namespace moebius {
 struct SumSquares;
 struct ClipScale;
 struct AdamW;
+struct Sgd;
 
 namespace cpu {
 void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
+void sgd(Stream& s, const Sgd& a);
 }  // namespace cpu
 
 namespace cuda {
 void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
+void sgd(Stream& s, const Sgd& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -98,6 +98,58 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
   }
 }
 
+// Each step's error in f32 is a few roundings of numbers of the size of the master and of m.
+TEST_P(OptimizerTest, SgdEqualsItsReference) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const double momentum : {0.0, 0.875}) {
+      for (const int64_t n : {0, 1, 7, 1000, 70001}) {
+        Array master = Array::normal({n}, DType::f32, 1), grad = Array::normal({n}, DType::f32, 2), m({n}, DType::f32),
+              param = Array::poisoned({n}, dtype), scale = Array::of({1}, DType::f32, {0.5}),
+              lr_and_step = Array::of({2}, DType::f64, {0.125, 7});
+        Array alone = master, alone_m = m;
+        Values want = master.values(), want_m = m.values();
+        for (int step = 0; step < 3; ++step) {
+          ref::sgd({.master = want,
+                    .m = want_m,
+                    .grad = grad.values(),
+                    .scale = 0.5,
+                    .lr = 0.125,
+                    .momentum = momentum,
+                    .weight_decay = 0.25});
+          SgdTensors t{.param_n = param.tensor(),
+                       .master_n = master.tensor(),
+                       .m_n = momentum == 0 ? Tensor{} : m.tensor(),
+                       .grad_n = grad.tensor(),
+                       .weight_decay = 0.25f};
+          Sgd a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 0.125f, .momentum = static_cast<float>(momentum)};
+          sgd(s_, a);
+          t.param_n = t.master_n = alone.tensor();
+          if (momentum != 0) t.m_n = alone_m.tensor();
+          a.lr = 99;  // lr in memory takes its place
+          a.lr_and_step_2 = lr_and_step.tensor();
+          sgd(s_, a);
+        }
+        const double error = 3 * 4 * testing::epsilon(DType::f32);
+        testing::expect_close("master", master.values(), want, error, 1e-12);
+        if (momentum != 0) testing::expect_close("m", m.values(), want_m, error, 1e-12);
+        testing::expect_close("param", param.values(), master.values(), testing::epsilon(dtype), 0);
+        EXPECT_EQ(alone.bytes(), master.bytes());
+      }
+    }
+  }
+}
+
+TEST_P(OptimizerTest, SgdChangesNothingWhenTheScaleIsNaN) {
+  Array master = Array::normal({100}, DType::f32, 1), grad = Array::normal({100}, DType::f32, 2), m({100}, DType::f32),
+        scale = Array::of({1}, DType::f32, {kNaN});
+  const auto before = master.bytes();
+  const SgdTensors t{
+      .param_n = master.tensor(), .master_n = master.tensor(), .m_n = m.tensor(), .grad_n = grad.tensor()};
+  sgd(s_, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 1, .momentum = 0.5f});
+  EXPECT_EQ(master.bytes(), before);
+  EXPECT_EQ(m.values(), Values(100, 0.0));
+}
+
 // In memory, where a CUDA graph reads them, lr and step give the same bits.
 TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),

@@ -14,6 +14,7 @@ namespace moebius {
 class AdamWOptimizer final : public Optimizer {
  public:
   static constexpr std::array<std::string_view, 2> kStatePrefixes{"adam_m.", "adam_v."};
+  static int64_t num_moments(const OptimizerSpec&) { return 2; }
 
   // Arguments are those of make_optimizer().
   AdamWOptimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);

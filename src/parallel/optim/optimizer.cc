@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "parallel/optim/adamw.h"
+#include "parallel/optim/sgd.h"
 
 namespace moebius {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 struct OptimizerEntry {
   OptimizerKind kind;
   std::span<const std::string_view> state_prefixes;
+  int64_t (*num_moments)(const OptimizerSpec& spec);
   std::unique_ptr<Optimizer> (*make)(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
 };
 
@@ -22,16 +24,23 @@ std::unique_ptr<Optimizer> make(const OptimizerSpec& spec, const ParamTable& par
 }
 
 constexpr OptimizerEntry kOptimizers[] = {
-    {OptimizerKind::adamw, AdamWOptimizer::kStatePrefixes, make<AdamWOptimizer>},
+    {OptimizerKind::adamw, AdamWOptimizer::kStatePrefixes, AdamWOptimizer::num_moments, make<AdamWOptimizer>},
+    {OptimizerKind::sgd, SgdOptimizer::kStatePrefixes, SgdOptimizer::num_moments, make<SgdOptimizer>},
 };
+
+const OptimizerEntry& entry_of(OptimizerKind kind) {
+  for (const OptimizerEntry& each : kOptimizers)
+    if (each.kind == kind) return each;
+  MOEBIUS_FAIL(internal, "optimizer: unknown kind {}", static_cast<int>(kind));
+}
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) {
-  for (const OptimizerEntry& each : kOptimizers)
-    if (each.kind == spec.kind) return each.make(spec, params, plan);
-  MOEBIUS_FAIL(internal, "make_optimizer: unknown kind {}", static_cast<int>(spec.kind));
+  return entry_of(spec.kind).make(spec, params, plan);
 }
+
+int64_t num_moments(const OptimizerSpec& spec) { return entry_of(spec.kind).num_moments(spec); }
 
 bool is_optimizer_state(std::string_view tensor_name) {
   return std::any_of(std::begin(kOptimizers), std::end(kOptimizers), [&](const OptimizerEntry& each) {

@@ -56,6 +56,9 @@ class Optimizer {
 // after make_sharding(), and before the plan is bound. The references outlive it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
 
+// Returns how many tensors of state, f32, the optimizer that spec names has for each parameter.
+int64_t num_moments(const OptimizerSpec& spec);
+
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);
 

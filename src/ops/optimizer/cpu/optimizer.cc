@@ -39,6 +39,19 @@ void update(T* param, float* master, float* m, float* v, const float* grad, int6
   }
 }
 
+// m is null without momentum.
+template <class T>
+void update_sgd(T* param, float* master, float* m, const float* grad, int64_t n, float scale, float momentum,
+                float keep, float lr) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    float change = grad[i] * scale;
+    if (m) change = m[i] = momentum * m[i] + change;
+    master[i] = keep * master[i] - lr * change;
+    param[i] = from_f32<T>(master[i]);
+  }
+}
+
 // In 32 sums, so that it is bound by memory and not by the latency of one.
 double squares_of(const float* x, int64_t n) {
   constexpr int64_t kSums = 32;
@@ -97,6 +110,23 @@ void adamw(Stream& s, const AdamW& a) {
       parallel_rows(s.pool(), t.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
         update(t.param_n.ptr<T>() + begin, t.master_n.ptr<float>() + begin, t.m_n.ptr<float>() + begin,
                t.v_n.ptr<float>() + begin, t.grad_n.ptr<float>() + begin, end - begin, scale, coefficients);
+      });
+    });
+  }
+}
+
+void sgd(Stream& s, const Sgd& a) {
+  const float scale = *a.scale_1.ptr<float>();
+  if (std::isnan(scale)) return;
+  const float lr = a.lr_and_step_2.empty() ? a.lr : static_cast<float>(a.lr_and_step_2.ptr<double>()[0]);
+  for (const SgdTensors& t : a.tensors) {
+    const float keep = static_cast<float>(1.0 - double{lr} * t.weight_decay);
+    with_float_type(t.param_n.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      parallel_rows(s.pool(), t.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+        float* m = a.momentum == 0 ? nullptr : t.m_n.ptr<float>() + begin;
+        update_sgd(t.param_n.ptr<T>() + begin, t.master_n.ptr<float>() + begin, m, t.grad_n.ptr<float>() + begin,
+                   end - begin, scale, a.momentum, keep, lr);
       });
     });
   }

@@ -122,7 +122,7 @@ __global__ void clip_scale_kernel(float* norm, float* scale, const double* sum_s
 template <class T>
 struct Update {
   T* param;
-  float *master, *m, *v;
+  float *master, *m, *v;  // m and v are null where the optimizer has none
   const float* grad;
   int64_t n;
   float weight_decay;
@@ -180,6 +180,46 @@ __device__ __forceinline__ void update_piece(const Update<T>& t, const StepScala
   }
 }
 
+template <int kNum, class T>
+__device__ __forceinline__ void update_sgd_piece(const Update<T>& t, float momentum, float lr, float scale,
+                                                 int64_t begin) {
+  const float keep = static_cast<float>(1.0 - static_cast<double>(lr) * t.weight_decay);
+  const int64_t end = min(t.n, begin + kPiece);
+  for (int64_t i = begin + threadIdx.x * kNum; i < end; i += kThreads * kNum) {
+    float g[kNum], m[kNum], master[kNum];
+    load(g, t.grad + i);
+    load(master, t.master + i);
+    if (t.m) load(m, t.m + i);
+#pragma unroll
+    for (int j = 0; j < kNum; ++j) {
+      g[j] *= scale;
+      if (t.m) g[j] = m[j] = momentum * m[j] + g[j];
+      master[j] = keep * master[j] - lr * g[j];
+    }
+    if (t.m) store(t.m + i, m);
+    store(t.master + i, master);
+    store(t.param + i, master);
+  }
+}
+
+// Blocks take turns with the pieces of all tensors. lr_1 may be null: then it is lr.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    sgd_kernel(const __grid_constant__ Tensors<Update<T>> tensors, const float* scale_1, const double* lr_1, float lr,
+               float momentum, int num_pieces) {
+  const float scale = *scale_1;
+  if (isnan(scale)) return;
+  if (lr_1) lr = static_cast<float>(*lr_1);
+  for (int piece = blockIdx.x; piece < num_pieces; piece += gridDim.x) {
+    const Update<T>& t = owner_of(tensors, piece);
+    const int64_t begin = static_cast<int64_t>(piece - t.first) * kPiece;
+    if (t.whole)
+      update_sgd_piece<4>(t, momentum, lr, scale, begin);
+    else
+      update_sgd_piece<1>(t, momentum, lr, scale, begin);
+  }
+}
+
 // Blocks take turns with the pieces of all tensors.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
@@ -200,25 +240,47 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-template <class T>
-void update_all(Stream& s, std::span<const AdamWTensors> tensors, const StepScalars& step) {
-  const auto make = [](const AdamWTensors& t) {
-    Update<T> u{.param = t.param_n.ptr<T>(),
-                .master = t.master_n.ptr<float>(),
-                .m = t.m_n.ptr<float>(),
-                .v = t.v_n.ptr<float>(),
-                .grad = t.grad_n.ptr<float>(),
+// launch(tensors, blocks, number of pieces) for the tensors whose parameters are of type T.
+template <class T, class From, class Moments, class Launch>
+void update_all(Stream& s, std::span<const From> tensors, Moments&& set_moments, Launch&& launch) {
+  const auto make = [&](const From& t) {
+    Update<T> u{.param = t.param_n.template ptr<T>(),
+                .master = t.master_n.template ptr<float>(),
+                .grad = t.grad_n.template ptr<float>(),
                 .n = t.master_n.numel(),
                 .weight_decay = t.weight_decay};
-    u.whole = is_whole(u.n, 4, u.param, u.master, u.m, u.v, u.grad);
+    set_moments(u, t);
+    u.whole = is_whole(u.n, 4, u.param, u.master, u.m, u.v, u.grad);  // null is aligned
     return u;
   };
-  const auto pieces = [](const AdamWTensors& t) {
+  const auto pieces = [](const From& t) {
     return t.param_n.dtype == dtype_of<T> ? div_ceil(t.master_n.numel(), int64_t{kPiece}) : 0;
   };
   for_each_group<Update<T>>(tensors, make, pieces, [&](const Tensors<Update<T>>& group, int num_pieces) {
-    const int blocks = std::min(num_pieces, limited_blocks(s, kMaxBlocks));
+    launch(group, std::min(num_pieces, limited_blocks(s, kMaxBlocks)), num_pieces);
+  });
+}
+
+template <class T>
+void adamw_of(Stream& s, const AdamW& a, const StepScalars& step) {
+  const auto set_moments = [](Update<T>& u, const AdamWTensors& t) {
+    u.m = t.m_n.ptr<float>();
+    u.v = t.v_n.ptr<float>();
+  };
+  update_all<T>(s, a.tensors, set_moments, [&](const Tensors<Update<T>>& group, int blocks, int num_pieces) {
     adamw_kernel<<<blocks, kThreads, 0, cuda_stream(s)>>>(group, step, num_pieces);
+  });
+}
+
+template <class T>
+void sgd_of(Stream& s, const Sgd& a) {
+  const auto set_moments = [&](Update<T>& u, const SgdTensors& t) {
+    u.m = a.momentum == 0 ? nullptr : t.m_n.ptr<float>();
+  };
+  const double* lr_1 = a.lr_and_step_2.empty() ? nullptr : a.lr_and_step_2.ptr<double>();
+  update_all<T>(s, a.tensors, set_moments, [&](const Tensors<Update<T>>& group, int blocks, int num_pieces) {
+    sgd_kernel<<<blocks, kThreads, 0, cuda_stream(s)>>>(group, a.scale_1.ptr<float>(), lr_1, a.lr, a.momentum,
+                                                        num_pieces);
   });
 }
 
@@ -258,9 +320,15 @@ void adamw(Stream& s, const AdamW& a) {
                          .beta1 = a.beta1,
                          .beta2 = a.beta2,
                          .eps = a.eps};
-  update_all<float>(s, a.tensors, step);
-  update_all<bf16>(s, a.tensors, step);
+  adamw_of<float>(s, a, step);
+  adamw_of<bf16>(s, a, step);
   check_launch("adamw");
+}
+
+void sgd(Stream& s, const Sgd& a) {
+  sgd_of<float>(s, a);
+  sgd_of<bf16>(s, a);
+  check_launch("sgd");
 }
 
 }  // namespace moebius::cuda
