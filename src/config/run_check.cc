@@ -137,17 +137,18 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
-// A key of another optimizer than the one that runs.
 void check_optimizer(const RunSpec& s) {
-  const bool sgd = s.optimizer.kind == OptimizerKind::sgd;
-  const auto check_unset = [&](const std::string& key) {
-    const auto from = s.provenance.find(key);
-    MOEBIUS_CHECK(usage, from == s.provenance.end() || from->second == "default",
-                  "{} has no meaning with optimizer.name = \"{}\"; remove it or choose \"{}\"{}", key,
-                  sgd ? "sgd" : "adamw", sgd ? "adamw" : "sgd", origin(s, key));
-  };
-  if (!sgd) return check_unset("optimizer.momentum");
-  for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"}) check_unset(key);
+  const OptimizerSpec& o = s.optimizer;
+  if (o.kind == OptimizerKind::adamw)
+    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\", or remove it");
+  else
+    for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
+      refuse_idle(s, key, "optimizer.name is \"sgd\"; choose \"adamw\", or remove it");
+  if (o.kind == OptimizerKind::sgd && o.momentum == 0)
+    refuse_idle(s, "optimizer.state", "optimizer.momentum is 0, so there is no state; set momentum, or remove it");
+  if (s.precision.compute == DType::f32)
+    refuse_idle(s, "optimizer.master",
+                "precision.compute is \"f32\", and f32 weights are their own masters; set \"bf16\", or remove it");
 }
 
 void check_sinkhorn(const RunSpec& s) {

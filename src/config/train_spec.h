@@ -37,8 +37,19 @@ enum class LrSchedule { constant, cosine, linear, wsd };
 
 enum class OptimizerKind { adamw, sgd };
 
+// The elements of an optimizer's state. bf16 is rounded stochastically.
+enum class StateFormat { f32, bf16 };
+
+// The masters of bf16 weights:
+//   f32              a copy in f32
+//   bf16_remainder   16 bits beside each weight, which together are an exact f32
+//   bf16_stochastic  the weights themselves, rounded stochastically
+enum class MasterFormat { f32, bf16_remainder, bf16_stochastic };
+
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::adamw;
+  StateFormat state = StateFormat::f32;
+  MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;

@@ -91,6 +91,7 @@ void RunStart::start_from_weights() {
   Stream s = engine_.stream();
   control_.together(
       [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
+  engine_.gather_weights(s);  // with a remainder, their owners round them in another way
   // Replicas hold the same values.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))

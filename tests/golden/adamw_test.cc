@@ -70,7 +70,7 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
                    .clip = ref.constant("clip")});
     EXPECT_NEAR(norm, want_norm[step - 1], 1e-6 * want_norm[step - 1]);
     for (auto& [name, u] : state) {
-      const AdamWTensors t{.param_n = vector_of(u.master),
+      const UpdatedTensor t{.param_n = vector_of(u.master),
                            .master_n = vector_of(u.master),
                            .m_n = vector_of(u.m),
                            .v_n = vector_of(u.v),

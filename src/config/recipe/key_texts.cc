@@ -177,7 +177,13 @@ std::vector<KeyText> train_texts() {
 
 std::vector<KeyText> optimizer_texts() {
   return {
-      {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum. Master weights and state are f32."},
+      {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum."},
+      {"optimizer.state",
+       "The moments of the optimizer: `f32`, or `bf16` with stochastic rounding. A run may resume with another "
+       "choice."},
+      {"optimizer.master",
+       "The masters of bf16 weights: `f32`; `bf16_remainder`, the weights and 16 more bits, which are an exact f32; "
+       "or `bf16_stochastic`, the weights themselves with stochastic rounding. A run may resume with another choice."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},

@@ -44,7 +44,8 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "moe.aux_coeff moe.balance moe.bias_rate moe.capacity_factor moe.drop_policy moe.force_balance "
       "moe.jitter moe.rank_rows_factor moe.router_dtype moe.z_coeff "
       "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.lr "
-      "optimizer.min_lr optimizer.momentum optimizer.name optimizer.schedule optimizer.warmup_steps optimizer.weight_decay "
+      "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.schedule optimizer.state "
+      "optimizer.warmup_steps optimizer.weight_decay "
       "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.tp parallel.vpp "
       "precision.compute precision.keep precision.recipe "
@@ -94,6 +95,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"linear\"",
                                           "\"cosine\"",
                                           "\"portable\"",
+                                          "\"bf16_remainder\"",
                                           "[\"norm\"]",
                                           "\"{}\"",
                                           "\"{\\\"a\\\": 1}\""};

@@ -15,12 +15,12 @@ struct OptimizerEntry {
   OptimizerKind kind;
   std::span<const std::string_view> state_prefixes;
   int64_t (*num_moments)(const OptimizerSpec& spec);
-  std::unique_ptr<Optimizer> (*make)(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
+  std::unique_ptr<Optimizer> (*make)(const OptimizerContext& context);
 };
 
 template <class T>
-std::unique_ptr<Optimizer> make(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) {
-  return std::make_unique<T>(spec, params, plan);
+std::unique_ptr<Optimizer> make(const OptimizerContext& context) {
+  return std::make_unique<T>(context);
 }
 
 constexpr OptimizerEntry kOptimizers[] = {
@@ -36,11 +36,26 @@ const OptimizerEntry& entry_of(OptimizerKind kind) {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) {
-  return entry_of(spec.kind).make(spec, params, plan);
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context) {
+  return entry_of(context.spec.kind).make(context);
 }
 
 int64_t num_moments(const OptimizerSpec& spec) { return entry_of(spec.kind).num_moments(spec); }
+
+int64_t state_bytes(const OptimizerSpec& spec) { return num_moments(spec) * (spec.state == StateFormat::bf16 ? 2 : 4); }
+
+int64_t master_bytes(const OptimizerSpec& spec, DType weights) {
+  if (weights == DType::f32) return 0;
+  switch (spec.master) {
+    case MasterFormat::f32:
+      return 4;
+    case MasterFormat::bf16_remainder:
+      return 2;
+    case MasterFormat::bf16_stochastic:
+      return 0;
+  }
+  MOEBIUS_FAIL(internal, "optimizer: unknown master format {}", static_cast<int>(spec.master));
+}
 
 bool is_optimizer_state(std::string_view tensor_name) {
   return std::any_of(std::begin(kOptimizers), std::end(kOptimizers), [&](const OptimizerEntry& each) {

@@ -3,11 +3,8 @@
 #pragma once
 
 #include <array>
-#include <deque>
-#include <vector>
 
-#include "parallel/optim/optimizer.h"
-#include "parallel/optim/param_groups.h"
+#include "parallel/optim/trained_params.h"
 
 namespace moebius {
 
@@ -16,21 +13,15 @@ class SgdOptimizer final : public Optimizer {
   static constexpr std::array<std::string_view, 1> kStatePrefixes{"sgd_m."};
   static int64_t num_moments(const OptimizerSpec& spec) { return spec.momentum == 0 ? 0 : 1; }
 
-  // Arguments are those of make_optimizer().
-  SgdOptimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
+  // Argument is that of make_optimizer().
+  explicit SgdOptimizer(const OptimizerContext& context);
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
-  std::vector<OptimizerState> state() const override;
+  std::vector<OptimizerState> state() const override { return params_.state(); }
 
  private:
-  struct Momentum {
-    const Param* param;
-    double weight_decay;
-    Tensor m;  // f32 [owned.count]; empty without momentum
-  };
-
   OptimizerSpec spec_;
-  std::deque<Momentum> momenta_;  // a deque: the plan fills in m where it is
+  TrainedParams params_;
 };
 
 }  // namespace moebius
