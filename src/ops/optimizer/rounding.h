@@ -9,6 +9,8 @@
 // Stochastic rounding to bf16 adds 16 random bits to those that are dropped, and truncates. So a
 // number between two neighbours becomes the upper one with a probability of its distance from the
 // lower one, and its expectation is the number itself.
+//
+// The functions are for CPU and GPU.
 #pragma once
 
 #include <bit>
@@ -18,19 +20,19 @@
 
 namespace moebius {
 
-inline bool is_nan_bits(uint32_t u) { return (u & 0x7fffffffu) > 0x7f800000u; }
+constexpr bool is_nan_bits(uint32_t u) { return (u & 0x7fffffffu) > 0x7f800000u; }
 
 struct WeightAndRemainder {
   bf16 weight;
   uint16_t remainder;
 };
 
-inline float joined(bf16 weight, uint16_t remainder) {
+constexpr float joined(bf16 weight, uint16_t remainder) {
   const auto low = static_cast<uint32_t>(static_cast<int32_t>(static_cast<int16_t>(remainder)));
   return std::bit_cast<float>((static_cast<uint32_t>(weight.bits) << 16) + low);
 }
 
-inline WeightAndRemainder split(float master) {
+constexpr WeightAndRemainder split(float master) {
   const uint32_t u = std::bit_cast<uint32_t>(master);
   const bool nan = is_nan_bits(u);
   const uint32_t weight = nan ? (u >> 16) | 0x40u : (u + 0x8000u) >> 16;
@@ -38,7 +40,7 @@ inline WeightAndRemainder split(float master) {
 }
 
 // draw: 16 random bits. Infinities and NaNs stay what they are.
-inline bf16 to_bf16_stochastic(float x, uint32_t draw) {
+constexpr bf16 to_bf16_stochastic(float x, uint32_t draw) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   const bool finite = (u & 0x7fffffffu) < 0x7f800000u;
   const uint32_t special = (u >> 16) | (is_nan_bits(u) ? 0x40u : 0u);
