@@ -174,7 +174,9 @@ TEST_P(OptimizerFormats, UpdateAsF32DoesAndThenRound) {
         return a.tensor().ptr<bf16>()[i].bits == stochastic_ref(x, draw & 0xffffu);
       };
       ASSERT_TRUE(stored(got.m, at(f32.m), bits[0])) << step << " " << i;
-      if (c().adamw) ASSERT_TRUE(stored(got.v, at(f32.v), bits[0] >> 16)) << step << " " << i;
+      if (c().adamw) {
+        ASSERT_TRUE(stored(got.v, at(f32.v), bits[0] >> 16)) << step << " " << i;
+      }
       const float master = at(f32.master);
       const bf16 weight = got.param.tensor().ptr<bf16>()[i];
       switch (c().master) {
@@ -254,7 +256,9 @@ TEST_P(OptimizerFormats, AStepInMemoryDrawsTheSame) {
   else
     sgd(s_, {.tensors = {&b, 1}, .scale_1 = scale.tensor(), .lr_and_step_2 = lr_and_step.tensor(), .momentum = 0.5f});
   EXPECT_EQ(bytes(in_memory), bytes(by_argument));
-  if (a.draws_bits()) EXPECT_NE(bytes(other_step), bytes(by_argument));
+  if (a.draws_bits()) {
+    EXPECT_NE(bytes(other_step), bytes(by_argument));
+  }
 }
 
 TEST_P(OptimizerFormats, AScaleThatIsNaNLeavesAllAsItWas) {
