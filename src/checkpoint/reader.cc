@@ -58,7 +58,8 @@ std::string text_of(const NamedTensor& t) {
 bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
   const TensorSlice slice = slice_of(asked);
   const bool is_narrowed = asked.converts && (saved.dtype == DType::f32 || saved.dtype == DType::bf16);
-  return (saved.dtype == asked.tensor.dtype || is_narrowed) && saved.shape == slice.shape && slice.numel() == asked.tensor.numel();
+  return (saved.dtype == asked.tensor.dtype || is_narrowed) && saved.shape == slice.shape &&
+         slice.numel() == asked.tensor.numel();
 }
 
 // bf16 elements as f32, or f32 elements rounded to the nearest bf16.

@@ -55,10 +55,10 @@ struct OptimizerSpec {
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // wsd: length of the final decay; 0: a tenth of the steps
   LrSchedule schedule = LrSchedule::cosine;
-  double weight_decay = 0.1;  // decoupled; matrices only (norm weights and biases are not decayed)
+  double weight_decay = 0.1;                     // decoupled; matrices only (norm weights and biases are not decayed)
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw only
   double momentum = 0.9;                         // sgd only; 0: no state
-  double clip = 1.0;  // global gradient norm; 0: no clipping
+  double clip = 1.0;                             // global gradient norm; 0: no clipping
 
   // The learning rate of step t (the first is 1) of a run of N = num_steps, with w = warmup_steps:
   //   t <= w     lr t / w

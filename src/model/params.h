@@ -82,7 +82,7 @@ struct Param {
   bool has_grad = false;
   bool has_master = false;     // f32, in memory of its own
   bool has_remainder = false;  // f32, as a bf16 weight and 16 more bits
-  bool frozen = false;  // a parameter like any other, but training leaves it unchanged
+  bool frozen = false;         // a parameter like any other, but training leaves it unchanged
   // The elements that this rank updates and saves. They are all elements, unless an optimizer
   // shards the parameter over the ranks of grad_axis. A parameter that is not trained is
   // owned, and the same, on every rank.

@@ -169,9 +169,10 @@ void RunStart::say_conversions(const RunSpec& saved) const {
     if (key.name != "optimizer.state" && key.name != "optimizer.master") continue;
     const nlohmann::json was = key.write(saved), is = key.write(run_);
     if (was != is)
-      log_.info("{} was {} and is {}: what the checkpoint holds is converted, and rounded where the new format is "
-                "narrower",
-                key.name, was.dump(), is.dump());
+      log_.info(
+          "{} was {} and is {}: what the checkpoint holds is converted, and rounded where the new format is "
+          "narrower",
+          key.name, was.dump(), is.dump());
   }
 }
 

@@ -39,11 +39,13 @@ TEST(CliConfig, SaysTheBytesOfAParameter) {
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
     return run_moebius(dir, words).out;
   };
-  EXPECT_THAT(text({}), testing::HasSubstr("\n# parameter  18 bytes: weight 2 and gradient 4, and on the rank that owns "
-                                           "it master 4 and state 8\n"));
-  EXPECT_THAT(text({"optimizer.master=bf16_remainder", "optimizer.state=bf16"}),
-              testing::HasSubstr("# parameter  12 bytes: weight 2 and gradient 4, and on the rank that owns it master 2 "
-                                 "and state 4\n"));
+  EXPECT_THAT(text({}),
+              testing::HasSubstr("\n# parameter  18 bytes: weight 2 and gradient 4, and on the rank that owns "
+                                 "it master 4 and state 8\n"));
+  EXPECT_THAT(
+      text({"optimizer.master=bf16_remainder", "optimizer.state=bf16"}),
+      testing::HasSubstr("# parameter  12 bytes: weight 2 and gradient 4, and on the rank that owns it master 2 "
+                         "and state 4\n"));
   EXPECT_THAT(text({"optimizer.master=bf16_stochastic", "optimizer.name=sgd", "optimizer.momentum=0"}),
               testing::HasSubstr("# parameter  6 bytes: "));
   const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "precision.compute=f32", "--json"}));

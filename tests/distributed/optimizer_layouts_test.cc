@@ -46,9 +46,13 @@ struct OnRanks {
   int ranks = 1;
   ParallelSpec layout = {};
 };
-const OnRanks kRing[] = {
-    {8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}}, {4, {.ep = 2, .etp = 2}}, {3, {}}, {4, {.pp = 2, .vpp = 2, .ep = 2}},
-    {4, {.tp = 2, .ep = 4}},                   {2, {.tp = 2}},           {}};
+const OnRanks kRing[] = {{8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+                         {4, {.ep = 2, .etp = 2}},
+                         {3, {}},
+                         {4, {.pp = 2, .vpp = 2, .ep = 2}},
+                         {4, {.tp = 2, .ep = 4}},
+                         {2, {.tp = 2}},
+                         {}};
 
 EngineSpec engine_spec(Transport& world, const OptimizerSpec& optimizer, const ParallelSpec& layout) {
   EngineSpec spec = layout_engine_spec(world, {}, layout);
@@ -188,7 +192,8 @@ INSTANTIATE_TEST_SUITE_P(Choices, OptimizerLayouts, ::testing::ValuesIn(kChoices
 // rounded to nearest, and all others keep their bits.
 TEST(OptimizerFormats, ConvertByACheckpoint) {
   const TestDir dir;
-  const OptimizerSpec formats[] = {{}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};
+  const OptimizerSpec formats[] = {
+      {}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};
   for (size_t from = 0; from < std::size(formats); ++from) {
     const std::string saved = dir.path(fmt::format("from{}", from));
     run_threads(2, test_world(), [&](Transport& world) {

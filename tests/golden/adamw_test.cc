@@ -71,11 +71,11 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
     EXPECT_NEAR(norm, want_norm[step - 1], 1e-6 * want_norm[step - 1]);
     for (auto& [name, u] : state) {
       const UpdatedTensor t{.param_n = vector_of(u.master),
-                           .master_n = vector_of(u.master),
-                           .m_n = vector_of(u.m),
-                           .v_n = vector_of(u.v),
-                           .grad_n = vector_of(grads[name]),
-                           .weight_decay = ref.constant("weight_decay." + name)};
+                            .master_n = vector_of(u.master),
+                            .m_n = vector_of(u.m),
+                            .v_n = vector_of(u.v),
+                            .grad_n = vector_of(grads[name]),
+                            .weight_decay = ref.constant("weight_decay." + name)};
       adamw(s, {.tensors = {&t, 1},
                 .scale_1 = tensor_of(&scale, {1}),
                 .lr = lr[step - 1],

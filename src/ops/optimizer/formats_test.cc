@@ -53,7 +53,9 @@ TEST(Rounding, AWeightAndItsRemainderAreTheMaster) {
 uint16_t stochastic_ref(float x, uint32_t draw) {
   const uint16_t low = static_cast<uint16_t>(bits_of(x) >> 16);
   if (!std::isfinite(x)) return low;
-  const auto value = [](uint32_t code) { return std::abs(std::ldexp(double(0x80u + (code & 0x7fu)), int(code >> 7 & 0xffu))); };
+  const auto value = [](uint32_t code) {
+    return std::abs(std::ldexp(double(0x80u + (code & 0x7fu)), int(code >> 7 & 0xffu)));
+  };
   if ((low & 0x7f80u) == 0) return static_cast<uint16_t>((bits_of(x) + draw) >> 16);  // subnormal: one step is 2^-133
   const double below = value(low & 0x7fffu), step = std::ldexp(1.0, int(low >> 7 & 0xffu));
   const double exact = below + step * ((bits_of(x) & 0xffffu) / 65536.0);
@@ -93,10 +95,10 @@ struct Case {
   Master master = Master::f32;
   bool adamw = true;
 };
-const std::vector<Case> kCases = {{DType::f32, Master::remainder},        {DType::f32, Master::param},
-                                  {DType::bf16, Master::f32},             {DType::bf16, Master::remainder},
-                                  {DType::bf16, Master::param},           {DType::f32, Master::remainder, false},
-                                  {DType::bf16, Master::param, false},    {DType::bf16, Master::f32, false}};
+const std::vector<Case> kCases = {{DType::f32, Master::remainder},     {DType::f32, Master::param},
+                                  {DType::bf16, Master::f32},          {DType::bf16, Master::remainder},
+                                  {DType::bf16, Master::param},        {DType::f32, Master::remainder, false},
+                                  {DType::bf16, Master::param, false}, {DType::bf16, Master::f32, false}};
 
 class OptimizerFormats : public testing::DeviceTest<Case> {
  protected:
@@ -112,7 +114,8 @@ class OptimizerFormats : public testing::DeviceTest<Case> {
              .v = Array({n}, form.moments),
              .grad = Array::normal({n}, DType::f32, key + 2)};
     if (form.master == Master::remainder)
-      split_master(s_, {.weight_n = a.param.tensor(), .remainder_n = a.remainder.tensor(), .master_n = a.master.tensor()});
+      split_master(s_,
+                   {.weight_n = a.param.tensor(), .remainder_n = a.remainder.tensor(), .master_n = a.master.tensor()});
     else
       for (int64_t i = 0; i < n; ++i) a.param.tensor().ptr<bf16>()[i] = to_bf16(a.master.tensor().ptr<float>()[i]);
     if (form.master == Master::param)
@@ -159,7 +162,8 @@ TEST_P(OptimizerFormats, UpdateAsF32DoesAndThenRound) {
     f32.v = f32_of(got.v);
     f32.grad = got.grad;
     if (c().master == Master::remainder)
-      join_master(s_, {.master_n = f32.master.tensor(), .weight_n = got.param.tensor(), .remainder_n = got.remainder.tensor()});
+      join_master(
+          s_, {.master_n = f32.master.tensor(), .weight_n = got.param.tensor(), .remainder_n = got.remainder.tensor()});
     else
       f32.master = c().master == Master::f32 ? got.master : f32_of(got.param);
     const UpdatedTensor t = tensor(got, c(), draws), expected = tensor(f32, {.adamw = c().adamw});
@@ -207,7 +211,8 @@ TEST_P(OptimizerFormats, RemaindersAreF32Masters) {
     update({&t, 1}, c(), step);
     update({&u, 1}, c(), step);
   }
-  join_master(s_, {.master_n = got.master.tensor(), .weight_n = got.param.tensor(), .remainder_n = got.remainder.tensor()});
+  join_master(s_,
+              {.master_n = got.master.tensor(), .weight_n = got.param.tensor(), .remainder_n = got.remainder.tensor()});
   EXPECT_EQ(got.master.bytes(), f32.master.bytes());
   EXPECT_EQ(got.m.bytes(), f32.m.bytes());
   EXPECT_EQ(got.v.bytes(), f32.v.bytes());
@@ -283,7 +288,8 @@ TEST_P(OptimizerFormats, ManyTensorsAreUpdatedAsEachByItself) {
   }
   alone = together;
   std::vector<UpdatedTensor> all;
-  for (size_t i = 0; i < forms.size(); ++i) all.push_back(tensor(together[i], forms[i], {.key = static_cast<uint32_t>(i)}));
+  for (size_t i = 0; i < forms.size(); ++i)
+    all.push_back(tensor(together[i], forms[i], {.key = static_cast<uint32_t>(i)}));
   update(all, {}, 2);
   for (size_t i = 0; i < forms.size(); ++i) {
     const UpdatedTensor t = tensor(alone[i], forms[i], {.key = static_cast<uint32_t>(i)});

@@ -69,11 +69,11 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
                     .weight_decay = 0.25,
                     .step = step});
         UpdatedTensor t{.param_n = param.tensor(),
-                       .master_n = master.tensor(),
-                       .m_n = m.tensor(),
-                       .v_n = v.tensor(),
-                       .grad_n = grad.tensor(),
-                       .weight_decay = 0.25f};
+                        .master_n = master.tensor(),
+                        .m_n = m.tensor(),
+                        .v_n = v.tensor(),
+                        .grad_n = grad.tensor(),
+                        .weight_decay = 0.25f};
         const AdamW a{.tensors = {&t, 1},
                       .scale_1 = scale.tensor(),
                       .lr = 0.125f,
@@ -117,10 +117,10 @@ TEST_P(OptimizerTest, SgdEqualsItsReference) {
                     .momentum = momentum,
                     .weight_decay = 0.25});
           UpdatedTensor t{.param_n = param.tensor(),
-                       .master_n = master.tensor(),
-                       .m_n = momentum == 0 ? Tensor{} : m.tensor(),
-                       .grad_n = grad.tensor(),
-                       .weight_decay = 0.25f};
+                          .master_n = master.tensor(),
+                          .m_n = momentum == 0 ? Tensor{} : m.tensor(),
+                          .grad_n = grad.tensor(),
+                          .weight_decay = 0.25f};
           Sgd a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 0.125f, .momentum = static_cast<float>(momentum)};
           sgd(s_, a);
           t.param_n = t.master_n = alone.tensor();
@@ -158,11 +158,11 @@ TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   const auto updated = [&](bool in_memory) {
     Array p = Array::poisoned({1000}, DType::bf16), w = master, new_m = m, new_v = v;
     const UpdatedTensor t{.param_n = p.tensor(),
-                         .master_n = w.tensor(),
-                         .m_n = new_m.tensor(),
-                         .v_n = new_v.tensor(),
-                         .grad_n = grad.tensor(),
-                         .weight_decay = 0.1f};
+                          .master_n = w.tensor(),
+                          .m_n = new_m.tensor(),
+                          .v_n = new_v.tensor(),
+                          .grad_n = grad.tensor(),
+                          .weight_decay = 0.1f};
     AdamW a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = in_memory ? 99.0f : 0.3f, .step = in_memory ? 1 : 7};
     if (in_memory) a.lr_and_step_2 = lr_and_step.tensor();
     adamw(s_, a);
@@ -256,10 +256,10 @@ TEST_P(OptimizerTest, AScaleThatIsNaNLeavesAllAsItWas) {
   Array scale = Array::of({1}, DType::f32, {kNaN});
   const Array old_param = param, old = master;
   const UpdatedTensor t{.param_n = param.tensor(),
-                       .master_n = master.tensor(),
-                       .m_n = m.tensor(),
-                       .v_n = v.tensor(),
-                       .grad_n = grad.tensor()};
+                        .master_n = master.tensor(),
+                        .m_n = m.tensor(),
+                        .v_n = v.tensor(),
+                        .grad_n = grad.tensor()};
   adamw(s_, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 1});
   EXPECT_EQ(param.bytes(), old_param.bytes());
   for (const Array* a : {&master, &m, &v}) EXPECT_EQ(a->bytes(), old.bytes());

@@ -68,7 +68,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context);
 int64_t num_moments(const OptimizerSpec& spec);
 
 // The bytes that one element of a parameter takes on the rank that owns it.
-int64_t state_bytes(const OptimizerSpec& spec);                   // of all moments
+int64_t state_bytes(const OptimizerSpec& spec);                  // of all moments
 int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // beside weights of that dtype
 
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.

@@ -16,11 +16,8 @@ RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_
   const int dim = std::max(part.shard.dim, 0);
   int64_t run = 1;
   for (int i = dim; i < local.rank(); ++i) run *= local[i];
-  RoundingDraws draws{.seed = seed,
-                      .key = key_of(("optimizer." + part.name).c_str()),
-                      .begin = owned.begin,
-                      .run = run,
-                      .stride = run};
+  RoundingDraws draws{
+      .seed = seed, .key = key_of(("optimizer." + part.name).c_str()), .begin = owned.begin, .run = run, .stride = run};
   if (part.shard.dim < 0) return draws;
   const int64_t row = run / local[dim];
   draws.stride = row * part.shape[dim];

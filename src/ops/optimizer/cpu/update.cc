@@ -46,10 +46,7 @@ struct SgdRule {
   float scale, momentum, keep, lr;
 
   SgdRule(const Sgd& a, float scale, float weight_decay)
-      : scale(scale),
-        momentum(a.momentum),
-        keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)),
-        lr(a.lr) {}
+      : scale(scale), momentum(a.momentum), keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)), lr(a.lr) {}
 
   template <class T>
   void update(T* param, float* master, float* m, float*, const float* grad, int64_t n) const {

@@ -343,8 +343,8 @@ void sgd(Stream& s, const Sgd& a) {
 
 void join_master(Stream& s, const JoinMaster& a) {
   const int64_t n = a.master_n.numel();
-  join_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.master_n.ptr<float>(), a.weight_n.ptr<bf16>(), a.remainder_n.ptr<uint16_t>(), n);
+  join_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.master_n.ptr<float>(), a.weight_n.ptr<bf16>(),
+                                                                        a.remainder_n.ptr<uint16_t>(), n);
   check_launch("join_master");
 }
 
