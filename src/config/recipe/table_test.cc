@@ -48,7 +48,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.warmup_steps optimizer.weight_decay "
       "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.tp parallel.vpp "
-      "precision.compute precision.keep precision.recipe "
+      "precision.compute precision.keep precision.recipe precision.weight_gradients "
       "run.device run.dir run.graph run.kernels run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
       "train.seq_len train.steps";
@@ -66,17 +66,40 @@ TEST(RecipeKeys, OursAreAtMostAHundred) {
 // A key with one legal value has no effect. This one is kept, since its enum will get more values.
 TEST(RecipeKeys, OursHaveAnEffect) {
   const std::set<std::string> with_one_value = {"parallel.schedule"};
-  const std::vector<std::string> tried = {"true",       "false",         "1",
-                                          "2",          "0.25",          "0.5",
-                                          "\"cpu\"",    "\"cuda\"",      "[]",
-                                          "[\"p\"]",    "\"p\"",         "\"q\"",
-                                          "\"none\"",   "\"aux\"",       "\"f32\"",
-                                          "\"bf16\"",   "\"compute\"",   "\"mxfp8\"",
-                                          "\"probs\"",  "\"position\"",  "\"auto\"",
-                                          "\"ring\"",   "\"allgather\"", "\"1f1b\"",
-                                          "\"adamw\"",  "\"sgd\"",       "\"linear\"",
-                                          "\"cosine\"", "\"portable\"",  "\"bf16_remainder\"",
-                                          "[\"norm\"]", "\"{}\"",        "\"{\\\"a\\\": 1}\""};
+  const std::vector<std::string> tried = {"true",
+                                          "false",
+                                          "1",
+                                          "2",
+                                          "0.25",
+                                          "0.5",
+                                          "\"cpu\"",
+                                          "\"cuda\"",
+                                          "[]",
+                                          "[\"p\"]",
+                                          "\"p\"",
+                                          "\"q\"",
+                                          "\"none\"",
+                                          "\"aux\"",
+                                          "\"f32\"",
+                                          "\"bf16\"",
+                                          "\"compute\"",
+                                          "\"recipe\"",
+                                          "\"mxfp8\"",
+                                          "\"probs\"",
+                                          "\"position\"",
+                                          "\"auto\"",
+                                          "\"ring\"",
+                                          "\"allgather\"",
+                                          "\"1f1b\"",
+                                          "\"adamw\"",
+                                          "\"sgd\"",
+                                          "\"linear\"",
+                                          "\"cosine\"",
+                                          "\"portable\"",
+                                          "\"bf16_remainder\"",
+                                          "[\"norm\"]",
+                                          "\"{}\"",
+                                          "\"{\\\"a\\\": 1}\""};
   for (const RecipeKey& key : recipe_table()) {
     if (is_hf(key.name)) continue;
     std::set<std::string> resolved;
