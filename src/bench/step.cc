@@ -86,7 +86,9 @@ std::string hash_of_masters(Engine& engine) {
   Stream s = engine.stream();
   std::vector<std::byte> piece(kPiece);
   Hasher hasher;
-  for (const Param& p : engine.model().params().all()) {
+  const ParamTable& params = engine.model().params();
+  params.join_masters(s);
+  for (const Param& p : params.all()) {
     const Tensor& master = p.master();
     for (int64_t at = 0; at < master.num_bytes(); at += kPiece) {
       const int64_t n = std::min(kPiece, master.num_bytes() - at);
@@ -94,6 +96,7 @@ std::string hash_of_masters(Engine& engine) {
       hasher.update(piece.data(), n);
     }
   }
+  params.clear_masters(s);
   return to_hex(hasher.digest());
 }
 

@@ -57,7 +57,22 @@ std::string text_of(const NamedTensor& t) {
 
 bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
   const TensorSlice slice = slice_of(asked);
-  return saved.dtype == asked.tensor.dtype && saved.shape == slice.shape && slice.numel() == asked.tensor.numel();
+  const bool is_narrowed = asked.converts && (saved.dtype == DType::f32 || saved.dtype == DType::bf16);
+  return (saved.dtype == asked.tensor.dtype || is_narrowed) && saved.shape == slice.shape &&
+         slice.numel() == asked.tensor.numel();
+}
+
+// bf16 elements as f32, or f32 elements rounded to the nearest bf16.
+std::vector<std::byte> converted(const std::vector<std::byte>& from, DType dtype, int64_t numel) {
+  std::vector<std::byte> to(bytes_of(dtype == DType::f32 ? DType::bf16 : DType::f32, numel));
+  const auto convert = [&]<class From, class To>(const From* x, To* y) {
+    for (int64_t i = 0; i < numel; ++i) y[i] = from_f32<To>(to_f32(x[i]));
+  };
+  if (dtype == DType::f32)
+    convert(reinterpret_cast<const float*>(from.data()), reinterpret_cast<bf16*>(to.data()));
+  else
+    convert(reinterpret_cast<const bf16*>(from.data()), reinterpret_cast<float*>(to.data()));
+  return to;
 }
 
 // "2 missing (a, b)"; nothing for none.
@@ -188,16 +203,23 @@ void CheckpointReader::read(const std::string& name, const Tensor& into, Stream*
 }
 
 void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
-  const auto& [name, tensor, slice, is_replica] = into;
+  const auto& [name, tensor, slice, is_replica, converts] = into;
   MOEBIUS_CHECK(usage, tensor.device == (s ? s->device() : DeviceKind::cpu),
                 "checkpoint: expected {} memory for \"{}\"; got {}; copy it after", s ? name_of(s->device()) : "CPU",
                 name, name_of(tensor.device));
   MOEBIUS_CHECK(input, is_like(at(name), into),
                 "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, name, text_of(into),
                 text_of(at(name)));
-  if (tensor.device == DeviceKind::cpu) return copy_slice(name, slice_of(into), static_cast<std::byte*>(tensor.data));
-  std::vector<std::byte> bytes(tensor.num_bytes());
+  const DType saved = at(name).dtype;
+  if (tensor.device == DeviceKind::cpu && saved == tensor.dtype)
+    return copy_slice(name, slice_of(into), static_cast<std::byte*>(tensor.data));
+  std::vector<std::byte> bytes(bytes_of(saved, tensor.numel()));
   copy_slice(name, slice_of(into), bytes.data());
+  if (saved != tensor.dtype) bytes = converted(bytes, saved, tensor.numel());
+  if (tensor.device == DeviceKind::cpu) {
+    std::memcpy(tensor.data, bytes.data(), bytes.size());
+    return;
+  }
   copy_to_device(*s, tensor.data, bytes.data(), tensor.num_bytes());
   synchronize(*s);
 }

@@ -33,7 +33,8 @@ class CheckpointReader {
   int64_t num_files() const;
   int64_t num_bytes() const;  // of the files
 
-  // Fills into.tensor, which must have the dtype and the number of elements of its slice: reads the
+  // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
+  // into.converts, f32 and bf16 may take each other's place; f32 is then rounded to nearest even. It reads the
   // parts of the files that hold it, and checks their hashes. Error{input} when there is no such
   // tensor, when its dtype or shape differs, or when its bytes are not those that were saved;
   // into.tensor is then undefined.

@@ -17,6 +17,7 @@ struct NamedTensor {
   Tensor tensor;                          // the elements of the slice
   std::optional<TensorSlice> slice = {};  // what this rank holds of the global tensor; none: all of it
   bool is_replica = false;                // another rank saves the same
+  bool converts = false;                  // f32 or bf16, and read from either
 };
 
 // The place of a slice in the files of a checkpoint.

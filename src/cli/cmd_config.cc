@@ -16,6 +16,7 @@
 #include "device/accelerator.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
+#include "parallel/optim/optimizer.h"
 #include "train/host_memory.h"
 
 namespace moebius {
@@ -134,6 +135,32 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   return lives;
 }
 
+// The bytes of one trained parameter. Masters and moments are those of its owner: each rank of the group
+// that shares a parameter owns a part of it.
+struct ParameterBytes {
+  int64_t weight, gradient, master, state;
+  int64_t total() const { return weight + gradient + master + state; }
+};
+
+ParameterBytes parameter_bytes(const RunSpec& run) {
+  const DType weights = run.precision.compute;
+  return {.weight = size_of(weights),
+          .gradient = size_of(DType::f32),
+          .master = master_bytes(run.optimizer, weights),
+          .state = state_bytes(run.optimizer)};
+}
+
+std::string parameter_text(const RunSpec& run) {
+  const ParameterBytes b = parameter_bytes(run);
+  return fmt::format("{} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {}",
+                     b.total(), b.weight, b.gradient, b.master, b.state);
+}
+
+nlohmann::ordered_json parameter_json(const RunSpec& run) {
+  const ParameterBytes b = parameter_bytes(run);
+  return {{"weight", b.weight}, {"gradient", b.gradient}, {"master", b.master}, {"state", b.state}};
+}
+
 MemoryVerdict verdict(const Resolved& r) {
   return memory_verdict(*r.engine, r.run, r.mesh.world(), available_memory_bytes());
 }
@@ -169,6 +196,7 @@ void print_resolved_json(const Resolved& r) {
   object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
+  object["parameter_bytes"] = parameter_json(r.run);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
   object["memory_verdict"] = verdict_json(r);
@@ -215,6 +243,7 @@ void print_resolved(const Resolved& r, bool changed) {
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine->plan().table());
+  print_comment("parameter  " + parameter_text(r.run));
   print_comment("memory     " + beside_text(r));
   print_verdict(r);
 }

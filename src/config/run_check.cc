@@ -137,6 +137,20 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
+void check_optimizer(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  if (o.kind == OptimizerKind::adamw)
+    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\", or remove it");
+  else
+    for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
+      refuse_idle(s, key, "optimizer.name is \"sgd\"; choose \"adamw\", or remove it");
+  if (o.kind == OptimizerKind::sgd && o.momentum == 0)
+    refuse_idle(s, "optimizer.state", "optimizer.momentum is 0, so there is no state; set momentum, or remove it");
+  if (s.precision.compute == DType::f32)
+    refuse_idle(s, "optimizer.master",
+                "precision.compute is \"f32\", and f32 weights are their own masters; set \"bf16\", or remove it");
+}
+
 void check_sinkhorn(const RunSpec& s) {
   const BalanceSpec& b = s.moe;
   MOEBIUS_CHECK(usage, !b.sinkhorn || !(b.aux || b.seq_aux || b.global_aux || b.bias || b.force_balance),
@@ -325,6 +339,7 @@ void RunSpec::check(int64_t world_size) const {
   check_valid_weights(*this);
   check_batches(*this, world_size);
   check_schedule(*this);
+  check_optimizer(*this);
   check_balance(*this);
   check_mtp(*this);
   check_idle_moe_keys(*this);

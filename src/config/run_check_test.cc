@@ -84,6 +84,34 @@ TEST(Check, Model) {
               HasSubstr("num_experts_per_tok must be from 1 to num_experts = 4; got 5"));
 }
 
+TEST(Check, KeysOfAnotherOptimizer) {
+  EXPECT_THAT(check_error({"optimizer.momentum=0.5"}),
+              HasSubstr("optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\", or "
+                        "remove it [--set]"));
+  for (const char* key : {"beta1", "beta2", "eps"})
+    EXPECT_THAT(check_error({"optimizer.name=sgd", fmt::format("optimizer.{}=0.5", key)}),
+                HasSubstr(fmt::format("optimizer.{} = 0.5 would do nothing: optimizer.name is \"sgd\"; choose "
+                                      "\"adamw\", or remove it [--set]",
+                                      key)));
+  EXPECT_THAT(check_error({"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.state=bf16"}),
+              HasSubstr("optimizer.state = \"bf16\" would do nothing: optimizer.momentum is 0, so there is no state; "
+                        "set momentum, or remove it [--set]"));
+  parse({"optimizer.name=sgd", "optimizer.momentum=0"}).check(1);
+  const RunSpec sgd = parse({"optimizer.name=sgd"});
+  parse_run_spec(to_toml(sgd, false), "resolved", {}).check(1);  // which holds every key
+}
+
+TEST(Check, MastersOfF32Weights) {
+  for (const char* form : {"bf16_remainder", "bf16_stochastic"}) {
+    const std::string master = fmt::format("optimizer.master={}", form);
+    parse({"precision.compute=bf16", master}).check(1);
+    EXPECT_THAT(check_error({"precision.compute=f32", master}),
+                HasSubstr(fmt::format("optimizer.master = \"{}\" would do nothing: precision.compute is \"f32\", and "
+                                      "f32 weights are their own masters; set \"bf16\", or remove it [--set]",
+                                      form)));
+  }
+}
+
 TEST(Check, Schedule) {
   EXPECT_THAT(check_error({"optimizer.min_lr=0.6"}),
               HasSubstr("optimizer.min_lr must be at most lr = 0.5; got 0.6 [--set]"));

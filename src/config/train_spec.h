@@ -35,20 +35,30 @@ struct LoopSpec {  // [train]
 
 enum class LrSchedule { constant, cosine, linear, wsd };
 
-enum class OptimizerKind { adamw };
+enum class OptimizerKind { adamw, sgd };
+
+// The elements of an optimizer's state. bf16 is rounded stochastically.
+enum class StateFormat { f32, bf16 };
+
+// The masters of bf16 weights:
+//   f32              a copy in f32
+//   bf16_remainder   16 bits beside each weight, which together are an exact f32
+//   bf16_stochastic  the weights themselves, rounded stochastically
+enum class MasterFormat { f32, bf16_remainder, bf16_stochastic };
 
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::adamw;
+  StateFormat state = StateFormat::f32;
+  MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;  // wsd: length of the final decay; 0: a tenth of the steps
   LrSchedule schedule = LrSchedule::cosine;
-  double weight_decay = 0.1;  // decoupled; matrices only (norm weights and biases are not decayed)
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double eps = 1e-8;
-  double clip = 1.0;  // global gradient norm; 0: no clipping
+  double weight_decay = 0.1;                     // decoupled; matrices only (norm weights and biases are not decayed)
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw only
+  double momentum = 0.9;                         // sgd only; 0: no state
+  double clip = 1.0;                             // global gradient norm; 0: no clipping
 
   // The learning rate of step t (the first is 1) of a run of N = num_steps, with w = warmup_steps:
   //   t <= w     lr t / w

@@ -148,11 +148,12 @@ void Engine::make_model() {
 
 void Engine::make_optimizer() {
   ParamTable& params = model_->params();
+  params.set_master_format(spec_.optimizer->master);
   sharding_ =
       make_sharding(params, mesh_, plan_,
                     {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer(*spec_.optimizer, params, plan_);
+  optimizer_ = moebius::make_optimizer({.spec = *spec_.optimizer, .params = params, .plan = plan_, .seed = spec_.seed});
 }
 
 void Engine::allocate(int64_t stack_bytes) {

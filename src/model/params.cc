@@ -6,6 +6,7 @@
 
 #include "core/rng.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/optimizer/optimizer.h"
 
 namespace moebius {
 
@@ -20,6 +21,11 @@ Shape ParamPart::local_shape() const {
       MOEBIUS_ASSERT(shape.rank() == 3);
       return {size(0), size(1), size(2)};
   }
+}
+
+Tensor Param::master() const {
+  if (has_master) return master_n;
+  return owned_elements(*this, has_remainder ? dw : w);
 }
 
 ParamSpec stored_first(ParamSpec spec) {
@@ -85,10 +91,14 @@ const Param& ParamTable::declare(ParamSpec spec) {
 
 void ParamTable::own(size_t i, const ElementRange& range) {
   Param& p = params_[i];
-  MOEBIUS_ASSERT(p.has_grad && !p.has_master && range.begin >= 0 && range.end() <= p.w.numel());
+  MOEBIUS_ASSERT(p.has_grad && !p.has_master && !p.has_remainder && range.begin >= 0 && range.end() <= p.w.numel());
   p.owned = range;
-  p.has_master = p.spec.dtype != DType::f32;
+  if (p.spec.dtype == DType::f32) return;
+  p.has_master = master_format_ == MasterFormat::f32;
+  p.has_remainder = master_format_ == MasterFormat::bf16_remainder;
   if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, Life::master);
+  if (p.has_remainder)
+    plan_.declare(p.remainder_n, p.spec.name + ".remainder", {range.count}, DType::u16, Life::master);
 }
 
 void ParamTable::gather(Stream& s, const ParamSpan& span) {
@@ -181,31 +191,61 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
                        .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
                        .std = drawn ? p.spec.init_std : 0.0f,
                        .uniform = uniform};
+  // The weights of other owners are rounded from f32 as theirs are.
+  const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
-    draw(s, p.w.view({p.w.numel()}), {.begin = 0, .count = p.w.numel()}, piece, how);
+    draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
+}
+
+// The masters of the owned elements wait in p.dw for split_masters() where there is a remainder.
+void init_param(Stream& s, const Param& p, uint64_t seed) {
+  for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
+  if (!p.has_remainder) return;
+  const Shape all{p.w.numel()};
+  split_master(s, {.weight_n = p.w.view(all), .remainder_n = {}, .master_n = p.dw.view(all)});
 }
 
 }  // namespace
 
 void ParamTable::init(Stream& s, uint64_t seed) const {
-  for (const Param& p : params_) {
-    if (!p.spec.trainable && !p.frozen) continue;
-    for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
-  }
+  for (const Param& p : params_)
+    if (p.spec.trainable || p.frozen) init_param(s, p, seed);
+  split_masters(s);
 }
 
 void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
-  for (const Param& p : params_) {
-    if (p.spec.kind != ParamKind::adapter) continue;
-    for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
-  }
+  for (const Param& p : params_)
+    if (p.spec.kind == ParamKind::adapter) init_param(s, p, seed);
+  split_masters(s);
 }
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
     if (p.has_master) copy(s, owned_elements(p, p.w), p.master_n);
+  }
+  split_masters(s);
+}
+
+void ParamTable::join_masters(Stream& s) const {
+  for (const Param& p : params_) {
+    if (!p.has_remainder) continue;
+    join_master(s, {.master_n = p.master(), .weight_n = owned_elements(p, p.w), .remainder_n = p.remainder_n});
+  }
+}
+
+void ParamTable::split_masters(Stream& s) const {
+  for (const Param& p : params_) {
+    if (!p.has_remainder) continue;
+    split_master(s, {.weight_n = owned_elements(p, p.w), .remainder_n = p.remainder_n, .master_n = p.master()});
+  }
+  clear_masters(s);
+}
+
+void ParamTable::clear_masters(Stream& s) const {
+  for (const Param& p : params_) {
+    if (p.has_remainder) fill_zero(s, p.dw);
   }
 }
 

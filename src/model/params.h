@@ -11,6 +11,7 @@
 
 #include "comm/layout.h"
 #include "comm/shard.h"
+#include "config/train_spec.h"
 #include "memory/plan.h"
 #include "model/residency.h"
 
@@ -79,15 +80,19 @@ struct Param {
   Tensor w;   // what ops read, spec.dtype
   Tensor dw;  // f32, the sum over the micro-batches of a step; only with has_grad
   bool has_grad = false;
-  bool has_master = false;
-  bool frozen = false;  // a parameter like any other, but training leaves it unchanged
+  bool has_master = false;     // f32, in memory of its own
+  bool has_remainder = false;  // f32, as a bf16 weight and 16 more bits
+  bool frozen = false;         // a parameter like any other, but training leaves it unchanged
   // The elements that this rank updates and saves. They are all elements, unless an optimizer
   // shards the parameter over the ranks of grad_axis. A parameter that is not trained is
   // owned, and the same, on every rank.
   ElementRange owned;
-  Tensor master_n;  // f32 [owned.count], only with has_master
-  // The values that the optimizer updates, [owned.count]: f32 in training, else of w's dtype.
-  Tensor master() const { return has_master ? master_n : w.view({w.numel()}).rows(owned.begin, owned.end()); }
+  Tensor master_n;     // f32 [owned.count], only with has_master
+  Tensor remainder_n;  // u16 [owned.count], only with has_remainder (ops/optimizer/rounding.h)
+  // The values that the optimizer updates, [owned.count]. They are f32 in training, or bf16 where the
+  // weights are rounded stochastically; else of w's dtype. With has_remainder this is the memory of
+  // the gradient, which holds them after ParamTable::join_masters().
+  Tensor master() const;
 };
 
 // The same declaration, with grad_stored_first.
@@ -124,6 +129,9 @@ class ParamTable {
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
+  // Sets the masters that bf16 weights get in own(); f32 without this call.
+  void set_master_format(MasterFormat format) { master_format_ = format; }
+
   // Sets the object that acts on the four calls below; null: weights are always on this rank. The
   // order of the calls is given in model/residency.h, and checked: Error{internal}.
   void set_residency(ParamResidency* residency) { residency_ = residency; }
@@ -152,9 +160,15 @@ class ParamTable {
   // name, element of the global tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
   void init_adapters(Stream& s, uint64_t seed) const;  // the same for adapters alone
-  // Rounds the masters of the owned elements into the weights. Call it after masters were loaded;
-  // Engine::gather_weights() then sends the weights to the other ranks.
+  // Rounds the masters of the owned elements into the weights; split_masters() is part of it. Call
+  // it after masters were loaded; Engine::gather_weights() then sends the weights to the other ranks.
   void sync(Stream& s) const;
+  // For parameters with a remainder, between two steps. join_masters() writes the f32 masters into
+  // the memory of the gradient, where Param::master() is. split_masters() makes weights and
+  // remainders of what is there. Both it and clear_masters() clear the gradient.
+  void join_masters(Stream& s) const;
+  void split_masters(Stream& s) const;
+  void clear_masters(Stream& s) const;
   void zero_grads(Stream& s) const;
   // Only those that the next step does not store first.
   void zero_added_grads(Stream& s) const;
@@ -165,6 +179,7 @@ class ParamTable {
   MemoryPlan& plan_;
   ModelUse use_;
   std::vector<std::string> freeze_;
+  MasterFormat master_format_ = MasterFormat::f32;
   std::deque<Param> params_;
   struct CopiesOf {
     size_t param;

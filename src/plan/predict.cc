@@ -3,13 +3,18 @@
 #include <algorithm>
 
 #include "comm/group_cost.h"
+#include "parallel/optim/optimizer.h"
 
 namespace moebius {
 namespace {
 
-// Bytes that AdamW reads and writes for an element that a rank owns: gradient, master and two moments
-// read, the last three and a bf16 weight written; and the sum of squares reads the gradient.
-constexpr double kUpdateBytes = 4 + 3 * 4 + 3 * 4 + 2 + 4;
+// Bytes that an optimizer reads and writes for an element that a rank owns: gradient, master and
+// moments are read, all but the first and a bf16 weight are written, and the sum of squares reads the gradient.
+double update_bytes(const OptimizerSpec& optimizer) {
+  const int64_t kept = master_bytes(optimizer, DType::bf16) + state_bytes(optimizer);
+  const int64_t weight = optimizer.master == MasterFormat::f32 ? 2 : 4;  // which is read too, unless it has a master
+  return static_cast<double>(4 + 2 * kept + weight + 4);
+}
 constexpr double kClearBytes = 4;  // of each gradient
 
 class Predicting {
@@ -258,8 +263,9 @@ void Predicting::add_update() {
   const RankParams params = rank_params(parts_, layout_, slowest_);
   const double memory = context_.machine.memory_tb_s * 1e12 *
                         context_.machine.of(context_.assume.system)[static_cast<size_t>(Share::memory)];
-  result_.phases["optimizer"] =
-      (kUpdateBytes * static_cast<double>(params.owned) + kClearBytes * static_cast<double>(params.held)) / memory;
+  result_.phases["optimizer"] = (update_bytes(run_.optimizer) * static_cast<double>(params.owned) +
+                                 kClearBytes * static_cast<double>(params.held)) /
+                                memory;
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();

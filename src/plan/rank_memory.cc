@@ -124,8 +124,8 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     add_weights(m, bucket.numel, bucket.dtype);
     add(m, Life::grad, bucket.numel * 4);
     for_owned(spec, place, bucket, [&](int64_t owned) {
-      if (bucket.dtype != DType::f32) add(m, Life::master, 4 * aligned(owned));
-      add(m, Life::optimizer, 2 * 4 * aligned(owned));
+      add(m, Life::master, master_bytes(spec.optimizer.value(), bucket.dtype) * aligned(owned));
+      add(m, Life::optimizer, state_bytes(spec.optimizer.value()) * aligned(owned));
     });
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "config/recipe/table.h"
 #include "train/state.h"
 #include "weights/adapter.h"
 #include "weights/load.h"
@@ -91,6 +92,7 @@ void RunStart::start_from_weights() {
   Stream s = engine_.stream();
   control_.together(
       [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
+  engine_.gather_weights(s);  // with a remainder, their owners round them in another way
   // Replicas hold the same values.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
@@ -159,6 +161,19 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
                 "{}; or {}",
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
   if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
+  say_conversions(saved);
+}
+
+void RunStart::say_conversions(const RunSpec& saved) const {
+  for (const RecipeKey& key : recipe_table()) {
+    if (key.name != "optimizer.state" && key.name != "optimizer.master") continue;
+    const nlohmann::json was = key.write(saved), is = key.write(run_);
+    if (was != is)
+      log_.info(
+          "{} was {} and is {}: what the checkpoint holds is converted, and rounded where the new format is "
+          "narrower",
+          key.name, was.dump(), is.dump());
+  }
 }
 
 void RunStart::warn_of_new_schedule(const RunSpec& saved) const {

@@ -54,6 +54,7 @@ class RunStart {
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
+  void say_conversions(const RunSpec& saved) const;
 
   const RunSpec& run_;
   Control& control_;

@@ -23,7 +23,8 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
     state.push_back({.name = prefix + part.name,
                      .tensor = owned_part_of(owned, p, part),
                      .slice = slice_of(p, part),
-                     .is_replica = is_replica(p, mesh)});
+                     .is_replica = is_replica(p, mesh),
+                     .converts = p.has_grad});
   }
 }
 

@@ -79,8 +79,8 @@ class PartLoader {
     add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count, w.dtype));
     convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
     const ElementRange owned = owned_of(p, part), here = common(owned, range);
-    if (!p.has_master || here.count == 0) return;
-    const Tensor master = owned_part_of(p.master_n, p, part);
+    if (!(p.has_master || p.has_remainder) || here.count == 0) return;
+    const Tensor master = owned_part_of(p.master(), p, part);
     convert(e, master.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
   }
   void convert(const WeightsEntry& e, const Tensor& to, int64_t first) {
@@ -106,6 +106,7 @@ std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& 
     for (const ParamPart& part : p.spec.parts)
       if (const auto it = entries.find(part.name); it != entries.end()) loader.load(it->second, p, part);
   }
+  model.params().split_masters(s);
   return loader.not_finite();
 }
 

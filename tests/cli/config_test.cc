@@ -32,6 +32,27 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
 }
 
+TEST(CliConfig, SaysTheBytesOfAParameter) {
+  TestDir dir;
+  const auto text = [&](std::vector<std::string> overrides) {
+    std::vector<std::string> words{"config", kRecipe, "--set", "precision.compute=bf16"};
+    for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
+    return run_moebius(dir, words).out;
+  };
+  EXPECT_THAT(text({}),
+              testing::HasSubstr("\n# parameter  18 bytes: weight 2 and gradient 4, and on the rank that owns "
+                                 "it master 4 and state 8\n"));
+  EXPECT_THAT(
+      text({"optimizer.master=bf16_remainder", "optimizer.state=bf16"}),
+      testing::HasSubstr("# parameter  12 bytes: weight 2 and gradient 4, and on the rank that owns it master 2 "
+                         "and state 4\n"));
+  EXPECT_THAT(text({"optimizer.master=bf16_stochastic", "optimizer.name=sgd", "optimizer.momentum=0"}),
+              testing::HasSubstr("# parameter  6 bytes: "));
+  const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "precision.compute=f32", "--json"}));
+  EXPECT_EQ(json.at("parameter_bytes").at("master"), 0);
+  EXPECT_EQ(json.at("parameter_bytes").at("state"), 8);
+}
+
 TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
   TestDir dir;
   const Ran ran = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"});

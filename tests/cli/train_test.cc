@@ -196,6 +196,41 @@ TEST_F(CliTrain, ResumesOnlyTheSameRun) {
   EXPECT_THAT(other.err, HasSubstr("weights from run\n"));
 }
 
+// The state of one optimizer is no state of another, and momentum is state too.
+TEST_F(CliTrain, ACheckpointOfAnotherOptimizerIsRefusedByName) {
+  ASSERT_EQ(train({}).code, 0);
+  expect_refused(train({"optimizer.name=sgd", "train.steps=8"}), 2, "optimizer.name: \"adamw\" -> \"sgd\"");
+  ASSERT_EQ(train({"run.dir=other", "optimizer.name=sgd"}).code, 0);
+  expect_refused(train({"run.dir=other", "train.steps=8"}), 2, "optimizer.name: \"sgd\" -> \"adamw\"");
+  expect_refused(train({"run.dir=other", "optimizer.name=sgd", "optimizer.momentum=0", "train.steps=8"}), 2,
+                 "optimizer.momentum: 0.9 -> 0.0");
+}
+
+// Stopped and resumed, each choice has the bits of a run that was not; and a run may change its choice.
+TEST_F(CliTrain, ResumesWithTheFormatsOfItsStateOrWithOthers) {
+  const std::vector<std::string> half{"precision.compute=bf16", "optimizer.state=bf16"};
+  const auto with = [&](std::vector<std::string> overrides, const std::vector<std::string>& more) {
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return train(overrides);
+  };
+  for (const std::string master : {"f32", "bf16_remainder", "bf16_stochastic"}) {
+    const std::vector<std::string> choice{half[0], half[1], "optimizer.master=" + master, "optimizer.schedule=constant",
+                                          "log.tensorboard=false"};
+    ASSERT_EQ(with(choice, {"run.dir=whole_" + master}).code, 0);
+    ASSERT_EQ(with(choice, {"run.dir=parts_" + master, "train.steps=3"}).code, 0);
+    ASSERT_EQ(with(choice, {"run.dir=parts_" + master}).code, 0);
+    const auto shard = [&](const std::string& run) {
+      return read_file(dir_.path(run + master + "/checkpoints/step-00000006/shard-00000.safetensors"));
+    };
+    EXPECT_EQ(shard("whole_") == shard("parts_"), true) << master;
+  }
+  const Ran changed = train({half[0], "run.dir=parts_bf16_stochastic", "optimizer.schedule=constant", "train.steps=8"});
+  EXPECT_EQ(changed.code, 0) << changed.err;
+  EXPECT_THAT(changed.err, HasSubstr("optimizer.state was \"bf16\" and is \"f32\": what the checkpoint holds is "
+                                     "converted, and rounded where the new format is narrower"));
+  EXPECT_THAT(changed.err, HasSubstr("optimizer.master was \"bf16_stochastic\" and is \"f32\""));
+}
+
 // The outputs of an earlier run are moved and never removed, whatever starts there later.
 TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
   ASSERT_EQ(train({}).code, 0);

@@ -250,14 +250,6 @@ std::vector<float> elements(Engine& engine, const Tensor& x) {
   return values;
 }
 
-int64_t flat_index(const ParamPart& part, int64_t local) {
-  if (part.shard.dim < 0) return local;
-  int64_t inner = 1;
-  for (int i = part.shape.rank() - 1; i > part.shard.dim; --i) inner *= part.shape[i];
-  const int64_t local_run = part.shard.count * inner, run = part.shape[part.shard.dim] * inner;
-  return local / local_run * run + part.shard.begin * inner + local % local_run;
-}
-
 // Biases begin at 0, which allows no relative distance. So they get values like those
 // of other weights.
 void draw_biases(Engine& engine, const Param& p) {
@@ -399,6 +391,14 @@ LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int6
 }
 
 }  // namespace
+
+int64_t flat_index(const ParamPart& part, int64_t local) {
+  if (part.shard.dim < 0) return local;
+  int64_t inner = 1;
+  for (int i = part.shape.rank() - 1; i > part.shard.dim; --i) inner *= part.shape[i];
+  const int64_t local_run = part.shard.count * inner, run = part.shape[part.shard.dim] * inner;
+  return local / local_run * run + part.shard.begin * inner + local % local_run;
+}
 
 void init_layout(Engine& engine, const LayoutModel& what) {
   Stream s = engine.stream();

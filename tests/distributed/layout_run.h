@@ -79,6 +79,9 @@ LayoutOutcome train_on(Transport& world, const LayoutModel& what, const Parallel
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
+// The element of the global tensor that is element `local` of a part.
+int64_t flat_index(const ParamPart& part, int64_t local);
+
 // Expects the same numbers up to the order of f32 sums. bound: relative, for losses and norms;
 // parameters by relative L2.
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);

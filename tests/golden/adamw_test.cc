@@ -70,12 +70,12 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
                    .clip = ref.constant("clip")});
     EXPECT_NEAR(norm, want_norm[step - 1], 1e-6 * want_norm[step - 1]);
     for (auto& [name, u] : state) {
-      const AdamWTensors t{.param_n = vector_of(u.master),
-                           .master_n = vector_of(u.master),
-                           .m_n = vector_of(u.m),
-                           .v_n = vector_of(u.v),
-                           .grad_n = vector_of(grads[name]),
-                           .weight_decay = ref.constant("weight_decay." + name)};
+      const UpdatedTensor t{.param_n = vector_of(u.master),
+                            .master_n = vector_of(u.master),
+                            .m_n = vector_of(u.m),
+                            .v_n = vector_of(u.v),
+                            .grad_n = vector_of(grads[name]),
+                            .weight_decay = ref.constant("weight_decay." + name)};
       adamw(s, {.tensors = {&t, 1},
                 .scale_1 = tensor_of(&scale, {1}),
                 .lr = lr[step - 1],

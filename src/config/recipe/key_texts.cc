@@ -177,7 +177,13 @@ std::vector<KeyText> train_texts() {
 
 std::vector<KeyText> optimizer_texts() {
   return {
-      {"optimizer.name", "The optimizer. `adamw` is the only one, with f32 master weights and moments."},
+      {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum."},
+      {"optimizer.state",
+       "The moments of the optimizer: `f32`, or `bf16` with stochastic rounding. A run may resume with another "
+       "choice."},
+      {"optimizer.master",
+       "The masters of bf16 weights: `f32`; `bf16_remainder`, the weights and 16 more bits, which are an exact f32; "
+       "or `bf16_stochastic`, the weights themselves with stochastic rounding. A run may resume with another choice."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -186,9 +192,11 @@ std::vector<KeyText> optimizer_texts() {
        "The learning rate after the warm-up: constant, decaying over all steps (cosine or linear), or "
        "decaying only at the end (`wsd`)."},
       {"optimizer.weight_decay", "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
-      {"optimizer.beta1", "Decay of Adam's first moment."},
-      {"optimizer.beta2", "Decay of Adam's second moment."},
-      {"optimizer.eps", "Epsilon that is added to the root of the second moment."},
+      {"optimizer.beta1", "`adamw`: decay of the first moment."},
+      {"optimizer.beta2", "`adamw`: decay of the second moment."},
+      {"optimizer.eps", "`adamw`: epsilon that is added to the root of the second moment."},
+      {"optimizer.momentum",
+       "`sgd`: the share of the running sum of gradients that is kept. With 0 there is no state."},
       {"optimizer.clip", "The global norm that gradients are scaled down to. 0 turns clipping off."},
   };
 }

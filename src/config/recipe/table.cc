@@ -196,7 +196,13 @@ std::vector<RecipeKey> train_keys() {
 std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
-      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}}),
+      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}),
+      optimizer.named("state", &OptimizerSpec::state, {{"f32", StateFormat::f32}, {"bf16", StateFormat::bf16}}, free),
+      optimizer.named("master", &OptimizerSpec::master,
+                      {{"f32", MasterFormat::f32},
+                       {"bf16_remainder", MasterFormat::bf16_remainder},
+                       {"bf16_stochastic", MasterFormat::bf16_stochastic}},
+                      free),
       required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),
       optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
@@ -210,6 +216,7 @@ std::vector<RecipeKey> optimizer_keys() {
       optimizer.key("beta1", &OptimizerSpec::beta1, float_in_unit()),
       optimizer.key("beta2", &OptimizerSpec::beta2, float_in_unit()),
       optimizer.key("eps", &OptimizerSpec::eps, float_above_zero()),
+      optimizer.key("momentum", &OptimizerSpec::momentum, float_in_unit()),
       optimizer.key("clip", &OptimizerSpec::clip, float_or_zero()),
   };
 }

@@ -13,6 +13,7 @@ namespace moebius::cuda {
 
 class DeviceRng {
  public:
+  DeviceRng() = default;
   explicit DeviceRng(const Rng& rng) {
     const Rng::Words words = rng.words();
     key_[0] = words.key[0];

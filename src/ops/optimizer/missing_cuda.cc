@@ -7,5 +7,8 @@ namespace moebius::cuda {
 void sum_squares(Stream&, const SumSquares&) { missing_cuda("sum_squares"); }
 void clip_scale(Stream&, const ClipScale&) { missing_cuda("clip_scale"); }
 void adamw(Stream&, const AdamW&) { missing_cuda("adamw"); }
+void sgd(Stream&, const Sgd&) { missing_cuda("sgd"); }
+void join_master(Stream&, const JoinMaster&) { missing_cuda("join_master"); }
+void split_master(Stream&, const SplitMaster&) { missing_cuda("split_master"); }
 
 }  // namespace moebius::cuda

@@ -7,7 +7,50 @@ namespace {
 
 constexpr int64_t kChunk = 1 << 16;  // elements of a partial sum
 
+DType f32_or_bf16(const Tensor& t) { return t.dtype == DType::bf16 ? DType::bf16 : DType::f32; }
+
+void check_updated(const char* who, const UpdatedTensor& t, int num_moments) {
+  const Shape n{t.param_n.numel()};
+  const bool by_itself = t.master_n.empty() && !t.param_n.empty();
+  check_tensor(who, "param", t.param_n, by_itself ? DType::bf16 : f32_or_bf16(t.param_n), n);
+  if (!t.master_n.empty()) check_tensor(who, "master", t.master_n, DType::f32, n);
+  if (!t.remainder_n.empty()) check_tensor(who, "remainder", t.remainder_n, DType::u16, n);
+  if (num_moments > 0) check_tensor(who, "m", t.m_n, f32_or_bf16(t.m_n), n);
+  if (num_moments > 1) check_tensor(who, "v", t.v_n, t.m_n.dtype, n);
+  check_tensor(who, "grad", t.grad_n, DType::f32, n);
+  MOEBIUS_CHECK(usage, t.master_n.empty() || t.remainder_n.empty(),
+                "{}: expected a master or a remainder of each tensor; got both", who);
+  MOEBIUS_CHECK(usage, t.draws.run >= 1, "{}: expected runs of at least one element; got {}", who, t.draws.run);
+}
+
+void check_step(const char* who, const Tensor& scale_1, const Tensor& lr_and_step_2, int64_t step) {
+  check_tensor(who, "scale", scale_1, DType::f32, {1});
+  if (!lr_and_step_2.empty()) check_tensor(who, "lr_and_step", lr_and_step_2, DType::f64, {2});
+  MOEBIUS_CHECK(usage, step >= 1, "{}: step counts from 1; got {}", who, step);
+}
+
+// Values and moments are read and written, grad is read. A param that is rounded from a master of its
+// own is written, and one without a master is a value.
+Cost cost_of(std::span<const UpdatedTensor> tensors, double flops) {
+  Cost all;
+  for (const UpdatedTensor& t : tensors) {
+    const bool is_value = t.master_n.empty();
+    const bool is_master = t.param_n.dtype == DType::f32 && t.param_n.data == t.master_n.data;
+    int64_t bytes = t.grad_n.num_bytes() + (is_value ? 2 : is_master ? 0 : 1) * t.param_n.num_bytes();
+    for (const Tensor* both : {&t.master_n, &t.remainder_n, &t.m_n, &t.v_n}) {
+      if (!both->empty()) bytes += 2 * both->num_bytes();
+    }
+    all.flops += flops * static_cast<double>(t.param_n.numel());
+    all.bytes += static_cast<double>(bytes);
+  }
+  return all;
+}
+
 }  // namespace
+
+bool UpdatedTensor::draws_bits() const {
+  return (!m_n.empty() && m_n.dtype == DType::bf16) || (master_n.empty() && remainder_n.empty());
+}
 
 int64_t SumSquares::num_partials(const Tensor& x) { return div_ceil(x.numel(), kChunk); }
 
@@ -62,17 +105,8 @@ void clip_scale(Stream& s, const ClipScale& a) {
 
 void adamw(Stream& s, const AdamW& a) {
   const char* who = "adamw";
-  for (const AdamWTensors& t : a.tensors) {
-    const Shape n{t.master_n.numel()};
-    check_tensor(who, "param", t.param_n, t.param_n.dtype == DType::bf16 ? DType::bf16 : DType::f32, n);
-    check_tensor(who, "master", t.master_n, DType::f32, n);
-    check_tensor(who, "m", t.m_n, DType::f32, n);
-    check_tensor(who, "v", t.v_n, DType::f32, n);
-    check_tensor(who, "grad", t.grad_n, DType::f32, n);
-  }
-  check_tensor(who, "scale", a.scale_1, DType::f32, {1});
-  if (!a.lr_and_step_2.empty()) check_tensor(who, "lr_and_step", a.lr_and_step_2, DType::f64, {2});
-  MOEBIUS_CHECK(usage, a.step >= 1, "{}: step counts from 1; got {}", who, a.step);
+  for (const UpdatedTensor& t : a.tensors) check_updated(who, t, 2);
+  check_step(who, a.scale_1, a.lr_and_step_2, a.step);
   OpScope scope(s, who, cost(a));
   switch (s.device()) {
     case DeviceKind::cpu:
@@ -84,15 +118,59 @@ void adamw(Stream& s, const AdamW& a) {
   }
 }
 
-// Master, m and v are read and written, grad is read; param is written unless it is the master.
-Cost cost(const AdamW& a) {
-  Cost all;
-  for (const AdamWTensors& t : a.tensors) {
-    const bool own_param = t.param_n.dtype != DType::f32 || t.param_n.data != t.master_n.data;
-    all.flops += 15.0 * t.master_n.numel();
-    all.bytes += static_cast<double>(7 * t.master_n.num_bytes() + (own_param ? t.param_n.num_bytes() : 0));
+Cost cost(const AdamW& a) { return cost_of(a.tensors, 15); }
+
+void sgd(Stream& s, const Sgd& a) {
+  const char* who = "sgd";
+  for (const UpdatedTensor& t : a.tensors) check_updated(who, t, a.momentum == 0 ? 0 : 1);
+  check_step(who, a.scale_1, a.lr_and_step_2, a.step);
+  OpScope scope(s, who, cost(a));
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::sgd(s, a);
+    case DeviceKind::cuda:
+      return cuda::sgd(s, a);
+    case DeviceKind::null:
+      return;
   }
-  return all;
+}
+
+Cost cost(const Sgd& a) { return cost_of(a.tensors, 6); }
+
+void join_master(Stream& s, const JoinMaster& a) {
+  const char* who = "join_master";
+  const Shape n{a.master_n.numel()};
+  check_tensor(who, "master", a.master_n, DType::f32, n);
+  check_tensor(who, "weight", a.weight_n, DType::bf16, n);
+  check_tensor(who, "remainder", a.remainder_n, DType::u16, n);
+  OpScope scope(s, who, {0, 8.0 * static_cast<double>(a.master_n.numel())});
+  if (a.master_n.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::join_master(s, a);
+    case DeviceKind::cuda:
+      return cuda::join_master(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void split_master(Stream& s, const SplitMaster& a) {
+  const char* who = "split_master";
+  const Shape n{a.master_n.numel()};
+  check_tensor(who, "master", a.master_n, DType::f32, n);
+  check_tensor(who, "weight", a.weight_n, DType::bf16, n);
+  if (!a.remainder_n.empty()) check_tensor(who, "remainder", a.remainder_n, DType::u16, n);
+  OpScope scope(s, who, {0, 8.0 * static_cast<double>(a.master_n.numel())});
+  if (a.master_n.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::split_master(s, a);
+    case DeviceKind::cuda:
+      return cuda::split_master(s, a);
+    case DeviceKind::null:
+      return;
+  }
 }
 
 }  // namespace moebius

@@ -9,17 +9,26 @@ namespace moebius {
 struct SumSquares;
 struct ClipScale;
 struct AdamW;
+struct Sgd;
+struct JoinMaster;
+struct SplitMaster;
 
 namespace cpu {
 void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
+void sgd(Stream& s, const Sgd& a);
+void join_master(Stream& s, const JoinMaster& a);
+void split_master(Stream& s, const SplitMaster& a);
 }  // namespace cpu
 
 namespace cuda {
 void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
+void sgd(Stream& s, const Sgd& a);
+void join_master(Stream& s, const JoinMaster& a);
+void split_master(Stream& s, const SplitMaster& a);
 }  // namespace cuda
 
 }  // namespace moebius

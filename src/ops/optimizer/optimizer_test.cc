@@ -68,12 +68,12 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
                     .eps = 0x1p-10,
                     .weight_decay = 0.25,
                     .step = step});
-        AdamWTensors t{.param_n = param.tensor(),
-                       .master_n = master.tensor(),
-                       .m_n = m.tensor(),
-                       .v_n = v.tensor(),
-                       .grad_n = grad.tensor(),
-                       .weight_decay = 0.25f};
+        UpdatedTensor t{.param_n = param.tensor(),
+                        .master_n = master.tensor(),
+                        .m_n = m.tensor(),
+                        .v_n = v.tensor(),
+                        .grad_n = grad.tensor(),
+                        .weight_decay = 0.25f};
         const AdamW a{.tensors = {&t, 1},
                       .scale_1 = scale.tensor(),
                       .lr = 0.125f,
@@ -98,6 +98,58 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
   }
 }
 
+// Each step's error in f32 is a few roundings of numbers of the size of the master and of m.
+TEST_P(OptimizerTest, SgdEqualsItsReference) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const double momentum : {0.0, 0.875}) {
+      for (const int64_t n : {0, 1, 7, 1000, 70001}) {
+        Array master = Array::normal({n}, DType::f32, 1), grad = Array::normal({n}, DType::f32, 2), m({n}, DType::f32),
+              param = Array::poisoned({n}, dtype), scale = Array::of({1}, DType::f32, {0.5}),
+              lr_and_step = Array::of({2}, DType::f64, {0.125, 7});
+        Array alone = master, alone_m = m;
+        Values want = master.values(), want_m = m.values();
+        for (int step = 0; step < 3; ++step) {
+          ref::sgd({.master = want,
+                    .m = want_m,
+                    .grad = grad.values(),
+                    .scale = 0.5,
+                    .lr = 0.125,
+                    .momentum = momentum,
+                    .weight_decay = 0.25});
+          UpdatedTensor t{.param_n = param.tensor(),
+                          .master_n = master.tensor(),
+                          .m_n = momentum == 0 ? Tensor{} : m.tensor(),
+                          .grad_n = grad.tensor(),
+                          .weight_decay = 0.25f};
+          Sgd a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 0.125f, .momentum = static_cast<float>(momentum)};
+          sgd(s_, a);
+          t.param_n = t.master_n = alone.tensor();
+          if (momentum != 0) t.m_n = alone_m.tensor();
+          a.lr = 99;  // lr in memory takes its place
+          a.lr_and_step_2 = lr_and_step.tensor();
+          sgd(s_, a);
+        }
+        const double error = 3 * 4 * testing::epsilon(DType::f32);
+        testing::expect_close("master", master.values(), want, error, 1e-12);
+        if (momentum != 0) testing::expect_close("m", m.values(), want_m, error, 1e-12);
+        testing::expect_close("param", param.values(), master.values(), testing::epsilon(dtype), 0);
+        EXPECT_EQ(alone.bytes(), master.bytes());
+      }
+    }
+  }
+}
+
+TEST_P(OptimizerTest, SgdChangesNothingWhenTheScaleIsNaN) {
+  Array master = Array::normal({100}, DType::f32, 1), grad = Array::normal({100}, DType::f32, 2), m({100}, DType::f32),
+        scale = Array::of({1}, DType::f32, {kNaN});
+  const auto before = master.bytes();
+  const UpdatedTensor t{
+      .param_n = master.tensor(), .master_n = master.tensor(), .m_n = m.tensor(), .grad_n = grad.tensor()};
+  sgd(s_, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 1, .momentum = 0.5f});
+  EXPECT_EQ(master.bytes(), before);
+  EXPECT_EQ(m.values(), Values(100, 0.0));
+}
+
 // In memory, where a CUDA graph reads them, lr and step give the same bits.
 TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),
@@ -105,12 +157,12 @@ TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array lr_and_step = Array::of({2}, DType::f64, {0.3, 7});
   const auto updated = [&](bool in_memory) {
     Array p = Array::poisoned({1000}, DType::bf16), w = master, new_m = m, new_v = v;
-    const AdamWTensors t{.param_n = p.tensor(),
-                         .master_n = w.tensor(),
-                         .m_n = new_m.tensor(),
-                         .v_n = new_v.tensor(),
-                         .grad_n = grad.tensor(),
-                         .weight_decay = 0.1f};
+    const UpdatedTensor t{.param_n = p.tensor(),
+                          .master_n = w.tensor(),
+                          .m_n = new_m.tensor(),
+                          .v_n = new_v.tensor(),
+                          .grad_n = grad.tensor(),
+                          .weight_decay = 0.1f};
     AdamW a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = in_memory ? 99.0f : 0.3f, .step = in_memory ? 1 : 7};
     if (in_memory) a.lr_and_step_2 = lr_and_step.tensor();
     adamw(s_, a);
@@ -133,8 +185,8 @@ struct Model {
       param.push_back(Array::poisoned({n}, dtype));
     }
   }
-  std::vector<AdamWTensors> tensors() {
-    std::vector<AdamWTensors> all;
+  std::vector<UpdatedTensor> tensors() {
+    std::vector<UpdatedTensor> all;
     for (size_t i = 0; i < master.size(); ++i) {
       // Every fifth from its second element on, where no vector begins.
       const int64_t n = master[i].tensor().numel(), first = i % 5 == 4 && n > 1 ? 1 : 0;
@@ -161,10 +213,10 @@ TEST_P(OptimizerTest, ManyTensorsAreUpdatedAsEachByItself) {
   Model together(150, DType::bf16), alone(150, DType::bf16);
   Array scale = Array::of({1}, DType::f32, {0.5});
   AdamW a{.scale_1 = scale.tensor(), .lr = 0.125f, .step = 3};
-  const std::vector<AdamWTensors> all = together.tensors(), each = alone.tensors();
+  const std::vector<UpdatedTensor> all = together.tensors(), each = alone.tensors();
   a.tensors = all;
   adamw(s_, a);
-  for (const AdamWTensors& t : each) {
+  for (const UpdatedTensor& t : each) {
     a.tensors = {&t, 1};
     adamw(s_, a);
   }
@@ -175,7 +227,7 @@ TEST_P(OptimizerTest, FewBlocksUpdateAsAllDo) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "of a GPU";
   Model all(20, DType::bf16), few(20, DType::bf16);
   Array scale = Array::of({1}, DType::f32, {0.5});
-  const std::vector<AdamWTensors> by_all = all.tensors(), by_few = few.tensors();
+  const std::vector<UpdatedTensor> by_all = all.tensors(), by_few = few.tensors();
   adamw(s_, {.tensors = by_all, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
   const BlockLimitScope limit(s_, 3);  // each comes to many pieces
   adamw(s_, {.tensors = by_few, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
@@ -185,7 +237,7 @@ TEST_P(OptimizerTest, FewBlocksUpdateAsAllDo) {
 TEST_P(OptimizerTest, ManyTensorsHaveTheSumOfSquaresOfEachInTurn) {
   Model model(150, DType::f32);
   std::vector<Tensor> x;
-  for (const AdamWTensors& t : model.tensors()) x.push_back(t.grad_n);
+  for (const UpdatedTensor& t : model.tensors()) x.push_back(t.grad_n);
   const auto sum_of = [&](Array& sum, std::span<const Tensor> some) {
     Array partial = Array::poisoned({SumSquares::num_partials(some)}, DType::f64);
     sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = some});
@@ -203,11 +255,11 @@ TEST_P(OptimizerTest, AScaleThatIsNaNLeavesAllAsItWas) {
         grad = Array::of({5}, DType::f32, Values(5, kNaN));
   Array scale = Array::of({1}, DType::f32, {kNaN});
   const Array old_param = param, old = master;
-  const AdamWTensors t{.param_n = param.tensor(),
-                       .master_n = master.tensor(),
-                       .m_n = m.tensor(),
-                       .v_n = v.tensor(),
-                       .grad_n = grad.tensor()};
+  const UpdatedTensor t{.param_n = param.tensor(),
+                        .master_n = master.tensor(),
+                        .m_n = m.tensor(),
+                        .v_n = v.tensor(),
+                        .grad_n = grad.tensor()};
   adamw(s_, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 1});
   EXPECT_EQ(param.bytes(), old_param.bytes());
   for (const Array* a : {&master, &m, &v}) EXPECT_EQ(a->bytes(), old.bytes());
@@ -223,7 +275,7 @@ TEST(Optimizer, SameBitsForAnyTeam) {
         scale({1}, DType::f32);
     sum_squares(s, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = {&x, 1}});
     clip_scale(s, {.norm_1 = norm.tensor(), .scale_1 = scale.tensor(), .sum_squares_1 = sum.tensor(), .clip = 1});
-    const AdamWTensors t{
+    const UpdatedTensor t{
         .param_n = param.tensor(), .master_n = master.tensor(), .m_n = m.tensor(), .v_n = v.tensor(), .grad_n = x};
     adamw(s, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 0.1f});
     return std::vector<Array>{sum, param, master, m, v};
@@ -242,7 +294,7 @@ TEST_P(OptimizerTest, BadArgumentsAreNamed) {
                          {.norm_1 = one.tensor(), .scale_1 = one.tensor(), .sum_squares_1 = sum.tensor(), .clip = -1});
             }),
             "clip_scale: clip must not be negative; got -1; 0 turns clipping off");
-  AdamWTensors t{
+  UpdatedTensor t{
       .param_n = x.tensor(), .master_n = x.tensor(), .m_n = x.tensor(), .v_n = x.tensor(), .grad_n = y.tensor()};
   AdamW a{.tensors = {&t, 1}, .scale_1 = one.tensor()};
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: grad must be f32[4]; got f32[5]");
@@ -260,7 +312,7 @@ TEST(Optimizer, NullDeviceCounts) {
                  sum = testing::null_tensor({1}, DType::f64);
     sum_squares(s, {.sum_1 = sum, .partial_P = sum, .x = {&x, 1}});
     clip_scale(s, {.norm_1 = one, .scale_1 = one, .sum_squares_1 = sum});
-    const AdamWTensors t{
+    const UpdatedTensor t{
         .param_n = testing::null_tensor({4}, DType::bf16), .master_n = x, .m_n = x, .v_n = x, .grad_n = x};
     adamw(s, {.tensors = {&t, 1}, .scale_1 = one});
   });

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "parallel/optim/adamw.h"
+#include "parallel/optim/sgd.h"
 
 namespace moebius {
 namespace {
@@ -13,24 +14,47 @@ namespace {
 struct OptimizerEntry {
   OptimizerKind kind;
   std::span<const std::string_view> state_prefixes;
-  std::unique_ptr<Optimizer> (*make)(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
+  int64_t (*num_moments)(const OptimizerSpec& spec);
+  std::unique_ptr<Optimizer> (*make)(const OptimizerContext& context);
 };
 
 template <class T>
-std::unique_ptr<Optimizer> make(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) {
-  return std::make_unique<T>(spec, params, plan);
+std::unique_ptr<Optimizer> make(const OptimizerContext& context) {
+  return std::make_unique<T>(context);
 }
 
 constexpr OptimizerEntry kOptimizers[] = {
-    {OptimizerKind::adamw, AdamWOptimizer::kStatePrefixes, make<AdamWOptimizer>},
+    {OptimizerKind::adamw, AdamWOptimizer::kStatePrefixes, AdamWOptimizer::num_moments, make<AdamWOptimizer>},
+    {OptimizerKind::sgd, SgdOptimizer::kStatePrefixes, SgdOptimizer::num_moments, make<SgdOptimizer>},
 };
+
+const OptimizerEntry& entry_of(OptimizerKind kind) {
+  for (const OptimizerEntry& each : kOptimizers)
+    if (each.kind == kind) return each;
+  MOEBIUS_FAIL(internal, "optimizer: unknown kind {}", static_cast<int>(kind));
+}
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) {
-  for (const OptimizerEntry& each : kOptimizers)
-    if (each.kind == spec.kind) return each.make(spec, params, plan);
-  MOEBIUS_FAIL(internal, "make_optimizer: unknown kind {}", static_cast<int>(spec.kind));
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context) {
+  return entry_of(context.spec.kind).make(context);
+}
+
+int64_t num_moments(const OptimizerSpec& spec) { return entry_of(spec.kind).num_moments(spec); }
+
+int64_t state_bytes(const OptimizerSpec& spec) { return num_moments(spec) * (spec.state == StateFormat::bf16 ? 2 : 4); }
+
+int64_t master_bytes(const OptimizerSpec& spec, DType weights) {
+  if (weights == DType::f32) return 0;
+  switch (spec.master) {
+    case MasterFormat::f32:
+      return 4;
+    case MasterFormat::bf16_remainder:
+      return 2;
+    case MasterFormat::bf16_stochastic:
+      return 0;
+  }
+  MOEBIUS_FAIL(internal, "optimizer: unknown master format {}", static_cast<int>(spec.master));
 }
 
 bool is_optimizer_state(std::string_view tensor_name) {

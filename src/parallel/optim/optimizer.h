@@ -52,9 +52,24 @@ class Optimizer {
   virtual std::vector<OptimizerState> state() const = 0;
 };
 
+// All that an optimizer needs. The references outlive it.
+struct OptimizerContext {
+  const OptimizerSpec& spec;
+  const ParamTable& params;
+  MemoryPlan& plan;
+  uint64_t seed = 0;  // of stochastic rounding
+};
+
 // The optimizer that spec names. Declares its state for what this rank owns of params: call it
-// after make_sharding(), and before the plan is bound. The references outlive it.
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan);
+// after make_sharding(), and before the plan is bound.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context);
+
+// Returns how many tensors of state the optimizer that spec names has for each parameter.
+int64_t num_moments(const OptimizerSpec& spec);
+
+// The bytes that one element of a parameter takes on the rank that owns it.
+int64_t state_bytes(const OptimizerSpec& spec);                  // of all moments
+int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // beside weights of that dtype
 
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);

@@ -28,7 +28,7 @@ struct Rig {
     params.declare({.name = "load", .shape = {2}, .kind = ParamKind::state, .trainable = false});
     sharding = make_sharding(params, mesh, plan);
     norm.emplace(params, mesh, plan, spec.clip);
-    optimizer = make_optimizer(spec, params, plan);
+    optimizer = make_optimizer({.spec = spec, .params = params, .plan = plan});
     plan.bind(DeviceKind::cpu, 1 << 16);
     for (const Param& p : params.all())
       for (int64_t i = 0; i < p.w.numel(); ++i) p.w.ptr<float>()[i] = 1;
@@ -73,6 +73,36 @@ TEST(Optimizer, NamesItsState) {
   EXPECT_GT(rig.optimizer->state()[2].values.data.ptr<float>()[0], 0);
   EXPECT_EQ(rig.optimizer->state()[0].values.data.ptr<float>()[0], 0);
   for (const char* name : {"model.norm.weight", "adam", "m.adam_m."}) EXPECT_FALSE(is_optimizer_state(name)) << name;
+}
+
+// w = w - lr (weight_decay w + m), m = momentum m + g.
+TEST(Sgd, UpdatesWithMomentumAndNamesItsState) {
+  Rig rig({.kind = OptimizerKind::sgd, .weight_decay = 0.5, .momentum = 0.5, .clip = 0});
+  rig.params.all()[0].dw.ptr<float>()[0] = 1;
+  rig.update(/*lr=*/0.5);
+  EXPECT_EQ(rig.w(0)[0], 0.25f);  // 1 - 0.5 (0.5 + 1)
+  EXPECT_EQ(rig.w(0)[1], 0.75f);
+  EXPECT_EQ(rig.w(1)[0], 1.0f);
+  rig.update(/*lr=*/0.5);
+  EXPECT_EQ(rig.w(0)[0], -0.5625f);  // 0.25 - 0.5 (0.125 + 1.5)
+  std::vector<std::string> names;
+  for (const OptimizerState& each : rig.optimizer->state()) {
+    names.push_back(std::string(each.prefix) + each.param->spec.name);
+    EXPECT_TRUE(is_optimizer_state(names.back()));
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"sgd_m.matrix", "sgd_m.bias"}));
+  EXPECT_EQ(rig.optimizer->state()[0].values.data.ptr<float>()[0], 1.5f);
+}
+
+TEST(Sgd, WithoutMomentumThereIsNoState) {
+  const OptimizerSpec spec{.kind = OptimizerKind::sgd, .weight_decay = 0, .momentum = 0, .clip = 0};
+  EXPECT_EQ(num_moments(spec), 0);
+  Rig rig(spec);
+  rig.params.all()[0].dw.ptr<float>()[0] = 1;
+  rig.update(/*lr=*/0.5);
+  EXPECT_EQ(rig.w(0)[0], 0.5f);
+  EXPECT_TRUE(rig.optimizer->state().empty());
+  EXPECT_EQ(rig.plan.bytes(Life::optimizer), 0);
 }
 
 }  // namespace

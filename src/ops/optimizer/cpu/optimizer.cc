@@ -10,35 +10,6 @@
 namespace moebius::cpu {
 namespace {
 
-// The scalars of a step, worked out in double once.
-struct Coefficients {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_sqrt_v, eps;
-
-  Coefficients(const AdamW& a, float weight_decay)
-      : beta1(a.beta1),
-        one_minus_beta1(static_cast<float>(1.0 - double{a.beta1})),
-        beta2(a.beta2),
-        one_minus_beta2(static_cast<float>(1.0 - double{a.beta2})),
-        keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)),
-        rate(static_cast<float>(a.lr / (1.0 - std::pow(double{a.beta1}, static_cast<double>(a.step))))),
-        inverse_sqrt_v(
-            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, static_cast<double>(a.step))))),
-        eps(a.eps) {}
-};
-
-template <class T>
-void update(T* param, float* master, float* m, float* v, const float* grad, int64_t n, float scale,
-            const Coefficients c) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float g = grad[i] * scale;
-    m[i] = c.beta1 * m[i] + c.one_minus_beta1 * g;
-    v[i] = c.beta2 * v[i] + c.one_minus_beta2 * g * g;
-    master[i] = c.keep * master[i] - c.rate * m[i] / (std::sqrt(v[i]) * c.inverse_sqrt_v + c.eps);
-    param[i] = from_f32<T>(master[i]);
-  }
-}
-
 // In 32 sums, so that it is bound by memory and not by the latency of one.
 double squares_of(const float* x, int64_t n) {
   constexpr int64_t kSums = 32;
@@ -80,26 +51,6 @@ void clip_scale(Stream&, const ClipScale& a) {
   if (!std::isfinite(seen)) scale = std::numeric_limits<float>::quiet_NaN();
   *a.norm_1.ptr<float>() = seen;
   *a.scale_1.ptr<float>() = scale;
-}
-
-void adamw(Stream& s, const AdamW& a) {
-  const float scale = *a.scale_1.ptr<float>();
-  if (std::isnan(scale)) return;
-  AdamW now = a;
-  if (!a.lr_and_step_2.empty()) {
-    now.lr = static_cast<float>(a.lr_and_step_2.ptr<double>()[0]);
-    now.step = static_cast<int64_t>(a.lr_and_step_2.ptr<double>()[1]);
-  }
-  for (const AdamWTensors& t : a.tensors) {
-    const Coefficients coefficients(now, t.weight_decay);
-    with_float_type(t.param_n.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      parallel_rows(s.pool(), t.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-        update(t.param_n.ptr<T>() + begin, t.master_n.ptr<float>() + begin, t.m_n.ptr<float>() + begin,
-               t.v_n.ptr<float>() + begin, t.grad_n.ptr<float>() + begin, end - begin, scale, coefficients);
-      });
-    });
-  }
 }
 
 }  // namespace moebius::cpu

@@ -1,0 +1,213 @@
+// The updates of AdamW and SGD. Where master and moments are f32 they are updated in place. Other
+// forms become f32 in blocks that stay in the cache, are updated by the same loop, and are stored again.
+#include <algorithm>
+#include <cmath>
+
+#include "core/rng.h"
+#include "ops/cpu/vector.h"
+#include "ops/optimizer/optimizer.h"
+#include "ops/optimizer/optimizer_backends.h"
+#include "ops/optimizer/rounding.h"
+
+namespace moebius::cpu {
+namespace {
+
+// The scalars of a step, worked out in double once.
+struct AdamWRule {
+  float scale, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_sqrt_v, eps;
+
+  AdamWRule(const AdamW& a, float scale, float weight_decay)
+      : scale(scale),
+        beta1(a.beta1),
+        one_minus_beta1(static_cast<float>(1.0 - double{a.beta1})),
+        beta2(a.beta2),
+        one_minus_beta2(static_cast<float>(1.0 - double{a.beta2})),
+        keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)),
+        rate(static_cast<float>(a.lr / (1.0 - std::pow(double{a.beta1}, static_cast<double>(a.step))))),
+        inverse_sqrt_v(
+            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, static_cast<double>(a.step))))),
+        eps(a.eps) {}
+
+  template <class T>
+  void update(T* param, float* master, float* m, float* v, const float* grad, int64_t n) const {
+    const AdamWRule c = *this;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const float g = grad[i] * c.scale;
+      m[i] = c.beta1 * m[i] + c.one_minus_beta1 * g;
+      v[i] = c.beta2 * v[i] + c.one_minus_beta2 * g * g;
+      master[i] = c.keep * master[i] - c.rate * m[i] / (std::sqrt(v[i]) * c.inverse_sqrt_v + c.eps);
+      param[i] = from_f32<T>(master[i]);
+    }
+  }
+};
+
+struct SgdRule {
+  float scale, momentum, keep, lr;
+
+  SgdRule(const Sgd& a, float scale, float weight_decay)
+      : scale(scale), momentum(a.momentum), keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)), lr(a.lr) {}
+
+  template <class T>
+  void update(T* param, float* master, float* m, float*, const float* grad, int64_t n) const {
+    if (m) return update_with_momentum(param, master, m, grad, n);
+    const SgdRule c = *this;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      master[i] = c.keep * master[i] - c.lr * (grad[i] * c.scale);
+      param[i] = from_f32<T>(master[i]);
+    }
+  }
+
+ private:
+  template <class T>
+  void update_with_momentum(T* param, float* master, float* m, const float* grad, int64_t n) const {
+    const SgdRule c = *this;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      m[i] = c.momentum * m[i] + grad[i] * c.scale;
+      master[i] = c.keep * master[i] - c.lr * m[i];
+      param[i] = from_f32<T>(master[i]);
+    }
+  }
+};
+
+constexpr int64_t kBlock = 256;
+
+// The draws of a block's elements.
+class Draws {
+ public:
+  Draws(const RoundingDraws& of, int64_t step)
+      : of_(of), rng_(of.seed, RngSite::rounding, static_cast<uint64_t>(step), of.key) {}
+
+  void fill(int64_t begin, int64_t n) {
+    for (int64_t i = 0; i < n;) {
+      const int64_t at = of_.begin + begin + i, inside = at % of_.run, count = std::min(of_.run - inside, n - i);
+      const int64_t first = of_.first + at / of_.run * of_.stride + inside;
+      for (int64_t j = 0; j < count; ++j) {
+        const auto bits = rng_.bits(static_cast<uint64_t>(first + j));
+        m[i + j] = bits[0] & 0xffffu;
+        v[i + j] = bits[0] >> 16;
+        weight[i + j] = bits[1] & 0xffffu;
+      }
+      i += count;
+    }
+  }
+
+  uint32_t m[kBlock], v[kBlock], weight[kBlock];
+
+ private:
+  const RoundingDraws& of_;
+  Rng rng_;
+};
+
+void load(float* to, const Tensor& from, int64_t begin, int64_t n) {
+  with_float_type(from.dtype, [&]<class T>(T) {
+    const T* x = from.ptr<T>() + begin;
+    for (int64_t i = 0; i < n; ++i) to[i] = to_f32(x[i]);
+  });
+}
+
+void store(const Tensor& to, const float* from, const uint32_t* draws, int64_t begin, int64_t n) {
+  if (to.dtype == DType::f32) {
+    std::copy_n(from, n, to.ptr<float>() + begin);
+    return;
+  }
+  bf16* x = to.ptr<bf16>() + begin;
+  for (int64_t i = 0; i < n; ++i) x[i] = to_bf16_stochastic(from[i], draws[i]);
+}
+
+void join(float* master, const bf16* weight, const uint16_t* remainder, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) master[i] = joined(weight[i], remainder[i]);
+}
+
+// remainder may be null.
+void split_all(bf16* weight, uint16_t* remainder, const float* master, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const auto [high, low] = split(master[i]);
+    weight[i] = high;
+    if (remainder) remainder[i] = low;
+  }
+}
+
+void load_master(float* to, const UpdatedTensor& t, int64_t begin, int64_t n) {
+  if (t.remainder_n.empty()) return load(to, t.master_n.empty() ? t.param_n : t.master_n, begin, n);
+  join(to, t.param_n.ptr<bf16>() + begin, t.remainder_n.ptr<uint16_t>() + begin, n);
+}
+
+void store_master(const UpdatedTensor& t, const float* from, const uint32_t* draws, int64_t begin, int64_t n) {
+  if (!t.remainder_n.empty())
+    return split_all(t.param_n.ptr<bf16>() + begin, t.remainder_n.ptr<uint16_t>() + begin, from, n);
+  if (t.master_n.empty()) return store(t.param_n, from, draws, begin, n);
+  std::copy_n(from, n, t.master_n.ptr<float>() + begin);
+  with_float_type(t.param_n.dtype, [&]<class T>(T) {
+    T* param = t.param_n.ptr<T>() + begin;
+    for (int64_t i = 0; i < n; ++i) param[i] = from_f32<T>(from[i]);
+  });
+}
+
+template <class Rule>
+void update_in_blocks(const Rule& rule, const UpdatedTensor& t, int64_t step, int64_t begin, int64_t end) {
+  float master[kBlock], m[kBlock], v[kBlock];
+  Draws draws(t.draws, step);
+  const bool has_m = !t.m_n.empty(), has_v = !t.v_n.empty();
+  for (; begin < end; begin += kBlock) {
+    const int64_t n = std::min(kBlock, end - begin);
+    load_master(master, t, begin, n);
+    if (has_m) load(m, t.m_n, begin, n);
+    if (has_v) load(v, t.v_n, begin, n);
+    rule.update(master, master, has_m ? m : nullptr, v, t.grad_n.ptr<float>() + begin, n);
+    if (t.draws_bits()) draws.fill(begin, n);
+    if (has_m) store(t.m_n, m, draws.m, begin, n);
+    if (has_v) store(t.v_n, v, draws.v, begin, n);
+    store_master(t, master, draws.weight, begin, n);
+  }
+}
+
+template <class Rule>
+void update_in_place(const Rule& rule, const UpdatedTensor& t, int64_t begin, int64_t end) {
+  const auto at = [&](const Tensor& x) { return x.empty() ? nullptr : x.ptr<float>() + begin; };
+  with_float_type(t.param_n.dtype, [&]<class T>(T) {
+    rule.update(t.param_n.ptr<T>() + begin, at(t.master_n), at(t.m_n), at(t.v_n), at(t.grad_n), end - begin);
+  });
+}
+
+template <class Rule, class Op>
+void update_all(Stream& s, const Op& a) {
+  const float scale = *a.scale_1.template ptr<float>();
+  if (std::isnan(scale)) return;
+  Op now = a;
+  if (!a.lr_and_step_2.empty()) {
+    now.lr = static_cast<float>(a.lr_and_step_2.template ptr<double>()[0]);
+    now.step = static_cast<int64_t>(a.lr_and_step_2.template ptr<double>()[1]);
+  }
+  for (const UpdatedTensor& t : a.tensors) {
+    const Rule rule(now, scale, t.weight_decay);
+    const bool in_place = !t.master_n.empty() && (t.m_n.empty() || t.m_n.dtype == DType::f32);
+    parallel_rows(s.pool(), t.param_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+      in_place ? update_in_place(rule, t, begin, end) : update_in_blocks(rule, t, now.step, begin, end);
+    });
+  }
+}
+
+}  // namespace
+
+void adamw(Stream& s, const AdamW& a) { update_all<AdamWRule>(s, a); }
+
+void sgd(Stream& s, const Sgd& a) { update_all<SgdRule>(s, a); }
+
+void join_master(Stream& s, const JoinMaster& a) {
+  parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    join(a.master_n.ptr<float>() + begin, a.weight_n.ptr<bf16>() + begin, a.remainder_n.ptr<uint16_t>() + begin,
+         end - begin);
+  });
+}
+
+void split_master(Stream& s, const SplitMaster& a) {
+  parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    uint16_t* remainder = a.remainder_n.empty() ? nullptr : a.remainder_n.ptr<uint16_t>() + begin;
+    split_all(a.weight_n.ptr<bf16>() + begin, remainder, a.master_n.ptr<float>() + begin, end - begin);
+  });
+}
+
+}  // namespace moebius::cpu

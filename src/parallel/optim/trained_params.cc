@@ -1,0 +1,87 @@
+#include "parallel/optim/trained_params.h"
+
+#include <algorithm>
+
+#include "core/rng.h"
+#include "parallel/optim/param_groups.h"
+
+namespace moebius {
+namespace {
+
+constexpr std::string_view kNames[] = {".m", ".v"};  // in the memory plan
+
+// Of the owned elements of a part. Its shard is `outer` runs of the global tensor.
+RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_t seed) {
+  const Shape local = part.local_shape();
+  const int dim = std::max(part.shard.dim, 0);
+  int64_t run = 1;
+  for (int i = dim; i < local.rank(); ++i) run *= local[i];
+  RoundingDraws draws{
+      .seed = seed, .key = key_of(("optimizer." + part.name).c_str()), .begin = owned.begin, .run = run, .stride = run};
+  if (part.shard.dim < 0) return draws;
+  const int64_t row = run / local[dim];
+  draws.stride = row * part.shape[dim];
+  draws.first = row * part.shard.begin;
+  return draws;
+}
+
+UpdatedTensor rows_of(UpdatedTensor all, int64_t begin, int64_t end) {
+  for (Tensor* each : {&all.param_n, &all.master_n, &all.m_n, &all.v_n, &all.grad_n, &all.remainder_n})
+    if (!each->empty()) *each = each->rows(begin, end);
+  return all;
+}
+
+}  // namespace
+
+TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes)
+    : prefixes_(prefixes), seed_(context.seed) {
+  MOEBIUS_ASSERT(prefixes.size() <= std::size(kNames));
+  const std::vector<ParamGroup> groups = param_groups(context.spec);
+  const DType dtype = context.spec.state == StateFormat::bf16 ? DType::bf16 : DType::f32;
+  for (const Param& p : context.params.all()) {
+    if (!p.spec.trainable) continue;
+    Trained& trained = all_.emplace_back();
+    trained.param = &p;
+    trained.weight_decay = static_cast<float>(group_of(groups, p.spec.kind).weight_decay);
+    for (size_t i = 0; i < prefixes.size(); ++i)
+      context.plan.declare(trained.moments[i], p.spec.name + std::string(kNames[i]), {p.owned.count}, dtype,
+                           Life::optimizer);
+  }
+}
+
+std::vector<UpdatedTensor> TrainedParams::tensors() const {
+  std::vector<UpdatedTensor> tensors;
+  for (const Trained& each : all_) {
+    const Param& p = *each.param;
+    const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
+    const UpdatedTensor whole{.param_n = owned_elements(p, p.w),
+                              .master_n = has_f32 ? p.master() : Tensor{},
+                              .m_n = each.moments[0],
+                              .v_n = each.moments[1],
+                              .grad_n = owned_elements(p, p.dw),
+                              .weight_decay = each.weight_decay,
+                              .remainder_n = p.remainder_n};
+    if (!whole.draws_bits()) {
+      tensors.push_back(whole);
+      continue;
+    }
+    for (const ParamPart& part : p.spec.parts) {
+      const ElementRange owned = owned_of(p, part);
+      if (owned.count == 0) continue;
+      const int64_t first = part.offset + owned.begin - p.owned.begin;
+      tensors.push_back(rows_of(whole, first, first + owned.count));
+      tensors.back().draws = draws_of(part, owned, seed_);
+    }
+  }
+  return tensors;
+}
+
+std::vector<OptimizerState> TrainedParams::state() const {
+  std::vector<OptimizerState> state;
+  for (const Trained& each : all_)
+    for (size_t i = 0; i < prefixes_.size(); ++i)
+      state.push_back({.prefix = prefixes_[i], .param = each.param, .values = each.moments[i]});
+  return state;
+}
+
+}  // namespace moebius

@@ -1,0 +1,242 @@
+// Updates of every optimizer, with every format of masters and state, on all layouts. Gradients are
+// a function of the element of the global tensor alone, so that no sum depends on the layout. Then
+// each layout has the bits of one rank: masters, state and weights. The layouts of a ring resume
+// from the checkpoint of the one before, and one rank never stops.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
+#include "comm/control.h"
+#include "engine/engine_testing.h"
+#include "io/testing.h"
+#include "ops/optimizer/rounding.h"
+#include "tests/distributed/layout_run.h"
+#include "tests/distributed/ranks.h"
+#include "train/state.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kRate = 1e-2;
+
+struct Choice {
+  const char* name;
+  OptimizerSpec optimizer;
+};
+void PrintTo(const Choice& choice, std::ostream* out) { *out << choice.name; }
+
+using enum MasterFormat;
+constexpr StateFormat kHalf = StateFormat::bf16;
+const Choice kChoices[] = {
+    {"adamw", {}},
+    {"adamw_remainder", {.master = bf16_remainder}},
+    {"adamw_half_state", {.state = kHalf}},
+    {"adamw_half_state_remainder", {.state = kHalf, .master = bf16_remainder}},
+    {"adamw_stochastic", {.master = bf16_stochastic}},
+    {"adamw_half_state_stochastic", {.state = kHalf, .master = bf16_stochastic}},
+    {"sgd", {.kind = OptimizerKind::sgd}},
+    {"sgd_without_momentum", {.kind = OptimizerKind::sgd, .momentum = 0}},
+    {"sgd_half_state_remainder", {.kind = OptimizerKind::sgd, .state = kHalf, .master = bf16_remainder}},
+};
+
+struct OnRanks {
+  int ranks = 1;
+  ParallelSpec layout = {};
+};
+const OnRanks kRing[] = {{8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+                         {4, {.ep = 2, .etp = 2}},
+                         {3, {}},
+                         {4, {.pp = 2, .vpp = 2, .ep = 2}},
+                         {4, {.tp = 2, .ep = 4}},
+                         {2, {.tp = 2}},
+                         {}};
+
+EngineSpec engine_spec(Transport& world, const OptimizerSpec& optimizer, const ParallelSpec& layout) {
+  EngineSpec spec = layout_engine_spec(world, {}, layout);
+  spec.precision.compute = DType::bf16;
+  spec.optimizer = optimizer;
+  spec.optimizer->clip = 0;  // the norm is a sum over ranks
+  return spec;
+}
+
+// The first rank of those that share a gradient has all of it.
+void fill_gradients(Engine& engine, int64_t step) {
+  for (const Param& p : engine.model().params().all()) {
+    if (!p.has_grad) continue;
+    const bool is_first = engine.mesh().group(p.spec.grad_axis).rank() == 0;
+    for (const ParamPart& part : p.spec.parts) {
+      const Rng rng(17, RngSite::bench, static_cast<uint64_t>(step), key_of(part.name.c_str()));
+      const Tensor dw = part_of(p.dw, part);
+      for (int64_t i = 0; i < dw.numel(); ++i)
+        dw.ptr<float>()[i] = is_first ? 0.1f * rng.normal(static_cast<uint64_t>(flat_index(part, i))) : 0.0f;
+    }
+  }
+}
+
+void update(Engine& engine, int64_t step) {
+  fill_gradients(engine, step);
+  EngineTestAccess::optimizer_step(engine, step, kRate);
+}
+
+void save(Engine& engine, Control& control, const std::string& dir, int64_t step) {
+  Stream s = engine.stream();
+  const ParamTable& params = engine.model().params();
+  params.join_masters(s);
+  CheckpointStore store(control, dir, 0, /*async_save=*/step % 2 == 0);
+  store.save(step, training_state(engine), {{"step", step}}, &s);
+  store.wait();
+  params.clear_masters(s);
+}
+
+void load(Engine& engine, Control& control, const std::string& folder) {
+  Stream s = engine.stream();
+  CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
+  engine.model().params().sync(s);
+  engine.gather_weights(s);
+}
+
+std::string folder_of(const std::string& dir, int64_t step) { return fmt::format("{}/step-{:08}", dir, step); }
+
+struct Saved {
+  DType dtype = DType::f32;
+  std::vector<std::byte> bytes;
+  bool operator==(const Saved&) const = default;
+};
+std::map<std::string, Saved> contents_of(const std::string& folder) {
+  const CheckpointReader reader(folder);
+  std::map<std::string, Saved> contents;
+  for (const auto& [name, tensor] : reader.tensors()) {
+    Saved& saved = contents[name];
+    saved = {tensor.dtype, std::vector<std::byte>(tensor.num_bytes())};
+    reader.read({.name = name,
+                 .tensor = {.data = saved.bytes.data(), .shape = {numel_of(tensor.shape)}, .dtype = tensor.dtype},
+                 .slice = whole_slice(tensor.shape)});
+  }
+  return contents;
+}
+
+void expect_same(const std::string& got, const std::string& expected) {
+  const auto a = contents_of(got), b = contents_of(expected);
+  EXPECT_EQ(a.size(), b.size());
+  for (const auto& [name, saved] : b) EXPECT_TRUE(a.contains(name) && a.at(name) == saved) << name;
+}
+
+// The weights that this rank computes with, its own and those of other owners, are rounded from the masters.
+void expect_weights_of(Engine& engine, const std::string& folder, const OptimizerSpec& optimizer) {
+  const CheckpointReader reader(folder);
+  for (const Param& p : engine.model().params().all()) {
+    if (p.w.dtype != DType::bf16) continue;
+    for (const ParamPart& part : p.spec.parts) {
+      const Tensor here = part_of(p.w, part);
+      std::vector<float> master(here.numel());
+      reader.read({.name = part.name,
+                   .tensor = tensor_of(master.data(), {std::ssize(master)}),
+                   .slice = TensorSlice{.shape = dims_of(part.shape), .shard = part.shard, .end = here.numel()},
+                   .converts = true});
+      int64_t different = 0;
+      for (int64_t i = 0; i < here.numel(); ++i) {
+        const bf16 weight = optimizer.master == bf16_remainder ? split(master[i]).weight : to_bf16(master[i]);
+        different += here.ptr<bf16>()[i].bits != weight.bits;
+      }
+      EXPECT_EQ(different, 0) << part.name;
+    }
+  }
+}
+
+class OptimizerLayouts : public ::testing::TestWithParam<Choice> {};
+
+TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
+  const OptimizerSpec& optimizer = GetParam().optimizer;
+  const auto num_steps = std::ssize(kRing);
+  const TestDir dir;
+  run_threads(1, test_world(), [&](Transport& world) {
+    Control control(world);
+    Engine engine(engine_spec(world, optimizer, {}));
+    init_layout(engine, {});
+    save(engine, control, dir.path("alone"), 0);
+    for (int64_t step = 1; step <= num_steps; ++step) {
+      update(engine, step);
+      save(engine, control, dir.path("alone"), step);
+    }
+  });
+  ASSERT_FALSE(contents_of(folder_of(dir.path("alone"), 0)) == contents_of(folder_of(dir.path("alone"), 1)));
+  for (int64_t step = 1; step <= num_steps; ++step) {
+    const OnRanks& on = kRing[step - 1];
+    SCOPED_TRACE(fmt::format("step {} on {} ranks", step, on.ranks));
+    run_threads(on.ranks, test_world(), [&](Transport& world) {
+      Control control(world);
+      Engine engine(engine_spec(world, optimizer, on.layout));
+      if (step == 1) {
+        init_layout(engine, {});
+        save(engine, control, dir.path("ring"), 0);
+      } else {
+        load(engine, control, folder_of(dir.path("ring"), step - 1));
+      }
+      expect_weights_of(engine, folder_of(dir.path("ring"), step - 1), optimizer);
+      update(engine, step);
+      save(engine, control, dir.path("ring"), step);
+    });
+    if (HasFailure()) return;
+    if (step == 1) expect_same(folder_of(dir.path("ring"), 0), folder_of(dir.path("alone"), 0));
+    expect_same(folder_of(dir.path("ring"), step), folder_of(dir.path("alone"), step));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Choices, OptimizerLayouts, ::testing::ValuesIn(kChoices),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// A checkpoint of each choice is read by a run of each other choice. The numbers of a narrower format are
+// rounded to nearest, and all others keep their bits.
+TEST(OptimizerFormats, ConvertByACheckpoint) {
+  const TestDir dir;
+  const OptimizerSpec formats[] = {
+      {}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};
+  for (size_t from = 0; from < std::size(formats); ++from) {
+    const std::string saved = dir.path(fmt::format("from{}", from));
+    run_threads(2, test_world(), [&](Transport& world) {
+      Control control(world);
+      Engine engine(engine_spec(world, formats[from], {}));
+      init_layout(engine, {});
+      for (int64_t step = 1; step <= 2; ++step) update(engine, step);
+      save(engine, control, saved, 2);
+    });
+    for (size_t to = 0; to < std::size(formats); ++to) {
+      SCOPED_TRACE(fmt::format("{} to {}", from, to));
+      const std::string again = dir.path(fmt::format("from{}to{}", from, to));
+      run_threads(3, test_world(), [&](Transport& world) {
+        Control control(world);
+        Engine engine(engine_spec(world, formats[to], {}));
+        load(engine, control, folder_of(saved, 2));
+        expect_weights_of(engine, folder_of(saved, 2), formats[to]);
+        save(engine, control, again, 2);
+      });
+      const auto before = contents_of(folder_of(saved, 2)), after = contents_of(folder_of(again, 2));
+      ASSERT_EQ(before.size(), after.size());
+      for (const auto& [name, was] : before) {
+        const Saved& is = after.at(name);
+        if (is.dtype == was.dtype) {
+          EXPECT_TRUE(is == was) << name;
+          continue;
+        }
+        const bool narrows = is.dtype == DType::bf16;
+        const std::vector<std::byte>&wide = narrows ? was.bytes : is.bytes, &narrow = narrows ? is.bytes : was.bytes;
+        ASSERT_EQ(wide.size(), 2 * narrow.size()) << name;
+        int64_t different = 0;
+        for (size_t i = 0; i < narrow.size() / 2; ++i) {
+          float x;
+          bf16 y;
+          std::memcpy(&x, &wide[4 * i], 4);
+          std::memcpy(&y, &narrow[2 * i], 2);
+          different += narrows ? to_bf16(x).bits != y.bits : x != to_f32(y);
+        }
+        EXPECT_EQ(different, 0) << name;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moebius
