@@ -46,9 +46,7 @@ bool mentions(const Expr* expr, std::string_view name) {
                      [&](const Keyword& keyword) { return mentions(keyword.value, name); });
 }
 
-// A macro in a macro has arguments of its own.
 bool mentions(const Statement& s, std::string_view name) {
-  if (s.op == Statement::Op::macro) return false;
   return mentions(s.expr, name) || mentions(s.filter, name) || mentions(s.body, name) || mentions(s.otherwise, name) ||
          std::any_of(s.values.begin(), s.values.end(), [&](const ExprPtr& e) { return mentions(e, name); }) ||
          std::any_of(s.branches.begin(), s.branches.end(),

@@ -91,7 +91,10 @@ class Value {
   int64_t integer() const { return is<bool>() ? int64_t{std::get<bool>(v_)} : std::get<int64_t>(v_); }
   bool boolean() const { return std::get<bool>(v_); }
   double real() const { return is<double>() ? std::get<double>(v_) : static_cast<double>(integer()); }
-  const std::string& why_undefined() const { return *std::get<Undefined>(v_).why; }
+  std::string why_undefined() const {
+    const auto& why = std::get<Undefined>(v_).why;
+    return why ? *why : "the value is undefined";
+  }
 
   // The name of the type in Python: "str", "dict", "NoneType".
   std::string_view type_name() const;
