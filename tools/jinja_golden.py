@@ -8,7 +8,7 @@
 FILE has a list of cases: a template, its variables, and the text or {"error": true}. A case has "spans"
 where the template has {% generation %}: the characters that it encloses.
 MOEBIUS_JINJA_CASES=FILE build/tests/tests_golden --gtest_filter='Jinja*' compares another file.
-Needs the package jinja2, 3.1.6. transformers is compared where it is installed.
+Needs the package jinja2, 3.1.6.
 """
 
 import argparse
@@ -67,12 +67,30 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class Namespace(jinja2.utils.Namespace):
+    def __init__(*args, **kwargs):
+        self, attributes = args[0], dict(*args[1:], **kwargs)
+        for name in attributes:
+            Namespace.check(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name, value):
+        Namespace.check(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def check(name):
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(name)
+
+
 def environment():
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                          extensions=[Generation, jinja2.ext.loopcontrols])
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = NOW.strftime
+    made.globals["namespace"] = Namespace
     return made
 
 
@@ -299,7 +317,7 @@ nothing
  b{% endset %}[{{ block }}]{% set shouted | upper | trim %} text {{ bos_token }} {% endset %}{{ shouted }}
 {% filter upper|replace('S', 'z') %}<{{ eos_token }}>{% endfilter %}
 {% with a = 1, b = messages|length %}{{ a + b }}{% endwith %}{{ a is defined }}
-{{ strftime_now('%d %b %Y') }} {{ range(3)|list }} {{ dict(a=1, **{}) if false else dict(a=1) }}
+{{ strftime_now('%d %b %Y') }} {{ range(3)|list }} {{ dict(a=1) }}
 {{ messages[0].content.x.y if messages and messages[0].content is mapping else messages[-1].nothing }}
 {{ (messages|first).role if messages else 'empty' }} {{ (messages|last).role if messages }}
 """,
@@ -327,7 +345,7 @@ nothing|nothing is defined|nothing ~ 'x'|nothing.x|nothing + 1|[nothing]|nothing
 1 is number|1.0 is float|true is integer|1 is integer|true is boolean|'a' is string|{} is mapping|[] is sequence|{} is sequence|'' is iterable|1 is iterable|none is none|nothing is undefined|3 is odd|4 is even|9 is divisibleby 3|1 is eq 1|1 is equalto(2)|1 is in [1]|1 is sameas true|true is sameas true|1 is not none|2 is gt 1|'a' is lower|'A' is upper|true is true|1 is true|false is false|range is callable
 range(5)|list|range(1, 10, 3)|list|range(5, 0, -2)|list|range(3)|length|range(3)[1]|range(200000)|[1] + [2]|(1,) + (2,)|[0] * 3|'ab' * 2|'ab' * -1|1 + 'a'|'a' + 1|[] + ()|none + 1|1 / 0|'a' < 1|5()|'a'()|{}.x.y
 {'a': [1, {'b': none}], 'c': 'x"y'}|tojson|[1, 2]|tojson(indent=1)|{}|tojson(indent=2)|[]|tojson|1e16|tojson|1e15|tojson|0.1|tojson|1e-5|tojson|'\u00e9\u2028\x7f\x01'|tojson|'\u00e9\U0001f600'|tojson(ensure_ascii=true)|nothing|tojson|{1: 2, none: 3, true: 4}|tojson
-'<a>'|safe|'<a>'|safe + '<b>'|'<b>' + '<a>'|safe|('<a>'|safe) ~ '<b>'|['<a>'|safe]|join('<b>')|[1, 2].append(3)|{}.update({})|'a'.zfill(3) is defined|'a' is foo|'a'|foo|raise_exception('no')
+'<a>'|safe|'<a>'|safe + '<b>'|'<b>' + '<a>'|safe|('<a>'|safe) ~ '<b>'|['<a>'|safe]|join('<b>')|[1, 2].append(3)|{}.update({})|'a' is foo|'a'|foo|raise_exception('no')
 [1, 2, 3]|map('string') is string|([1]|select) is iterable|'yes' if []|select else 'no'|'yes' if {}.items() else 'no'|[1]|select|length|([1, 2]|map('int'))[0]|namespace(a=1).a|namespace({'a': 2}).a|cycler('a', 'b').next()|joiner('|')()|dict(a=1)|dict([('a', 1)])|1.0|1e22|123456789.123|-0.0|1e16|0.00001|'\U0001f600'|length
 """.strip().split("\n")
 

@@ -341,12 +341,9 @@ Runtime::Flow Runtime::run_loop(const Statement& s, const Value& over) {
     while (next < items.size()) {
       *item = items[next++];
       if (!s.filter) return true;
-      Scope* const before = std::exchange(scope_, outer);
-      InScope in(*this);
+      const InScope in(*this, outer);
       assign(s.target, *item);
-      const bool passes = truth(eval(*s.filter));
-      scope_ = before;
-      if (passes) return true;
+      if (truth(eval(*s.filter))) return true;
     }
     return false;
   };
