@@ -372,7 +372,7 @@ BLOCKS = [
     "{% with %}{% set q = 1 %}{{ q }}{% endwith %}{{ q }}", "{% with a = 1, b = a %}{{ a }}{{ b }}{% endwith %}",
     "{% set x %}{% set y = 1 %}{{ y }}{% endset %}{{ x }}{{ y }}", "{% filter trim %}  a  {% endfilter %}|", "{{ x.y }}", "{{ x['y'] }}",
     "{% for k in {'b': 1, 'a': 2} %}{{ k }}{% endfor %}{% for k, v in {'b': 1}.items() %}{{ k }}{{ v }}{% endfor %}",
-    "{{ loop }}", "{% for i in [1] %}{{ loop.nope }}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{% endfor %}",
+    "{{ loop }}", "{{ none|selectattr('a')|list }}{{ none|map('upper')|list }}", "{% if false %}{{ 1|nope }}{% endif %}x", "{% for i in [1] %}{{ loop.nope }}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}{% endfor %}",
     "{% for i in [1,1,2] %}{{ loop.changed(i) }}{% endfor %}", "{% set f = 'a'.upper %}{{ f() }}", "{{ [1, 2,] }}{{ (1, 2,) }}{{ {'a': 1,} }}{{ range(1,) | list }}",
 ]
 

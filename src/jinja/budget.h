@@ -16,7 +16,7 @@ class Fault : public std::runtime_error {
 };
 
 struct Limits {
-  int64_t steps = 20'000'000;       // expressions, statements, and items or 256 bytes of text that they read
+  int64_t steps = 20'000'000;        // expressions, statements, and items or 256 bytes of text that they read
   int64_t bytes = int64_t{1} << 29;  // of all texts and items that are made
   int depth = 1000;                  // expressions, statements and macros that are active at once
 };
@@ -37,7 +37,8 @@ class Budget {
   }
   void enter() {
     if (depth_ == limits_.depth)
-      throw Fault("expected at most " + std::to_string(limits_.depth) + " expressions and macros in each other; got more");
+      throw Fault("expected at most " + std::to_string(limits_.depth) +
+                  " expressions and macros in each other; got more");
     ++depth_;
   }
   void leave() { --depth_; }

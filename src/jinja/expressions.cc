@@ -243,8 +243,8 @@ Value Runtime::binary(Expr::Op op, const Value& a, const Value& b) {
     if (other.is_list()) return Value::list(repeated(budget_, other.items(), count));
     if (other.is_tuple()) return Value::tuple(repeated(budget_, other.items(), count));
   }
-  throw Fault(fmt::format("unsupported operand types for {}: '{}' and '{}'", symbol_of(op), a.type_name(),
-                          b.type_name()));
+  throw Fault(
+      fmt::format("unsupported operand types for {}: '{}' and '{}'", symbol_of(op), a.type_name(), b.type_name()));
 }
 
 // As the class Markup of Jinja does it.
@@ -392,7 +392,7 @@ Value Runtime::call(const Value& callee, const Arguments& arguments) {
 
 Value Runtime::filter(const std::string& name, const Value& input, const Arguments& arguments) {
   const Filter found = find_filter(name);
-  if (found == nullptr) check_filter_name(name);
+  if (found == nullptr) throw Fault(fmt::format("expected a known filter; got \"{}\"", name));
   if (input.is_text()) budget_.read_text(input.text().size() * 16);
   if (input.is_safe_text() && !reads_safe_text(name))
     throw Fault(fmt::format("expected no filter {} after the filter safe; got it, which is not supported", name));

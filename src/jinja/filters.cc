@@ -96,9 +96,9 @@ Value safe(Runtime& runtime, const Value& input, const Arguments&) {
 
 const std::unordered_map<std::string_view, Filter>& plain_filters() {
   static const std::unordered_map<std::string_view, Filter> filters{
-      {"int", to_integer},    {"float", to_real}, {"string", to_string}, {"default", or_default}, {"d", or_default},
-      {"length", length},     {"count", length},  {"abs", absolute},     {"round", rounded},      {"tojson", tojson},
-      {"safe", safe}};
+      {"int", to_integer}, {"float", to_real}, {"string", to_string}, {"default", or_default},
+      {"d", or_default},   {"length", length}, {"count", length},     {"abs", absolute},
+      {"round", rounded},  {"tojson", tojson}, {"safe", safe}};
   return filters;
 }
 
@@ -178,8 +178,8 @@ const std::unordered_map<std::string_view, Test>& tests() {
 // Other names of tests.
 std::string_view known_as(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> names{
-      {"equalto", "eq"}, {"==", "eq"},  {"!=", "ne"},         {"<", "lt"},      {"lessthan", "lt"},
-      {"<=", "le"},      {">", "gt"},   {"greaterthan", "gt"}, {">=", "ge"}};
+      {"equalto", "eq"}, {"==", "eq"}, {"!=", "ne"},          {"<", "lt"}, {"lessthan", "lt"},
+      {"<=", "le"},      {">", "gt"},  {"greaterthan", "gt"}, {">=", "ge"}};
   const auto it = names.find(name);
   return it == names.end() ? name : it->second;
 }
@@ -202,7 +202,6 @@ void check_filter_name(const std::string& name) {
   if (find_filter(name) != nullptr) return;
   if (std::find(kOtherFilters.begin(), kOtherFilters.end(), name) != kOtherFilters.end())
     throw Fault(fmt::format("expected a filter of chat templates; got \"{}\", which is not supported", name));
-  throw Fault(fmt::format("expected a known filter; got \"{}\"", name));
 }
 
 void check_test_name(const std::string& name) {

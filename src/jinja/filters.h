@@ -12,7 +12,8 @@ namespace moebius::jinja {
 using Filter = Value (*)(Runtime&, const Value& input, const Arguments&);
 using Test = bool (*)(Runtime&, const Value& value, const Arguments&);
 
-// Fault, which names it, when there is no such filter or test, or when Jinja's is not supported.
+// Fault, which names it, for a filter of Jinja that is not supported, and for an unknown test. An
+// unknown filter fails only where it is used, as Jinja has it in branches that do not run.
 void check_filter_name(const std::string& name);
 void check_test_name(const std::string& name);
 Filter find_filter(const std::string& name);  // null for other names
@@ -26,7 +27,7 @@ Value tojson(Runtime&, const Value& input, const Arguments&);
 // Text as the methods and filters of the same names make it.
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
-std::string title_case(std::string_view text);  // str.title() of Python
+std::string title_case(std::string_view text);             // str.title() of Python
 std::vector<std::string> lines_of(std::string_view text);  // str.splitlines() of Python
 std::string capitalize(std::string_view text);
 std::string_view strip(std::string_view text, const std::string* characters, bool left, bool right);

@@ -218,18 +218,23 @@ Arguments after(const Arguments& arguments, size_t count) {
   return {{arguments.positional.begin() + static_cast<int64_t>(count), arguments.positional.end()}, arguments.named};
 }
 
+// As in Jinja, a false value such as None has no items.
+Items items_if_true(Runtime& runtime, const Value& input) {
+  return truth(input) ? items_of(runtime.budget(), input) : Items{};
+}
+
 // map(attribute="name", default=...) or map("filter", arguments...).
 Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
   Items mapped;
   if (arguments.positional.empty()) {
     const Parameters p("map", arguments, {"attribute", "default"});
     const Value otherwise = p.get(1, None{});
-    for (const Value& item : items_of(runtime.budget(), input))
+    for (const Value& item : items_if_true(runtime, input))
       mapped.push_back(by_path(runtime, item, p.at(0), p.is_none(1) ? nullptr : &otherwise));
     return runtime.generator(std::move(mapped));
   }
   const std::string name = runtime.str(arguments.positional[0]);
-  for (const Value& item : items_of(runtime.budget(), input))
+  for (const Value& item : items_if_true(runtime, input))
     mapped.push_back(runtime.filter(name, item, after(arguments, 1)));
   return runtime.generator(std::move(mapped));
 }
@@ -241,7 +246,7 @@ Value choose(Runtime& runtime, const Value& input, const Arguments& arguments, b
   const bool has_test = arguments.positional.size() > used;
   const std::string test = has_test ? runtime.str(arguments.positional[used]) : "";
   Items chosen;
-  for (const Value& item : items_of(runtime.budget(), input)) {
+  for (const Value& item : items_if_true(runtime, input)) {
     const Value value = by_attribute ? by_path(runtime, item, arguments.positional[0]) : item;
     const bool holds = has_test ? runtime.test(test, value, after(arguments, used + 1)) : truth(value);
     if (holds == wanted) chosen.push_back(item);
@@ -256,12 +261,25 @@ Value rejectattr(Runtime& r, const Value& input, const Arguments& a) { return ch
 }  // namespace
 
 Filter find_list_filter(const std::string& name) {
-  static const std::unordered_map<std::string_view, Filter> filters{
-      {"sort", sort},         {"dictsort", dictsort}, {"unique", unique},   {"min", min_of},
-      {"max", max_of},        {"sum", sum},           {"list", list},       {"join", join},
-      {"first", first},       {"last", last},         {"reverse", reverse}, {"items", items},
-      {"batch", batch},       {"groupby", groupby},   {"map", map},         {"select", select},
-      {"reject", reject},     {"selectattr", selectattr}, {"rejectattr", rejectattr}};
+  static const std::unordered_map<std::string_view, Filter> filters{{"sort", sort},
+                                                                    {"dictsort", dictsort},
+                                                                    {"unique", unique},
+                                                                    {"min", min_of},
+                                                                    {"max", max_of},
+                                                                    {"sum", sum},
+                                                                    {"list", list},
+                                                                    {"join", join},
+                                                                    {"first", first},
+                                                                    {"last", last},
+                                                                    {"reverse", reverse},
+                                                                    {"items", items},
+                                                                    {"batch", batch},
+                                                                    {"groupby", groupby},
+                                                                    {"map", map},
+                                                                    {"select", select},
+                                                                    {"reject", reject},
+                                                                    {"selectattr", selectattr},
+                                                                    {"rejectattr", rejectattr}};
   const auto it = filters.find(name);
   return it == filters.end() ? nullptr : it->second;
 }

@@ -250,8 +250,9 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 Filter find_text_filter(const std::string& name) {
   static const std::unordered_map<std::string_view, Filter> filters{
-      {"upper", upper_filter}, {"lower", lower_filter}, {"capitalize", capitalize_filter}, {"title", title_filter},
-      {"trim", trim},          {"replace", replace},    {"indent", indent},                {"format", format}};
+      {"upper", upper_filter}, {"lower", lower_filter}, {"capitalize", capitalize_filter},
+      {"title", title_filter}, {"trim", trim},          {"replace", replace},
+      {"indent", indent},      {"format", format}};
   const auto it = filters.find(name);
   return it == filters.end() ? nullptr : it->second;
 }

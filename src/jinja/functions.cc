@@ -69,7 +69,8 @@ Value strftime_now(Runtime& runtime, const Arguments& arguments) {
   const std::string format = p.text(0);
   if (format.size() > 256) throw Fault("strftime_now: expected a format of at most 256 bytes");
   std::array<char, 4096> buffer{};
-  const size_t length = format.empty() ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &runtime.now());
+  const size_t length =
+      format.empty() ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &runtime.now());
   return runtime.text(std::string(buffer.data(), length));
 }
 
@@ -132,8 +133,8 @@ Value global_function(const std::string& name) {
 Parameters::Parameters(std::string who, const Arguments& arguments, std::vector<std::string> names)
     : who_(std::move(who)), names_(std::move(names)), values_(names_.size()) {
   if (arguments.positional.size() > names_.size())
-    throw Fault(fmt::format("{}: expected at most {} arguments; got {}", who_, names_.size(),
-                            arguments.positional.size()));
+    throw Fault(
+        fmt::format("{}: expected at most {} arguments; got {}", who_, names_.size(), arguments.positional.size()));
   for (size_t i = 0; i < arguments.positional.size(); ++i) values_[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
     const auto it = std::find(names_.begin(), names_.end(), name);

@@ -216,8 +216,8 @@ class Lexer {
     const char kind = at_ + 1 < source_.size() ? static_cast<char>(source_[at_ + 1] | 0x20) : ' ';
     if (source_[at_] == '0' && (kind == 'x' || kind == 'o' || kind == 'b')) return based_number(kind);
     const auto take_digits = [&] {
-      while (at_ < source_.size() &&
-             (is_digit(source_[at_]) || (source_[at_] == '_' && at_ + 1 < source_.size() && is_digit(source_[at_ + 1]))))
+      while (at_ < source_.size() && (is_digit(source_[at_]) ||
+                                      (source_[at_] == '_' && at_ + 1 < source_.size() && is_digit(source_[at_ + 1]))))
         if (const char c = source_[at_++]; c != '_') digits += c;
     };
     const bool after_dot = at_ > 0 && source_[at_ - 1] == '.';

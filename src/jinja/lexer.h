@@ -9,7 +9,19 @@
 namespace moebius::jinja {
 
 struct Token {
-  enum class Kind { text, print_begin, print_end, block_begin, block_end, name, text_literal, integer, real, symbol, end };
+  enum class Kind {
+    text,
+    print_begin,
+    print_end,
+    block_begin,
+    block_end,
+    name,
+    text_literal,
+    integer,
+    real,
+    symbol,
+    end
+  };
   Kind kind;
   std::string text;  // of a literal: its value; of a symbol or a name: itself
   int line;

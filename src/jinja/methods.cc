@@ -22,7 +22,8 @@ Value begins_or_ends(const Value& self, const Arguments& arguments, bool begins)
   const Parameters p(begins ? "startswith" : "endswith", arguments, {"prefix"});
   const std::vector<Value> options = p.at(0).is_tuple() ? p.at(0).items() : std::vector<Value>{p.at(0)};
   return std::any_of(options.begin(), options.end(), [&](const Value& option) {
-    if (!option.is_text()) throw Fault(fmt::format("expected a string or a tuple of strings; got '{}'", option.type_name()));
+    if (!option.is_text())
+      throw Fault(fmt::format("expected a string or a tuple of strings; got '{}'", option.type_name()));
     return begins ? self.text().starts_with(option.text()) : self.text().ends_with(option.text());
   });
 }
@@ -99,7 +100,8 @@ Value rsplit(Runtime& r, const Value& self, const Arguments& a) { return split_w
 
 Value splitlines(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Parameters p("splitlines", arguments, {"keepends"});
-  if (p.truth_or(0, false)) throw Fault("splitlines: expected lines without ends; got keepends, which is not supported");
+  if (p.truth_or(0, false))
+    throw Fault("splitlines: expected lines without ends; got keepends, which is not supported");
   return texts(runtime, lines_of(self.text()));
 }
 
@@ -181,7 +183,8 @@ bool all_characters(const Value& self, const Is& is) {
 Value isspace(Runtime&, const Value& self, const Arguments&) { return all_characters(self, is_python_space); }
 Value isdigit(Runtime&, const Value& self, const Arguments&) {
   return all_characters(self, [](char32_t c) {
-    if (c >= 0x80 && is_numeric(c)) throw Fault("isdigit: expected digits of ASCII; got others, which are not supported");
+    if (c >= 0x80 && is_numeric(c))
+      throw Fault("isdigit: expected digits of ASCII; got others, which are not supported");
     return c >= U'0' && c <= U'9';
   });
 }
@@ -269,14 +272,32 @@ Value index_of_item(Runtime& runtime, const Value& self, const Arguments& argume
 using Methods = std::unordered_map<std::string_view, Method>;
 
 const Methods& text_methods() {
-  static const Methods methods{
-      {"startswith", startswith}, {"endswith", endswith},         {"strip", strip_both},         {"lstrip", lstrip},
-      {"rstrip", rstrip},         {"split", split},               {"rsplit", rsplit},            {"splitlines", splitlines},
-      {"partition", partition},   {"rpartition", rpartition},     {"replace", replace},          {"join", join},
-      {"find", find},             {"rfind", rfind},               {"index", index},              {"count", count},
-      {"upper", upper_method},    {"lower", lower_method},        {"title", title_method},       {"isspace", isspace},
-      {"isdigit", isdigit},       {"isalpha", isalpha},           {"format", format},            {"capitalize", capitalize_method},
-      {"removeprefix", removeprefix}, {"removesuffix", removesuffix}};
+  static const Methods methods{{"startswith", startswith},
+                               {"endswith", endswith},
+                               {"strip", strip_both},
+                               {"lstrip", lstrip},
+                               {"rstrip", rstrip},
+                               {"split", split},
+                               {"rsplit", rsplit},
+                               {"splitlines", splitlines},
+                               {"partition", partition},
+                               {"rpartition", rpartition},
+                               {"replace", replace},
+                               {"join", join},
+                               {"find", find},
+                               {"rfind", rfind},
+                               {"index", index},
+                               {"count", count},
+                               {"upper", upper_method},
+                               {"lower", lower_method},
+                               {"title", title_method},
+                               {"isspace", isspace},
+                               {"isdigit", isdigit},
+                               {"isalpha", isalpha},
+                               {"format", format},
+                               {"capitalize", capitalize_method},
+                               {"removeprefix", removeprefix},
+                               {"removesuffix", removesuffix}};
   return methods;
 }
 
@@ -293,9 +314,9 @@ const Methods& list_methods() {
 // Methods of Python that templates cannot call: they change their object, or are not supported.
 bool is_refused(const Value& object, const std::string& name) {
   constexpr auto kText = std::to_array<std::string_view>(
-      {"casefold", "center", "encode", "expandtabs", "format_map", "isalnum", "isascii", "isdecimal", "isidentifier",
-       "islower", "isnumeric", "isprintable", "istitle", "isupper", "ljust", "maketrans", "rindex", "rjust", "swapcase",
-       "translate", "zfill"});
+      {"casefold",  "center",       "encode",  "expandtabs", "format_map",  "isalnum",   "isascii",
+       "isdecimal", "isidentifier", "islower", "isnumeric",  "isprintable", "istitle",   "isupper",
+       "ljust",     "maketrans",    "rindex",  "rjust",      "swapcase",    "translate", "zfill"});
   constexpr auto kDict =
       std::to_array<std::string_view>({"clear", "fromkeys", "pop", "popitem", "setdefault", "update"});
   constexpr auto kList =
@@ -307,10 +328,10 @@ bool is_refused(const Value& object, const std::string& name) {
 }  // namespace
 
 bool method_of(const Value& object, const std::string& name, Value* method) {
-  const Methods* methods = object.is_text()                         ? &text_methods()
-                           : object.is_dict()                       ? &dict_methods()
+  const Methods* methods = object.is_text()                        ? &text_methods()
+                           : object.is_dict()                      ? &dict_methods()
                            : object.is_list() || object.is_tuple() ? &list_methods()
-                                                                    : nullptr;
+                                                                   : nullptr;
   if (methods == nullptr) return false;
   const auto it = methods->find(name);
   const bool is_copy_of_tuple = object.is_tuple() && name == "copy";

@@ -9,7 +9,7 @@
 namespace moebius::jinja {
 namespace {
 
-constexpr int kMaxBlocks = 60;               // of tags in each other
+constexpr int kMaxBlocks = 60;                 // of tags in each other
 constexpr size_t kMaxBytes = size_t{4} << 20;  // of a template
 
 std::string shown(const Token& token) {
@@ -78,7 +78,8 @@ class Parser {
 
   // Statements up to a tag of one of these names, or to the end of the template if there are none.
   Body statements(const Ends& ends) {
-    if (++blocks_ > kMaxBlocks) throw Fault(fmt::format("expected at most {} tags in each other; got more", kMaxBlocks));
+    if (++blocks_ > kMaxBlocks)
+      throw Fault(fmt::format("expected at most {} tags in each other; got more", kMaxBlocks));
     Body body;
     while (!at_end_of(ends)) {
       if (tokens_.now().kind == Token::Kind::end) {
@@ -124,7 +125,7 @@ class Parser {
     if (tag == "filter") return filter_block(s);
     if (tag == "generation") return generation(s);
     if (tag == "break" || tag == "continue") return leave_loop(tag, s);
-    constexpr std::array<std::string_view, 9> kRefused{"include", "import", "from",  "extends", "block",
+    constexpr std::array<std::string_view, 9> kRefused{"include", "import", "from",  "extends",   "block",
                                                        "do",      "trans",  "debug", "autoescape"};
     if (std::find(kRefused.begin(), kRefused.end(), tag) != kRefused.end())
       throw Fault(fmt::format("expected a tag of chat templates; got {{% {} %}}, which is not supported", tag));

@@ -185,10 +185,8 @@ ExprPtr ExprParser::concat() {
 ExprPtr ExprParser::product() {
   ExprPtr left = power();
   for (;;) {
-    constexpr std::array<std::pair<std::string_view, Expr::Op>, 4> kOperators{{{"*", Expr::Op::multiply},
-                                                                               {"/", Expr::Op::divide},
-                                                                               {"//", Expr::Op::floor_divide},
-                                                                               {"%", Expr::Op::modulo}}};
+    constexpr std::array<std::pair<std::string_view, Expr::Op>, 4> kOperators{
+        {{"*", Expr::Op::multiply}, {"/", Expr::Op::divide}, {"//", Expr::Op::floor_divide}, {"%", Expr::Op::modulo}}};
     const auto* found =
         std::find_if(kOperators.begin(), kOperators.end(), [&](const auto& o) { return tokens_.is_symbol(o.first); });
     if (found == kOperators.end()) return left;
@@ -394,8 +392,7 @@ ExprPtr ExprParser::test(ExprPtr expr) {
   const Token& now = tokens_.now();
   const bool is_literal = now.kind == Token::Kind::text_literal || now.kind == Token::Kind::integer ||
                           now.kind == Token::Kind::real || tokens_.is_symbol("[") || tokens_.is_symbol("{");
-  const bool is_operator =
-      tokens_.is_name("else") || tokens_.is_name("or") || tokens_.is_name("and");
+  const bool is_operator = tokens_.is_name("else") || tokens_.is_name("or") || tokens_.is_name("and");
   if (tokens_.is_symbol("(")) {
     call_arguments(&test);
   } else if (is_literal || (now.kind == Token::Kind::name && !is_operator)) {

@@ -39,7 +39,8 @@ class Loop : public Object {
   }
 
   Value call(Runtime&, const Arguments& arguments) override {
-    if (!recurse_) throw Fault("expected a loop with \"recursive\" for loop(...); got one without, or one that has ended");
+    if (!recurse_)
+      throw Fault("expected a loop with \"recursive\" for loop(...); got one without, or one that has ended");
     if (arguments.positional.size() != 1 || !arguments.named.empty()) throw Fault("loop: expected one argument");
     return recurse_(arguments.positional[0]);
   }
@@ -54,7 +55,8 @@ class Loop : public Object {
     if (name == "revindex0") return *value = length() - index0_ - 1, true;
     if (name == "depth") return *value = int64_t{level_} + 1, true;
     if (name == "depth0") return *value = int64_t{level_}, true;
-    if (name == "previtem") return *value = index0_ == 0 ? Value::undefined("there is no previous item") : previous_, true;
+    if (name == "previtem")
+      return *value = index0_ == 0 ? Value::undefined("there is no previous item") : previous_, true;
     if (name == "nextitem") return *value = look(1) ? ahead_.front() : Value::undefined("there is no next item"), true;
     if (name == "cycle") return *value = cycle(), true;
     if (name == "changed") return *value = changed(), true;
@@ -136,8 +138,8 @@ class Macro : public Object {
     std::vector<Value> rest;
     for (size_t i = known; i < arguments.positional.size(); ++i) rest.push_back(arguments.positional[i]);
     if (!rest.empty() && !s_.uses_varargs)
-      throw Fault(fmt::format("macro {}: expected at most {} arguments; got {}", name_, known,
-                              arguments.positional.size()));
+      throw Fault(
+          fmt::format("macro {}: expected at most {} arguments; got {}", name_, known, arguments.positional.size()));
     if (s_.uses_varargs) scope.set("varargs", Value::tuple(std::move(rest)));
     auto kwargs = std::make_shared<Dict>();
     for (size_t k = 0; k < used.size(); ++k) {
@@ -186,7 +188,8 @@ bool Namespace::attribute(Runtime&, const std::string& name, Value* value) {
 }
 
 void Namespace::set(const std::string& name, Value value) {
-  if (name.starts_with('_')) throw Fault(fmt::format("expected fields of a namespace without '_' before; got {}", name));
+  if (name.starts_with('_'))
+    throw Fault(fmt::format("expected fields of a namespace without '_' before; got {}", name));
   fields_.set(name, std::move(value));
 }
 

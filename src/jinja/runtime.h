@@ -55,8 +55,8 @@ class Runtime {
 
   Budget& budget() { return budget_; }
   const std::tm& now() const { return now_; }
-  Value text(std::string text);              // a new text, which counts
-  Value list(std::vector<Value> items);      // a new list, which counts
+  Value text(std::string text);               // a new text, which counts
+  Value list(std::vector<Value> items);       // a new list, which counts
   Value generator(std::vector<Value> items);  // the same, as Python's generators: true, and read once
   std::string str(const Value& value) { return to_text(budget_, value); }
   Value call(const Value& callee, const Arguments& arguments);

@@ -27,7 +27,8 @@ Template::~Template() = default;
 Template::Template(Template&&) noexcept = default;
 
 Template Template::parse(std::string_view text, const std::string& who) {
-  MOEBIUS_CHECK(input, find_invalid_utf8(text) < 0, "{}: expected a template in UTF-8; got other bytes; correct it", who);
+  MOEBIUS_CHECK(input, find_invalid_utf8(text) < 0, "{}: expected a template in UTF-8; got other bytes; correct it",
+                who);
   Template made;
   made.who_ = who;
   int line = 1;

@@ -51,18 +51,17 @@ class Value {
   static constexpr int kMaxDepth = 200;
 
   Value() : v_(Undefined{}) {}
-  Value(None none) : v_(none) {}          // NOLINT: a value of each type is a Value
-  Value(bool value) : v_(value) {}        // NOLINT
-  Value(int64_t value) : v_(value) {}     // NOLINT
-  Value(double value) : v_(value) {}      // NOLINT
+  Value(None none) : v_(none) {}                      // NOLINT: a value of each type is a Value
+  Value(bool value) : v_(value) {}                    // NOLINT
+  Value(int64_t value) : v_(value) {}                 // NOLINT
+  Value(double value) : v_(value) {}                  // NOLINT
   Value(DictPtr dict) : v_(std::move(dict)) {}        // NOLINT
   Value(ObjectPtr object) : v_(std::move(object)) {}  // NOLINT
   Value(std::string text) : v_(std::make_shared<const std::string>(std::move(text))) {}  // NOLINT
   Value(const char* text) : Value(std::string(text)) {}                                  // NOLINT
   template <class T>
   Value(std::shared_ptr<T> object)  // NOLINT
-    requires std::is_base_of_v<Object, T>
-      : v_(ObjectPtr(std::move(object))) {}
+      requires std::is_base_of_v<Object, T> : v_(ObjectPtr(std::move(object))) {}
   static Value undefined(std::string why);
   // A list of these items; Fault if it would be nested too deep.
   static Value list(std::vector<Value> items);
