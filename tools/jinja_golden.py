@@ -7,7 +7,7 @@
 
 FILE has a list of cases: a template, its variables, and the text or {"error": true}. A case has "spans"
 where the template has {% generation %}: the characters that it encloses.
-MOEBIUS_JINJA_CASES=FILE build/tests/tests_golden --gtest_filter='Jinja*' compares another file.
+build/tests/tests_golden --gtest_filter='Jinja*' compares the file in its place.
 Needs the package jinja2, 3.1.6.
 """
 

@@ -154,7 +154,7 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
   refuse(R"({"prompt":"x","completion":"y","messages":[]})",
          "expected one document; got a text and a chat in \"messages\"");
-  refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template turns into text; let");
+  refuse(R"({"messages":[]})", "expected a tokenizer with a chat template, because the line is a chat; got \"bytes\"");
 }
 
 TEST(DataBuild, RefusesPromptsWithoutACompletion) {

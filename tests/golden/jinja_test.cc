@@ -2,7 +2,6 @@
 // tests/golden/data/jinja.json, written by tools/jinja_golden.py.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
@@ -12,10 +11,7 @@
 namespace moebius::jinja {
 namespace {
 
-std::string cases_path() {
-  const char* given = std::getenv("MOEBIUS_JINJA_CASES");
-  return given != nullptr ? given : MOEBIUS_SOURCE_DIR "/tests/golden/data/jinja.json";
-}
+constexpr const char* kCases = MOEBIUS_SOURCE_DIR "/tests/golden/data/jinja.json";
 
 // The time of the tool: Saturday 2026-03-07, 09:05:02.
 std::tm golden_time() {
@@ -42,7 +38,7 @@ std::vector<Span> in_characters(const Rendered& rendered) {
 }
 
 TEST(JinjaGolden, SameTextSameSpansAndTheSameCasesFail) {
-  const auto cases = nlohmann::ordered_json::parse(read_file(cases_path()));
+  const auto cases = nlohmann::ordered_json::parse(read_file(kCases));
   ASSERT_GT(cases.size(), 100u);
   for (const auto& one : cases) {
     const std::string text = one.at("template");
