@@ -45,8 +45,8 @@ std::string targets_text(const DatasetInfo& info) {
 // Training cuts the documents that do not fit a sequence, where documents are kept whole at all.
 std::string cut_text(int64_t seq_len, const DatasetInfo& info) {
   if (seq_len == 0) return fmt::format(", {} tokens in the longest document", info.longest);
-  return fmt::format(", {} tokens in the longest document; {} documents do not fit sequences of {}", info.longest, info.num_cut,
-                     seq_len);
+  return fmt::format(", {} tokens in the longest document; {} documents do not fit sequences of {}", info.longest,
+                     info.num_cut, seq_len);
 }
 
 int run_build(Options& o, Log& log) {

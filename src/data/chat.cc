@@ -52,7 +52,9 @@ Chat read_chat(std::string_view line, const std::string& who) {
   const auto messages = record.is_object() ? record.find("messages") : record.end();
   MOEBIUS_CHECK(input, messages != record.end() && messages->is_array() && !messages->empty(),
                 "{}: expected \"messages\" with a list of at least one message; got {}; correct or drop the line", who,
-                messages == record.end() ? "none" : messages->is_array() ? "an empty list" : messages->type_name());
+                messages == record.end() ? "none"
+                : messages->is_array()   ? "an empty list"
+                                         : messages->type_name());
   try {
     for (size_t i = 0; i < messages->size(); ++i) chat.messages.push_back(message_of((*messages)[i], i, who));
     chat.tools = list_at(record, "tools", who);
@@ -76,7 +78,7 @@ jinja::Value chat_message(const std::string& role, const std::string& content) {
 std::string role_of(const jinja::Value& message) { return message.dict().find(std::string("role"))->text(); }
 
 void ChatTemplate::add(const std::string& name, const std::string& text, const std::string& who) {
-  templates_.insert_or_assign(name, jinja::Template::parse(text, who));
+  templates_.emplace(name, jinja::Template::parse(text, who));  // of two, the first counts
 }
 
 // A token is a string, or an object with its content.
@@ -119,8 +121,9 @@ ChatTemplate ChatTemplate::open(const std::string& dir, const std::tm& now) {
   if (!is_list) made.add("default", *found, who(""));
   for (size_t i = 0; is_list && i < found->size(); ++i) {
     const nlohmann::json& one = (*found)[i];
-    MOEBIUS_CHECK(input, one.is_object() && one.value("name", nlohmann::json()).is_string() &&
-                             one.value("template", nlohmann::json()).is_string(),
+    MOEBIUS_CHECK(input,
+                  one.is_object() && one.value("name", nlohmann::json()).is_string() &&
+                      one.value("template", nlohmann::json()).is_string(),
                   "{}: expected objects with \"name\" and \"template\"; got another at {}", who(""), i);
     const std::string name = one["name"];
     if (name == "default" || name == "tool_use") made.add(name, one["template"], who(" " + name));

@@ -86,9 +86,10 @@ TEST(Chat, GenerationInAMacroIsFoundByTurns) {
 }
 
 TEST(Chat, TheTemplateSeesWhatTransformersPasses) {
-  const ChatFolder folder("{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ fast }}"
-                          "{{ messages[0].content is defined }}{{ messages[0] | tojson }}",
-                          R"({"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>"})");
+  const ChatFolder folder(
+      "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ fast }}"
+      "{{ messages[0].content is defined }}{{ messages[0] | tojson }}",
+      R"({"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>"})");
   const Chat chat = chat_of(R"({"messages": [{"role": "user", "content": null, "z": 1, "a": 2}], "tools": null,
                                 "chat_template_kwargs": {"fast": 3}, "other": 4})");
   EXPECT_EQ(folder.open().render(chat, 1, false).text, R"(<s></s>TrueTrue3False{"role": "user", "z": 1, "a": 2})");
@@ -99,7 +100,8 @@ TEST(Chat, TemplatesOfAFolder) {
   const Chat plain = chat_of(R"({"messages": [{"role": "user"}]})"),
              tools = chat_of(R"({"messages": [{"role": "user"}], "tools": [1]})");
   const auto text = [&](const Chat& chat) { return ChatTemplate::open(dir.path(), {}).render(chat, 1, false).text; };
-  expect_error(ErrorKind::input, "expected a chat_template.jinja, or chat_template in tokenizer_config.json; got neither",
+  expect_error(ErrorKind::input,
+               "expected a chat_template.jinja, or chat_template in tokenizer_config.json; got neither",
                [&] { text(plain); });
   write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": "one"})");
   EXPECT_EQ(text(plain), "one");

@@ -24,8 +24,8 @@ struct Encoded {
   std::vector<int32_t> ids;
   std::vector<Run> runs;
   int64_t text_bytes = 0;
-  int64_t num_unparsed = 0;  // documents that spell out special tokens
-  std::string unparsed;      // one of those tokens
+  int64_t num_unparsed = 0;   // documents that spell out special tokens
+  std::string unparsed;       // one of those tokens
   int64_t num_unlearned = 0;  // chats without a target
   std::string unlearned;      // where one of them is
 };
@@ -97,8 +97,8 @@ void append_chat(Document document, const Tokenizer& tokenizer, Chats& chats, En
   ChatIds chat = chats.ids(document);
   document.ids = std::move(chat.ids);
   document.is_target = std::move(chat.is_target);
-  const bool is_learned = std::find(document.is_target.begin(), document.is_target.end(), true) !=
-                          document.is_target.end();
+  const bool is_learned =
+      std::find(document.is_target.begin(), document.is_target.end(), true) != document.is_target.end();
   if (!is_learned && encoded->num_unlearned++ == 0) encoded->unlearned = document.who;
   append_ids(document, tokenizer, encoded);
 }
@@ -184,9 +184,10 @@ struct Notices {
           num_unparsed, num_unparsed == 1 ? "document spells out" : "documents spell out", unparsed);
     }
     if (num_unlearned > 0) {
-      text += fmt::format("{}{} without a token that an assistant wrote, so that nothing is learned of them; the first is {}",
-                          text.empty() ? "" : "; ", num_unlearned == 1 ? "1 chat is" : fmt::format("{} chats are", num_unlearned),
-                          unlearned);
+      text += fmt::format(
+          "{}{} without a token that an assistant wrote, so that nothing is learned of them; the first is {}",
+          text.empty() ? "" : "; ", num_unlearned == 1 ? "1 chat is" : fmt::format("{} chats are", num_unlearned),
+          unlearned);
     }
     return text;
   }

@@ -35,9 +35,9 @@ struct DatasetInfo {
   int64_t target_tokens = 0;  // the tokens with a loss: all, or only those of completions
   int64_t text_bytes = 0;     // bytes of the text of the targets; bits per byte are divided by it
   // From build_dataset only.
-  int64_t longest = 0;       // tokens of the longest document
-  int64_t num_cut = 0;       // documents that are longer than DataBuild::seq_len + 1 tokens
-  std::string notice = {};   // a warning about texts that spell out special tokens, and about chats without targets
+  int64_t longest = 0;      // tokens of the longest document
+  int64_t num_cut = 0;      // documents that are longer than DataBuild::seq_len + 1 tokens
+  std::string notice = {};  // a warning about texts that spell out special tokens, and about chats without targets
 };
 
 // Builds the dataset and returns what PREFIX.json says.

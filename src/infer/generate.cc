@@ -159,7 +159,8 @@ class Generator::Run {
     const std::vector<int32_t>& tokens = prompts_[prompt];
     int64_t known = 0;
     if (spec_.reuse_cache)
-      known = std::mismatch(tokens.begin(), tokens.end() - 1, cached(g).begin(), cached(g).end()).first - tokens.begin();
+      known =
+          std::mismatch(tokens.begin(), tokens.end() - 1, cached(g).begin(), cached(g).end()).first - tokens.begin();
     cached(g).resize(known);
     feed_tokens(engine_, std::span(tokens).subspan(known), known, logits_, g.sequence);
     cached(g) = tokens;
@@ -225,7 +226,7 @@ class Generator::Run {
   int64_t vocab_;
   std::vector<float> logits_;  // [sequences, V]
   std::vector<Generated> results_;
-  std::vector<int64_t> free_;     // sequences of the cache
+  std::vector<int64_t> free_;  // sequences of the cache
   std::vector<Growing> growing_;
 };
 

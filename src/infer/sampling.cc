@@ -23,6 +23,11 @@ std::vector<float> penalised(std::span<const float> logits, std::span<const int3
 
 // Token ids by falling probability, as far as they are asked for: few are, of a large vocabulary.
 class Ranking {
+  // Of two equal logits the one with the higher id is below.
+  auto is_below() const {
+    return [this](int32_t a, int32_t b) { return logits_[a] != logits_[b] ? logits_[a] < logits_[b] : a > b; };
+  }
+
  public:
   Ranking(std::span<const float> logits, double temperature) : logits_(logits), heap_(logits.size()) {
     std::iota(heap_.begin(), heap_.end(), 0);
@@ -50,12 +55,6 @@ class Ranking {
   }
 
  private:
-  // Of two equal logits the one with the higher id.
-  auto is_below() const {
-    return [this](int32_t a, int32_t b) {
-      return logits_[a] != logits_[b] ? logits_[a] < logits_[b] : a > b;
-    };
-  }
   std::span<const float> logits_;
   std::vector<int32_t> heap_, ranked_;
   std::vector<double> mass_;

@@ -20,7 +20,7 @@ class TextStream {
   std::string add(int32_t id);
   // Returns what was held back, once there are no more tokens.
   std::string rest();
-  bool is_stopped() const { return is_stopped_; }  // by a stop string
+  bool is_stopped() const { return is_stopped_; }    // by a stop string
   const std::string& text() const { return text_; }  // all that was returned so far
 
  private:

@@ -36,7 +36,8 @@ void Block::forward(Step& step, Residual& residual, Saved& saved) const {
               [&](Tensor y_TD, Tensor x_TD) { attention_->forward(step, y_TD, x_TD, *saved.attention); });
 }
 
-void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, const CachedRows& rows) const {
+void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache,
+                           const CachedRows& rows) const {
   run_forward(step, residual, saved,
               [&](Tensor y_TD, Tensor x_TD) { attention_->forward_cached(step, y_TD, x_TD, cache, rows); });
 }

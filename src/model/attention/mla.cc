@@ -356,8 +356,8 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
                   last = row + run.count;
     copy(step.stream, cache.k_UGd.rows(at, end).view({run.count, kv_rank_}), latent_TR.rows(row, last));
     copy(step.stream, cache.v_UGd.rows(at, end).view({run.count, rope_}), k_rope_Tr.rows(row, last));
-    attend_cached(step, o_THv.rows(row, last), q_THd.rows(row, last),
-                  cache.k_UGd.rows(begin, end).view({U, kv_rank_}), cache.v_UGd.rows(begin, end).view({U, rope_}));
+    attend_cached(step, o_THv.rows(row, last), q_THd.rows(row, last), cache.k_UGd.rows(begin, end).view({U, kv_rank_}),
+                  cache.v_UGd.rows(begin, end).view({U, rope_}));
     row = last;
   }
   o_.forward(step, y_tD, as_rows(o_THv));

@@ -71,7 +71,7 @@ class Mla {
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
   // o of the queries of a run, from the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
-  void attend_bwd(Step& step, Saved& saved) const;              // dq, dkv and dk_rope, no longer rotated
+  void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
   void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
   Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
