@@ -216,7 +216,7 @@ void add_generate(Cli& cli) {
       ->capture_default_str();
   add_json_option(*command, o->json);
   add_layout_options(*command, o->layout);
-  command->callback([&cli, o] {
+  command->callback([&cli, o, prompt, prompts] {
     cli.run = [&cli, o, prompt, prompts] {
       MOEBIUS_CHECK(usage, prompt->count() + prompts->count() == 1,
                     "generate: expected --prompt TEXT or --prompts FILE; got neither");

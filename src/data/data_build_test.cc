@@ -171,7 +171,7 @@ TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
   refuse(R"({"prompt":"a","completion":"b","text":"c"})",
          "a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more");
-  refuse(R"({"prompt":"a","completion":""})", "expected a completion that is not empty; got none");
+  refuse(R"({"prompt":"a","completion":""})", "expected a completion or an answer of an assistant that is not empty; got none");
 }
 
 // There are many blocks, and the last one to be read is the first one to be done.

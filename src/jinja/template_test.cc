@@ -40,12 +40,12 @@ TEST(Template, SpansOfGenerationAreBytesOfTheText) {
 
 TEST(Template, ErrorsNameTheLine) {
   const std::vector<std::pair<std::string, std::string>> cases{
-      {"a\n{% if x %}\n", "t:3: expected {%"},
+      {"a\n{% if x %}\n", "t:2: expected {%"},
       {"a\n\n{{ x", "t:3: "},
       {"{% endfor %}", "t:1: "},
       {"\n{{ 1 +* 2 }}", "t:2: "},
       {"\n{{ 'a }}", "t:2: "},
-      {"\n\n{{ raise_exception('no ' ~ 'tools') }}", "t:3: no tools"},
+      {"\n\n{{ raise_exception('no ' ~ 'tools') }}", "t:3: the template refuses this: no tools"},
       {"\n{{ a.b.c }}", "t:2: "},
       {"{% for i in [1] %}\n{{ i // 0 }}{% endfor %}", "t:2: division by zero"},
       {"{% macro f() %}\n\n{{ none.x.y }}{% endmacro %}\n{{ f() }}", "t:3: "},
