@@ -5,7 +5,8 @@
 
 FILE has the templates, and a list of cases: the name of a tokenizer of tests/golden/data/tokenizers, the
 index of a template, a chat, its ids, and the mask of apply_chat_template(return_assistant_tokens_mask=True).
-A chat that the template refuses has {"error": true} instead.
+A chat that the template refuses has {"error": true} instead. Chats whose masks by transformers are wrong
+are left out; is_masked_well says which.
 Needs transformers 5.23, with jinja2 and without torch.
 """
 
@@ -45,7 +46,21 @@ TEMPLATES = [
 ]
 
 
+def is_masked_well(line):
+    """transformers 5.23 leaves out of a mask all that follows an answer that begins with a space, where the
+    tokenizer trims offsets, and all but the first id of a last character that is spread over several."""
+    answers = [m.get("content") or "x" for m in line["messages"] if m["role"] == "assistant"]
+    return not any(isinstance(text, str) and (text[0] == " " or ord(text[-1]) > 127) for text in answers)
+
+
 def chat(rng):
+    while True:
+        line = any_chat(rng)
+        if is_masked_well(line):
+            return line
+
+
+def any_chat(rng):
     messages = [message(rng, rng.choice(["system", "developer"]))] if rng.random() < 0.4 else []
     for _ in range(rng.randint(1, 3)):
         messages += [message(rng, "user"), message(rng, "assistant")]

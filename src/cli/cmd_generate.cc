@@ -104,49 +104,53 @@ EngineSpec engine_spec(const Options& o, const Prompts& prompts, const GenerateS
   return spec;
 }
 
-// Prints on the first rank. The text of the first prompt that is not done comes token by token, and
-// the texts after it when it is done. With --json each is one object.
+// Prints on the first rank, in the order of the prompts. The first text that is not complete comes
+// token by token, and the texts after it once it is complete. With --json each is one object.
 class Printer {
  public:
   Printer(const Options& o, const Tokenizer& tokenizer, const Prompts& prompts, bool prints)
       : o_(o), tokenizer_(tokenizer), prompts_(prompts), prints_(prints) {
-    for (size_t i = 0; i < prompts.ids.size(); ++i) streams_.emplace_back(tokenizer, o.stops);
-    waiting_.resize(streams_.size());
+    for (size_t i = 0; i < prompts.ids.size(); ++i) texts_.push_back({TextStream(tokenizer, o.stops)});
   }
 
   // Returns false at a stop string. Nothing is printed before the first token, so that a bad request
   // prints nothing.
   bool token(size_t i, int32_t id) {
-    const std::string piece = streams_[i].add(id);
-    if (i == 0 && streams_.size() == 1) return show(i, piece), !streams_[i].is_stopped();
-    waiting_[i] += piece;
-    return !streams_[i].is_stopped();
+    texts_[i].waiting += texts_[i].stream.add(id);
+    if (i == first_) show(i);
+    return !texts_[i].stream.is_stopped();
   }
-  void end(const std::vector<Generated>& results) {
-    for (size_t i = 0; i < results.size(); ++i) {
-      waiting_[i] += streams_[i].rest();
-      if (o_.json) {
-        print(i, results[i]);
-      } else {
-        show(i, waiting_[i]);
-        if (prints_) std::fputc('\n', stdout);
-      }
-    }
+  void end(size_t i, const Generated& result) {
+    texts_[i].waiting += texts_[i].stream.rest();
+    texts_[i].result = result;
+    for (; first_ < texts_.size() && texts_[first_].result; ++first_) finish(first_);
+    if (first_ < texts_.size() && !texts_[first_].waiting.empty()) show(first_);
   }
 
  private:
-  void print(size_t i, const Generated& result) const {
+  struct Text {
+    TextStream stream;
+    std::string waiting = {};  // is not printed yet
+    bool is_begun = false;
+    std::optional<Generated> result = {};
+  };
+
+  void finish(size_t i) {
+    show(i);
     if (!prints_) return;
+    if (!o_.json) return void(std::fputc('\n', stdout));
     print_json({{"prompt", prompts_.texts[i]},
-                {"text", o_.stops.empty() ? tokenizer_.decode(result.tokens) : streams_[i].text()},
-                {"tokens", result.tokens},
-                {"ended", result.ended}});
+                {"text", o_.stops.empty() ? tokenizer_.decode(texts_[i].result->tokens) : texts_[i].stream.text()},
+                {"tokens", texts_[i].result->tokens},
+                {"ended", texts_[i].result->ended}});
   }
-  void show(size_t i, const std::string& piece) {
+  void show(size_t i) {
     if (!prints_ || o_.json) return;
-    const std::string text = (num_begun_ == i ? prompts_.texts[i] : "") + piece;
-    num_begun_ = i + 1;
-    std::fwrite(text.data(), 1, text.size(), stdout);
+    Text& text = texts_[i];
+    const std::string piece = (text.is_begun ? "" : prompts_.texts[i]) + text.waiting;
+    text.is_begun = true;
+    text.waiting.clear();
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   }
 
@@ -154,9 +158,8 @@ class Printer {
   const Tokenizer& tokenizer_;
   const Prompts& prompts_;
   bool prints_;
-  size_t num_begun_ = 0;  // texts whose beginning is printed
-  std::vector<TextStream> streams_;
-  std::vector<std::string> waiting_;  // text that is not printed yet
+  size_t first_ = 0;  // text that is not complete
+  std::vector<Text> texts_;
 };
 
 void generate_rank(const Options& o, Transport& world, Log& log) {
@@ -186,7 +189,10 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   control.together([&] { not_finite = load_weights(s, engine.model(), o.model); });
   warn_of_not_finite(log, control, o.model, not_finite);
   Generator generator(engine);
-  printer->end(generator.run(generate, prompts.ids, [&](size_t i, int32_t id) { return printer->token(i, id); }));
+  const std::vector<Generated> made = generator.run(
+      generate, prompts.ids, [&](size_t i, int32_t id) { return printer->token(i, id); },
+      [&](size_t i, const Generated& text) { printer->end(i, text); });
+  for (size_t i = 0; generate.max_tokens == 0 && i < made.size(); ++i) printer->end(i, made[i]);
   if (control.is_root()) log.line(times_text(generator.times()));
   warn_of_fallback_kernels(log, control, engine);
 }

@@ -25,6 +25,8 @@ std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, cons
                                          const jinja::Rendered& whole);
 
 // Renders and encodes a chat. Every id that is at least in part in a turn of the assistant is a target.
+// transformers differs where a turn begins with a space and offsets are trimmed, or ends with a
+// character of several ids (tools/chat_golden.py).
 // tokenizer: opened with parse_special, and without add_special, as the template writes such tokens.
 ChatIds chat_ids(const ChatTemplate& chat_template, const Tokenizer& tokenizer, const Chat& chat);
 

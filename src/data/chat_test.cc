@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "data/chat_ids.h"
@@ -140,6 +141,24 @@ TEST(Chat, LinesThatAreNoChat) {
   refuse(R"({"messages": [{"role": "a"}], "chat_template_kwargs": 1})",
          "expected an object in \"chat_template_kwargs\"; got number");
   refuse(R"({"messages": [{"role": "a", "role": "b"}]})", "expected JSON");
+}
+
+// The last character has several ids, and the first one is a space.
+TEST(Chat, TargetsAreWholeAtBothEnds) {
+  const TestDir dir;
+  std::filesystem::copy_file(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama3/tokenizer.json",
+                             dir.path("tokenizer.json"));
+  write_file_atomic(dir.path("chat_template.jinja"),
+                    "{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}");
+  const auto tokenizer = open_tokenizer(dir.path(), {.parse_special = true, .add_special = false});
+  const ChatIds made =
+      chat_ids(ChatTemplate::open(dir.path(), {}), *tokenizer,
+               chat_of("{\"messages\": [{\"role\": \"assistant\", \"content\": \" a \xF0\x9F\x91\xA9\"}]}"));
+  std::vector<int32_t> learned;
+  for (size_t i = 0; i < made.ids.size(); ++i)
+    if (made.is_target[i]) learned.push_back(made.ids[i]);
+  EXPECT_EQ(tokenizer->decode(learned), " a \xF0\x9F\x91\xA9");
+  EXPECT_EQ(learned.size(), made.ids.size() - 2);
 }
 
 // Bytes, so that each byte of the text is an id.

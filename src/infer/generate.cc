@@ -112,12 +112,14 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
 // One call of Generator::run.
 class Generator::Run {
  public:
-  Run(Generator& of, const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts, const OnToken& on_token)
+  Run(Generator& of, const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts, const OnToken& on_token,
+      const OnEnd& on_end)
       : of_(of),
         engine_(of.engine_),
         spec_(spec),
         prompts_(prompts),
         on_token_(on_token),
+        on_end_(on_end),
         ranks_(engine_),
         vocab_(engine_.spec().model.vocab_size),
         logits_(engine_.spec().cache_sequences * vocab_),
@@ -214,6 +216,7 @@ class Generator::Run {
     }
     if (!result.ended && std::ssize(result.tokens) < spec_.max_tokens) return true;
     free_.push_back(g.sequence);
+    if (on_end_) on_end_(g.prompt, result);
     return false;
   }
 
@@ -222,6 +225,7 @@ class Generator::Run {
   const GenerateSpec& spec_;
   std::span<const std::vector<int32_t>> prompts_;
   const OnToken& on_token_;
+  const OnEnd& on_end_;
   GeneratingRanks ranks_;
   int64_t vocab_;
   std::vector<float> logits_;  // [sequences, V]
@@ -233,9 +237,9 @@ class Generator::Run {
 Generator::Generator(Engine& engine) : engine_(engine), cached_(engine.spec().cache_sequences) {}
 
 std::vector<Generated> Generator::run(const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts,
-                                      const OnToken& on_token) {
+                                      const OnToken& on_token, const OnEnd& on_end) {
   times_ = {};
-  return Run(*this, spec, prompts, on_token).run();
+  return Run(*this, spec, prompts, on_token, on_end).run();
 }
 
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,

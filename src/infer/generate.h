@@ -64,13 +64,15 @@ class Generator {
 
   // Receives each new token, and the index of its prompt. Returns false to end that text.
   using OnToken = std::function<bool(size_t prompt, int32_t id)>;
+  // Receives each text once it is complete.
+  using OnEnd = std::function<void(size_t prompt, const Generated& text)>;
   // Continues the prompts. As many of them as the engine has sequences grow at once; the next one
   // begins where one ends.
   // Throws Error{usage} for an empty prompt, for settings out of range, and when a prompt and
   // max_tokens do not fit the engine's context.
   // Throws Error{input} for an id of a prompt outside the vocabulary.
   std::vector<Generated> run(const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts,
-                             const OnToken& on_token = {});
+                             const OnToken& on_token = {}, const OnEnd& on_end = {});
   const GenerateTimes& times() const { return times_; }  // of the last run()
 
  private:

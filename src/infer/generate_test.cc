@@ -173,14 +173,29 @@ std::vector<std::vector<int32_t>> prompts_of(std::initializer_list<int64_t> leng
 
 // The sequences of a batch, of which some wait until others end. Latent attention caches other things.
 TEST(Generate, ASequenceIsTheSameAloneAndInABatch) {
-  ModelSpec latent = model_spec_from_hf(
-      {{"model_type", "deepseek_v3"}, {"vocab_size", 37}, {"hidden_size", 24}, {"intermediate_size", 20},
-       {"num_hidden_layers", 2}, {"num_attention_heads", 4}, {"num_key_value_heads", 4}, {"q_lora_rank", 8},
-       {"kv_lora_rank", 6}, {"qk_nope_head_dim", 6}, {"qk_rope_head_dim", 4}, {"v_head_dim", 6},
-       {"n_routed_experts", 4}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 9}, {"n_shared_experts", 1},
-       {"n_group", 1}, {"topk_group", 1}, {"first_k_dense_replace", 1}, {"max_position_embeddings", 64},
-       {"num_nextn_predict_layers", 0}, {"initializer_range", 0.3}},
-      "test");
+  ModelSpec latent = model_spec_from_hf({{"model_type", "deepseek_v3"},
+                                         {"vocab_size", 37},
+                                         {"hidden_size", 24},
+                                         {"intermediate_size", 20},
+                                         {"num_hidden_layers", 2},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", 4},
+                                         {"q_lora_rank", 8},
+                                         {"kv_lora_rank", 6},
+                                         {"qk_nope_head_dim", 6},
+                                         {"qk_rope_head_dim", 4},
+                                         {"v_head_dim", 6},
+                                         {"n_routed_experts", 4},
+                                         {"num_experts_per_tok", 2},
+                                         {"moe_intermediate_size", 9},
+                                         {"n_shared_experts", 1},
+                                         {"n_group", 1},
+                                         {"topk_group", 1},
+                                         {"first_k_dense_replace", 1},
+                                         {"max_position_embeddings", 64},
+                                         {"num_nextn_predict_layers", 0},
+                                         {"initializer_range", 0.3}},
+                                        "test");
   const auto prompts = prompts_of({3, 17, 1, 9, 30, 2, 5, 5, 11});
   for (const ModelSpec& model : {tiny(), latent}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
