@@ -80,7 +80,7 @@ class Conversation {
     const int64_t left = o_.context - std::ssize(prompts[0]);
     MOEBIUS_CHECK(usage, left > 0,
                   "chat: expected a conversation of less than {} tokens; got {}; /reset forgets it, and --context N "
-                  "makes room for more",
+                  "lets it grow longer",
                   o_.context, prompts[0].size());
     GenerateSpec spec = spec_;
     spec.max_tokens = std::min(spec.max_tokens, left);

@@ -1,4 +1,4 @@
-// What `generate` and `chat` share: options, the tokenizer of a model, and its chat template.
+// The parts that `generate` and `chat` share: options, the tokenizer of a model, and its chat template.
 #pragma once
 
 #include <memory>

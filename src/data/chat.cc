@@ -24,7 +24,7 @@ Json parse_ordered(std::string_view text, const std::string& who) {
   return Json::parse(text);
 }
 
-// As transformers passes it: without the keys whose value is null.
+// transformers too leaves out the keys whose value is null.
 jinja::Value message_of(const Json& message, size_t i, const std::string& who) {
   MOEBIUS_CHECK(input, message.is_object() && message.contains("role") && message["role"].is_string(),
                 "{}: expected each of \"messages\" to be an object with a string \"role\"; got {} at {}; correct or "

@@ -54,7 +54,7 @@ TEST(Chat, TurnsOfATemplateThatMarksNone) {
   EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "user", "content": "a"}]})"), "");
 }
 
-// As templates of models that think: a thought is printed in the last turn only.
+// Templates of models that think print a thought in the last turn only.
 TEST(Chat, TurnsThatLaterMessagesChange) {
   const std::string text =
       "{% for m in messages %}<{{ m.role }}>"

@@ -164,7 +164,7 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
-// What a person should know of some documents, over all blocks in their order.
+// Counts the documents that a person should look at, over all blocks in their order.
 struct Notices {
   int64_t num_unparsed = 0, num_unlearned = 0;
   std::string unparsed, unlearned;

@@ -34,7 +34,7 @@ struct Generated {
   bool ended = false;           // by an end id or by on_token, not by max_tokens
 };
 
-// What Generator::run did.
+// The tokens and the time of Generator::run.
 struct GenerateTimes {
   int64_t prompt_tokens = 0;  // that were fed
   double prompt_s = 0;        // with the first token of each text

@@ -232,7 +232,7 @@ TEST(Generate, ATextEndsWhereTheCallerSays) {
   EXPECT_FALSE(made[0].ended);
 }
 
-// As in a chat, whose every prompt begins with the one before.
+// In a chat, every prompt begins with the one before.
 TEST(Generate, WhatIsCachedIsNotFedAgain) {
   Engine engine(generation_engine_spec(tiny(), DType::f32, 40, 1, 8));
   init(engine);
@@ -290,7 +290,7 @@ TEST(Sampling, TopKAndMinPKeepTheMostLikely) {
   EXPECT_EQ(kept({.top_k = 99}), (std::set<int32_t>{0, 1, 2, 3}));
   EXPECT_EQ(kept({.min_p = 0.5}), (std::set<int32_t>{0, 2}));
   EXPECT_EQ(kept({.min_p = 1}), (std::set<int32_t>{0}));
-  // Of the first two, 0.5 / 0.8 is at least 0.6.
+  // 0.5 / 0.8 of the probability of the first two is at least 0.6.
   EXPECT_EQ(kept({.top_k = 2, .top_p = 0.6}), (std::set<int32_t>{0}));
   EXPECT_EQ(kept({.top_p = 0.6}), (std::set<int32_t>{0, 2}));
 }

@@ -23,7 +23,7 @@ std::vector<float> penalised(std::span<const float> logits, std::span<const int3
 
 // Token ids by falling probability, as far as they are asked for: few are, of a large vocabulary.
 class Ranking {
-  // Of two equal logits the one with the higher id is below.
+  // Between two equal logits, the one with the higher id is below.
   auto is_below() const {
     return [this](int32_t a, int32_t b) { return logits_[a] != logits_[b] ? logits_[a] < logits_[b] : a > b; };
   }

@@ -247,7 +247,7 @@ Value Runtime::binary(Expr::Op op, const Value& a, const Value& b) {
       fmt::format("unsupported operand types for {}: '{}' and '{}'", symbol_of(op), a.type_name(), b.type_name()));
 }
 
-// As the class Markup of Jinja does it.
+// The class Markup of Jinja escapes the part that is not safe.
 Value Runtime::add_texts(const Value& a, const Value& b) {
   if (!a.is_safe_text() && !b.is_safe_text()) return text(a.text() + b.text());
   const auto escaped = [&](const Value& part) {

@@ -120,7 +120,7 @@ bool is_iterable(Runtime&, const Value& v, const Arguments&) {
          dynamic_cast<Iterable*>(v.object()) != nullptr;
 }
 
-// Whether it has a length and items by number.
+// True for values with a length and items by number.
 bool is_sequence(Runtime&, const Value& v, const Arguments&) {
   const auto* iterable = dynamic_cast<const Iterable*>(v.object());
   return v.is_text() || v.is_list() || v.is_tuple() || v.is_dict() || v.is_undefined() ||

@@ -218,7 +218,7 @@ Arguments after(const Arguments& arguments, size_t count) {
   return {{arguments.positional.begin() + static_cast<int64_t>(count), arguments.positional.end()}, arguments.named};
 }
 
-// As in Jinja, a false value such as None has no items.
+// A false value such as None has no items, in Jinja too.
 Items items_if_true(Runtime& runtime, const Value& input) {
   return truth(input) ? items_of(runtime.budget(), input) : Items{};
 }

@@ -17,7 +17,7 @@ namespace {
 
 using Method = Value (*)(Runtime&, const Value& self, const Arguments&);
 
-// Whether a text begins or ends with a string, or with one of a tuple of strings.
+// Returns whether a text begins or ends with a string, or with one of a tuple of strings.
 Value begins_or_ends(const Value& self, const Arguments& arguments, bool begins) {
   const Parameters p(begins ? "startswith" : "endswith", arguments, {"prefix"});
   const std::vector<Value> options = p.at(0).is_tuple() ? p.at(0).items() : std::vector<Value>{p.at(0)};

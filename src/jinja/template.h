@@ -4,8 +4,8 @@
 // Not supported, and refused by name with the line: inheritance, include and import, {% do %}, the
 // filters and methods that filters.cc and methods.cc list, arguments with * and **, and integers
 // above 64 bits.
-// Source: https://jinja.palletsprojects.com/en/stable/templates/, and apply_chat_template of
-// transformers.
+// Source: apply_chat_template of transformers, and the documentation of Jinja,
+// https://jinja.palletsprojects.com/en/stable/templates/
 #pragma once
 
 #include <ctime>

@@ -29,8 +29,12 @@ TEST(Template, RendersAConversation) {
 }
 
 TEST(Template, SpansOfGenerationAreBytesOfTheText) {
-  const Rendered made = render("é{% generation %}ü1{% endgeneration %}-{% generation %}{% endgeneration %}");
-  EXPECT_EQ(made.text, "éü1-");
+  const Rendered made = render(
+      "\xC3\xA9{% generation %}\xC3\xBC"
+      "1{% endgeneration %}-{% generation %}{% endgeneration %}");
+  EXPECT_EQ(made.text,
+            "\xC3\xA9\xC3\xBC"
+            "1-");
   EXPECT_EQ(made.generated, (std::vector<Span>{{2, 5}, {6, 6}}));
   EXPECT_TRUE(made.knows_generated);
   EXPECT_FALSE(render("{% macro f() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ f() }}").knows_generated);

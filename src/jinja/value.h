@@ -168,7 +168,7 @@ bool equal(Budget& budget, const Value& a, const Value& b);
 // Less than zero, zero or more, as a is less than, equal to or more than b. Fault when Python cannot
 // order them.
 int compare(Budget& budget, const Value& a, const Value& b);
-// Whether value is in container. Fault when Python would raise a TypeError.
+// Returns whether value is in container. Fault when Python would raise a TypeError.
 bool contains(Budget& budget, const Value& container, const Value& value);
 // The items of anything that can be iterated over: characters of a string, keys of a dict, none for
 // what is undefined. Fault for other values.

@@ -1,5 +1,6 @@
-// c = a W^T (or c += ...) for at most kFewRows rows, as when text is generated: W is read once and in
-// place, since packing it would cost more than the product.
+// The product of at most kFewRows rows, as when text is generated:
+//   c = a W^T   (or c += a W^T)
+// W is read once and in place, since packing it would cost more than the product.
 //
 // Each sum is over k in steps of a register's width, in one register, whose lanes are added at the end.
 // So a row of c does not depend on the other rows, nor on how many there are.
