@@ -32,6 +32,15 @@ void multiply_lanes(float* sums, const T* x, const T* w, int64_t k) {
     for (int j = 0; j < N; ++j) sums[i * N + j] = sum_lanes(sum[i][j]);
 }
 
+// _mm512_reduce_add_ps, of which g++ 12 warns.
+[[gnu::target("avx512f")]] float sum_wide(__m512 v) {
+  float x[16];
+  _mm512_storeu_ps(x, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  return x[0];
+}
+
 // The same by vdpbf16ps, which adds a pair of products to each lane.
 template <int M, int N>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(float* sums, const bf16* x, const bf16* w,
@@ -57,7 +66,7 @@ template <int M, int N>
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) sums[i * N + j] = _mm512_reduce_add_ps(sum[i][j]);
+    for (int j = 0; j < N; ++j) sums[i * N + j] = sum_wide(sum[i][j]);
 }
 
 template <class T>
