@@ -1,7 +1,6 @@
 #include "ops/gemm/cpu/few_rows_gemm.h"
 
 #include <array>
-#include <cstring>
 
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm_ref.h"
@@ -11,28 +10,52 @@ namespace {
 
 using testing::Array;
 
-// The rows of c, computed together and one by one, are the same bits. gemm_test.cc compares them with
-// the reference.
-TEST(FewRowsGemm, ARowDependsOnNoOther) {
+using Bytes = std::vector<unsigned char>;
+
+class FewRowsGemm : public ::testing::Test {
+ protected:
+  Bytes product(Tensor x, Tensor w, DType c_dtype) {
+    Array c = Array::poisoned({x.dim(0), w.dim(0)}, c_dtype);
+    few_rows_gemm(s_, {.c_MN = c.tensor(), .a = x, .b = w, .trans_b = true});
+    return c.bytes();
+  }
+  ThreadPool pool_{2};
+  Stream s_{DeviceKind::cpu, pool_, nullptr};
+};
+
+// The rows of c, computed together and a few at a time, are the same bits. gemm_test.cc compares them
+// with the reference.
+TEST_F(FewRowsGemm, ARowDependsOnNoOther) {
   for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{1, 1}, {33, 17}, {64, 70}, {7, 300}, {270, 2049}}) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      for (const DType c_dtype : {DType::f32, dtype}) {
-        const Array x = Array::random({kFewRows, k}, 1, dtype), w = Array::random({n, k}, 2, dtype);
-        const auto product = [&](int64_t begin, int64_t end, bool accumulate) {
-          Array c = Array::random({end - begin, n}, 3, c_dtype);
-          if (end - begin == 1) std::memset(c.tensor().data, 0, c.tensor().num_bytes());
-          if (end - begin > 1 && !accumulate) std::memset(c.tensor().data, 0xff, c.tensor().num_bytes());
-          ThreadPool pool(2);
-          Stream s(DeviceKind::cpu, pool, nullptr);
-          few_rows_gemm(s, {.c_MN = c.tensor(), .a = x.tensor().rows(begin, end), .b = w.tensor(), .trans_b = true});
-          return std::string(static_cast<const char*>(c.tensor().data), c.tensor().num_bytes());
-        };
-        const std::string all = product(0, kFewRows, false);
-        const size_t row = all.size() / kFewRows;
-        for (const int64_t count : {1, 2, 5, 6, 7, 31})
-          for (int64_t begin = 0; begin + count <= kFewRows; begin += 5)
-            EXPECT_EQ(product(begin, begin + count, false), all.substr(begin * row, count * row)) << count << " " << n;
+    for (const auto& [dtype, c_dtype] : std::vector<std::array<DType, 2>>{
+             {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+      Array x = Array::normal({kFewRows, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2);
+      const Bytes all = product(x.tensor(), w.tensor(), c_dtype);
+      const int64_t row = n * size_of(c_dtype);
+      for (const int64_t count : {1, 2, 3, 4, 5, 7, 31}) {
+        for (int64_t begin = 0; begin + count <= kFewRows; begin += 5) {
+          const Bytes part(all.begin() + begin * row, all.begin() + (begin + count) * row);
+          EXPECT_EQ(product(x.tensor().rows(begin, begin + count), w.tensor(), c_dtype), part) << count << " " << n;
+        }
       }
+    }
+  }
+}
+
+// Every number of rows, beside columns that do not fill a kernel.
+TEST_F(FewRowsGemm, EqualsTheReference) {
+  for (int64_t m = 1; m <= kFewRows; ++m) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const int64_t n = 21, k = 77;
+      Array x = Array::normal({m, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2),
+            c = Array::normal({m, n}, DType::f32, 3);
+      testing::Values want = c.values();
+      ref::gemm(
+          {.c = want, .a = x.values(), .b = w.values(), .m = m, .n = n, .k = k, .trans_b = true, .accumulate = true});
+      few_rows_gemm(s_, {.c_MN = c.tensor(), .a = x.tensor(), .b = w.tensor(), .trans_b = true, .accumulate = true});
+      // A sum of k unit products has magnitude sqrt(k), and each addition errs by eps of it.
+      testing::expect_close(fmt::format("{} rows", m), c.values(), want, testing::epsilon(DType::f32),
+                            testing::epsilon(DType::f32) * (k + 1.0));
     }
   }
 }
