@@ -13,18 +13,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-void check_prompt(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt) {
+void check_prompt(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
+                  const std::string& who) {
   const int64_t context = engine.spec().cache_tokens - (engine.spec().mesh.tp - 1),
                 vocab = engine.spec().model.vocab_size;
-  MOEBIUS_CHECK(usage, !prompt.empty(), "generate: expected a prompt of at least one token; got none");
+  MOEBIUS_CHECK(usage, !prompt.empty(), "{}: expected a prompt of at least one token; got none", who);
   const int64_t length = static_cast<int64_t>(prompt.size());
   MOEBIUS_CHECK(usage, spec.max_tokens <= context - length,
-                "generate: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt "
+                "{}: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt "
                 "or lower max-tokens",
-                context, length, spec.max_tokens);
+                who, context, length, spec.max_tokens);
   for (const int32_t id : prompt) {
-    MOEBIUS_CHECK(input, id >= 0 && id < vocab,
-                  "generate: expected prompt ids in [0, {}); got {}; use the model's tokenizer", vocab, id);
+    MOEBIUS_CHECK(input, id >= 0 && id < vocab, "{}: expected prompt ids in [0, {}); got {}; use the model's tokenizer",
+                  who, vocab, id);
   }
 }
 
@@ -148,7 +149,9 @@ class Generator::Run {
   void check() const {
     check_sampling(spec_.sampling);
     MOEBIUS_CHECK(usage, spec_.max_tokens >= 0, "generate: max-tokens must be 0 or more; got {}", spec_.max_tokens);
-    for (const auto& prompt : prompts_) check_prompt(engine_, spec_, prompt);
+    for (size_t i = 0; i < prompts_.size(); ++i)
+      check_prompt(engine_, spec_, prompts_[i],
+                   prompts_.size() == 1 ? "generate" : fmt::format("generate: prompt {}", i + 1));
   }
 
   std::vector<int32_t>& cached(const Growing& g) { return of_.cached_[static_cast<size_t>(g.sequence)]; }

@@ -125,6 +125,9 @@ TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {
     write_file_atomic(dir_.path("p.jsonl"), text);
     expect_refused(generate({"--prompts", "p.jsonl"}), 3, message);
   }
+  write_file_atomic(dir_.path("long.txt"), "a day\n\n" + std::string(60, 'a') + "\n");
+  expect_refused(generate({"--prompts", "long.txt"}), 2,
+                 "generate: prompt 2: prompt and continuation must fit the context of 64 tokens; got 60 + 9");
   expect_refused(generate({"--prompts", "none.txt"}), 3, "open none.txt: No such file or directory");
   expect_refused(generate({}), 2, "generate: expected --prompt TEXT or --prompts FILE; got neither");
   expect_refused(generate({"--prompt", "a", "--batch", "33"}), 2, "--batch");
