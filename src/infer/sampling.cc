@@ -29,12 +29,11 @@ class Ranking {
   }
 
  public:
-  Ranking(std::span<const float> logits, double temperature) : logits_(logits), heap_(logits.size()) {
+  Ranking(std::span<const float> logits, double temperature)
+      : logits_(logits), temperature_(temperature), heap_(logits.size()) {
     std::iota(heap_.begin(), heap_.end(), 0);
     std::make_heap(heap_.begin(), heap_.end(), is_below());
-    const double top = logits[heap_.front()];
-    mass_.reserve(logits.size());
-    for (const float logit : logits) mass_.push_back(std::exp((logit - top) / temperature));
+    top_ = logits[heap_.front()];
   }
   int64_t size() const { return std::ssize(logits_); }
   int32_t id(int64_t rank) {
@@ -46,18 +45,23 @@ class Ranking {
     return ranked_[static_cast<size_t>(rank)];
   }
   // exp((logit - largest) / temperature)
-  double mass(int64_t rank) { return mass_[static_cast<size_t>(id(rank))]; }
+  double mass(int64_t rank) { return mass_of(logits_[static_cast<size_t>(id(rank))]); }
   double total(int64_t num_ranks) {
-    if (num_ranks == size()) return std::accumulate(mass_.begin(), mass_.end(), 0.0);
     double sum = 0;
+    if (num_ranks == size()) {
+      for (const float logit : logits_) sum += mass_of(logit);
+      return sum;
+    }
     for (int64_t i = 0; i < num_ranks; ++i) sum += mass(i);
     return sum;
   }
 
  private:
+  double mass_of(float logit) const { return std::exp((logit - top_) / temperature_); }
+
   std::span<const float> logits_;
+  double temperature_, top_ = 0;
   std::vector<int32_t> heap_, ranked_;
-  std::vector<double> mass_;
 };
 
 }  // namespace
