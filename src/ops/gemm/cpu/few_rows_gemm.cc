@@ -24,8 +24,8 @@ struct Ahead {
   int64_t num_rows;
 };
 
-// sums[i * N + j] = sum over k of x[i][k] w[j][k], for M rows of x and N of w, each of k elements.
-// sums has room for kMostSums.
+// Multiplies M rows of x with N rows of w, each of k elements. `sums` has room for kMostSums.
+//   sums[i * N + j] = sum over k of x[i][k] w[j][k]
 template <int M, int N, class T>
 void multiply_lanes(float* sums, const T* x, const T* w, int64_t k, Ahead<T>) {
   Lanes sum[M][N] = {};
@@ -44,8 +44,8 @@ void multiply_lanes(float* sums, const T* x, const T* w, int64_t k, Ahead<T>) {
 
 using Wide = float __attribute__((vector_size(64)));
 
-// sums[i * 4 + j] = the lanes of v[i][j], added as sum_lanes does it: the halves of a register, of those
-// sums the halves, and so on.
+// Adds the lanes of each register in the order of sum_lanes: halves, then halves of the sums, and so on.
+//   sums[i * 4 + j] = the sum of v[i][j]
 [[gnu::target("avx512f"), gnu::always_inline]] inline void sum_four_by_four(float* sums, const Wide (&v)[4][4]) {
   Wide column[4];
 #pragma GCC unroll 4
