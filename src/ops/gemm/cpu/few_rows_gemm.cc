@@ -44,7 +44,7 @@ void multiply_lanes(float* sums, const T* x, const T* w, int64_t k, Ahead<T>) {
 
 using Wide = float __attribute__((vector_size(64)));
 
-// Adds the lanes of each register in the order of sum_lanes: halves, then halves of the sums, and so on.
+// Adds the lanes of each register in the order of sum_lanes: halves, then halves of the sums.
 //   sums[i * 4 + j] = the sum of v[i][j]
 [[gnu::target("avx512f"), gnu::always_inline]] inline void sum_four_by_four(float* sums, const Wide (&v)[4][4]) {
   Wide column[4];
@@ -155,7 +155,7 @@ void put_sums(C* c, int64_t ld, float* sums, int64_t rows, int64_t cols, bool ad
   for (int64_t i = 0; i < rows; ++i) std::memcpy(c + i * ld, rounded + i * cols, cols * sizeof(C));
 }
 
-// The rows of W that pass `pass` over these columns asks for: its part of those of the next columns.
+// The rows of W that a pass over these columns asks for: its part of those of the next ones.
 template <class T>
 Ahead<T> rows_ahead(const T* w, int64_t k, int64_t cols, int64_t num_passes, int64_t pass) {
   const int64_t part = div_ceil(cols, num_passes), first = std::min(cols, pass * part);
