@@ -10,7 +10,7 @@ LAYERS = [
     ("core",),
     ("device",),
     ("io", "comm", "config"),
-    ("tokenizer", "hub", "ops"),
+    ("tokenizer", "jinja", "hub", "ops"),
     ("data", "memory", "precision", "checkpoint"),
     ("model",),
     ("parallel",),
@@ -25,7 +25,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Beginnings of third-party headers, and the rooms that may know the library. None: all.
 THIRD_PARTY = {
     "fmt/": None,
-    "nlohmann/": ("config", "io", "hub", "data", "checkpoint", "weights", "train", "infer", "plan", "cli"),
+    "nlohmann/": ("config", "io", "jinja", "hub", "data", "checkpoint", "weights", "train", "infer", "plan", "cli"),
     "toml++/": ("config", "io", "cli"),
     "CLI/": ("cli",),
     "oneapi/": ("ops", "cli"),
@@ -42,7 +42,7 @@ THIRD_PARTY = {
     "cublas": ("ops",),
     "cudnn": ("ops",),
     "pcre2.h": ("tokenizer",),
-    "utf8proc.h": ("io", "tokenizer"),
+    "utf8proc.h": ("io", "tokenizer", "jinja"),
     "simdjson.h": ("report",),
     "httplib.h": ("report",),
     "openssl/": ("report",),

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -41,8 +42,17 @@ std::string targets_text(const DatasetInfo& info) {
   return info.target_tokens == info.tokens ? "" : fmt::format(", {} of them targets", info.target_tokens);
 }
 
+// Training cuts the documents that do not fit a sequence, where documents are kept whole at all.
+std::string cut_text(int64_t seq_len, const DatasetInfo& info) {
+  if (seq_len == 0) return fmt::format(", {} tokens in the longest document", info.longest);
+  return fmt::format(", {} tokens in the longest document; {} documents do not fit sequences of {}", info.longest,
+                     info.num_cut, seq_len);
+}
+
 int run_build(Options& o, Log& log) {
   o.build.threads = num_threads(o.threads);
+  const std::time_t now = std::time(nullptr);
+  localtime_r(&now, &o.build.now);
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
   warn_if_any(log, tokenizer->notice());
   const DatasetInfo info = build_dataset(o.build, *tokenizer);
@@ -52,10 +62,12 @@ int run_build(Options& o, Log& log) {
                 {"documents", info.documents},
                 {"tokens", info.tokens},
                 {"target_tokens", info.target_tokens},
-                {"text_bytes", info.text_bytes}});
+                {"text_bytes", info.text_bytes},
+                {"longest", info.longest},
+                {"cut", info.num_cut}});
   } else {
-    fmt::print("{}: {} documents, {} tokens{}, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens,
-               targets_text(info), info.text_bytes);
+    fmt::print("{}: {} documents, {} tokens{}, {} bytes of text{}\n", o.build.out_prefix, info.documents, info.tokens,
+               targets_text(info), info.text_bytes, cut_text(o.build.seq_len, info));
   }
   return 0;
 }
@@ -103,6 +115,8 @@ void add_data(Cli& cli) {
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
   build->add_flag("--parse-special", o->parse_special,
                   "encode special tokens that are spelled out in the text as such");
+  build->add_option("--seq-len", o->build.seq_len, "the train.seq_len to come: counts the documents that it cuts")
+      ->check(CLI::PositiveNumber);
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
   build->add_flag("--force", o->build.replace, "replace an existing dataset");

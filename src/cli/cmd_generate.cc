@@ -6,70 +6,62 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <sstream>
 
 #include "cli/command.h"
+#include "cli/generation.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "data/data_build.h"
-#include "infer/generate.h"
-#include "tokenizer/tokenizer.h"
+#include "infer/text_stream.h"
+#include "io/files.h"
+#include "io/json_text.h"
 #include "train/rank_report.h"
 #include "weights/load.h"
 
 namespace moebius {
 namespace {
 
-struct Options {
-  std::string model, prompt, tokenizer, device = "cpu", dtype = "bf16";
-  GenerateSpec spec;
+struct Options : GenerationOptions {
+  std::string prompt, prompts;
+  int64_t batch = kMaxSequences;
   LayoutOptions layout;
-  int threads = 0;
   bool json = false;
 };
 
-// The tokenizer that belongs to the model: that of its run, else the one in its folder.
-std::string own_tokenizer(const Options& o) {
-  const auto trained = read_run_spec(o.model);
-  return trained ? trained->data.tokenizer : o.model;
-}
-
-std::unique_ptr<Tokenizer> model_tokenizer(const Options& o) {
-  if (!o.tokenizer.empty()) return open_tokenizer(o.tokenizer);
-  const std::string own = own_tokenizer(o);
-  MOEBIUS_CHECK(input, own != o.model || !tokenizer_hash(own).empty(),
-                "generate: expected a tokenizer.json in the model's folder; {} has none; give --tokenizer DIR, or "
-                "--tokenizer bytes for a model of bytes",
-                own);
-  return open_tokenizer(own);
-}
-
-// A warning if ids mean something else to the model; empty if the model's own tokenizer
-// is not known.
-std::string other_tokenizer_notice(const Options& o) {
-  if (o.tokenizer.empty()) return "";
-  const std::string own = own_tokenizer(o), hash = tokenizer_hash(own);
-  if (hash.empty() || hash == tokenizer_hash(o.tokenizer)) return "";
-  return fmt::format("--tokenizer {} is not the tokenizer of the model, {}: the text may be garbage", o.tokenizer, own);
-}
-
-void show(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
-struct Request {
-  std::unique_ptr<Tokenizer> tokenizer;
-  GenerateSpec spec;
-  std::vector<int32_t> prompt;
+// The texts that are printed, and the ids that are continued.
+struct Prompts {
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> ids;
 };
 
-Request request_of(const Options& o) {
-  Request r{.tokenizer = model_tokenizer(o), .spec = o.spec};
-  r.spec.end_id = r.tokenizer->eod_id();
-  r.spec.num_ids = r.tokenizer->vocab_size();
-  r.tokenizer->encode(o.prompt, &r.prompt);
-  if (r.prompt.empty()) r.prompt.push_back(r.tokenizer->eod_id());  // a document begins where another ends
-  return r;
+void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::string& who, bool is_json, Prompts* to) {
+  if (!is_json) {
+    to->texts.push_back(line);
+    return to->ids.push_back(tokenizer.prompt_ids(line));
+  }
+  const nlohmann::json record = parse_json(line, who);
+  const bool has_prompt = record.is_object() && record.contains("prompt") && record["prompt"].is_string();
+  MOEBIUS_CHECK(input, has_prompt || (record.is_object() && record.contains("messages")),
+                "{}: expected an object with a string \"prompt\", or with a chat in \"messages\"; got {}; correct or "
+                "drop the line",
+                who, line.substr(0, 60));
+  to->texts.push_back(has_prompt ? record["prompt"] : "");
+  to->ids.push_back(has_prompt ? tokenizer.prompt_ids(to->texts.back()) : tokenizer.chat_ids(read_chat(line, who)));
+}
+
+Prompts read_prompts(const Options& o, ModelTokenizer& tokenizer) {
+  if (o.prompts.empty()) return {{o.prompt}, {tokenizer.prompt_ids(o.prompt)}};
+  Prompts prompts;
+  std::istringstream lines(read_file(o.prompts));
+  std::string line;
+  for (int64_t number = 1; std::getline(lines, line); ++number) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    add_line(tokenizer, line, fmt::format("{}:{}", o.prompts, number), o.prompts.ends_with(".jsonl"), &prompts);
+  }
+  MOEBIUS_CHECK(input, !prompts.ids.empty(), "generate: {}: expected a prompt on each line; got none", o.prompts);
+  return prompts;
 }
 
 // The layout must split the model: copies of it would do the work of one rank many times. So dp is
@@ -94,13 +86,16 @@ ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) 
   return layout;
 }
 
-EngineSpec engine_spec(const Options& o, const Request& request, int num_ranks) {
+EngineSpec engine_spec(const Options& o, const Prompts& prompts, const GenerateSpec& generate, int num_ranks) {
   const ModelSpec model = read_model_spec(o.model);
   const ParallelSpec layout = layout_of(o, model, num_ranks);
-  const int64_t wanted = std::ssize(request.prompt) + std::max<int64_t>(request.spec.max_tokens, 1);
-  const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than the text can get
-  EngineSpec spec = generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads),
-                                           /*chunk=*/256, mesh_shape(layout, num_ranks));
+  int64_t longest = 0;
+  for (const auto& ids : prompts.ids) longest = std::max(longest, std::ssize(ids));
+  const int64_t wanted = longest + std::max<int64_t>(generate.max_tokens, 1);
+  const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than a text can get
+  EngineSpec spec =
+      generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads),
+                             /*chunk=*/256, mesh_shape(layout, num_ranks), std::min(o.batch, std::ssize(prompts.ids)));
   spec.pipeline = {.num_virtual = layout.vpp, .layout = layout.layout};
   spec.num_micro_batches = layout.vpp > 1 ? layout.pp : 1;
   spec.dispatcher = layout.dispatcher;
@@ -109,53 +104,82 @@ EngineSpec engine_spec(const Options& o, const Request& request, int num_ranks) 
   return spec;
 }
 
-// Prints on the first rank: the text as it comes, or all of it as one JSON object.
+// Prints on the first rank, in the order of the prompts. The first text that is not complete comes
+// token by token, and the texts after it once it is complete. With --json each is one object.
 class Printer {
  public:
-  Printer(const Options& o, const Tokenizer& tokenizer, bool prints) : o_(o), tokenizer_(tokenizer), prints_(prints) {}
-
-  // Nothing is printed before the first token, so that a bad request prints nothing.
-  void token(int32_t id) {
-    if (!prints_ || o_.json) return;
-    show_prompt();
-    show(tokenizer_.decode(std::span(&id, 1)));
+  Printer(const Options& o, const Tokenizer& tokenizer, const Prompts& prompts, bool prints)
+      : o_(o), tokenizer_(tokenizer), prompts_(prompts), prints_(prints) {
+    for (size_t i = 0; i < prompts.ids.size(); ++i) texts_.push_back({TextStream(tokenizer, o.stops)});
   }
-  void end(const Generated& result) {
-    if (!prints_) return;
-    if (o_.json) {
-      const nlohmann::ordered_json object{{"prompt", o_.prompt},
-                                          {"text", tokenizer_.decode(result.tokens)},
-                                          {"tokens", result.tokens},
-                                          {"ended", result.ended}};
-      return print_json(object);
-    }
-    show_prompt();
-    std::fputc('\n', stdout);
+
+  // Returns false at a stop string. Nothing is printed before the first token, so that a bad request
+  // prints nothing.
+  bool token(size_t i, int32_t id) {
+    texts_[i].waiting += texts_[i].stream.add(id);
+    if (i == first_) show(i);
+    return !texts_[i].stream.is_stopped();
+  }
+  void end(size_t i, const Generated& result) {
+    texts_[i].waiting += texts_[i].stream.rest();
+    texts_[i].result = result;
+    for (; first_ < texts_.size() && texts_[first_].result; ++first_) finish(first_);
+    if (first_ < texts_.size() && !texts_[first_].waiting.empty()) show(first_);
   }
 
  private:
-  void show_prompt() {
-    if (!shown_) show(o_.prompt);
-    shown_ = true;
+  struct Text {
+    TextStream stream;
+    std::string waiting = {};  // is not printed yet
+    bool is_begun = false;
+    std::optional<Generated> result = {};
+  };
+
+  void finish(size_t i) {
+    show(i);
+    if (!prints_) return;
+    if (!o_.json) return void(std::fputc('\n', stdout));
+    print_json({{"prompt", prompts_.texts[i]},
+                {"text", o_.stops.empty() ? tokenizer_.decode(texts_[i].result->tokens) : texts_[i].stream.text()},
+                {"tokens", texts_[i].result->tokens},
+                {"ended", texts_[i].result->ended}});
+  }
+  void show(size_t i) {
+    if (!prints_ || o_.json) return;
+    Text& text = texts_[i];
+    const std::string piece = (text.is_begun ? "" : prompts_.texts[i]) + text.waiting;
+    text.is_begun = true;
+    text.waiting.clear();
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
   }
 
   const Options& o_;
   const Tokenizer& tokenizer_;
-  bool prints_, shown_ = false;
+  const Prompts& prompts_;
+  bool prints_;
+  size_t first_ = 0;  // text that is not complete
+  std::vector<Text> texts_;
 };
 
 void generate_rank(const Options& o, Transport& world, Log& log) {
   Control control(world);
   check_same_program(control, "generate");
-  Request request;
+  std::optional<ModelTokenizer> tokenizer;
+  Prompts prompts;
+  GenerateSpec generate;
   EngineSpec spec;
+  std::optional<Printer> printer;
   control.together([&] {
-    request = request_of(o);
-    spec = engine_spec(o, request, world.size());
+    tokenizer.emplace("generate", o);
+    prompts = read_prompts(o, *tokenizer);
+    generate = tokenizer->spec();
+    spec = engine_spec(o, prompts, generate, world.size());
+    printer.emplace(o, **tokenizer, prompts, control.is_root());
   });
   if (control.is_root()) {
-    warn_if_any(log, request.tokenizer->notice());
-    warn_if_any(log, other_tokenizer_notice(o));
+    warn_if_any(log, tokenizer->notice());
+    warn_if_any(log, tokenizer->other_tokenizer_notice());
   }
   if (world.size() > 1) spec.world = &world;
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
@@ -164,8 +188,12 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   Stream s = engine.stream();
   control.together([&] { not_finite = load_weights(s, engine.model(), o.model); });
   warn_of_not_finite(log, control, o.model, not_finite);
-  Printer printer(o, *request.tokenizer, control.is_root());
-  printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));
+  Generator generator(engine);
+  const std::vector<Generated> made = generator.run(
+      generate, prompts.ids, [&](size_t i, int32_t id) { return printer->token(i, id); },
+      [&](size_t i, const Generated& text) { printer->end(i, text); });
+  for (size_t i = 0; generate.max_tokens == 0 && i < made.size(); ++i) printer->end(i, made[i]);
+  if (control.is_root()) log.line(times_text(generator.times()));
   warn_of_fallback_kernels(log, control, engine);
 }
 
@@ -182,23 +210,25 @@ int run_generate(const Options& o, Log& log) {
 }  // namespace
 
 void add_generate(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("generate", "continues a text");
+  CLI::App* command = cli.app.add_subcommand("generate", "continues texts");
   const auto o = std::make_shared<Options>();
-  command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
-  command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document")->required();
-  command->add_option("--max-tokens", o->spec.max_tokens, "most tokens to add")->capture_default_str();
-  command->add_option("--temperature", o->spec.sampling.temperature, "0: always the most likely token")
+  add_generation_options(*command, *o);
+  CLI::Option* prompt = command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document");
+  CLI::Option* prompts = command->add_option(
+      "--prompts", o->prompts, "file of prompts, one a line; .jsonl: objects with \"prompt\" or \"messages\"");
+  prompt->excludes(prompts);
+  command->add_option("--batch", o->batch, "most texts that grow at once")
+      ->check(CLI::Range(int64_t{1}, kMaxSequences))
       ->capture_default_str();
-  command->add_option("--top-p", o->spec.sampling.top_p, "draw among the most likely tokens of this total probability")
-      ->capture_default_str();
-  command->add_option("--seed", o->spec.sampling.seed, "the same seed gives the same text")->capture_default_str();
-  command->add_option("--tokenizer", o->tokenizer, "bytes or a folder; default: the model's");
-  add_device_option(*command, o->device);
-  add_dtype_option(*command, o->dtype);
-  add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
   add_layout_options(*command, o->layout);
-  command->callback([&cli, o] { cli.run = [&cli, o] { return run_generate(*o, cli.log); }; });
+  command->callback([&cli, o, prompt, prompts] {
+    cli.run = [&cli, o, prompt, prompts] {
+      MOEBIUS_CHECK(usage, prompt->count() + prompts->count() == 1,
+                    "generate: expected --prompt TEXT or --prompts FILE; got neither");
+      return run_generate(*o, cli.log);
+    };
+  });
 }
 
 }  // namespace moebius

@@ -26,6 +26,7 @@ struct Cli {
 void add_train(Cli& cli);
 void add_eval(Cli& cli);
 void add_generate(Cli& cli);
+void add_chat(Cli& cli);
 void add_forward(Cli& cli);
 void add_data(Cli& cli);
 void add_tokenize(Cli& cli);

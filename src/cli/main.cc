@@ -84,7 +84,7 @@ void keep_rank_of_mpi() {
 // Commands whose files or answer several processes would write several times.
 void check_launch(const CLI::App& app) {
   for (const char* command :
-       {"forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle", "report", "watch"})
+       {"chat", "forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle", "report", "watch"})
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 
@@ -119,8 +119,8 @@ int run(int argc, char** argv) {
   log.emplace(stderr, redraw, false);
   Cli cli{.app = app, .log = *log, .signal = received_signal};
   for (const auto add :
-       {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint, add_import, add_export,
-        add_upcycle, add_config, add_plan, add_bench, add_report, add_watch, add_doctor})
+       {add_train, add_eval, add_generate, add_chat, add_forward, add_data, add_tokenize, add_checkpoint, add_import,
+        add_export, add_upcycle, add_config, add_plan, add_bench, add_report, add_watch, add_doctor})
     add(cli);
   try {
     check_command_is_known(app, argc, argv);

@@ -1,8 +1,10 @@
 #include "data/data_build.h"
 
 #include <filesystem>
+#include <mutex>
 
 #include "core/error.h"
+#include "data/chat_ids.h"
 #include "data/ordered_work.h"
 #include "data/text_input.h"
 #include "data/token_data.h"
@@ -22,8 +24,37 @@ struct Encoded {
   std::vector<int32_t> ids;
   std::vector<Run> runs;
   int64_t text_bytes = 0;
-  int64_t num_unparsed = 0;  // documents that spell out special tokens
-  std::string unparsed;      // one of those tokens
+  int64_t num_unparsed = 0;   // documents that spell out special tokens
+  std::string unparsed;       // one of those tokens
+  int64_t num_unlearned = 0;  // chats without a target
+  std::string unlearned;      // where one of them is
+};
+
+// How chats become ids. It is opened by the first chat, so that other documents need no template.
+class Chats {
+ public:
+  Chats(const Tokenizer& tokenizer, const std::tm& now) : name_(tokenizer.name()), now_(now) {}
+
+  ChatIds ids(const Document& document) {
+    std::call_once(opened_, [&] { open(document.who); });
+    return chat_ids(*template_, *tokenizer_, read_chat(document.text, document.who));
+  }
+
+ private:
+  void open(const std::string& who) {
+    MOEBIUS_CHECK(input, name_ != "bytes",
+                  "{}: expected a tokenizer with a chat template, because the line is a chat; got \"bytes\"; give the "
+                  "folder of a model that chats",
+                  who);
+    template_.emplace(ChatTemplate::open(name_, now_));
+    tokenizer_ = open_tokenizer(name_, {.parse_special = true, .add_special = false});
+  }
+
+  std::string name_;
+  std::tm now_;
+  std::once_flag opened_;
+  std::optional<ChatTemplate> template_;
+  std::unique_ptr<Tokenizer> tokenizer_;
 };
 
 void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
@@ -62,10 +93,22 @@ void note_special(const Document& document, const Tokenizer& tokenizer, Encoded*
   if (encoded->num_unparsed++ == 0) encoded->unparsed = token;
 }
 
-Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool append_eod) {
+void append_chat(Document document, const Tokenizer& tokenizer, Chats& chats, Encoded* encoded) {
+  ChatIds chat = chats.ids(document);
+  document.ids = std::move(chat.ids);
+  document.is_target = std::move(chat.is_target);
+  const bool is_learned =
+      std::find(document.is_target.begin(), document.is_target.end(), true) != document.is_target.end();
+  if (!is_learned && encoded->num_unlearned++ == 0) encoded->unlearned = document.who;
+  append_ids(document, tokenizer, encoded);
+}
+
+Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, Chats& chats, bool append_eod) {
   Encoded encoded;
   for (const Document& document : documents_of(block)) {
-    if (document.kind == Document::Kind::ids) {
+    if (document.kind == Document::Kind::chat) {
+      append_chat(document, tokenizer, chats, &encoded);
+    } else if (document.kind == Document::Kind::ids) {
       append_ids(document, tokenizer, &encoded);
     } else {
       append_text(document, tokenizer, append_eod, &encoded);
@@ -75,14 +118,21 @@ Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool ap
   return encoded;
 }
 
-void write_block(const Encoded& encoded, TokenDatasetWriter* writer, DatasetInfo* info) {
+void write_block(const Encoded& encoded, int64_t seq_len, TokenDatasetWriter* writer, DatasetInfo* info) {
   const std::span<const int32_t> ids = encoded.ids;
   size_t begin = 0;
+  int64_t document = 0;  // tokens so far
   for (const Encoded::Run& run : encoded.runs) {
+    const auto count = static_cast<int64_t>(run.end - begin);
     writer->add_tokens(ids.subspan(begin, run.end - begin), run.are_targets);
-    if (run.are_targets) info->target_tokens += static_cast<int64_t>(run.end - begin);
-    if (run.ends_document) writer->end_document();
+    if (run.are_targets) info->target_tokens += count;
+    document += count;
     begin = run.end;
+    if (!run.ends_document) continue;
+    writer->end_document();
+    info->longest = std::max(info->longest, document);
+    if (seq_len > 0 && document > seq_len + 1) ++info->num_cut;
+    document = 0;
   }
   info->text_bytes += encoded.text_bytes;
 }
@@ -114,21 +164,32 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
-// Counts documents that spell out special tokens, over all blocks in their order.
-struct Unparsed {
-  int64_t num_documents = 0;
-  std::string example;
+// Counts the documents that a person should look at, over all blocks in their order.
+struct Notices {
+  int64_t num_unparsed = 0, num_unlearned = 0;
+  std::string unparsed, unlearned;
 
   void add(const Encoded& encoded) {
-    if (num_documents == 0) example = encoded.unparsed;
-    num_documents += encoded.num_unparsed;
+    if (num_unparsed == 0) unparsed = encoded.unparsed;
+    if (num_unlearned == 0) unlearned = encoded.unlearned;
+    num_unparsed += encoded.num_unparsed;
+    num_unlearned += encoded.num_unlearned;
   }
-  std::string notice() const {
-    if (num_documents == 0) return "";
-    return fmt::format(
-        "{} {} special tokens such as \"{}\", encoded as letters here but as tokens by generate and tokenize; "
-        "--parse-special encodes them as tokens",
-        num_documents, num_documents == 1 ? "document spells out" : "documents spell out", example);
+  std::string text() const {
+    std::string text;
+    if (num_unparsed > 0) {
+      text = fmt::format(
+          "{} {} special tokens such as \"{}\", encoded as letters here but as tokens by generate and tokenize; "
+          "--parse-special encodes them as tokens",
+          num_unparsed, num_unparsed == 1 ? "document spells out" : "documents spell out", unparsed);
+    }
+    if (num_unlearned > 0) {
+      text += fmt::format(
+          "{}{} without a token that an assistant wrote, so that nothing is learned of them; the first is {}",
+          text.empty() ? "" : "; ", num_unlearned == 1 ? "1 chat is" : fmt::format("{} chats are", num_unlearned),
+          unlearned);
+    }
+    return text;
   }
 };
 
@@ -154,13 +215,14 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
   Blocks blocks(build.inputs);
-  Unparsed unparsed;
+  Notices notices;
+  Chats chats(tokenizer, build.now);
   ThreadPool pool(build.threads);
   OrderedWork([&] { return blocks.next(); },
-              [&](TextBlock&& block) { return encode_block(block, tokenizer, build.append_eod); },
+              [&](TextBlock&& block) { return encode_block(block, tokenizer, chats, build.append_eod); },
               [&](Encoded&& encoded) {
-                write_block(encoded, &writer, &info);
-                unparsed.add(encoded);
+                write_block(encoded, build.seq_len, &writer, &info);
+                notices.add(encoded);
               })
       .run(pool);
   info.documents = writer.num_documents();
@@ -168,15 +230,15 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; use other files",
                 build.out_prefix, build.inputs.size());
   MOEBIUS_CHECK(input, info.target_tokens > 0,
-                "data build {}: expected a completion that is not empty; got none; "
-                "without end-of-document ids there is nothing to learn",
+                "data build {}: expected a completion or an answer of an assistant that is not empty; got none; "
+                "there is nothing to learn",
                 build.out_prefix);
   // A dataset exists if its .idx does. It is removed first and written last, so that sidecar and
   // tokens always belong together.
   std::filesystem::remove(build.out_prefix + ".idx");
   write_dataset_info(build.out_prefix, info);
   writer.close();
-  info.notice = unparsed.notice();
+  info.notice = notices.text();
   return info;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ struct DataBuild {
   bool append_eod = true;  // adds the tokenizer's end-of-document id after each text that has tokens
   bool replace = false;    // replaces a dataset of the same prefix
   int threads = 1;         // the dataset is the same for any number
+  int64_t seq_len = 0;     // > 0: counts the documents that training with this train.seq_len cuts
+  std::tm now = {};        // the time that chat templates print
 };
 
 // The contents of PREFIX.json, and a notice, which is not written there.
@@ -31,12 +34,16 @@ struct DatasetInfo {
   int64_t tokens = 0;         // with the end-of-document ids
   int64_t target_tokens = 0;  // the tokens with a loss: all, or only those of completions
   int64_t text_bytes = 0;     // bytes of the text of the targets; bits per byte are divided by it
-  std::string notice = {};    // from build_dataset only: a warning about texts that spell out special tokens
+  // From build_dataset only.
+  int64_t longest = 0;      // tokens of the longest document
+  int64_t num_cut = 0;      // documents that are longer than DataBuild::seq_len + 1 tokens
+  std::string notice = {};  // a warning about texts that spell out special tokens, and about chats without targets
 };
 
 // Builds the dataset and returns what PREFIX.json says.
 // A document is the ids of its text, or those of its prompt and then its completion, each encoded
-// separately. Ids that an input gives are used as they are, and no id is added after them.
+// separately. Ids that an input gives are used as they are, and no id is added after them. Nor is one
+// added after the ids of a chat (data/chat_ids.h), whose template is that of the tokenizer's folder.
 // Memory: some ten MiB per thread, and what the writer keeps (data/token_data.h). A file that is
 // not jsonl is one document, which is held in memory whole.
 // Throws Error{input} when there is no text at all. No file appears under the prefix unless all

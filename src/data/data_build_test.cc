@@ -100,6 +100,39 @@ TEST(DataBuild, CompletionsAreTheTargets) {
   EXPECT_THAT(data.target_spans(), testing::ElementsAre(TokenSpan{3, 8}, TokenSpan{10, 11}));
 }
 
+TEST(DataBuild, ChatsByTheTemplateOfTheTokenizer) {
+  const TestDir dir;
+  std::filesystem::copy_file(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2/tokenizer.json",
+                             dir.path("tokenizer.json"));
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"eos_token": "<|im_end|>", "chat_template":
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"})");
+  write_file_atomic(dir.path("a.jsonl"),
+                    R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]})"
+                    "\n{\"text\": \"plain\"}\n"
+                    R"({"messages": [{"role": "user", "content": "no answer"}]})"
+                    "\n");
+  const DatasetInfo built =
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p"), .threads = 2, .seq_len = 10},
+                    *open_tokenizer(dir.path(), {.parse_special = false}));
+  EXPECT_EQ(built.documents, 3);
+  EXPECT_GT(built.longest, 11);
+  EXPECT_EQ(built.num_cut, 2) << "the chats, not the text";
+  EXPECT_THAT(built.notice, testing::HasSubstr("1 chat is without a token that an assistant wrote"));
+  EXPECT_THAT(built.notice, testing::HasSubstr("a.jsonl:3"));
+  const TokenDataset data = TokenDataset::open(dir.path("p"));
+  std::vector<int32_t> ids(static_cast<size_t>(built.tokens));
+  data.read(0, built.tokens, ids.data());
+  const auto tokenizer = open_tokenizer(dir.path(), {.parse_special = true, .add_special = false});
+  ASSERT_EQ(data.target_spans().size(), 2u);
+  const auto [begin, end] = data.target_spans()[0];
+  std::vector<int32_t> answer;
+  tokenizer->encode("yes<|im_end|>", &answer);
+  EXPECT_EQ(std::vector<int32_t>(ids.begin() + begin, ids.begin() + end), answer);
+  std::vector<int32_t> first;
+  tokenizer->encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", &first);
+  EXPECT_EQ(std::vector<int32_t>(ids.begin(), ids.begin() + begin), first);
+}
+
 TEST(DataBuild, GivenIdsAreTakenAsTheyAre) {
   const TestDir dir;
   write_file_atomic(dir.path("a.jsonl"),
@@ -154,7 +187,7 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
   refuse(R"({"prompt":"x","completion":"y","messages":[]})",
          "expected one document; got a text and a chat in \"messages\"");
-  refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template turns into text; let");
+  refuse(R"({"messages":[]})", "expected a tokenizer with a chat template, because the line is a chat; got \"bytes\"");
 }
 
 TEST(DataBuild, RefusesPromptsWithoutACompletion) {
@@ -171,7 +204,8 @@ TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
   refuse(R"({"prompt":"a","completion":"b","text":"c"})",
          "a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more");
-  refuse(R"({"prompt":"a","completion":""})", "expected a completion that is not empty; got none");
+  refuse(R"({"prompt":"a","completion":""})",
+         "expected a completion or an answer of an assistant that is not empty; got none");
 }
 
 // There are many blocks, and the last one to be read is the first one to be done.

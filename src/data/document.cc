@@ -124,16 +124,10 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
                 who);
 }
 
-[[noreturn]] void refuse(const json& record, std::string_view line, const std::string& who) {
-  MOEBIUS_CHECK(
-      input, !record.is_object() || !record.contains("messages"),
-      "{}: expected \"text\", \"prompt\" and \"completion\", or \"input_ids\"; got a chat in \"messages\", which "
-      "only the model's chat template turns into text; let apply_chat_template of transformers write "
-      "\"input_ids\" and \"assistant_masks\", or give each answer as a \"completion\"",
-      who);
+[[noreturn]] void refuse(std::string_view line, const std::string& who) {
   MOEBIUS_FAIL(input,
-               "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got {}; "
-               "correct or drop the line",
+               "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\", or with "
+               "a chat in \"messages\"; got {}; correct or drop the line",
                who, line.substr(0, 60));
 }
 
@@ -144,17 +138,19 @@ Document read_document(std::string_view line, const std::string& who) {
   MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
                 static_cast<uint8_t>(line[bad]));
   json record = parse_json(line, who);
-  if (!record.is_object()) refuse(record, line, who);
+  if (!record.is_object()) refuse(line, who);
   Document document;
   const bool has_ids = record.contains("input_ids");
   const bool has_prompt = record.contains("prompt") || record.contains("completion");
   check_one_kind(record.contains("text"), has_prompt, has_ids, who);
+  if (record.contains("messages") && !record.contains("text") && !has_prompt && !has_ids)
+    return {.kind = Document::Kind::chat, .text = std::string(line), .who = who};
   if (has_ids) document = document_of_ids(record, who);
   if (has_prompt) document.kind = Document::Kind::completion;
   const bool is_whole = has_ids || (has_prompt ? take_string(record, "prompt", &document.prompt) &&
                                                      take_string(record, "completion", &document.text)
                                                : take_string(record, "text", &document.text));
-  if (!is_whole) refuse(record, line, who);
+  if (!is_whole) refuse(line, who);
   if (!has_ids) refuse_chat_beside_text(record, who);
   document.who = who;
   return document;

@@ -5,7 +5,9 @@
 //     "labels": [...]                     the id where the loss is on it, else -100 (not shifted)
 //     "loss_mask", "assistant_masks"      1 or true where the loss is on the id, else 0 or false
 //     "attention_mask": [...]             beside any of them, and all ones: a 0 would be padding
-// A text, or a prompt and a completion, excludes "messages". Other keys are ignored.
+//   {"messages": [...]}                   a chat (data/chat.h): the loss is on the assistant's turns
+// A text, or a prompt and a completion, excludes "messages"; beside ids they are ignored. So are
+// other keys.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,9 @@
 namespace moebius {
 
 struct Document {
-  enum class Kind : uint8_t { text, completion, ids };
+  enum class Kind : uint8_t { text, completion, ids, chat };
   Kind kind = Kind::text;
-  std::string prompt, text;     // text: also the completion
+  std::string prompt, text;     // text: also the completion; of a chat the whole line
   std::vector<int32_t> ids;     // ids of a document of Kind::ids
   std::vector<bool> is_target;  // one for each of the ids
   std::string who;              // file:line of a line of jsonl

@@ -95,7 +95,7 @@ Engine::Engine(const EngineSpec& spec)
   choose_dispatcher(spec.dispatcher);
   make_model();
   if (spec_.optimizer) make_optimizer();
-  if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
+  if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_sequences * spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   check_memory(plan_, stack_bytes, spec_, gpu_.get(), gpu_ranks_.get());
   with_memory_advice([&] { allocate(stack_bytes); });
@@ -220,16 +220,23 @@ void Engine::dry_run(Step& step) {
   if (optimizer_) update(step.stream, step.stack, step.batch.lr_and_step_2());
 }
 
-// The first chunk of a prompt, one in the middle, and a single token may be computed in different ways.
+void Engine::run_cached(Step& step, std::span<const CachedRun> runs) {
+  int64_t num_tokens = 0;
+  for (const CachedRun& run : runs) num_tokens += run.count;
+  pipeline_->run_cached(step.stream, step.stack, step.batch,
+                        {.caches = caches_, .rows = {runs, spec_.cache_tokens}, .num_tokens = num_tokens});
+}
+
+// The first chunk of a prompt, one in the middle, and a single token may be computed in different
+// ways, and so may one token of every sequence.
 void Engine::dry_run_cached(Step& step) {
-  const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp;
-  const auto forward = [&](int64_t first, int64_t num_tokens) {
-    pipeline_->run_cached(step.stream, step.stack, step.batch,
-                          {.caches = caches_, .first = first, .num_tokens = num_tokens});
-  };
-  forward(0, T);
-  forward(spec_.cache_tokens - T, T);
-  forward(spec_.cache_tokens - one, one);
+  const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp, S = spec_.cache_sequences, U = spec_.cache_tokens;
+  for (const CachedRun& run : {CachedRun{0, 0, T}, CachedRun{0, U - T, T}, CachedRun{0, U - one, one}})
+    run_cached(step, std::span(&run, 1));
+  std::vector<CachedRun> every;
+  for (int64_t s = 0; s < S; ++s) every.push_back({s, U - one, 1});
+  every.back().count += div_ceil(S, one) * one - S;
+  run_cached(step, every);
   StackScope scope(step.stack);
   if (model_->has_head()) model_->row_logits(step, step.alloc({1, spec_.model.vocab_size}, DType::f32), 0, one);
 }
@@ -385,11 +392,8 @@ void Engine::forward_backward(int64_t m) {
   has_gradients_ = true;
 }
 
-void Engine::forward_cached(int64_t first, int64_t num_tokens) {
-  run([&](Step& step) {
-    pipeline_->run_cached(step.stream, step.stack, step.batch,
-                          {.caches = caches_, .first = first, .num_tokens = num_tokens});
-  });
+void Engine::forward_cached(std::span<const CachedRun> runs) {
+  run([&](Step& step) { run_cached(step, runs); });
 }
 
 // --- results --------------------------------------------------------------------------------------------------------
@@ -413,14 +417,17 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t dept
   }
 }
 
-void Engine::read_row_logits(float* logits, int64_t row, int64_t num_tokens) {
+void Engine::read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens) {
   if (!model_->has_head()) return;
+  if (spec_.mesh.tp == 1) return read_logits(logits, first, first + num_rows);
   Stream s = stream();
   StackScope scope(plan_.stack());
   const Tensor logits_1V = plan_.stack().alloc({1, spec_.model.vocab_size}, DType::f32);
   Step step{s, plan_.stack(), batches_->on_device(0)};
-  with_memory_advice([&] { model_->row_logits(step, logits_1V, row, num_tokens); });
-  copy_to_host(s, logits, logits_1V.data, logits_1V.num_bytes());
+  for (int64_t i = 0; i < num_rows; ++i) {
+    with_memory_advice([&] { model_->row_logits(step, logits_1V, first + i, num_tokens); });
+    copy_to_host(s, logits + i * spec_.model.vocab_size, logits_1V.data, logits_1V.num_bytes());
+  }
 }
 
 // --- what an engine is and holds ------------------------------------------------------------------------------------

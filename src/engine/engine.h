@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/gpu/gpu_links.h"
@@ -105,13 +106,13 @@ class Engine {
   // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in
   // host memory. depth: Stage::logits.
   void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
-  // Generation, with caches. Computes the next num_tokens tokens of batch(), a multiple of tp, at
-  // positions [first, first + num_tokens) of the sequence; the tokens before them are cached
-  // already. Every data rank computes the same.
-  void forward_cached(int64_t first, int64_t num_tokens);
-  // Writes the logits after one of these tokens, f32 [V] in host memory. In a pipeline the last
-  // stage writes them and the others do not.
-  void read_row_logits(float* logits, int64_t row, int64_t num_tokens);
+  // Generation, with caches. Computes the tokens of batch(), which are the next ones of these
+  // sequences; the tokens before them are cached already. The counts of the runs sum to a multiple of
+  // tp. Every data rank computes the same.
+  void forward_cached(std::span<const CachedRun> runs);
+  // Writes the logits after num_rows of these rows, from row `first` on, f32 [num_rows, V] in host
+  // memory. num_tokens: of all runs. In a pipeline the last stage writes them and the others do not.
+  void read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens);
 
   // Returns PeakMemory::bytes(). A GPU is sampled after each of the first steps, which load kernels
   // and capture graphs, and by sample_peak_memory(). Call that after other work that loads kernels.
@@ -161,6 +162,7 @@ class Engine {
   void clear_sums(Stream& s);
   void dry_run(Step& step);
   void dry_run_cached(Step& step);
+  void run_cached(Step& step, std::span<const CachedRun> runs);
   int64_t measure_stack();
   void allocate(int64_t stack_bytes);
 

@@ -22,7 +22,8 @@ struct EngineSpec {
   BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
   int64_t num_micro_batches = 1;           // of a step
   int64_t max_positions = 0;               // 0: those of the whole sequence
-  int64_t cache_tokens = 0;                // > 0: key/value caches for generation
+  int64_t cache_tokens = 0;                // > 0: key/value caches for generation, of so many tokens a sequence
+  int64_t cache_sequences = 1;             // that are generated at once
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)

@@ -1,50 +1,32 @@
 #include "infer/generate.h"
 
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <numeric>
 #include <optional>
 
 #include "comm/control.h"
-#include "core/rng.h"
 
 namespace moebius {
 namespace {
 
-void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt) {
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+void check_prompt(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
+                  const std::string& who) {
   const int64_t context = engine.spec().cache_tokens - (engine.spec().mesh.tp - 1),
                 vocab = engine.spec().model.vocab_size;
-  const Sampling& s = spec.sampling;
-  MOEBIUS_CHECK(usage, std::isfinite(s.temperature) && s.temperature >= 0,
-                "generate: temperature must be 0 or more; got {}", s.temperature);
-  MOEBIUS_CHECK(usage, s.top_p > 0 && s.top_p <= 1, "generate: top-p must be in (0, 1]; got {}", s.top_p);
-  MOEBIUS_CHECK(usage, spec.max_tokens >= 0, "generate: max-tokens must be 0 or more; got {}", spec.max_tokens);
-  MOEBIUS_CHECK(usage, !prompt.empty(), "generate: expected a prompt of at least one token; got none");
+  MOEBIUS_CHECK(usage, !prompt.empty(), "{}: expected a prompt of at least one token; got none", who);
   const int64_t length = static_cast<int64_t>(prompt.size());
   MOEBIUS_CHECK(usage, spec.max_tokens <= context - length,
-                "generate: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt "
+                "{}: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt "
                 "or lower max-tokens",
-                context, length, spec.max_tokens);
+                who, context, length, spec.max_tokens);
   for (const int32_t id : prompt) {
-    MOEBIUS_CHECK(input, id >= 0 && id < vocab,
-                  "generate: expected prompt ids in [0, {}); got {}; use the model's tokenizer", vocab, id);
+    MOEBIUS_CHECK(input, id >= 0 && id < vocab, "{}: expected prompt ids in [0, {}); got {}; use the model's tokenizer",
+                  who, vocab, id);
   }
-}
-
-// Token ids by falling probability, and exp((logit - max) / temperature) of each.
-struct Ranked {
-  std::vector<int32_t> ids;
-  std::vector<double> mass;
-};
-
-Ranked rank_tokens(std::span<const float> logits, double temperature) {
-  Ranked r;
-  r.ids.resize(logits.size());
-  std::iota(r.ids.begin(), r.ids.end(), 0);
-  std::stable_sort(r.ids.begin(), r.ids.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  const double top = logits[r.ids[0]];
-  for (const int32_t id : r.ids) r.mass.push_back(std::exp((logits[id] - top) / temperature));
-  return r;
 }
 
 // Rounds up to a multiple of tp, because tp ranks compute equal parts.
@@ -65,13 +47,14 @@ class GeneratingRanks {
     if (control_) return control_->together(body);
     body();
   }
-  // Returns the result of draw() on every rank. Only one rank draws.
-  int32_t agree(const std::function<int32_t()>& draw) {
-    int32_t id = 0;
+  // Gives every rank the ids of draw(). Only one rank draws.
+  void agree(std::span<int32_t> ids, const std::function<void()>& draw) {
+    std::fill(ids.begin(), ids.end(), 0);
     run([&] {
-      if (draws_) id = draw();
+      if (draws_) draw();
     });
-    return control_ ? narrow<int32_t>(control_->sum(id)) : id;
+    if (!control_) return;
+    for (int32_t& id : ids) id = narrow<int32_t>(control_->sum(id));
   }
 
  private:
@@ -79,83 +62,196 @@ class GeneratingRanks {
   std::optional<Control> control_;
 };
 
-}  // namespace
-
-int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
-  MOEBIUS_ASSERT(!logits.empty());
-  MOEBIUS_CHECK(numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
-                "generate: expected finite logits for position {}; got NaN or Inf; "
-                "the model is damaged or its dtype is too narrow",
-                position);
-  if (sampling.temperature == 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  const Ranked r = rank_tokens(logits, sampling.temperature);
-  const double wanted = sampling.top_p * std::accumulate(r.mass.begin(), r.mass.end(), 0.0);
-  size_t kept = 0;
-  double nucleus = 0;
-  while (kept < r.mass.size() && nucleus < wanted) nucleus += r.mass[kept++];
-  const double draw = nucleus * Rng(sampling.seed, RngSite::sampling).uniform(static_cast<uint64_t>(position));
-  double passed = 0;
-  for (size_t i = 0; i + 1 < kept; ++i) {
-    passed += r.mass[i];
-    if (draw < passed) return r.ids[i];
+// Writes tokens and positions of a pass into the engine's batch. The rows that pad to a multiple of tp
+// come after the tokens, as more of the last run. In the cache, the next tokens overwrite them.
+void fill_batch(Engine& engine, std::span<const int32_t> tokens, std::span<CachedRun> runs) {
+  const auto n = std::ssize(tokens), T = rounded_up(n, engine.spec().mesh.tp);
+  runs.back().count += T - n;
+  MicroBatch& batch = engine.batch();
+  batch.training = false;
+  int32_t *ids = batch.token_T.ptr<int32_t>(), *pos = batch.pos_T.ptr<int32_t>();
+  std::fill(std::copy(tokens.begin(), tokens.end(), ids), ids + T, 0);
+  for (const CachedRun& run : runs) {
+    std::iota(pos, pos + run.count, static_cast<int32_t>(run.first));
+    pos += run.count;
   }
-  return r.ids[kept - 1];
 }
 
-// The rows that pad to a multiple of tp come after the tokens. In the cache, the next
-// tokens overwrite them.
+}  // namespace
+
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
-                                  const MeshShape& mesh) {
+                                  const MeshShape& mesh, int64_t sequences) {
   MOEBIUS_CHECK(usage, mesh.cp == 1,
                 "generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got {}; "
                 "split heads (tp), experts (ep, etp) or layers (pp)",
                 mesh.cp);
-  const int64_t seq = rounded_up(std::min(chunk, context), mesh.tp);
+  MOEBIUS_CHECK(usage, sequences >= 1 && sequences <= kMaxSequences,
+                "generate: expected 1 to {} sequences at once; got {}", kMaxSequences, sequences);
+  const int64_t seq = rounded_up(std::max(std::min(chunk, context), sequences), mesh.tp);
   return {.model = model,
           .precision = {.compute = compute},
           .use = ModelUse::inference,
           .shape = {.batch = 1, .seq = seq, .max_segments = 1, .documents = false},
-          .cache_tokens = context + mesh.tp - 1,
+          .cache_tokens = std::max(context + mesh.tp - 1, seq),
+          .cache_sequences = sequences,
           .mesh = mesh,
           .threads = threads};
 }
 
-void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits) {
-  MicroBatch& batch = engine.batch();
-  batch.training = false;
+void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits,
+                 int64_t sequence) {
   const int64_t chunk = engine.spec().shape.seq, n = static_cast<int64_t>(tokens.size());
   for (int64_t begin = 0; begin < n; begin += chunk) {
-    const int64_t count = std::min(chunk, n - begin), T = rounded_up(count, engine.spec().mesh.tp);
-    int32_t* ids = batch.token_T.ptr<int32_t>();
-    std::fill(std::copy_n(tokens.data() + begin, count, ids), ids + T, 0);
-    std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
-    engine.forward_cached(first + begin, T);
-    if (begin + count == n) engine.read_row_logits(logits.data(), count - 1, T);
+    const int64_t count = std::min(chunk, n - begin);
+    CachedRun run{sequence, first + begin, count};
+    fill_batch(engine, tokens.subspan(begin, count), std::span(&run, 1));
+    engine.forward_cached(std::span(&run, 1));
+    if (begin + count == n) engine.read_row_logits(logits.data(), count - 1, 1, run.count);
   }
+}
+
+// One call of Generator::run.
+class Generator::Run {
+ public:
+  Run(Generator& of, const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts, const OnToken& on_token,
+      const OnEnd& on_end)
+      : of_(of),
+        engine_(of.engine_),
+        spec_(spec),
+        prompts_(prompts),
+        on_token_(on_token),
+        on_end_(on_end),
+        ranks_(engine_),
+        vocab_(engine_.spec().model.vocab_size),
+        logits_(engine_.spec().cache_sequences * vocab_),
+        results_(prompts.size()) {}
+
+  std::vector<Generated> run() {
+    ranks_.run([&] { check(); });
+    if (spec_.max_tokens == 0) return results_;
+    for (int64_t s = engine_.spec().cache_sequences; s-- > 0;) free_.push_back(s);
+    size_t next = 0;
+    while (next < prompts_.size() || !growing_.empty()) {
+      while (next < prompts_.size() && !free_.empty()) begin(next++);
+      if (!growing_.empty()) grow();
+    }
+    return std::move(results_);
+  }
+
+ private:
+  // A sequence whose last token is not fed yet.
+  struct Growing {
+    size_t prompt;
+    int64_t sequence;
+    int32_t last;
+  };
+
+  void check() const {
+    check_sampling(spec_.sampling);
+    MOEBIUS_CHECK(usage, spec_.max_tokens >= 0, "generate: max-tokens must be 0 or more; got {}", spec_.max_tokens);
+    for (size_t i = 0; i < prompts_.size(); ++i)
+      check_prompt(engine_, spec_, prompts_[i],
+                   prompts_.size() == 1 ? "generate" : fmt::format("generate: prompt {}", i + 1));
+  }
+
+  std::vector<int32_t>& cached(const Growing& g) { return of_.cached_[static_cast<size_t>(g.sequence)]; }
+
+  // Feeds a prompt, and draws its first token.
+  void begin(size_t prompt) {
+    const auto start = Clock::now();
+    Growing g{prompt, free_.back(), 0};
+    free_.pop_back();
+    const std::vector<int32_t>& tokens = prompts_[prompt];
+    int64_t known = 0;
+    if (spec_.reuse_cache)
+      known =
+          std::mismatch(tokens.begin(), tokens.end() - 1, cached(g).begin(), cached(g).end()).first - tokens.begin();
+    cached(g).resize(known);
+    feed_tokens(engine_, std::span(tokens).subspan(known), known, logits_, g.sequence);
+    cached(g) = tokens;
+    of_.times_.prompt_tokens += std::ssize(tokens) - known;
+    draw(std::span(&g, 1));
+    of_.times_.prompt_s += seconds_since(start);
+    if (is_growing(g)) growing_.push_back(g);
+  }
+
+  // Adds a token to every sequence.
+  void grow() {
+    const auto start = Clock::now();
+    std::vector<int32_t> tokens;
+    std::vector<CachedRun> runs;
+    for (const Growing& g : growing_) {
+      tokens.push_back(g.last);
+      runs.push_back({g.sequence, std::ssize(cached(g)), 1});
+      cached(g).push_back(g.last);
+    }
+    fill_batch(engine_, tokens, runs);
+    engine_.forward_cached(runs);
+    engine_.read_row_logits(logits_.data(), 0, std::ssize(growing_),
+                            rounded_up(std::ssize(growing_), engine_.spec().mesh.tp));
+    draw(growing_);
+    of_.times_.tokens += std::ssize(growing_);
+    std::erase_if(growing_, [&](const Growing& g) { return !is_growing(g); });
+    of_.times_.tokens_s += seconds_since(start);
+  }
+
+  // Draws the next token of each, from the rows of the logits.
+  void draw(std::span<Growing> sequences) {
+    const int64_t num_ids = spec_.num_ids > 0 ? std::min(spec_.num_ids, vocab_) : vocab_;
+    std::vector<int32_t> ids(sequences.size());
+    ranks_.agree(ids, [&] {
+      Stream s = engine_.stream();
+      s.pool().run(std::ssize(ids), [&](int64_t i, int) {
+        const std::vector<int32_t>& text = cached(sequences[i]);
+        ids[i] = sample_token(std::span(logits_).subspan(i * vocab_, num_ids), spec_.sampling, std::ssize(text), text);
+      });
+    });
+    for (size_t i = 0; i < ids.size(); ++i) sequences[i].last = ids[i];
+  }
+
+  // Gives the last token to the caller. Returns false, and frees the sequence, where the text ends.
+  bool is_growing(const Growing& g) {
+    Generated& result = results_[g.prompt];
+    result.ended = std::find(spec_.end_ids.begin(), spec_.end_ids.end(), g.last) != spec_.end_ids.end();
+    if (!result.ended) {
+      result.tokens.push_back(g.last);
+      result.ended = on_token_ && !on_token_(g.prompt, g.last);
+    }
+    if (!result.ended && std::ssize(result.tokens) < spec_.max_tokens) return true;
+    free_.push_back(g.sequence);
+    if (on_end_) on_end_(g.prompt, result);
+    return false;
+  }
+
+  Generator& of_;
+  Engine& engine_;
+  const GenerateSpec& spec_;
+  std::span<const std::vector<int32_t>> prompts_;
+  const OnToken& on_token_;
+  const OnEnd& on_end_;
+  GeneratingRanks ranks_;
+  int64_t vocab_;
+  std::vector<float> logits_;  // [sequences, V]
+  std::vector<Generated> results_;
+  std::vector<int64_t> free_;  // sequences of the cache
+  std::vector<Growing> growing_;
+};
+
+Generator::Generator(Engine& engine) : engine_(engine), cached_(engine.spec().cache_sequences) {}
+
+std::vector<Generated> Generator::run(const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts,
+                                      const OnToken& on_token, const OnEnd& on_end) {
+  times_ = {};
+  return Run(*this, spec, prompts, on_token, on_end).run();
 }
 
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token) {
-  GeneratingRanks ranks(engine);
-  ranks.run([&] { check(engine, spec, prompt); });
-  const int64_t vocab = engine.spec().model.vocab_size,
-                num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;
-  std::vector<float> logits(vocab);
-  Generated out;
-  if (spec.max_tokens == 0) return out;
-  feed_tokens(engine, prompt, 0, logits);
-  int64_t position = static_cast<int64_t>(prompt.size());
-  for (;; ++position) {
-    const int32_t id =
-        ranks.agree([&] { return sample_token(std::span(logits).first(num_ids), spec.sampling, position); });
-    out.ended = id == spec.end_id;
-    if (out.ended) return out;
-    out.tokens.push_back(id);
+  const std::vector<std::vector<int32_t>> prompts{{prompt.begin(), prompt.end()}};
+  return Generator(engine).run(spec, prompts, [&](size_t, int32_t id) {
     if (on_token) on_token(id);
-    if (static_cast<int64_t>(out.tokens.size()) == spec.max_tokens) return out;
-    feed_tokens(engine, std::span(&id, 1), position, logits);
-  }
+    return true;
+  })[0];
 }
 
 }  // namespace moebius

@@ -1,10 +1,14 @@
-// Text generation: one sequence, token by token, with cached keys and values.
+// Text generation: sequences grow token by token, several at once, with cached keys and values.
 //
 // With several ranks, all ranks call these functions together with equal arguments, and get equal
 // results. Heads, experts and layers are divided by the mesh, and each rank caches keys and values
 // of its heads in its layers.
-// Ranks of dp compute the same sequence and share its experts. A token passes through the stages of
+// Ranks of dp compute the same sequences and share their experts. A token passes through the stages of
 // a pipeline one after the other.
+//
+// On CPUs a sequence does not depend on the others that are generated with it, to the last bit, unless
+// products are quantised or the model is divided. Prompts are fed one after the other, and the
+// products of one token each of several sequences have independent rows (ops/gemm/gemm.h).
 #pragma once
 
 #include <cstdint>
@@ -13,48 +17,72 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "infer/sampling.h"
 
 namespace moebius {
-
-// The rule by which the next token is drawn from the logits.
-struct Sampling {
-  double temperature = 1.0;  // 0: the most likely token
-  double top_p = 1.0;        // draws among the most likely tokens that together have this probability
-  uint64_t seed = 0;
-};
-
-// Returns an id in [0, logits.size()). The draw is a pure function of logits, sampling and
-// position, where position is the token's index in the sequence.
-// Ties go to the lower id.
-int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position);
 
 struct GenerateSpec {
   int64_t max_tokens = 256;
   Sampling sampling;
-  int32_t end_id = -1;  // ends the text; -1: no id does
-  int64_t num_ids = 0;  // ids that may be drawn, those of the tokenizer; 0: the whole vocabulary
+  std::vector<int32_t> end_ids;  // each of them ends the text
+  int64_t num_ids = 0;           // ids that may be drawn, those of the tokenizer; 0: the whole vocabulary
+  bool reuse_cache = false;      // keeps what a prompt begins with in the cache, from the call before
 };
 
 struct Generated {
   std::vector<int32_t> tokens;  // without the end id
-  bool ended = false;           // by the end id, not by max_tokens
+  bool ended = false;           // by an end id or by on_token, not by max_tokens
 };
 
-// Returns the spec of an engine for sequences of up to context tokens.
-// The prompt is fed in chunks of at most about `chunk` tokens, of which tp ranks take equal parts.
-// Throws Error{usage} with cp > 1, because it could split nothing.
+// The tokens and the time of Generator::run.
+struct GenerateTimes {
+  int64_t prompt_tokens = 0;  // that were fed
+  double prompt_s = 0;        // with the first token of each text
+  int64_t tokens = 0;         // the later ones
+  double tokens_s = 0;
+};
+
+// At most this many sequences at once (kFewRows of ops/gemm/cpu/few_rows_gemm.h).
+constexpr int64_t kMaxSequences = 32;
+
+// Returns the spec of an engine for that many sequences of up to context tokens each.
+// A prompt is fed in chunks of at most about `chunk` tokens, of which tp ranks take equal parts.
+// Throws Error{usage} with cp > 1, because it could split nothing, and for sequences outside
+// [1, kMaxSequences].
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
-                                  int64_t chunk = 256, const MeshShape& mesh = {});
+                                  int64_t chunk = 256, const MeshShape& mesh = {}, int64_t sequences = 1);
 
-// Feeds tokens at positions first, first + 1, ... Earlier positions must be cached already.
-// On the ranks that have the head, `logits` receives those after the last token, one for each id of
-// the vocabulary.
-void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits);
+// Feeds tokens of a sequence at positions first, first + 1, ... Earlier positions must be cached
+// already. On the ranks that have the head, `logits` receives those after the last token, one for each
+// id of the vocabulary.
+void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits,
+                 int64_t sequence = 0);
 
-// Continues the prompt. on_token, unless empty, is called with each new token.
-// Throws Error{usage} for an empty prompt, for settings out of range, and when prompt and
-// max_tokens do not fit the engine's context.
-// Throws Error{input} for an id of the prompt outside the vocabulary.
+class Generator {
+ public:
+  explicit Generator(Engine& engine);
+
+  // Receives each new token, and the index of its prompt. Returns false to end that text.
+  using OnToken = std::function<bool(size_t prompt, int32_t id)>;
+  // Receives each text once it is complete.
+  using OnEnd = std::function<void(size_t prompt, const Generated& text)>;
+  // Continues the prompts. As many of them as the engine has sequences grow at once; the next one
+  // begins where one ends.
+  // Throws Error{usage} for an empty prompt, for settings out of range, and when a prompt and
+  // max_tokens do not fit the engine's context.
+  // Throws Error{input} for an id of a prompt outside the vocabulary.
+  std::vector<Generated> run(const GenerateSpec& spec, std::span<const std::vector<int32_t>> prompts,
+                             const OnToken& on_token = {}, const OnEnd& on_end = {});
+  const GenerateTimes& times() const { return times_; }  // of the last run()
+
+ private:
+  class Run;
+  Engine& engine_;
+  std::vector<std::vector<int32_t>> cached_;  // the tokens that the cache holds of each sequence
+  GenerateTimes times_;
+};
+
+// Continues one prompt. on_token, unless empty, is called with each new token.
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token = {});
 

@@ -117,8 +117,8 @@ TEST(Generate, EndsAtTheEndIdAndShowsEachTokenAsItComes) {
   GenerateSpec spec{.max_tokens = 12};
   spec.sampling.seed = 5;
   const std::vector<int32_t> text = generate(engine, spec, prompt_of(5)).tokens;
-  spec.end_id = text[4];
-  const size_t first = std::find(text.begin(), text.end(), spec.end_id) - text.begin();
+  spec.end_ids = {36, text[4]};
+  const size_t first = std::find(text.begin(), text.end(), text[4]) - text.begin();
   std::vector<int32_t> seen;
   const Generated out = generate(engine, spec, prompt_of(5), [&](int32_t id) { seen.push_back(id); });
   EXPECT_TRUE(out.ended);
@@ -153,6 +153,106 @@ TEST(Generate, RefusesWhatDoesNotFit) {
                [&] { generate(engine, {.max_tokens = -1}, prompt_of(1)); });
 }
 
+TEST(Generate, SettingsOfSamplingOutOfRangeAreRefused) {
+  const auto refuse = [](const Sampling& sampling, const std::string& text) {
+    expect_error(ErrorKind::usage, text, [&] { check_sampling(sampling); });
+  };
+  refuse({.top_k = -1}, "top-k must be 0 or more; got -1");
+  refuse({.min_p = 1.5}, "min-p must be in [0, 1]; got 1.5");
+  refuse({.repetition_penalty = 0}, "repetition-penalty must be above 0; got 0");
+}
+
+std::vector<std::vector<int32_t>> prompts_of(std::initializer_list<int64_t> lengths) {
+  std::vector<std::vector<int32_t>> prompts;
+  for (const int64_t n : lengths) {
+    prompts.push_back(prompt_of(n));
+    prompts.back().back() = static_cast<int32_t>(n);  // so that prompts of equal lengths would differ too
+  }
+  return prompts;
+}
+
+// The sequences of a batch, of which some wait until others end. Latent attention caches other things.
+TEST(Generate, ASequenceIsTheSameAloneAndInABatch) {
+  ModelSpec latent = model_spec_from_hf({{"model_type", "deepseek_v3"},
+                                         {"vocab_size", 37},
+                                         {"hidden_size", 24},
+                                         {"intermediate_size", 20},
+                                         {"num_hidden_layers", 2},
+                                         {"num_attention_heads", 4},
+                                         {"num_key_value_heads", 4},
+                                         {"q_lora_rank", 8},
+                                         {"kv_lora_rank", 6},
+                                         {"qk_nope_head_dim", 6},
+                                         {"qk_rope_head_dim", 4},
+                                         {"v_head_dim", 6},
+                                         {"n_routed_experts", 4},
+                                         {"num_experts_per_tok", 2},
+                                         {"moe_intermediate_size", 9},
+                                         {"n_shared_experts", 1},
+                                         {"n_group", 1},
+                                         {"topk_group", 1},
+                                         {"first_k_dense_replace", 1},
+                                         {"max_position_embeddings", 64},
+                                         {"num_nextn_predict_layers", 0},
+                                         {"initializer_range", 0.3}},
+                                        "test");
+  const auto prompts = prompts_of({3, 17, 1, 9, 30, 2, 5, 5, 11});
+  for (const ModelSpec& model : {tiny(), latent}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      GenerateSpec spec{.max_tokens = 14, .end_ids = {3}};
+      spec.sampling = {.temperature = 1.5, .repetition_penalty = 1.1, .seed = 4};
+      const auto texts = [&](int64_t sequences, int threads) {
+        Engine engine(generation_engine_spec(model, dtype, 48, threads, 8, {}, sequences));
+        init(engine);
+        std::vector<std::vector<int32_t>> tokens;
+        for (const Generated& one : Generator(engine).run(spec, prompts)) tokens.push_back(one.tokens);
+        return tokens;
+      };
+      const auto alone = texts(1, 1);
+      EXPECT_GT(std::set(alone.begin(), alone.end()).size(), 5u);
+      EXPECT_EQ(texts(4, 2), alone);
+      EXPECT_EQ(texts(9, 1), alone);
+      EXPECT_EQ(texts(32, 2), alone);
+    }
+  }
+}
+
+TEST(Generate, ATextEndsWhereTheCallerSays) {
+  Engine engine(generation_engine_spec(tiny(), DType::f32, 40, 1, 8, {}, 2));
+  init(engine);
+  const auto prompts = prompts_of({3, 4, 5});
+  std::vector<int> seen(3);
+  const auto made = Generator(engine).run({.max_tokens = 9}, prompts, [&](size_t i, int32_t) {
+    ++seen[i];
+    return !(i == 1 && seen[1] == 2);
+  });
+  EXPECT_EQ(seen, (std::vector<int>{9, 2, 9}));
+  EXPECT_EQ(made[1].tokens.size(), 2u);
+  EXPECT_TRUE(made[1].ended);
+  EXPECT_FALSE(made[0].ended);
+}
+
+// In a chat, every prompt begins with the one before.
+TEST(Generate, WhatIsCachedIsNotFedAgain) {
+  Engine engine(generation_engine_spec(tiny(), DType::f32, 40, 1, 8));
+  init(engine);
+  Generator generator(engine);
+  const GenerateSpec spec{.max_tokens = 5, .sampling = {.temperature = 0}, .reuse_cache = true};
+  std::vector<std::vector<int32_t>> prompt{prompt_of(6)};
+  const std::vector<int32_t> first = generator.run(spec, prompt)[0].tokens;
+  EXPECT_EQ(generator.times().prompt_tokens, 6);
+  prompt[0].insert(prompt[0].end(), first.begin(), first.end());
+  prompt[0].push_back(2);
+  const std::vector<int32_t> second = generator.run(spec, prompt)[0].tokens;
+  EXPECT_EQ(generator.times().prompt_tokens, 2) << "the last token of the answer was not fed yet";
+  Engine other(generation_engine_spec(tiny(), DType::f32, 40, 1, 8));
+  init(other);
+  EXPECT_EQ(Generator(other).run(spec, prompt)[0].tokens, second);
+  prompt[0].resize(3);
+  generator.run(spec, prompt);
+  EXPECT_EQ(generator.times().prompt_tokens, 1) << "at least one token must be fed";
+}
+
 TEST(Sampling, FrequenciesFollowTheProbabilities) {
   const std::vector<float> logits{std::log(0.5f), std::log(0.2f), std::log(0.3f)};
   std::vector<int> count(3);
@@ -176,6 +276,33 @@ TEST(Sampling, NucleusKeepsTheFewestThatReachTopP) {
   EXPECT_EQ(kept(0.7), (std::set<int32_t>{0, 2}));
   EXPECT_EQ(kept(0.9), (std::set<int32_t>{0, 1, 2}));
   EXPECT_EQ(kept(1.0, 1e-3), (std::set<int32_t>{0}));  // cold: only the most likely
+}
+
+TEST(Sampling, TopKAndMinPKeepTheMostLikely) {
+  const std::vector<float> logits{std::log(0.5f), std::log(0.1f), std::log(0.3f), std::log(0.1f)};
+  const auto kept = [&](const Sampling& sampling) {
+    std::set<int32_t> ids;
+    for (int i = 0; i < 500; ++i) ids.insert(sample_token(logits, sampling, i));
+    return ids;
+  };
+  EXPECT_EQ(kept({.top_k = 1}), (std::set<int32_t>{0}));
+  EXPECT_EQ(kept({.top_k = 3}), (std::set<int32_t>{0, 1, 2})) << "of two equal ones the lower id";
+  EXPECT_EQ(kept({.top_k = 99}), (std::set<int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(kept({.min_p = 0.5}), (std::set<int32_t>{0, 2}));
+  EXPECT_EQ(kept({.min_p = 1}), (std::set<int32_t>{0}));
+  // 0.5 / 0.8 of the probability of the first two is at least 0.6.
+  EXPECT_EQ(kept({.top_k = 2, .top_p = 0.6}), (std::set<int32_t>{0}));
+  EXPECT_EQ(kept({.top_p = 0.6}), (std::set<int32_t>{0, 2}));
+}
+
+TEST(Sampling, APenaltyMakesTokensOfTheTextRarer) {
+  const std::vector<float> logits{2, 1.5f, -1, -1.5f};
+  const Sampling penalised{.temperature = 0, .repetition_penalty = 2};
+  EXPECT_EQ(sample_token(logits, penalised, 0), 0);
+  EXPECT_EQ(sample_token(logits, penalised, 0, std::vector<int32_t>{0}), 1);
+  EXPECT_EQ(sample_token(logits, penalised, 0, std::vector<int32_t>{0, 0, 0}), 1) << "2 / 2 is less than 1.5";
+  EXPECT_EQ(sample_token(std::vector<float>{-1, -1.5f}, penalised, 0, std::vector<int32_t>{0, 7}), 1);
+  EXPECT_EQ(sample_token(std::vector<float>{1, 0.3f}, penalised, 0, std::vector<int32_t>{0, 0, 0}), 0) << "once";
 }
 
 TEST(Sampling, TiesGoToTheLowerIdAndNaNIsRefused) {

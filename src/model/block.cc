@@ -36,9 +36,10 @@ void Block::forward(Step& step, Residual& residual, Saved& saved) const {
               [&](Tensor y_TD, Tensor x_TD) { attention_->forward(step, y_TD, x_TD, *saved.attention); });
 }
 
-void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const {
+void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache,
+                           const CachedRows& rows) const {
   run_forward(step, residual, saved,
-              [&](Tensor y_TD, Tensor x_TD) { attention_->forward_cached(step, y_TD, x_TD, cache, first); });
+              [&](Tensor y_TD, Tensor x_TD) { attention_->forward_cached(step, y_TD, x_TD, cache, rows); });
 }
 
 template <class Attend>
@@ -102,8 +103,8 @@ void Block::backward_weight(Step& step, Saved& saved) const {
   attention_->backward_weight(step, *saved.attention);
 }
 
-void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {
-  attention_->declare_cache(plan, prefix, max_tokens, cache);
+void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const {
+  attention_->declare_cache(plan, prefix, num_tokens, cache);
 }
 
 std::vector<KeptTensor> Block::kept(const Saved& saved) const {

@@ -43,8 +43,8 @@ class Block {
   void backward_weight(Step& step, Saved& saved) const;
 
   // Generation: the same pass, with the attention's keys and values of all tokens so far in `cache`.
-  void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const;
-  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
+  void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, const CachedRows& rows) const;
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
 
   // The Mixture of Experts and its saved tensors; null in a dense layer.
   const Moe* moe() const { return feed_forward_->moe(); }

@@ -117,24 +117,24 @@ void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int
   stages_.back().logits(step, logits_CV, begin, end, depth);
 }
 
-void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
+void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t num_tokens) const {
   for (const Stage& stage : stages_) caches.resize(caches.size() + stage.blocks().size());
   auto cache = caches.begin();
   for (const Stage& stage : stages_) {
     for (size_t i = 0; i < stage.blocks().size(); ++i) {
       const std::string prefix = fmt::format("layer{}", stage.spec().first_layer + static_cast<int64_t>(i));
-      stage.blocks()[i].declare_cache(plan, prefix, max_tokens, *cache++);
+      stage.blocks()[i].declare_cache(plan, prefix, num_tokens, *cache++);
     }
   }
 }
 
 void Model::forward_cached(Step& step, const StagePass& at, Tensor stream_tD, std::span<const KvCache> caches,
-                           int64_t first) {
+                           const CachedRows& rows) {
   size_t before = 0;
   for (int64_t v = 0; v < at.virtual_stage; ++v) before += stages_[v].blocks().size();
   const Stage& stage = stages_[at.virtual_stage];
   stage.forward_cached(step, stream_tD, saved_[at.virtual_stage][0], caches.subspan(before, stage.blocks().size()),
-                       first);
+                       rows);
 }
 
 void Model::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t T) const {

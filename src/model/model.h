@@ -71,14 +71,14 @@ class Model {
   // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation of one sequence by a stage: the next tokens of step.batch, from position `first` on.
-  // Their number is a multiple of tp.
+  // Generation by a stage: the next tokens of sequences, which step.batch has. The number of rows is a
+  // multiple of tp.
   void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
-                      int64_t first);
+                      const CachedRows& rows);
   // Stage::row_logits, of the last num_tokens that went through forward_cached().
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t num_tokens) const;
   // One for each layer here, in the order of the stages.
-  void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
+  void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t num_tokens) const;
 
   // The catalog of the whole model, including the stages and shards of other ranks.
   ModelCatalog whole_catalog() const { return catalog(lora_); }

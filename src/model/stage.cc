@@ -148,10 +148,10 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
-                           int64_t first) const {
+                           const CachedRows& rows) const {
   if (spec_.loss && !spec_.norm) return read_hidden_states(step, stream_tD, /*with_gradients=*/false);
   forward_layers(step, {.delta_TD = stream_tD}, saved, [&](size_t i, Residual& residual) {
-    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
+    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], rows);
   });
   if (spec_.norm && !spec_.loss) write_hidden_states(step, stream_tD, /*with_gradients=*/false);
 }

@@ -70,7 +70,8 @@ class Stage {
   void backward_weight(Step& step, Saved& saved) const;
 
   // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
-  void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches, int64_t first) const;
+  void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
+                      const CachedRows& rows) const;
   // REQUIRES spec().loss. Writes the logits (f32) of one of the rows that all tp ranks have put
   // through forward_cached(), with t rows each.
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;

@@ -41,6 +41,7 @@ class HfTokenizer : public Tokenizer {
 
   // Encoding is safe from several threads at once. Throws Error{input} for invalid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
+  bool encode_with_starts(std::string_view text, std::vector<int32_t>* ids, std::vector<size_t>* starts) const override;
   std::string_view unparsed_special(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
 
@@ -60,6 +61,8 @@ class HfTokenizer : public Tokenizer {
   void register_added(const std::vector<AddedToken>& added);
   void check_ids() const;
   std::optional<int32_t> find_eod() const;
+  void check_utf8(std::string_view text) const;
+  size_t num_bytes_of(int32_t id) const;  // of the text that the token, which is not an added one, was encoded from
 
   std::unique_ptr<Scratch> take_scratch() const;
   void give_back(std::unique_ptr<Scratch> scratch) const;

@@ -17,6 +17,13 @@ class ByteTokenizer : public Tokenizer {
     for (const char c : text) ids->push_back(static_cast<uint8_t>(c));
   }
 
+  bool encode_with_starts(std::string_view text, std::vector<int32_t>* ids,
+                          std::vector<size_t>* starts) const override {
+    encode(text, ids, TextPart::whole);
+    for (size_t i = 0; i < text.size(); ++i) starts->push_back(i);
+    return true;
+  }
+
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {

@@ -26,6 +26,13 @@ class Tokenizer {
   // Appends the ids of `text`. The ids of a part of a text need not be a part of the ids of
   // the whole text.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
+  // Appends the ids of a whole text like encode, and in starts the byte of the text where each of them
+  // begins. Returns false, with no starts, where a rule that changes the text hides these places.
+  // REQUIRES: options without add_special.
+  virtual bool encode_with_starts(std::string_view text, std::vector<int32_t>* ids, std::vector<size_t>* starts) const {
+    encode(text, ids);
+    return starts->empty() && text.empty();
+  }
   // Returns a special token that is spelled out in `text` and that encode would encode letter by
   // letter; empty if there is none.
   virtual std::string_view unparsed_special(std::string_view /*text*/) const { return {}; }

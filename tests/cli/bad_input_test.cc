@@ -365,8 +365,12 @@ TEST_F(BadInput, Texts) {
   write_file_atomic(dir_.path("tokenizer/tokenizer_config.json"), "{\"eos_token\": \"<|endoftext|>\"}");
   refuse("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2:11: expected UTF-8; got byte 0xff");
   refuse("a.jsonl", "{\"text\": \"\\ud800\"}\n", "a.jsonl:1: expected JSON");
-  refuse("a.jsonl", "{\"messages\": []}\n",
-         "or \"input_ids\"; got a chat in \"messages\", which only the model's chat template turns into text");
+  refuse("a.jsonl", "{\"messages\": [{\"role\": \"user\"}]}\n",
+         "tokenizer: expected a chat_template.jinja, or chat_template in tokenizer_config.json; got neither");
+  write_file_atomic(dir_.path("tokenizer/chat_template.jinja"), "\n{{ raise_exception('no ' ~ messages[0].role) }}");
+  refuse(
+      "a.jsonl", "{\"text\": \"x\"}\n{\"messages\": [{\"role\": \"user\"}]}\n",
+      "a.jsonl:2: expected a chat that the template takes; got from tokenizer/chat_template.jinja:2: the template refuses this: no user");
   refuse("a.jsonl", "{\"prompt\": \"x\"}\n", "or with strings \"prompt\" and \"completion\"");
   refuse("a.jsonl", "{\"text\": {\"a\": 1}}\n", "a.jsonl:1: expected an object with a string \"text\"");
   refuse("a.jsonl", "\n\n", "expected some text; got none");

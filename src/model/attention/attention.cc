@@ -20,11 +20,12 @@ class AttentionOf final : public LayerOf<Attention, Layer> {
     return Base::declare(plan, prefix);
   }
   void output(Step& step, Tensor y_tD, const Saved& saved) const override { layer_.output(step, y_tD, own(saved)); }
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const override {
-    layer_.forward_cached(step, y_tD, x_tD, cache, first);
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache,
+                      const CachedRows& rows) const override {
+    layer_.forward_cached(step, y_tD, x_tD, cache, rows);
   }
-  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const override {
-    layer_.declare_cache(plan, prefix, max_tokens, cache);
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const override {
+    layer_.declare_cache(plan, prefix, num_tokens, cache);
   }
 };
 

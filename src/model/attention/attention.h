@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,20 @@
 
 namespace moebius {
 
-// Keys and values of the tokens so far, for generation. They hold one sequence: all of its tokens,
-// for this rank's heads.
+// Keys and values of the tokens so far, for generation. Each sequence has room for max tokens, one
+// sequence after the other; for this rank's heads.
 struct KvCache {
-  Tensor k_UGd, v_UGd;  // [max tokens, G, d]
+  Tensor k_UGd, v_UGd;  // [sequences * max tokens, G, d]
+};
+
+// The rows of a pass of generation: runs of tokens, each of another sequence.
+struct CachedRun {
+  int64_t sequence = 0;
+  int64_t first = 0, count = 1;  // the tokens at positions [first, first + count)
+};
+struct CachedRows {
+  std::span<const CachedRun> runs;  // their counts sum to the rows of all tp ranks
+  int64_t max_tokens = 0;           // of a sequence
 };
 
 class Attention {
@@ -36,10 +47,12 @@ class Attention {
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
-  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached
-  // sequence; the keys and values of all T are appended.
-  virtual void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const = 0;
-  virtual void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const = 0;
+  // Generation: x are this rank's rows of the runs, whose earlier tokens are cached; the keys and
+  // values of the runs are added to the cache. A run is computed as it would be alone.
+  virtual void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache,
+                              const CachedRows& rows) const = 0;
+  // num_tokens: of all sequences.
+  virtual void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const = 0;
 
   // For diagnosis, in the order they were computed.
   virtual std::vector<KeptTensor> kept(const Saved& saved) const = 0;

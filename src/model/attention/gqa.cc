@@ -7,6 +7,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/clamp/clamp.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
@@ -228,8 +229,8 @@ void Gqa::backward_weight(Step& step, const Saved& saved) const {
   if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }
 
-void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {
-  const Shape shape{max_tokens, G_, d_};
+void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const {
+  const Shape shape{num_tokens, G_, d_};
   plan.declare(cache.k_UGd, prefix + ".k_cache", shape, dtype_, Life::saved);
   plan.declare(cache.v_UGd, prefix + ".v_cache", shape, dtype_, Life::saved);
 }
@@ -238,23 +239,37 @@ std::vector<KeptTensor> Gqa::kept(const Saved& saved) {
   return {{"attention q, k, v", saved.qkv_TC.kept()}, {"attention output", saved.o_THd.kept()}};
 }
 
-void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
-  const int64_t T = x_tD.dim(0) * tp_;
+void Gqa::attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const {
   StackScope scope(step.stack);
-  const Tensor qkv_TC = step.alloc({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.alloc({T, H_, d_}, dtype_);
-  project(step, qkv_TC, x_tD);
-  const Qkv r{step.alloc({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
-  split_and_rotate(step, r, qkv_TC);
   AttentionFwd attention{.o_THd = o_THd,
-                         .lse_TH = step.alloc({T, H_}, DType::f32),
-                         .q_THd = r.q_THd,
-                         .k_UGd = cache.k_UGd.rows(0, first + T),
-                         .v_UGd = cache.v_UGd.rows(0, first + T),
+                         .lse_TH = step.alloc({q_THd.dim(0), H_}, DType::f32),
+                         .q_THd = q_THd,
+                         .k_UGd = k_UGd,
+                         .v_UGd = v_UGd,
                          .window = window_,
                          .scale = scale_};
   attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
+}
+
+void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
+  const int64_t T = x_tD.dim(0) * tp_;
+  StackScope scope(step.stack);
+  const Tensor qkv_TC = step.alloc({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.alloc({T, H_, d_}, dtype_);
+  project(step, qkv_TC, x_tD);
+  const Qkv r = alloc_qkv(step, T);
+  split_and_rotate(step, r, qkv_TC);
+  int64_t row = 0;
+  for (const CachedRun& run : rows.runs) {
+    const int64_t begin = run.sequence * rows.max_tokens, at = begin + run.first, end = at + run.count,
+                  last = row + run.count;
+    copy(step.stream, cache.k_UGd.rows(at, end), r.k_TGd.rows(row, last));
+    copy(step.stream, cache.v_UGd.rows(at, end), r.v_TGd.rows(row, last));
+    attend_cached(step, o_THd.rows(row, last), r.q_THd.rows(row, last), cache.k_UGd.rows(begin, end),
+                  cache.v_UGd.rows(begin, end));
+    row = last;
+  }
   o_.forward(step, y_tD, o_THd.view({T, H_ * d_}));
   if (o_bias_) o_bias_->forward(step, y_tD);
 }

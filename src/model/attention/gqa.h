@@ -38,14 +38,16 @@ class Gqa {
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const;
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
   Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
+  // o of the queries of a run, from all keys and values of its sequence.
+  void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   Tensor normed(Step& step, Tensor qkv_TC) const;  // over all heads, on the step stack; without such norms as it is

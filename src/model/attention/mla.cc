@@ -305,9 +305,9 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   if (q_a_bias_) q_a_bias_->backward_weight(step, saved.dq_latent_tR);
 }
 
-void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {
-  plan.declare(cache.k_UGd, prefix + ".latent_cache", {max_tokens, 1, kv_rank_}, dtype_, Life::saved);
-  plan.declare(cache.v_UGd, prefix + ".k_rope_cache", {max_tokens, 1, rope_}, dtype_, Life::saved);
+void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const {
+  plan.declare(cache.k_UGd, prefix + ".latent_cache", {num_tokens, 1, kv_rank_}, dtype_, Life::saved);
+  plan.declare(cache.v_UGd, prefix + ".k_rope_cache", {num_tokens, 1, rope_}, dtype_, Life::saved);
 }
 
 std::vector<KeptTensor> Mla::kept(const Saved& saved) {
@@ -318,34 +318,48 @@ std::vector<KeptTensor> Mla::kept(const Saved& saved) {
           {"attention output", saved.o_THv.kept()}};
 }
 
-// Latents do not belong to heads, so every rank caches those of all rows.
-void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
-  const int64_t t = x_tD.dim(0), T = t * tp_, U = first + T;
+void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const {
+  const int64_t U = latent_UR.dim(0);
   StackScope scope(step.stack);
-  const auto alloc_latent = [&](int64_t rank) {
-    return Latent{step.alloc({t, rank}, dtype_), step.alloc({t}, DType::f32), step.alloc({t, rank}, dtype_)};
-  };
-  const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_);
-  make_q(step, q_THd, x_tD, q_a_ ? alloc_latent(q_rank_) : Latent{});
-  Latent latent = alloc_latent(kv_rank_);
-  const Tensor cached_TR = cache.k_UGd.rows(first, U).view({T, kv_rank_});
-  if (tp_ == 1) latent.normed_tR = cached_TR;
-  make_latent_kv(step, cache.v_UGd.rows(first, U).view({T, rope_}), x_tD, latent);
-  if (tp_ > 1) rows_.group().all_gather(step.stream, cached_TR, latent.normed_tR);
-
   const Tensor kv_UHw = step.alloc({U, H_, nope_ + v_}, dtype_);
   const Qkv r{q_THd, step.alloc({U, H_, nope_ + rope_}, dtype_), step.alloc({U, H_, v_}, dtype_)};
-  const Tensor latent_UR = cache.k_UGd.rows(0, U).view({U, kv_rank_});
   kv_b_.linear().forward(step, as_rows(kv_UHw), latent_UR);
-  put_kv_together(step, r, kv_UHw, cache.v_UGd.rows(0, U).view({U, rope_}));
+  put_kv_together(step, r, kv_UHw, k_rope_Ur);
   AttentionFwd attention{.o_THd = o_THv,
-                         .lse_TH = step.alloc({T, H_}, DType::f32),
+                         .lse_TH = step.alloc({q_THd.dim(0), H_}, DType::f32),
                          .q_THd = q_THd,
                          .k_UGd = r.k_TGd,
                          .v_UGd = r.v_TGd,
                          .scale = scale_};
   attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
+}
+
+// Latents do not belong to heads, so every rank caches those of all rows.
+void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
+  const int64_t t = x_tD.dim(0), T = t * tp_;
+  StackScope scope(step.stack);
+  const auto alloc_latent = [&](int64_t rank) {
+    return Latent{step.alloc({t, rank}, dtype_), step.alloc({t}, DType::f32), step.alloc({t, rank}, dtype_)};
+  };
+  const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_),
+               k_rope_Tr = step.alloc({T, rope_}, dtype_);
+  make_q(step, q_THd, x_tD, q_a_ ? alloc_latent(q_rank_) : Latent{});
+  const Latent latent = alloc_latent(kv_rank_);
+  make_latent_kv(step, k_rope_Tr, x_tD, latent);
+  const Tensor latent_TR = tp_ == 1 ? latent.normed_tR : step.alloc({T, kv_rank_}, dtype_);
+  if (tp_ > 1) rows_.group().all_gather(step.stream, latent_TR, latent.normed_tR);
+
+  int64_t row = 0;
+  for (const CachedRun& run : rows.runs) {
+    const int64_t begin = run.sequence * rows.max_tokens, at = begin + run.first, end = at + run.count, U = end - begin,
+                  last = row + run.count;
+    copy(step.stream, cache.k_UGd.rows(at, end).view({run.count, kv_rank_}), latent_TR.rows(row, last));
+    copy(step.stream, cache.v_UGd.rows(at, end).view({run.count, rope_}), k_rope_Tr.rows(row, last));
+    attend_cached(step, o_THv.rows(row, last), q_THd.rows(row, last), cache.k_UGd.rows(begin, end).view({U, kv_rank_}),
+                  cache.v_UGd.rows(begin, end).view({U, rope_}));
+    row = last;
+  }
   o_.forward(step, y_tD, as_rows(o_THv));
   if (o_bias_) o_bias_->forward(step, y_tD);
 }

@@ -50,11 +50,11 @@ class Mla {
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [max tokens,
-  // 1, kv_lora_rank], v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far
+  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [tokens, 1,
+  // kv_lora_rank], v_UGd [tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far
   // are computed from them at each call.
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
-  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const;
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
@@ -69,7 +69,9 @@ class Mla {
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
   void project(Step& step, Tensor x_tD, Saved& saved) const;    // everything before k and v are put together
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
-  void attend_bwd(Step& step, Saved& saved) const;              // dq, dkv and dk_rope, no longer rotated
+  // o of the queries of a run, from the latents of all tokens of its sequence.
+  void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
+  void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
   void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
   Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q

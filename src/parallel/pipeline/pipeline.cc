@@ -98,7 +98,7 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
         StackScope scope(stack);
         const Tensor stream_tD = stream_of(stack, message_tD, t);
         model_.forward_cached(step, {.virtual_stage = rank_.layout.placement().virtual_of(placed.action.stage)},
-                              stream_tD, tokens.caches, tokens.first);
+                              stream_tD, tokens.caches, tokens.rows);
       });
 }
 

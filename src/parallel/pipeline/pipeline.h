@@ -56,10 +56,11 @@ class Pipeline {
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
-  // Generation: Model::forward_cached of num_tokens tokens at positions from `first` on, stage after stage.
+  // Generation: Model::forward_cached of num_tokens rows, stage after stage.
   struct CachedTokens {
     std::span<const KvCache> caches;
-    int64_t first = 0, num_tokens = 0;
+    CachedRows rows;
+    int64_t num_tokens = 0;
   };
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const;
 

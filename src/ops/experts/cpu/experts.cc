@@ -134,6 +134,14 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
                   write);
 }
 
+// The panels [first, first + num) of a task, at once. Where one panel of rows is all, as when text is
+// generated, they come one by one: each is multiplied while the nearest cache still has it.
+template <class F>
+void for_panels_at_once(const RowRange& range, int64_t first, int64_t num, F&& fn) {
+  if (range.end - range.begin > kPanelRows) return fn(first, num);
+  for (int64_t j = first; j < first + num; ++j) fn(j, 1);
+}
+
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
@@ -141,7 +149,9 @@ void expert_up(Stream& s, const ExpertUp& a) {
   with_float_type(a.a_RF.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
-                        up_rows<T>(a, p, range, first, num, space);
+                        for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
+                          up_rows<T>(a, p, range, panel, count, space);
+                        });
                       });
   });
 }
@@ -151,7 +161,9 @@ void expert_down(Stream& s, const ExpertDown& a) {
   with_float_type(a.y_RD.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w2_eDF.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
-                        down_rows<T>(a, p, range, first, num, space);
+                        for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
+                          down_rows<T>(a, p, range, panel, count, space);
+                        });
                       });
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/gemm/cpu/few_rows_gemm.h"
 #include "ops/gemm/cpu/tile_gemm.h"
 #include "ops/gemm/gemm_backends.h"
 
@@ -41,6 +42,7 @@ void gemm(Stream& s, const Gemm& a) {
     if (!a.accumulate) std::memset(a.c_MN.data, 0, a.c_MN.num_bytes());
     return;
   }
+  if (has_few_rows(a)) return few_rows_gemm(s, a);
   const TileSize tile = tile_size(m, n);
   const int64_t tiles_across = div_ceil(n, tile.cols);
   s.pool().run(div_ceil(m, tile.rows) * tiles_across, [&](int64_t task, int) {

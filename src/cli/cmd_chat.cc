@@ -1,0 +1,137 @@
+#include <fmt/core.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/generation.h"
+#include "cli/options.h"
+#include "infer/text_stream.h"
+#include "weights/load.h"
+#include "weights/not_finite.h"
+
+namespace moebius {
+namespace {
+
+struct Options : GenerationOptions {
+  std::string system;
+  int64_t context = 4096;
+};
+
+// A conversation with a model, in a terminal or through pipes.
+class Conversation {
+ public:
+  Conversation(const Options& o, ModelTokenizer& tokenizer, Engine& engine, Log& log)
+      : o_(o), tokenizer_(tokenizer), spec_(tokenizer.spec()), generator_(engine), log_(log) {
+    spec_.reuse_cache = true;
+    reset();
+  }
+
+  // Answers lines until /exit or the end of the input.
+  void run() {
+    if (is_terminal_) log_.line("/reset forgets the conversation, /exit or Ctrl-D ends it");
+    std::string line;
+    while (ask(&line)) {
+      if (line == "/exit") return;
+      if (line == "/reset") {
+        reset();
+      } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
+        answer(line);
+      }
+    }
+  }
+
+ private:
+  bool ask(std::string* line) const {
+    if (is_terminal_) show("> ");
+    if (std::getline(std::cin, *line)) return true;
+    if (is_terminal_) show("\n");
+    return false;
+  }
+  static void show(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  void reset() {
+    chat_ = {.who = "chat"};
+    if (!o_.system.empty()) chat_.messages.push_back(chat_message("system", o_.system));
+  }
+
+  // In a terminal, a message that cannot be answered is not kept, and the conversation continues.
+  void answer(const std::string& line) {
+    chat_.messages.push_back(chat_message("user", line));
+    try {
+      const std::string text = generate();
+      chat_.messages.push_back(chat_message("assistant", text));
+    } catch (const Error& error) {
+      if (!is_terminal_ || (error.kind() != ErrorKind::usage && error.kind() != ErrorKind::input)) throw;
+      chat_.messages.pop_back();
+      log_.line(fmt::format("error: {}", error.what()));
+    }
+  }
+
+  std::string generate() {
+    TextStream stream(*tokenizer_, o_.stops);
+    const std::vector<std::vector<int32_t>> prompts{tokenizer_.chat_ids(chat_)};
+    const int64_t left = o_.context - std::ssize(prompts[0]);
+    MOEBIUS_CHECK(usage, left > 0,
+                  "chat: expected a conversation of less than {} tokens; got {}; /reset forgets it, and --context N "
+                  "lets it grow longer",
+                  o_.context, prompts[0].size());
+    GenerateSpec spec = spec_;
+    spec.max_tokens = std::min(spec.max_tokens, left);
+    const Generated made = generator_.run(spec, prompts, [&](size_t, int32_t id) {
+      show(stream.add(id));
+      return !stream.is_stopped();
+    })[0];
+    show(stream.rest() + "\n");
+    if (!made.ended) log_.line(fmt::format("cut after {} tokens", spec.max_tokens));
+    log_.line(times_text(generator_.times()));
+    return stream.text();
+  }
+
+  const Options& o_;
+  ModelTokenizer& tokenizer_;
+  GenerateSpec spec_;
+  Generator generator_;
+  Log& log_;
+  Chat chat_;
+  bool is_terminal_ = isatty(STDIN_FILENO) == 1;
+};
+
+int run_chat(Options& o, Log& log) {
+  ModelTokenizer tokenizer("chat", o);
+  warn_if_any(log, tokenizer.notice());
+  warn_if_any(log, tokenizer.other_tokenizer_notice());
+  const ModelSpec model = read_model_spec(o.model);
+  o.context = std::min(o.context, model.max_position_embeddings);
+  EngineSpec spec =
+      generation_engine_spec(model, compute_dtype(o.dtype), o.context, num_threads(o.threads), /*chunk=*/256);
+  spec.device = device_kind(o.device);
+  check_weights(o.model, model);
+  tokenizer.open_template();
+  Engine engine(spec);
+  Stream s = engine.stream();
+  warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
+  Conversation(o, tokenizer, engine, log).run();
+  return 0;
+}
+
+}  // namespace
+
+void add_chat(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("chat", "talks with a model, line by line");
+  const auto o = std::make_shared<Options>();
+  add_generation_options(*command, *o);
+  command->add_option("--system", o->system, "text of a system message, which begins the conversation");
+  command->add_option("--context", o->context, "most tokens of a conversation")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
+}
+
+}  // namespace moebius

@@ -1,0 +1,123 @@
+#include "cli/generation.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/options.h"
+#include "data/data_build.h"
+#include "io/json_text.h"
+#include "weights/load.h"
+
+namespace moebius {
+namespace {
+
+std::string own_tokenizer(const std::string& model) {
+  const auto trained = read_run_spec(model);
+  return trained ? trained->data.tokenizer : model;
+}
+
+// eos_token_id of generation_config.json: an id or a list of them.
+std::vector<int32_t> configured_ends(const std::string& dir, int64_t vocab_size) {
+  const std::string path = dir + "/generation_config.json";
+  std::error_code unreadable;
+  if (!std::filesystem::exists(path, unreadable)) return {};
+  const nlohmann::json file = read_json(path);
+  nlohmann::json ids = file.is_object() ? file.value("eos_token_id", nlohmann::json()) : nlohmann::json();
+  if (ids.is_null()) return {};
+  if (!ids.is_array()) ids = nlohmann::json::array({ids});
+  std::vector<int32_t> ends;
+  for (const nlohmann::json& id : ids) {
+    MOEBIUS_CHECK(input, id.is_number_integer() && id >= 0, "{}: eos_token_id: expected ids; got {}; correct the file",
+                  path, id.dump());
+    if (id < vocab_size) ends.push_back(id);
+  }
+  return ends;
+}
+
+}  // namespace
+
+void add_generation_options(CLI::App& command, GenerationOptions& o) {
+  Sampling& sampling = o.spec.sampling;
+  command.add_option("MODEL", o.model, "checkpoint, run folder or Hugging Face folder")->required();
+  command.add_option("--max-tokens", o.spec.max_tokens, "most tokens to add")->capture_default_str();
+  command.add_option("--temperature", sampling.temperature, "0: always the most likely token")->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "draw among so many of the most likely tokens; 0: all")
+      ->capture_default_str();
+  command.add_option("--top-p", sampling.top_p, "draw among the most likely tokens of this total probability")
+      ->capture_default_str();
+  command.add_option("--min-p", sampling.min_p, "draw among tokens at least this times as likely as the most likely")
+      ->capture_default_str();
+  command.add_option("--repetition-penalty", sampling.repetition_penalty, "above 1: tokens of the text become rarer")
+      ->capture_default_str();
+  command.add_option("--seed", sampling.seed, "the same seed gives the same text")->capture_default_str();
+  command.add_option("--stop", o.stops, "a text ends before this string; may be given several times")
+      ->allow_extra_args(false);
+  command.add_option("--tokenizer", o.tokenizer, "bytes or a folder; default: the model's");
+  add_device_option(command, o.device);
+  add_dtype_option(command, o.dtype);
+  add_threads_option(command, o.threads);
+}
+
+ModelTokenizer::ModelTokenizer(const std::string& who, const GenerationOptions& o)
+    : who_(who), o_(o), own_(own_tokenizer(o.model)) {
+  MOEBIUS_CHECK(input, !o.tokenizer.empty() || own_ != o.model || !tokenizer_hash(own_).empty(),
+                "{}: expected a tokenizer.json in the model's folder; {} has none; give --tokenizer DIR, or "
+                "--tokenizer bytes for a model of bytes",
+                who, own_);
+  tokenizer_ = open_tokenizer(o.tokenizer.empty() ? own_ : o.tokenizer);
+}
+
+std::string ModelTokenizer::other_tokenizer_notice() const {
+  if (o_.tokenizer.empty()) return "";
+  const std::string hash = tokenizer_hash(own_);
+  if (hash.empty() || hash == tokenizer_hash(o_.tokenizer)) return "";
+  return fmt::format("--tokenizer {} is not the tokenizer of the model, {}: the text may be garbage", o_.tokenizer,
+                     own_);
+}
+
+GenerateSpec ModelTokenizer::spec() const {
+  GenerateSpec spec = o_.spec;
+  spec.num_ids = tokenizer_->vocab_size();
+  spec.end_ids = configured_ends(o_.model, spec.num_ids);
+  spec.end_ids.push_back(tokenizer_->eod_id());
+  return spec;
+}
+
+std::vector<int32_t> ModelTokenizer::prompt_ids(const std::string& text) const {
+  std::vector<int32_t> ids;
+  tokenizer_->encode(text, &ids);
+  if (ids.empty()) ids.push_back(tokenizer_->eod_id());  // a document begins where another ends
+  return ids;
+}
+
+void ModelTokenizer::open_template() {
+  if (template_) return;
+  const std::string name = tokenizer_->name();
+  MOEBIUS_CHECK(input, name != "bytes",
+                "{}: expected a tokenizer with a chat template; got \"bytes\"; use a model that chats", who_);
+  const std::time_t seconds = std::time(nullptr);
+  std::tm now{};
+  localtime_r(&seconds, &now);
+  template_.emplace(ChatTemplate::open(name, now));
+  of_chats_ = open_tokenizer(name, {.parse_special = true, .add_special = false});
+}
+
+std::vector<int32_t> ModelTokenizer::chat_ids(const Chat& chat) {
+  open_template();
+  std::vector<int32_t> ids;
+  of_chats_->encode(template_->render(chat, chat.messages.size(), /*with_prompt=*/true).text, &ids);
+  return ids;
+}
+
+std::string times_text(const GenerateTimes& t) {
+  const std::string prompts = fmt::format("prompts of {} tokens in {:.2f} s", t.prompt_tokens, t.prompt_s);
+  if (t.tokens == 0) return prompts;
+  return fmt::format("{} tokens in {:.2f} s, {:.1f} tokens/s; {}", t.tokens, t.tokens_s,
+                     static_cast<double>(t.tokens) / t.tokens_s, prompts);
+}
+
+}  // namespace moebius

@@ -1,0 +1,58 @@
+// The parts that `generate` and `chat` share: options, the tokenizer of a model, and its chat template.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/chat.h"
+#include "infer/generate.h"
+#include "tokenizer/tokenizer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace moebius {
+
+struct GenerationOptions {
+  std::string model, tokenizer, device = "cpu", dtype = "bf16";
+  GenerateSpec spec;
+  std::vector<std::string> stops;
+  int threads = 0;
+};
+void add_generation_options(CLI::App& command, GenerationOptions& o);
+
+// The tokenizer of a model, and what depends on it.
+class ModelTokenizer {
+ public:
+  // Throws Error{input} "WHO: ..." when the model's folder has no tokenizer and --tokenizer is missing.
+  ModelTokenizer(const std::string& who, const GenerationOptions& o);
+  const Tokenizer& operator*() const { return *tokenizer_; }
+  const Tokenizer* operator->() const { return tokenizer_.get(); }
+  // Warnings, empty where there are none: of the tokenizer; that ids mean something else to the model.
+  std::string notice() const { return tokenizer_->notice(); }
+  std::string other_tokenizer_notice() const;
+  // The spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
+  // at those that eos_token_id of the model's generation_config.json lists.
+  GenerateSpec spec() const;
+  // The ids of a text, or of a new document where the text is empty.
+  std::vector<int32_t> prompt_ids(const std::string& text) const;
+  // Reads the chat template, once; chat_ids does so too. Throws the errors of ChatTemplate.
+  void open_template();
+  // The ids of a chat up to where an answer begins.
+  std::vector<int32_t> chat_ids(const Chat& chat);
+
+ private:
+  std::string who_;
+  const GenerationOptions& o_;
+  std::string own_;  // of the model: a folder or "bytes"
+  std::unique_ptr<Tokenizer> tokenizer_, of_chats_;
+  std::optional<ChatTemplate> template_;
+};
+
+// "64 tokens in 1.5 s, 42.7 tokens/s; prompts of 20 tokens in 0.3 s"
+std::string times_text(const GenerateTimes& times);
+
+}  // namespace moebius

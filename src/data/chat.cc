@@ -1,0 +1,163 @@
+#include "data/chat.h"
+
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "io/files.h"
+#include "io/json_text.h"
+#include "io/utf8.h"
+#include "jinja/json.h"
+
+namespace moebius {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<const char*, 7> kTokens{"bos_token", "eos_token", "unk_token", "sep_token",
+                                             "pad_token", "cls_token", "mask_token"};
+
+// Keys keep their order, since templates print tools as JSON.
+Json parse_ordered(std::string_view text, const std::string& who) {
+  parse_json(text, who);  // its errors name the place
+  return Json::parse(text);
+}
+
+// transformers too leaves out the keys whose value is null.
+jinja::Value message_of(const Json& message, size_t i, const std::string& who) {
+  MOEBIUS_CHECK(input, message.is_object() && message.contains("role") && message["role"].is_string(),
+                "{}: expected each of \"messages\" to be an object with a string \"role\"; got {} at {}; correct or "
+                "drop the line",
+                who, message.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60), i);
+  Json kept = Json::object();
+  for (const auto& [key, value] : message.items())
+    if (!value.is_null()) kept[key] = value;
+  return jinja::value_of(kept);
+}
+
+jinja::Value list_at(const Json& record, const char* key, const std::string& who) {
+  const auto it = record.find(key);
+  if (it == record.end() || it->is_null()) return jinja::None{};
+  MOEBIUS_CHECK(input, it->is_array(), "{}: expected a list in \"{}\"; got {}; correct or drop the line", who, key,
+                it->type_name());
+  return jinja::value_of(*it);
+}
+
+}  // namespace
+
+Chat read_chat(std::string_view line, const std::string& who) {
+  const Json record = parse_ordered(line, who);
+  Chat chat{.who = who};
+  const auto messages = record.is_object() ? record.find("messages") : record.end();
+  MOEBIUS_CHECK(input, messages != record.end() && messages->is_array() && !messages->empty(),
+                "{}: expected \"messages\" with a list of at least one message; got {}; correct or drop the line", who,
+                messages == record.end() ? "none"
+                : messages->is_array()   ? "an empty list"
+                                         : messages->type_name());
+  try {
+    for (size_t i = 0; i < messages->size(); ++i) chat.messages.push_back(message_of((*messages)[i], i, who));
+    chat.tools = list_at(record, "tools", who);
+    chat.documents = list_at(record, "documents", who);
+    const auto more = record.find("chat_template_kwargs");
+    if (more == record.end() || more->is_null()) return chat;
+    MOEBIUS_CHECK(input, more->is_object(),
+                  "{}: expected an object in \"chat_template_kwargs\"; got {}; correct or drop the line", who,
+                  more->type_name());
+    for (const auto& [key, value] : more->items()) chat.more.emplace_back(key, jinja::value_of(value));
+  } catch (const jinja::Fault& fault) {
+    MOEBIUS_FAIL(input, "{}: {}; correct or drop the line", who, fault.what());
+  }
+  return chat;
+}
+
+jinja::Value chat_message(const std::string& role, const std::string& content) {
+  return jinja::value_of(Json{{"role", role}, {"content", content}});
+}
+
+std::string role_of(const jinja::Value& message) { return message.dict().find(std::string("role"))->text(); }
+
+void ChatTemplate::add(const std::string& name, const std::string& text, const std::string& who) {
+  templates_.emplace(name, jinja::Template::parse(text, who));  // of two, the first counts
+}
+
+// A token is a string, or an object with its content.
+void ChatTemplate::read_tokens(const std::string& path) {
+  if (!std::filesystem::exists(path)) return;
+  const nlohmann::json file = read_json(path);
+  for (const char* name : kTokens) {
+    const auto it = file.is_object() ? file.find(name) : file.end();
+    if (it == file.end() || it->is_null()) continue;
+    const nlohmann::json& token = it->is_object() && it->contains("content") ? (*it)["content"] : *it;
+    MOEBIUS_CHECK(input, token.is_string(), "{}: expected a token in \"{}\"; got {}; correct the file", path, name,
+                  it->type_name());
+    tokens_.insert_or_assign(name, token.get<std::string>());
+  }
+}
+
+ChatTemplate ChatTemplate::open(const std::string& dir, const std::tm& now) {
+  ChatTemplate made;
+  made.now_ = now;
+  const std::string config = dir + "/tokenizer_config.json", jinja = dir + "/chat_template.jinja";
+  made.read_tokens(dir + "/special_tokens_map.json");
+  made.read_tokens(config);
+  made.eos_token_ = made.tokens_["eos_token"];
+  if (std::filesystem::exists(jinja)) {
+    made.add("default", read_file(jinja), jinja);
+    const std::string with_tools = dir + "/additional_chat_templates/tool_use.jinja";
+    if (std::filesystem::exists(with_tools)) made.add("tool_use", read_file(with_tools), with_tools);
+    return made;
+  }
+  const nlohmann::json file = std::filesystem::exists(config) ? read_json(config) : nlohmann::json::object();
+  const auto found = file.find("chat_template");
+  MOEBIUS_CHECK(input, found != file.end() && !found->is_null(),
+                "chat: {}: expected a chat_template.jinja, or chat_template in tokenizer_config.json; got neither; add "
+                "the one that the model was trained with",
+                dir);
+  const auto who = [&](const std::string& name) { return config + ": chat_template" + name; };
+  const bool is_list = found->is_array();
+  MOEBIUS_CHECK(input, found->is_string() || is_list, "{}: expected a template, or a list of them; got {}", who(""),
+                found->type_name());
+  if (!is_list) made.add("default", *found, who(""));
+  for (size_t i = 0; is_list && i < found->size(); ++i) {
+    const nlohmann::json& one = (*found)[i];
+    MOEBIUS_CHECK(input,
+                  one.is_object() && one.value("name", nlohmann::json()).is_string() &&
+                      one.value("template", nlohmann::json()).is_string(),
+                  "{}: expected objects with \"name\" and \"template\"; got another at {}", who(""), i);
+    const std::string name = one["name"];
+    if (name == "default" || name == "tool_use") made.add(name, one["template"], who(" " + name));
+  }
+  MOEBIUS_CHECK(input, !made.templates_.empty(), "{}: expected a template of the name \"default\"; got none", who(""));
+  return made;
+}
+
+const jinja::Template& ChatTemplate::of(const Chat& chat) const {
+  const auto with_tools = templates_.find("tool_use"), otherwise = templates_.find("default");
+  if (!chat.tools.is_none() && with_tools != templates_.end()) return with_tools->second;
+  MOEBIUS_CHECK(input, otherwise != templates_.end(),
+                "{}: expected tools, because the only chat template of the tokenizer is \"tool_use\"; got none; "
+                "add a default template",
+                chat.who);
+  return otherwise->second;
+}
+
+jinja::Rendered ChatTemplate::render(const Chat& chat, size_t num_messages, bool with_prompt) const {
+  jinja::Dict variables;
+  const auto end = chat.messages.begin() + static_cast<std::ptrdiff_t>(num_messages);
+  for (const auto& [name, token] : tokens_)
+    if (!token.empty()) variables.set(jinja::Value(name), jinja::Value(token));
+  variables.set("tools", chat.tools);
+  variables.set("documents", chat.documents);
+  for (const auto& [name, value] : chat.more) variables.set(jinja::Value(name), value);
+  variables.set("messages", jinja::Value::list({chat.messages.begin(), end}));
+  variables.set("add_generation_prompt", with_prompt);
+  try {
+    return of(chat).render(variables, now_);
+  } catch (const Error& error) {
+    MOEBIUS_FAIL(input, "{}: expected a chat that the template takes; got from {}; correct or drop the chat", chat.who,
+                 error.what());
+  }
+}
+
+}  // namespace moebius

@@ -1,0 +1,132 @@
+#include "data/chat_ids.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+size_t common_prefix(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+size_t common_suffix(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::mismatch(a.rbegin(), a.rend(), b.rbegin(), b.rend()).first - a.rbegin());
+}
+
+// The turns of one chat, found in its text.
+class TurnFinder {
+ public:
+  TurnFinder(const ChatTemplate& chat_template, const Chat& chat, const std::string& text)
+      : template_(chat_template), chat_(chat), text_(text) {}
+
+  jinja::Span find(size_t i) const {
+    const size_t begin = begin_of(i), end = end_of(i, begin);
+    return {begin, after_end_token(begin, end)};
+  }
+
+ private:
+  [[noreturn]] void fail(size_t i, const char* why) const {
+    MOEBIUS_FAIL(input,
+                 "{}: expected to find the assistant's message {} in the text of the chat; got a template without {{% "
+                 "generation %}} {}; enclose the answers in {{% generation %}} in the template, or drop the chat",
+                 chat_.who, i, why);
+  }
+
+  // An answer begins where the prompt for it ends. A template may print more into the prompt than
+  // into a chat, such as the beginning of a thought.
+  size_t begin_of(size_t i) const {
+    const std::string before = template_.render(chat_, i, false).text;
+    const std::string prompt = template_.render(chat_, i, true).text;
+    if (!text_.starts_with(before)) fail(i, "that prints the messages before it in another way");
+    return std::max(before.size(), common_prefix(text_, prompt));
+  }
+
+  size_t end_of(size_t i, size_t begin) const {
+    if (i + 1 == chat_.messages.size()) return text_.size();
+    const std::string until = template_.render(chat_, i + 1, false).text;
+    if (until.size() >= begin && text_.starts_with(until)) return until.size();
+    return end_of_content(i, begin);
+  }
+
+  // The text is the same after the content, whatever the content is.
+  size_t end_of_content(size_t i, size_t begin) const {
+    const jinja::Value* content = chat_.messages[i].dict().find(std::string("content"));
+    if (content == nullptr || !content->is_text()) fail(i, "that prints it in another way when messages follow");
+    Chat other = chat_;
+    auto message = std::make_shared<jinja::Dict>(chat_.messages[i].dict());
+    message->set("content", content->text() == "\x01" ? "\x02" : "\x01");
+    other.messages[i] = jinja::DictPtr(message);
+    const std::string changed = template_.render(other, other.messages.size(), false).text;
+    const size_t same = common_suffix(text_, changed);
+    if (changed == text_ || text_.size() - same < begin) fail(i, "that does not print its content");
+    const size_t end = text_.size() - same;
+    const std::string& token = template_.eos_token();
+    return text_.compare(end, token.size(), token) == 0 ? end + token.size() : end;
+  }
+
+  // No text after the token is ever generated.
+  size_t after_end_token(size_t begin, size_t end) const {
+    const std::string& token = template_.eos_token();
+    if (token.empty()) return end;
+    const size_t at = std::string_view(text_).substr(begin, end - begin).rfind(token);
+    return at == std::string::npos ? end : begin + at + token.size();
+  }
+
+  const ChatTemplate& template_;
+  const Chat& chat_;
+  const std::string& text_;
+};
+
+// The ids that are in [begin, end) at least in part, where the tokenizer knows where ids begin.
+void mark(const std::vector<size_t>& starts, size_t num_bytes, const jinja::Span& span, std::vector<bool>* is_target) {
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const size_t end = i + 1 < starts.size() ? starts[i + 1] : num_bytes;
+    if (starts[i] < span.end && end > span.begin) (*is_target)[i] = true;
+  }
+}
+
+// The number of ids before a place of the text: those that the text up to there has too.
+size_t ids_before(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, std::string_view text) {
+  std::vector<int32_t> before;
+  tokenizer.encode(text, &before);
+  return static_cast<size_t>(std::mismatch(before.begin(), before.end(), ids.begin(), ids.end()).first -
+                             before.begin());
+}
+
+}  // namespace
+
+std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
+                                         const jinja::Rendered& whole) {
+  if (chat_template.has_generation(chat) && whole.knows_generated) return whole.generated;
+  const TurnFinder finder(chat_template, chat, whole.text);
+  std::vector<jinja::Span> spans;
+  for (size_t i = 0; i < chat.messages.size(); ++i)
+    if (role_of(chat.messages[i]) == "assistant") spans.push_back(finder.find(i));
+  return spans;
+}
+
+ChatIds chat_ids(const ChatTemplate& chat_template, const Tokenizer& tokenizer, const Chat& chat) {
+  const jinja::Rendered whole = chat_template.render(chat, chat.messages.size(), /*with_prompt=*/false);
+  const std::vector<jinja::Span> spans = assistant_spans(chat_template, chat, whole);
+  ChatIds made;
+  std::vector<size_t> starts;
+  const bool knows_starts = tokenizer.encode_with_starts(whole.text, &made.ids, &starts);
+  made.is_target.resize(made.ids.size());
+  for (const jinja::Span& span : spans) {
+    if (span.begin == span.end) continue;
+    if (knows_starts) {
+      mark(starts, whole.text.size(), span, &made.is_target);
+      continue;
+    }
+    const std::string_view text = whole.text;
+    const size_t begin = ids_before(tokenizer, made.ids, text.substr(0, span.begin));
+    const size_t end = ids_before(tokenizer, made.ids, text.substr(0, span.end));
+    std::fill(made.is_target.begin() + static_cast<std::ptrdiff_t>(begin),
+              made.is_target.begin() + static_cast<std::ptrdiff_t>(std::max(begin, end)), true);
+  }
+  return made;
+}
+
+}  // namespace moebius

@@ -1,0 +1,33 @@
+// The ids of a chat, and which of them an assistant wrote.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/chat.h"
+#include "tokenizer/tokenizer.h"
+
+namespace moebius {
+
+struct ChatIds {
+  std::vector<int32_t> ids;
+  std::vector<bool> is_target;  // one for each of the ids: the model is to learn it
+};
+
+// Returns the text of the assistant's turns, as bytes of the whole text, which `whole` has.
+//
+// Where the template has {% generation %}, the turns are what it encloses. Elsewhere a turn begins
+// where the template would ask the assistant to answer, and ends where the template ends with that
+// turn, or after its last end-of-text token. Where a later message changes how the template prints
+// the turn, the turn ends after its content, and after the end-of-text token that follows it.
+// Throws Error{input} "WHO: ..." where a turn cannot be found.
+std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
+                                         const jinja::Rendered& whole);
+
+// Renders and encodes a chat. Every id that is at least in part in a turn of the assistant is a target.
+// transformers differs where a turn begins with a space and offsets are trimmed, or ends with a
+// character of several ids (tools/chat_golden.py).
+// tokenizer: opened with parse_special, and without add_special, as the template writes such tokens.
+ChatIds chat_ids(const ChatTemplate& chat_template, const Tokenizer& tokenizer, const Chat& chat);
+
+}  // namespace moebius

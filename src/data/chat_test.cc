@@ -1,0 +1,178 @@
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "data/chat_ids.h"
+#include "io/files.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kPlain =
+    "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('no role ' ~ m.role) }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.name }}){% endfor %}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}";
+
+// A folder with a template.
+class ChatFolder {
+ public:
+  explicit ChatFolder(const std::string& text, const char* config = R"({"eos_token": "</s>"})") {
+    write_file_atomic(dir_.path("chat_template.jinja"), text);
+    write_file_atomic(dir_.path("tokenizer_config.json"), config);
+  }
+  ChatTemplate open() const { return ChatTemplate::open(dir_.path(), {}); }
+  const TestDir& dir() const { return dir_; }
+
+ private:
+  TestDir dir_;
+};
+
+Chat chat_of(const std::string& line) { return read_chat(line, "a.jsonl:7"); }
+
+// The text of the turns, one after the other.
+std::string turns(const std::string& text, const std::string& line) {
+  const ChatTemplate chat_template = ChatFolder(text).open();
+  const Chat chat = chat_of(line);
+  const jinja::Rendered whole = chat_template.render(chat, chat.messages.size(), false);
+  std::string all;
+  for (const jinja::Span& span : assistant_spans(chat_template, chat, whole))
+    all += "[" + whole.text.substr(span.begin, span.end - span.begin) + "]";
+  return all;
+}
+
+constexpr const char* kTwoTurns =
+    R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                     {"role": "user", "content": "b"}, {"role": "assistant", "content": "d"}]})";
+
+TEST(Chat, TurnsOfATemplateThatMarksNone) {
+  EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
+  EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+      {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "1"},
+      {"role": "assistant", "content": "b"}, {"role": "user", "content": "ignored"}]})"),
+            "[(f)</s>][b</s>]");
+  EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "user", "content": "a"}]})"), "");
+}
+
+// Templates of models that think print a thought in the last turn only.
+TEST(Chat, TurnsThatLaterMessagesChange) {
+  const std::string text =
+      "{% for m in messages %}<{{ m.role }}>"
+      "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>{% endif %}{{ m.content }}</s>\n{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>{% endif %}";
+  EXPECT_EQ(turns(text, kTwoTurns), "[b</s>][<think>\n\n</think>d</s>]");
+  const std::string asks_for_a_thought =
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+      "{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+  EXPECT_EQ(turns(asks_for_a_thought, kTwoTurns), "[b</s>][d</s>]");
+}
+
+TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
+  const auto refuse = [](const std::string& text, const std::string& message) {
+    expect_error(ErrorKind::input, message, [&] { turns(text, kTwoTurns); });
+  };
+  refuse("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
+         "a.jsonl:7: expected to find the assistant's message 1 in the text of the chat; got a template without {% "
+         "generation %} that prints the messages before it in another way");
+  refuse("{% for m in messages %}{{ loop.revindex if m.role == 'assistant' else m.content }}{% endfor %}",
+         "that does not print its content");
+}
+
+TEST(Chat, GenerationInAMacroIsFoundByTurns) {
+  const std::string text =
+      "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+      "{% for m in messages %}<{{ m.role }}>{{ say(m) }}</s>\n{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>{% endif %}";
+  EXPECT_EQ(turns(text, kTwoTurns), "[b</s>][d</s>]");
+}
+
+TEST(Chat, TheTemplateSeesWhatTransformersPasses) {
+  const ChatFolder folder(
+      "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ fast }}"
+      "{{ messages[0].content is defined }}{{ messages[0] | tojson }}",
+      R"({"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>"})");
+  const Chat chat = chat_of(R"({"messages": [{"role": "user", "content": null, "z": 1, "a": 2}], "tools": null,
+                                "chat_template_kwargs": {"fast": 3}, "other": 4})");
+  EXPECT_EQ(folder.open().render(chat, 1, false).text, R"(<s></s>TrueTrue3False{"role": "user", "z": 1, "a": 2})");
+}
+
+TEST(Chat, TemplatesOfAFolder) {
+  const TestDir dir;
+  const Chat plain = chat_of(R"({"messages": [{"role": "user"}]})"),
+             tools = chat_of(R"({"messages": [{"role": "user"}], "tools": [1]})");
+  const auto text = [&](const Chat& chat) { return ChatTemplate::open(dir.path(), {}).render(chat, 1, false).text; };
+  expect_error(ErrorKind::input,
+               "expected a chat_template.jinja, or chat_template in tokenizer_config.json; got neither",
+               [&] { text(plain); });
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": "one"})");
+  EXPECT_EQ(text(plain), "one");
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": [
+      {"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}, {"name": "rag", "template": "{{"}]})");
+  EXPECT_EQ(text(plain) + text(tools), "DT");
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": [{"name": "tool_use", "template": "T"}]})");
+  expect_error(ErrorKind::input, "a.jsonl:7: expected tools", [&] { text(plain); });
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": {"a": 1}})");
+  expect_error(ErrorKind::input, "expected a template, or a list of them; got object", [&] { text(plain); });
+  write_file_atomic(dir.path("chat_template.jinja"), "a\n{% if %}");
+  expect_error(ErrorKind::input, "chat_template.jinja:2: ", [&] { text(plain); });
+  write_file_atomic(dir.path("chat_template.jinja"), "file");
+  EXPECT_EQ(text(plain), "file");
+}
+
+TEST(Chat, ARefusalNamesTheLine) {
+  const ChatTemplate chat_template = ChatFolder(kPlain).open();
+  const Chat chat = chat_of(R"({"messages": [{"role": "narrator", "content": "x"}]})");
+  expect_error(ErrorKind::input, "a.jsonl:7: expected a chat that the template takes; got from ",
+               [&] { chat_template.render(chat, 1, false); });
+  expect_error(ErrorKind::input, "no role narrator", [&] { chat_template.render(chat, 1, false); });
+}
+
+TEST(Chat, LinesThatAreNoChat) {
+  const auto refuse = [](const std::string& line, const std::string& message) {
+    expect_error(ErrorKind::input, "a.jsonl:7: " + message, [&] { chat_of(line); });
+  };
+  refuse("[]", "expected \"messages\" with a list of at least one message; got none");
+  refuse("{}", "expected \"messages\" with a list of at least one message; got none");
+  refuse(R"({"messages": []})", "expected \"messages\" with a list of at least one message; got an empty list");
+  refuse(R"({"messages": "x"})", "expected \"messages\" with a list of at least one message; got string");
+  refuse(R"({"messages": [1]})", "expected each of \"messages\" to be an object with a string \"role\"; got 1 at 0");
+  refuse(R"({"messages": [{"role": 1}]})", "expected each of \"messages\" to be an object with a string \"role\"");
+  refuse(R"({"messages": [{"role": "a"}], "tools": "[]"})", "expected a list in \"tools\"; got string");
+  refuse(R"({"messages": [{"role": "a"}], "chat_template_kwargs": 1})",
+         "expected an object in \"chat_template_kwargs\"; got number");
+  refuse(R"({"messages": [{"role": "a", "role": "b"}]})", "expected JSON");
+}
+
+// The last character has several ids, and the first one is a space.
+TEST(Chat, TargetsAreWholeAtBothEnds) {
+  const TestDir dir;
+  std::filesystem::copy_file(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama3/tokenizer.json",
+                             dir.path("tokenizer.json"));
+  write_file_atomic(dir.path("chat_template.jinja"),
+                    "{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}");
+  const auto tokenizer = open_tokenizer(dir.path(), {.parse_special = true, .add_special = false});
+  const ChatIds made =
+      chat_ids(ChatTemplate::open(dir.path(), {}), *tokenizer,
+               chat_of("{\"messages\": [{\"role\": \"assistant\", \"content\": \" a \xF0\x9F\x91\xA9\"}]}"));
+  std::vector<int32_t> learned;
+  for (size_t i = 0; i < made.ids.size(); ++i)
+    if (made.is_target[i]) learned.push_back(made.ids[i]);
+  EXPECT_EQ(tokenizer->decode(learned), " a \xF0\x9F\x91\xA9");
+  EXPECT_EQ(learned.size(), made.ids.size() - 2);
+}
+
+// Bytes, so that each byte of the text is an id.
+TEST(Chat, TargetsAreTheIdsOfTheTurns) {
+  const ChatTemplate chat_template = ChatFolder(kPlain).open();
+  const ChatIds made = chat_ids(chat_template, *open_tokenizer("bytes"), chat_of(kTwoTurns));
+  std::string text, learned;
+  for (size_t i = 0; i < made.ids.size(); ++i) {
+    text += static_cast<char>(made.ids[i]);
+    if (made.is_target[i]) learned += static_cast<char>(made.ids[i]);
+  }
+  EXPECT_EQ(text, "<user>a</s>\n<assistant>b</s>\n<user>b</s>\n<assistant>d</s>\n");
+  EXPECT_EQ(learned, "b</s>d</s>");
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,211 @@
+#include "jinja/filters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <unordered_map>
+
+#include "jinja/lexer.h"
+
+namespace moebius::jinja {
+namespace {
+
+constexpr auto kOtherFilters = std::to_array<std::string_view>(
+    {"e", "escape", "filesizeformat", "forceescape", "pprint", "random", "striptags", "truncate", "urlencode", "urlize",
+     "wordwrap", "xmlattr", "center", "slice", "attr", "wordcount"});
+
+// The number that Python's int() or float() reads from a text; nothing if it reads none.
+std::optional<double> real_of(std::string_view text) {
+  const std::string_view digits = strip(text, nullptr, true, true);
+  double value = 0;
+  const size_t sign = digits.starts_with('+') ? 1 : 0;
+  const auto [end, error] = std::from_chars(digits.data() + sign, digits.data() + digits.size(), value);
+  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
+  return value;
+}
+
+Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
+  const Parameters p("int", arguments, {"default", "base"});
+  if (p.integer_or(1, 10) != 10) throw Fault("int: expected base 10; got another, which is not supported");
+  const Value otherwise = p.get(0, int64_t{0});
+  if (input.is_integer()) return input.integer();
+  std::optional<double> real;
+  if (input.is<double>()) real = input.real();
+  if (input.is_text()) {
+    const std::string_view digits = strip(input.text(), nullptr, true, true);
+    const size_t sign = digits.starts_with('+') ? 1 : 0;
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data() + sign, digits.data() + digits.size(), value);
+    if (error == std::errc{} && end == digits.data() + digits.size()) return value;
+    real = real_of(input.text());
+  }
+  if (!real || !std::isfinite(*real)) return otherwise;
+  if (std::abs(*real) >= 0x1p63) throw Fault("int: expected an integer of 64 bits; got a larger one");
+  return static_cast<int64_t>(*real);
+}
+
+Value to_real(Runtime&, const Value& input, const Arguments& arguments) {
+  const Parameters p("float", arguments, {"default"});
+  if (input.is_number()) return input.real();
+  const std::optional<double> real = input.is_text() ? real_of(input.text()) : std::nullopt;
+  return real ? Value(*real) : p.get(0, 0.0);
+}
+
+Value to_string(Runtime& runtime, const Value& input, const Arguments&) {
+  return input.is_text() ? input : runtime.text(runtime.str(input));
+}
+
+Value or_default(Runtime&, const Value& input, const Arguments& arguments) {
+  const Parameters p("default", arguments, {"default_value", "boolean"});
+  const bool is_missing = input.is_undefined() || (p.truth_or(1, false) && !truth(input));
+  return is_missing ? p.get(0, "") : input;
+}
+
+Value length(Runtime& runtime, const Value& input, const Arguments&) { return length_of(runtime.budget(), input); }
+
+Value absolute(Runtime&, const Value& input, const Arguments&) {
+  if (input.is<double>()) return std::abs(input.real());
+  if (!input.is_integer()) throw Fault(fmt::format("abs: expected a number; got '{}'", input.type_name()));
+  if (input.integer() == INT64_MIN) throw Fault("abs: expected an integer of 64 bits; got a larger one");
+  return std::abs(input.integer());
+}
+
+// Ties go to the even digit, as in Python, in the decimal text of the number.
+Value rounded(Runtime&, const Value& input, const Arguments& arguments) {
+  const Parameters p("round", arguments, {"precision", "method"});
+  const int64_t digits = p.integer_or(0, 0);
+  const std::string method = p.text_or(1, "common");
+  if (!input.is_number()) throw Fault(fmt::format("round: expected a number; got '{}'", input.type_name()));
+  if (digits < 0 || digits > 15) throw Fault(fmt::format("round: expected 0 to 15 digits; got {}", digits));
+  if (method == "common") {
+    if (input.is_integer()) return input.integer();
+    return std::stod(fmt::format("{:.{}f}", input.real(), digits));
+  }
+  const double scale = std::pow(10.0, static_cast<double>(digits)), scaled = input.real() * scale;
+  if (method != "ceil" && method != "floor") throw Fault("round: expected common, ceil or floor");
+  return (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;
+}
+
+Value safe(Runtime& runtime, const Value& input, const Arguments&) {
+  return input.is_safe_text() ? input : Value::safe_text(runtime.str(input));
+}
+
+const std::unordered_map<std::string_view, Filter>& plain_filters() {
+  static const std::unordered_map<std::string_view, Filter> filters{
+      {"int", to_integer}, {"float", to_real}, {"string", to_string}, {"default", or_default},
+      {"d", or_default},   {"length", length}, {"count", length},     {"abs", absolute},
+      {"round", rounded},  {"tojson", tojson}, {"safe", safe}};
+  return filters;
+}
+
+// --- tests ---
+
+template <class T>
+bool holds(Runtime&, const Value& value, const Arguments&) {
+  return value.is<T>();
+}
+
+const Value& operand(const char* test, const Arguments& arguments) {
+  if (arguments.positional.size() != 1 || !arguments.named.empty())
+    throw Fault(fmt::format("test {}: expected one argument; got {}", test, arguments.positional.size()));
+  return arguments.positional[0];
+}
+
+bool is_iterable(Runtime&, const Value& v, const Arguments&) {
+  return v.is_text() || v.is_list() || v.is_tuple() || v.is_dict() || v.is_undefined() ||
+         dynamic_cast<Iterable*>(v.object()) != nullptr;
+}
+
+// True for values with a length and items by number.
+bool is_sequence(Runtime&, const Value& v, const Arguments&) {
+  const auto* iterable = dynamic_cast<const Iterable*>(v.object());
+  return v.is_text() || v.is_list() || v.is_tuple() || v.is_dict() || v.is_undefined() ||
+         (iterable != nullptr && iterable->kind() == Iterable::Kind::range);
+}
+
+int64_t whole(const char* test, const Value& value) {
+  if (!value.is_integer()) throw Fault(fmt::format("test {}: expected an integer; got '{}'", test, value.type_name()));
+  return value.integer();
+}
+
+const std::unordered_map<std::string_view, Test>& tests() {
+  using V = const Value&;
+  using A = const Arguments&;
+  static const std::unordered_map<std::string_view, Test> tests{
+      {"defined", [](Runtime&, V v, A) { return !v.is_undefined(); }},
+      {"undefined", holds<Undefined>},
+      {"none", holds<None>},
+      {"boolean", holds<bool>},
+      {"true", [](Runtime&, V v, A) { return v.is<bool>() && v.boolean(); }},
+      {"false", [](Runtime&, V v, A) { return v.is<bool>() && !v.boolean(); }},
+      {"integer", holds<int64_t>},
+      {"float", holds<double>},
+      {"number", [](Runtime&, V v, A) { return v.is_number(); }},
+      {"string", [](Runtime&, V v, A) { return v.is_text(); }},
+      {"mapping", [](Runtime&, V v, A) { return v.is_dict(); }},
+      {"iterable", is_iterable},
+      {"sequence", is_sequence},
+      {"callable", [](Runtime&, V v, A) { return v.object() != nullptr && v.object()->is_callable(); }},
+      {"escaped", [](Runtime&, V v, A) { return v.is_safe_text(); }},
+      {"lower", [](Runtime& r, V v, A) { return lower(r.str(v)) == r.str(v) && upper(r.str(v)) != r.str(v); }},
+      {"upper", [](Runtime& r, V v, A) { return upper(r.str(v)) == r.str(v) && lower(r.str(v)) != r.str(v); }},
+      {"odd", [](Runtime&, V v, A) { return whole("odd", v) % 2 != 0; }},
+      {"even", [](Runtime&, V v, A) { return whole("even", v) % 2 == 0; }},
+      {"divisibleby",
+       [](Runtime&, V v, A a) {
+         const int64_t by = whole("divisibleby", operand("divisibleby", a));
+         if (by == 0) throw Fault("division by zero");
+         return by == -1 || whole("divisibleby", v) % by == 0;
+       }},
+      {"sameas", [](Runtime&, V v, A a) { return v.is_same_object(operand("sameas", a)); }},
+      {"in", [](Runtime& r, V v, A a) { return contains(r.budget(), operand("in", a), v); }},
+      {"eq", [](Runtime& r, V v, A a) { return equal(r.budget(), v, operand("eq", a)); }},
+      {"ne", [](Runtime& r, V v, A a) { return !equal(r.budget(), v, operand("ne", a)); }},
+      {"lt", [](Runtime& r, V v, A a) { return compare(r.budget(), v, operand("lt", a)) < 0; }},
+      {"le", [](Runtime& r, V v, A a) { return compare(r.budget(), v, operand("le", a)) <= 0; }},
+      {"gt", [](Runtime& r, V v, A a) { return compare(r.budget(), v, operand("gt", a)) > 0; }},
+      {"ge", [](Runtime& r, V v, A a) { return compare(r.budget(), v, operand("ge", a)) >= 0; }},
+      {"filter", [](Runtime& r, V v, A) { return find_filter(r.str(v)) != nullptr; }},
+      {"test", [](Runtime& r, V v, A) { return find_test(r.str(v)) != nullptr; }},
+  };
+  return tests;
+}
+
+// Other names of tests.
+std::string_view known_as(std::string_view name) {
+  static const std::unordered_map<std::string_view, std::string_view> names{
+      {"equalto", "eq"}, {"==", "eq"}, {"!=", "ne"},          {"<", "lt"}, {"lessthan", "lt"},
+      {"<=", "le"},      {">", "gt"},  {"greaterthan", "gt"}, {">=", "ge"}};
+  const auto it = names.find(name);
+  return it == names.end() ? name : it->second;
+}
+
+}  // namespace
+
+Filter find_filter(const std::string& name) {
+  const auto it = plain_filters().find(name);
+  if (it != plain_filters().end()) return it->second;
+  const Filter text = find_text_filter(name);
+  return text != nullptr ? text : find_list_filter(name);
+}
+
+Test find_test(const std::string& name) {
+  const auto it = tests().find(known_as(name));
+  return it == tests().end() ? nullptr : it->second;
+}
+
+void check_filter_name(const std::string& name) {
+  if (find_filter(name) != nullptr) return;
+  if (std::find(kOtherFilters.begin(), kOtherFilters.end(), name) != kOtherFilters.end())
+    throw Fault(fmt::format("expected a filter of chat templates; got \"{}\", which is not supported", name));
+}
+
+void check_test_name(const std::string& name) {
+  if (find_test(name) == nullptr) throw Fault(fmt::format("expected a known test; got \"{}\"", name));
+}
+
+}  // namespace moebius::jinja

@@ -1,0 +1,76 @@
+// Parses a template. Constructs that are not supported are refused by name.
+#pragma once
+
+#include <string_view>
+
+#include "jinja/lexer.h"
+#include "jinja/syntax.h"
+
+namespace moebius::jinja {
+
+// Throws Fault; *line is the place.
+Body parse_template(std::string_view source, int* line);
+
+// The tokens of a template, one after the other.
+class TokenStream {
+ public:
+  TokenStream(std::vector<Token> tokens, int* line) : tokens_(std::move(tokens)), line_(line) {}
+
+  const Token& now() const { return tokens_[at_]; }
+  const Token& after(size_t count = 1) const { return tokens_[std::min(at_ + count, tokens_.size() - 1)]; }
+  int line() const { return now().line; }
+  Token next();
+  bool is_symbol(std::string_view symbol) const;
+  bool is_name(std::string_view name) const;
+  bool skip_symbol(std::string_view symbol);  // skips it if it is next
+  bool skip_name(std::string_view name);
+  std::string expect_name();
+  void expect_name(std::string_view name);
+  void expect_symbol(std::string_view symbol);
+  void expect(Token::Kind kind, std::string_view what);
+  [[noreturn]] void fail(std::string_view expected) const;
+
+ private:
+  std::vector<Token> tokens_;
+  size_t at_ = 0;
+  int* line_;
+};
+
+// Expressions, as the parser of Jinja reads them.
+class ExprParser {
+ public:
+  explicit ExprParser(TokenStream& tokens) : tokens_(tokens) {}
+
+  // One expression, or several with commas as a tuple.
+  ExprPtr tuple(bool with_conditional = true, bool explicit_parentheses = false);
+  ExprPtr expression(bool with_conditional = true);
+  ExprPtr primary();
+  ExprPtr postfix(ExprPtr expr);
+  ExprPtr filters(ExprPtr input, bool begins_without_pipe = false);
+  void call_arguments(Expr* call);
+
+ private:
+  ExprPtr conditional();
+  ExprPtr either();
+  ExprPtr both();
+  ExprPtr negated();
+  ExprPtr comparison();
+  ExprPtr sum();
+  ExprPtr concat();
+  ExprPtr product();
+  ExprPtr power();
+  ExprPtr unary(bool with_filter);
+  ExprPtr filtered(ExprPtr expr);
+  ExprPtr subscript(ExprPtr expr);
+  ExprPtr subscribed(ExprPtr of, int line);
+  ExprPtr call(ExprPtr callee);
+  ExprPtr test(ExprPtr expr);
+  ExprPtr list();
+  ExprPtr dict();
+  bool at_tuple_end() const;
+
+  TokenStream& tokens_;
+  int depth_ = 0;
+};
+
+}  // namespace moebius::jinja

@@ -1,0 +1,109 @@
+// The tree of a template.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "jinja/value.h"
+
+namespace moebius::jinja {
+
+struct Expr;
+using ExprPtr = std::unique_ptr<const Expr>;
+
+struct Keyword {
+  std::string name;
+  ExprPtr value;
+};
+
+struct Expr {
+  enum class Op {
+    constant,     // value
+    name,         // name
+    list,         // kids
+    tuple,        // kids
+    dict,         // kids: key, value, key, value, ...
+    attribute,    // kids[0].name
+    item,         // kids[0][kids[1]]
+    slice,        // kids[0][kids[1]:kids[2]:kids[3]]; a kid may be null
+    call,         // kids[0](kids[1], ..., keywords)
+    filter,       // kids[0] | name(kids[1], ..., keywords); in a filter block kids[0] is null
+    test,         // kids[0] is name(kids[1], ...)
+    logical_not,  // kids[0]
+    logical_and,
+    logical_or,
+    conditional,  // kids[0] if kids[1] else kids[2]; the last may be null
+    negative,
+    positive,
+    add,
+    subtract,
+    multiply,
+    divide,
+    floor_divide,
+    modulo,
+    power,
+    concat,   // kids, as text
+    compare,  // kids[0] operators[0] kids[1] operators[1] kids[2] ...
+  };
+  Op op;
+  int line;
+  int depth = 1;  // of the tree below
+  std::string name = {};
+  Value value = {};
+  std::vector<ExprPtr> kids = {};
+  std::vector<Keyword> keywords = {};
+  std::vector<std::string> operators = {};  // "==", "in", "not in", ...
+};
+
+// The left side of an assignment: a name, a field of a namespace, or several of these.
+struct Target {
+  std::string name, field;
+  std::vector<Target> parts;  // not empty: the value is unpacked
+};
+
+struct Parameter {
+  std::string name;
+  ExprPtr otherwise;  // null: there is no default
+};
+
+struct Statement;
+using Body = std::vector<Statement>;
+
+struct Branch {
+  ExprPtr condition;  // null: else
+  Body body;
+};
+
+struct Statement {
+  enum class Op {
+    text,          // text
+    print,         // expr
+    condition,     // branches
+    loop,          // target in expr, filter, body; otherwise when there was no item
+    set,           // target = expr
+    set_block,     // target = body, through the filters of expr
+    with,          // targets = values, body
+    macro,         // name, parameters, body
+    call_block,    // expr is the call; parameters and body are those of its caller
+    filter_block,  // body through the filters of expr
+    generation,    // body
+    break_loop,
+    continue_loop,
+  };
+  Op op;
+  int line;
+  std::string text = {};
+  ExprPtr expr = {}, filter = {};
+  Target target = {};
+  bool recursive = false;
+  std::vector<Branch> branches = {};
+  Body body = {}, otherwise = {};
+  std::vector<Target> targets = {};
+  std::vector<ExprPtr> values = {};
+  std::vector<Parameter> parameters = {};
+  bool uses_varargs = false, uses_kwargs = false, uses_caller = false;  // a macro
+};
+
+}  // namespace moebius::jinja

@@ -1,0 +1,19 @@
+// The product of at most kFewRows rows, as when text is generated:
+//   c = a W^T   (or c += a W^T)
+// W is read once and in place, since packing it would cost more than the product.
+//
+// Each sum is over k in steps of a register's width, in one register, whose lanes are added at the end.
+// So a row of c does not depend on the other rows, nor on how many there are.
+#pragma once
+
+#include "ops/gemm/gemm.h"
+
+namespace moebius::cpu {
+
+constexpr int64_t kFewRows = 32;
+
+// Returns whether few_rows_gemm computes this.
+bool has_few_rows(const Gemm& a);
+void few_rows_gemm(Stream& s, const Gemm& a);
+
+}  // namespace moebius::cpu

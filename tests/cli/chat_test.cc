@@ -1,0 +1,148 @@
+// Chats from lines of messages to answers: data build, train, generate, chat.
+#include "tests/cli/finetune.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kTemplate = R"({%- for m in messages %}
+{%- if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}
+{{- '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+)";
+constexpr const char* kLine =
+    R"({"messages": [{"role": "user", "content": "day"}, {"role": "assistant", "content": "night"}]})"
+    "\n";
+constexpr const char* kOther =
+    R"({"messages": [{"role": "user", "content": "light"}, {"role": "assistant", "content": "the end"}]})"
+    "\n";
+const std::vector<std::string> kGreedy{"--temperature", "0", "--max-tokens", "8"};
+
+class Chats : public FineTune {
+ protected:
+  void SetUp() override {
+    FineTune::SetUp();
+    write_file_atomic(dir_.path(kModelFolder + "/tokenizer_config.json"), R"({"eos_token": "<|im_end|>"})");
+    write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"), kTemplate);
+    write_file_atomic(dir_.path("chats.jsonl"), std::string(kLine) + kOther);
+  }
+  Ran start(std::vector<std::string> words, const std::vector<std::string>& more, const std::string& input = "") {
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir_, words, input);
+  }
+  Ran build(const std::vector<std::string>& more = {}) {
+    return start({"data", "build", "--input", "chats.jsonl", "--tokenizer", kModelFolder, "--out",
+                  "runs/tuned/data/pairs", "--force"},
+                 more);
+  }
+};
+
+TEST_F(Chats, AModelAnswersAsItWasTaught) {
+  EXPECT_THAT(build().out, testing::HasSubstr("2 documents, "));
+  run_guide("train");
+  run_guide("export");
+  const auto chat = [&](const std::string& input, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{"chat", "Tuned"};
+    words.insert(words.end(), more.begin(), more.end());
+    return start(words, kGreedy, input);
+  };
+  // The last line has no end, and an empty one is no message.
+  const Ran ran = chat("day\n\n/reset\nlight");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.out, "night\nthe end\n");
+  EXPECT_THAT(ran.err, testing::HasSubstr(" tokens/s; prompts of "));
+  EXPECT_EQ(chat("day\r\n/exit\nlight\n").out, "night\n");
+  EXPECT_EQ(chat("day\n", {"--stop", "ht"}).out, "nig\n");
+  EXPECT_EQ(chat("").out, "");
+  EXPECT_EQ(chat("").code, 0);
+  const auto fed = [&](const std::vector<std::string>& more) {
+    const std::string err = chat("/reset\nday\n", more).err;
+    return std::stoi(err.substr(err.find("prompts of ") + 11));
+  };
+  EXPECT_GT(fed({"--system", "the light of day"}), fed({}));
+  // A run answers like the folder that it was exported to.
+  EXPECT_EQ(start({"chat", "runs/tuned"}, kGreedy, "day\n").out, "night\n");
+
+  write_file_atomic(dir_.path("asked.jsonl"),
+                    R"({"messages": [{"role": "user", "content": "light"}]})"
+                    "\n{\"prompt\": \"<|im_start|>user\\nday<|im_end|>\\n<|im_start|>assistant\\n\"}\n");
+  const Ran answers = start({"generate", "Tuned", "--prompts", "asked.jsonl", "--json"}, kGreedy);
+  std::istringstream lines(answers.out);
+  std::vector<std::string> texts;
+  for (std::string line; std::getline(lines, line);) texts.push_back(nlohmann::json::parse(line).at("text"));
+  EXPECT_EQ(texts, (std::vector<std::string>{"the end", "night"})) << answers.err;
+}
+
+// Each ends the command, because standard input is no terminal.
+TEST_F(Chats, MessagesThatCannotBeAnswered) {
+  const auto chat = [&](const std::vector<std::string>& more, const std::string& input) {
+    return start({"chat", kModelFolder, "--temperature", "0", "--max-tokens", "4"}, more, input);
+  };
+  expect_refused(chat({"--context", "8"}, "day\n"), 2,
+                 "chat: expected a conversation of less than 8 tokens; got 15; /reset forgets it");
+  expect_refused(chat({}, "day \xff\n"), 3, "expected UTF-8 text");
+  expect_refused(chat({"--stop", ""}, "day\n"), 2, "expected stop strings of at least one character");
+  write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"), "{{ messages[1].role }}");
+  expect_refused(chat({}, "day\n"), 3, kModelFolder + "/chat_template.jinja:1: ");
+  write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"), "{% for m in messages %}");
+  expect_refused(chat({}, "day\n"), 3, kModelFolder + "/chat_template.jinja:1: ");
+  std::filesystem::remove(dir_.path(kModelFolder + "/chat_template.jinja"));
+  expect_refused(chat({}, "day\n"), 3, "expected a chat_template.jinja, or chat_template in tokenizer_config.json");
+  expect_refused(chat({"--tokenizer", "bytes"}, "day\n"), 3,
+                 "chat: expected a tokenizer with a chat template; got \"bytes\"");
+}
+
+TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {
+  std::string file;
+  for (int i = 0; i < 9; ++i) file += std::string(static_cast<size_t>(i % 4 + 1), 'a') + " day\n";
+  write_file_atomic(dir_.path("prompts.txt"), file + "\r\n \n");
+  const auto generate = [&](const std::vector<std::string>& more) {
+    return start({"generate", kModelFolder, "--max-tokens", "9"}, more);
+  };
+  const auto draw = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--top-k", "9", "--min-p", "0.01", "--repetition-penalty", "1.2"});
+    return generate(more);
+  };
+
+  const Ran all = draw({"--prompts", "prompts.txt"});
+  EXPECT_EQ(all.code, 0) << all.err;
+  std::string alone;
+  for (int i = 0; i < 9; ++i)
+    alone += draw({"--prompt", std::string(static_cast<size_t>(i % 4 + 1), 'a') + " day"}).out;
+  EXPECT_EQ(all.out, alone);
+  EXPECT_EQ(draw({"--prompts", "prompts.txt", "--batch", "2"}).out, alone);
+  EXPECT_EQ(draw({"--prompts", "prompts.txt", "--threads", "2"}).out, alone);
+
+  const std::vector<std::pair<std::string, std::string>> refused{
+      {"\n\n", "p.jsonl: expected a prompt on each line; got none"},
+      {"{\"prompt\": 3}\n", "p.jsonl:1: expected an object with a string \"prompt\", or with a chat in \"messages\""},
+      {"\n{\"prompt\": \n", "p.jsonl:2: expected JSON"},
+      {"{\"messages\": []}\n", "p.jsonl:1: expected \"messages\" with a list of at least one message; got an empty"},
+      {"{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}\n", "the template refuses this: no role tool"},
+      {"{\"prompt\": \"\xff\"}\n", "p.jsonl:1: expected JSON"},
+  };
+  for (const auto& [text, message] : refused) {
+    write_file_atomic(dir_.path("p.jsonl"), text);
+    expect_refused(generate({"--prompts", "p.jsonl"}), 3, message);
+  }
+  write_file_atomic(dir_.path("long.txt"), "a day\n\n" + std::string(60, 'a') + "\n");
+  expect_refused(generate({"--prompts", "long.txt"}), 2,
+                 "generate: prompt 2: prompt and continuation must fit the context of 64 tokens; got 60 + 9");
+  expect_refused(generate({"--prompts", "none.txt"}), 3, "open none.txt: No such file or directory");
+  expect_refused(generate({}), 2, "generate: expected --prompt TEXT or --prompts FILE; got neither");
+  expect_refused(generate({"--prompt", "a", "--batch", "33"}), 2, "--batch");
+  expect_refused(generate({"--prompt", "a", "--top-k", "-1"}), 2, "top-k must be 0 or more; got -1");
+  expect_refused(generate({"--prompt", "a", "--min-p", "2"}), 2, "min-p must be in [0, 1]; got 2");
+  expect_refused(generate({"--prompt", "a", "--repetition-penalty", "0"}), 2, "repetition-penalty must be above 0");
+}
+
+TEST_F(Chats, DocumentsThatAreCutAreCounted) {
+  const auto info = json_of(build({"--seq-len", "19", "--json"}));
+  EXPECT_EQ(info.at("documents"), 2);
+  EXPECT_EQ(info.at("cut"), 1) << info;
+  EXPECT_EQ(info.at("longest"), 21);
+  EXPECT_THAT(build({"--seq-len", "19"}).out, testing::HasSubstr("; 1 documents do not fit sequences of 19"));
+}
+
+}  // namespace
+}  // namespace moebius

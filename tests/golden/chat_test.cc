@@ -1,0 +1,44 @@
+// Compares chats with transformers' apply_chat_template, on the cases of tests/golden/data/chats.json,
+// written by tools/chat_golden.py.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "data/chat_ids.h"
+#include "io/files.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
+
+TEST(ChatGolden, SameIdsAndTheSameOnesAreTheAssistants) {
+  const auto file = nlohmann::ordered_json::parse(read_file(kData + "/chats.json"));
+  int64_t num_masks = 0;
+  for (const auto& one : file.at("cases")) {
+    const std::string name = one.at("tokenizer"), text = file.at("templates")[one.at("template").get<size_t>()];
+    SCOPED_TRACE(name + " " + one.at("template").dump() + " " + one.at("line").dump());
+    const TestDir dir;
+    std::filesystem::copy_file(kData + "/tokenizers/" + name + "/tokenizer.json", dir.path("tokenizer.json"));
+    write_file_atomic(dir.path("chat_template.jinja"), text);
+    write_file_atomic(dir.path("tokenizer_config.json"), one.at("tokens").dump());
+    const ChatTemplate chat_template = ChatTemplate::open(dir.path(), {});
+    const auto tokenizer = open_tokenizer(dir.path(), {.parse_special = true, .add_special = false});
+    const Chat chat = read_chat(one.at("line").dump(), "case");
+    if (one.contains("error")) {
+      expect_error(ErrorKind::input, one.at("text"), [&] { chat_ids(chat_template, *tokenizer, chat); });
+      continue;
+    }
+    const ChatIds made = chat_ids(chat_template, *tokenizer, chat);
+    EXPECT_EQ(made.ids, one.at("ids").get<std::vector<int32_t>>());
+    if (!one.contains("mask")) continue;
+    ++num_masks;
+    EXPECT_EQ(std::vector<int>(made.is_target.begin(), made.is_target.end()), one.at("mask").get<std::vector<int>>());
+  }
+  EXPECT_GT(num_masks, 50);
+}
+
+}  // namespace
+}  // namespace moebius
