@@ -211,11 +211,6 @@ void launch_width(Stream& s, const AttentionBwd& a) {
 
 int64_t generic_scratch_bytes(const AttentionBwd& a) { return a.lse_TH.num_bytes(); }
 
-void generic_attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (a.q_THd.dtype == DType::f32)
-    launch_width<float>(s, a);
-  else
-    launch_width<__nv_bfloat16>(s, a);
-}
+void generic_attention_bwd(Stream& s, const AttentionBwd& a) { launch_width<float>(s, a); }
 
 }  // namespace moebius::cuda

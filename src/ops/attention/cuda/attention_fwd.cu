@@ -157,11 +157,6 @@ void launch_width(Stream& s, const AttentionFwd& a) {
 
 }  // namespace
 
-void generic_attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (a.q_THd.dtype == DType::f32)
-    launch_width<float>(s, a);
-  else
-    launch_width<__nv_bfloat16>(s, a);
-}
+void generic_attention_fwd(Stream& s, const AttentionFwd& a) { launch_width<float>(s, a); }
 
 }  // namespace moebius::cuda

@@ -1,27 +1,16 @@
-// The parts that the generic attention kernels share: which keys a query sees, and tiles of rows in
-// shared memory, in f32 whatever the dtype.
+// The parts that the generic attention kernels share: tiles of rows in shared memory, in f32 whatever
+// the dtype.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
-#include "ops/attention/cuda/attention.h"
+#include "ops/attention/cuda/attention_mask.h"
 
 namespace moebius::cuda {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;  // a block is kSide x kSide threads
-
-// Query i of sequence b sees the keys from first_key to last_key: none where the last is
-// before the first.
-__device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
-  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
-  if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
-  return first > 0 ? first : 0;
-}
-__device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
-  return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;
-}
 
 __device__ inline float widen(float x) { return x; }
 __device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
