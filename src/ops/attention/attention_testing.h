@@ -1,4 +1,4 @@
-// What the tests of attention share.
+// The parts that tests of attention share.
 #pragma once
 
 #include "device/gpu_limits.h"

@@ -14,14 +14,14 @@ enum class AttentionPass : uint8_t { fwd, dq, dkv };
 // The widths that kernels are compiled for. The head of a call is padded to the next one with zeros.
 inline constexpr int kPortableAttentionWidths[] = {32, 64, 96, 128, 192, 256};
 
-// What a kernel is compiled for. Its sums and scores fill the registers.
+// A kernel is compiled for these. Its sums and scores fill the registers.
 struct PortableAttentionTile {
-  int warp_rows;       // rows of the block that a warp has, 16 or 32
-  int step_rows;       // rows that are walked at a time
-  int max_warps;       // of a block
-  int blocks;          // of a multiprocessor, as far as registers go
-  bool holds_rows;     // rows of the block are in registers
-  bool splits_sums;    // dk and dv have a block each
+  int warp_rows;     // rows of the block that a warp has, 16 or 32
+  int step_rows;     // rows that are walked at a time
+  int max_warps;     // of a block
+  int blocks;        // of a multiprocessor, as far as registers go
+  bool holds_rows;   // rows of the block are in registers
+  bool splits_sums;  // dk and dv have a block each
 };
 
 constexpr PortableAttentionTile portable_attention_tile(AttentionPass pass, int width) {

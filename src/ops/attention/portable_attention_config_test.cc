@@ -38,8 +38,10 @@ TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
   const auto text = [](AttentionPass pass, int64_t width, const GpuLimits& gpu) {
     return to_string(choose_portable_attention(pass, width, gpu));
   };
-  EXPECT_EQ(text(AttentionPass::dkv, 80, kRtx4090), "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps");
-  EXPECT_EQ(text(AttentionPass::dkv, 256, kH100), "dkv, heads to 256: 128 rows a block, steps of 32, 2 stages, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 80, kRtx4090),
+            "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 256, kH100),
+            "dkv, heads to 256: 128 rows a block, steps of 32, 2 stages, 8 warps");
   EXPECT_EQ(text(AttentionPass::dkv, 256, kA100), "dkv, heads to 256: 128 rows a block, steps of 32, 1 stage, 8 warps");
   EXPECT_EQ(text(AttentionPass::dkv, 256, kRtx4090),
             "dkv, heads to 256: 64 rows a block, steps of 32, 1 stage, 4 warps");
@@ -48,9 +50,12 @@ TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
 }
 
 TEST(PortableAttentionConfig, IsRefusedWhereSharedMemoryIsTooSmall) {
-  EXPECT_EQ(testing::error_of([] { choose_portable_attention(AttentionPass::fwd, 256, {7, 5, 40, 64 * kKiB}); }),
-            "attention: expected 99328 bytes of shared memory for a block (fwd, heads to 256: 64 rows a block, steps of "
-            "64, 1 stage, 4 warps); this GPU has 65536");
+  EXPECT_EQ(
+      testing::error_of([] {
+        choose_portable_attention(AttentionPass::fwd, 256, {7, 5, 40, 64 * kKiB});
+      }),
+      "attention: expected 99328 bytes of shared memory for a block (fwd, heads to 256: 64 rows a block, steps of "
+      "64, 1 stage, 4 warps); this GPU has 65536");
 }
 
 }  // namespace

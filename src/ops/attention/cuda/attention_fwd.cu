@@ -1,4 +1,4 @@
-// The generic forward pass: any width up to 256, f32 and bf16, in f32 arithmetic.
+// The generic forward pass: any width up to 256, in f32 arithmetic.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"

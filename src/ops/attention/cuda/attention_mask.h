@@ -1,4 +1,4 @@
-// Which keys a query sees, and the exponentials of base 2 in which tensor-core kernels keep scores.
+// The keys that a query sees, and exponentials of base 2, in which the tensor-core kernels compute.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// The parts that the generic attention kernels share: tiles of rows in shared memory, in f32 whatever
-// the dtype.
+// The parts that the generic attention kernels share: tiles of rows in shared memory, in f32.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
   constexpr int kRows = kDkvTile<kWidth>.warp_rows, kQueries = kDkvTile<kWidth>.step_rows;
   constexpr bool kHolds = kDkvTile<kWidth>.holds_rows, kHasDk = kGradients != Gradients::dv,
                  kHasDv = kGradients != Gradients::dk;
-  using Rows = Tile<kWidth>;
+  using Rows = HeadTile<kWidth>;
   constexpr int kOperandBytes = kQueries * Rows::kRowBytes, kColumnBytes = kQueries * 4,
                 kStageBytes = 2 * kOperandBytes + 3 * kColumnBytes;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
       load_matrices<false>(v_words[0][step], Rows::at(v, left_lane, in_block, step));
     }
   }
-  const auto load_words = [&](uint32_t (&left)[1][4], const auto& words, uint32_t tile, int step) {
+  const auto load_words = [&](uint32_t(&left)[1][4], const auto& words, uint32_t tile, int step) {
     if constexpr (kHolds) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) left[0][e] = words[0][step][e];
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
     const SeenKeys seen = SeenKeys::of(z, b, my_row, min(my_row + kQueries, rows));
     if (seen.some(my_key, kRows)) {
       Sums<kRows, kQueries> s;
-      multiply_rows<kWidth>(s, q, right_lane, [&](uint32_t (&left)[1][4], int i) { load_words(left, k_words, k, i); });
+      multiply_rows<kWidth>(s, q, right_lane, [&](uint32_t(&left)[1][4], int i) { load_words(left, k_words, k, i); });
       take_exponentials(s, lse2, scale2);
       if (!seen.all(my_key, kRows)) mask(s, z, doc_start, my_key + lane_row(), my_row + lane_col());
       if constexpr (kHasDv) {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
       if constexpr (kHasDk) {
         Sums<kRows, kQueries> dp;
         multiply_rows<kWidth>(dp, dout, right_lane,
-                              [&](uint32_t (&left)[1][4], int i) { load_words(left, v_words, v, i); });
+                              [&](uint32_t(&left)[1][4], int i) { load_words(left, v_words, v, i); });
 #pragma unroll
         for (int j = 0; j < kQueries / 8; ++j) {
           const float2 of = *reinterpret_cast<const float2*>(delta + 8 * j);

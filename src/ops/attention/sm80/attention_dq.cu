@@ -5,7 +5,7 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
-// What a lane keeps of its rows.
+// The values that a lane keeps of its rows.
 template <int kM>
 struct MyRows {
   float lse2[kM][2], delta[kM][2];
@@ -58,15 +58,14 @@ template <int kWidth>
 __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth>.blocks)
     dq_kernel(const __grid_constant__ BwdParams p, int stages) {
   constexpr int kRows = kDqTile<kWidth>.warp_rows, kM = kRows / 16, kKeys = kDqTile<kWidth>.step_rows;
-  using Rows = Tile<kWidth>;
+  using Rows = HeadTile<kWidth>;
   constexpr int kOperandBytes = kKeys * Rows::kRowBytes;
   extern __shared__ __align__(128) unsigned char shared[];
   const AttentionSizes& z = p.z;
   const int queries = blockDim.x / 32 * kRows, rows = static_cast<int>(z.rows), kv_rows = static_cast<int>(z.kv_rows);
   const uint32_t q = shared_address(shared), dout = q + queries * Rows::kRowBytes,
                  ring = dout + queries * Rows::kRowBytes;
-  int* const first =
-      reinterpret_cast<int*>(shared + 2 * queries * Rows::kRowBytes + stages * 2 * kOperandBytes);
+  int* const first = reinterpret_cast<int*>(shared + 2 * queries * Rows::kRowBytes + stages * 2 * kOperandBytes);
 
   const int h = blockIdx.x, kv_head = h / (z.heads / z.kv_heads), b = blockIdx.z;
   const int row = (gridDim.y - 1 - blockIdx.y) * queries;  // the longest first
@@ -103,10 +102,10 @@ __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth
     if (more && stages > 1) load(key + kKeys, stage);
     if (seen.some(key, kKeys)) {
       Sums<kRows, kKeys> s, dp;
-      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t (&left)[kM][4], int step) {
+      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t(&left)[kM][4], int step) {
         load_left<kWidth>(left, q, left_lane, in_block, step);
       });
-      multiply_rows<kWidth>(dp, v, right_lane, [&](uint32_t (&left)[kM][4], int step) {
+      multiply_rows<kWidth>(dp, v, right_lane, [&](uint32_t(&left)[kM][4], int step) {
         load_left<kWidth>(left, dout, left_lane, in_block, step);
       });
       take_exponentials(s, mine, scale2);

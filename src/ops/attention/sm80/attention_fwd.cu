@@ -84,7 +84,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWidth>.blocks)
     fwd_kernel(const __grid_constant__ FwdParams p) {
   constexpr int kRows = kFwdTile<kWidth>.warp_rows, kM = kRows / 16, kKeys = kFwdTile<kWidth>.step_rows;
-  using Rows = Tile<kWidth>;
+  using Rows = HeadTile<kWidth>;
   extern __shared__ __align__(128) unsigned char shared[];
   const AttentionSizes& z = p.z;
   const int queries = blockDim.x / 32 * kRows, rows = static_cast<int>(z.rows), kv_rows = static_cast<int>(z.kv_rows);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
     const bool sees = seen.some(key, kKeys);
     Sums<kRows, kKeys> s;
     if (sees)
-      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t (&left)[kM][4], int step) {
+      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t(&left)[kM][4], int step) {
         load_left<kWidth>(left, q, left_lane, in_block, step);
       });
     wait_copies<0>();
@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
     if (key + kKeys < key_end) Rows::copy(k, keys, key + kKeys, kv_rows, kKeys);
     commit_copies();
     if (!sees) continue;
-    if (!seen.all(key, kKeys))
-      mask(s, z, first + in_block + lane_row(), my_row + lane_row(), key);
+    if (!seen.all(key, kKeys)) mask(s, z, first + in_block + lane_row(), my_row + lane_row(), key);
     take_scores(s, run, o, scale2);
     Words<kRows, kKeys> words;
     pack_words(words, s);

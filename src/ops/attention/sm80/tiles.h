@@ -31,14 +31,14 @@ struct Operand {
   }
 };
 
-// Lanes of 16 x 16 elements as ldmatrix wants them: the byte offset of the lane's row, and what its chunk
-// is flipped with.
+// The place of a lane in 16 x 16 elements that ldmatrix loads: the byte offset of its row, and what its
+// chunk is flipped with.
 struct Lane {
   uint32_t row_bytes, flip;
 };
 
 template <int kWidth>
-struct Tile {
+struct HeadTile {
   static constexpr int kChunks = kWidth / 8, kRowBytes = kWidth * 2, kSteps = kWidth / 16;
 
   // Copies rows [row, row + num_rows) below end; the others are zeros. All threads of the block call it.
@@ -73,8 +73,7 @@ struct Tile {
     return {row * kRowBytes, in_row};
   }
   // The same of rows that have no chunks, before it returns.
-  static __device__ __forceinline__ void copy_elements(uint32_t to, const HeadRows& x, int row, int end,
-                                                       int num_rows) {
+  static __device__ __forceinline__ void copy_elements(uint32_t to, const HeadRows& x, int row, int end, int num_rows) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < num_rows * kChunks; i += blockDim.x) {
       const int r = i / kChunks, chunk = i % kChunks;
@@ -134,7 +133,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], uint32_t
 #pragma unroll
     for (int pair = 0; pair < kN / 2; ++pair) {
       uint32_t right[4];
-      load_matrices<false>(right, Tile<kWidth>::at(y, right_lane, 16 * pair, step));
+      load_matrices<false>(right, HeadTile<kWidth>::at(y, right_lane, 16 * pair, step));
       add_step(sums, left, right, pair);
     }
   }
@@ -144,7 +143,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], uint32_t
 template <int kWidth, int kM>
 __device__ __forceinline__ void load_left(uint32_t (&left)[kM][4], uint32_t x, const Lane& lane, int row, int step) {
 #pragma unroll
-  for (int i = 0; i < kM; ++i) load_matrices<false>(left[i], Tile<kWidth>::at(x, lane, row + 16 * i, step));
+  for (int i = 0; i < kM; ++i) load_matrices<false>(left[i], HeadTile<kWidth>::at(x, lane, row + 16 * i, step));
 }
 
 // sums [., width] += weights [., 16 kSteps] y [16 kSteps, width]
@@ -162,7 +161,7 @@ __device__ __forceinline__ void add_product(float (&sums)[kM][kWidth / 8][4], co
 #pragma unroll
     for (int pair = 0; pair < kWidth / 16; ++pair) {
       uint32_t right[4];
-      load_matrices<true>(right, Tile<kWidth>::at(y, lane, 16 * step, pair));
+      load_matrices<true>(right, HeadTile<kWidth>::at(y, lane, 16 * step, pair));
       add_step(sums, left, right, pair);
     }
   }
@@ -221,12 +220,12 @@ struct Result {
   }
 };
 
-// Which keys the rows of a warp's tile of scores see.
+// The keys that the rows of a warp's tile of scores see.
 struct SeenKeys {
   int any_first, any_last;  // some row sees none outside
   int all_first, all_last;  // every row sees all inside
 
-  // Of the queries [row, end) of sequence b.
+  // The queries are [row, end) of sequence b.
   static __device__ __forceinline__ SeenKeys of(const AttentionSizes& z, int b, int row, int end) {
     if (row >= end) return {0, -1, 0, -1};
     return {static_cast<int>(first_key(z, b, row)), static_cast<int>(last_key(z, end - 1)),
