@@ -1,12 +1,17 @@
 // dk and dv of bf16 with mma.sync: a block is a tile of keys of one kv head of one sequence, and walks the
 // queries that see them, of one query head after the other. Keys run along the rows of its scores. Heads
 // wider than 128 leave no registers for both sums: then a block has either dk or dv.
+#include <type_traits>
+
 #include "ops/attention/sm80/attention_bwd.h"
 
 namespace moebius::cuda::sm80 {
 namespace {
 
 enum class Gradients { dk, dv, both };
+
+template <int kWidth>
+constexpr PortableAttentionTile kDkvTile = portable_attention_tile(AttentionPass::dkv, kWidth);
 
 // Scores become probabilities. The lane's columns are those of `lse2`.
 template <int kN>
@@ -16,6 +21,17 @@ __device__ __forceinline__ void take_exponentials(float (&s)[1][kN][4], const fl
     const float2 of = *reinterpret_cast<const float2*>(lse2 + 8 * j);
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[0][j][e] = exp2_approx(s[0][j][e] * scale2 - (e % 2 == 0 ? of.x : of.y));
+  }
+}
+
+// Probabilities become gradients of scores. The lane's columns are those of `delta`.
+template <int kN>
+__device__ __forceinline__ void take_gradients(float (&s)[1][kN][4], const float (&dp)[1][kN][4], const float* delta) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float2 of = *reinterpret_cast<const float2*>(delta + 8 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[0][j][e] *= dp[0][j][e] - (e % 2 == 0 ? of.x : of.y);
   }
 }
 
@@ -36,128 +52,135 @@ __device__ __forceinline__ void mask(float (&p)[1][kN][4], const AttentionSizes&
   }
 }
 
+// A block's work: `num_keys` keys from `key` of a kv head, and of each of its query heads the queries
+// [begin, end) in steps.
+struct Work {
+  int kv_head, group, b, key, num_keys, begin, end, steps;
+};
+
+template <int kQueries>
+__device__ __forceinline__ Work work_of_block(const AttentionSizes& z, int num_keys) {
+  Work w{.kv_head = static_cast<int>(blockIdx.x), .group = z.heads / z.kv_heads, .b = static_cast<int>(blockIdx.y)};
+  w.key = blockIdx.z * num_keys, w.num_keys = num_keys;  // the longest first
+  w.begin = static_cast<int>(max(w.key - z.shift, int64_t{0})) / kQueries * kQueries;
+  w.end = static_cast<int>(seen_end(z, w.b, min(int64_t{w.begin}, z.rows), min(int64_t{w.key} + num_keys, z.kv_rows)));
+  w.steps = w.end > w.begin ? (w.end - w.begin + kQueries - 1) / kQueries * w.group : 0;
+  return w;
+}
+
+// A step of queries in shared memory: rows of q and do, the sums of each, and where its document starts.
 template <int kWidth>
-constexpr PortableAttentionTile kDkvTile = portable_attention_tile(AttentionPass::dkv, kWidth);
+struct Step {
+  using Rows = HeadTile<kWidth>;
+  static constexpr int kQueries = kDkvTile<kWidth>.step_rows, kOperandBytes = kQueries * Rows::kRowBytes,
+                       kBytes = 2 * kOperandBytes + 3 * 4 * kQueries;
+  unsigned char* memory;
+
+  __device__ __forceinline__ uint32_t q() const { return shared_address(memory); }
+  __device__ __forceinline__ uint32_t dout() const { return q() + kOperandBytes; }
+  __device__ __forceinline__ float* lse2() const { return reinterpret_cast<float*>(memory + 2 * kOperandBytes); }
+  __device__ __forceinline__ float* delta() const { return lse2() + kQueries; }
+  __device__ __forceinline__ int* doc_start() const { return reinterpret_cast<int*>(delta() + kQueries); }
+
+  // Copies the queries from `row` of head h of sequence b.
+  __device__ __forceinline__ void copy(const BwdParams& p, int b, int h, int row) const {
+    const int rows = static_cast<int>(p.z.rows), i = threadIdx.x;
+    const int64_t base = b * p.z.rows;
+    Rows::copy(q(), p.q.of(base, h), row, rows, kQueries);
+    Rows::copy(dout(), p.dout.of(base, h), row, rows, kQueries);
+    if (i < kQueries) {
+      const bool valid = row + i < rows;
+      const int64_t at = valid ? (int64_t{b} * p.z.heads + h) * p.z.rows + row + i : 0;
+      copy_4(shared_address(lse2() + i), p.sums.lse2 + at, valid);
+      copy_4(shared_address(delta() + i), p.sums.delta + at, valid);
+      if (p.z.doc_start) copy_4(shared_address(doc_start() + i), p.z.doc_start + (valid ? base + row + i : 0), valid);
+    }
+    commit_copies();
+  }
+};
+
+// The 16 keys of a warp, and its sums.
+template <int kWidth, Gradients kGradients>
+struct WarpKeys {
+  static constexpr bool kHolds = kDkvTile<kWidth>.holds_rows, kHasDk = kGradients != Gradients::dv,
+                        kHasDv = kGradients != Gradients::dk;
+  using Rows = HeadTile<kWidth>;
+  using Left = std::conditional_t<kHolds, HeldRows<kWidth>, LeftRows<kWidth, 1>>;
+  Left k, v;
+  Lane left_lane = Rows::left_lane(), right_lane = Rows::right_lane();
+  Sums<16, kHasDk ? kWidth : 16> dk;
+  Sums<16, kHasDv ? kWidth : 16> dv;
+
+  // Adds what the queries from `row` cause. The warp's first key is `key`.
+  __device__ __forceinline__ void add(const Step<kWidth>& step, const AttentionSizes& z, const SeenKeys& seen, int key,
+                                      int row) {
+    constexpr int kQueries = Step<kWidth>::kQueries;
+    Sums<16, kQueries> s;
+    multiply_rows<kWidth>(s, k, step.q(), right_lane);
+    take_exponentials(s, step.lse2() + lane_col(), z.scale * kLog2E);
+    if (!seen.all(key, 16)) mask(s, z, step.doc_start() + lane_col(), key + lane_row(), row + lane_col());
+    Words<16, kQueries> words;
+    if constexpr (kHasDv) {
+      pack_words(words, s);
+      add_product<kWidth>(dv, words, step.dout(), left_lane);
+    }
+    if constexpr (kHasDk) {
+      Sums<16, kQueries> dp;
+      multiply_rows<kWidth>(dp, v, step.dout(), right_lane);
+      take_gradients(s, dp, step.delta() + lane_col());
+      pack_words(words, s);
+      add_product<kWidth>(dk, words, step.q(), left_lane);
+    }
+  }
+};
 
 template <int kWidth, Gradients kGradients>
 __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWidth>.blocks)
     dkv_kernel(const __grid_constant__ BwdParams p, int stages) {
-  constexpr int kRows = kDkvTile<kWidth>.warp_rows, kQueries = kDkvTile<kWidth>.step_rows;
-  constexpr bool kHolds = kDkvTile<kWidth>.holds_rows, kHasDk = kGradients != Gradients::dv,
-                 kHasDv = kGradients != Gradients::dk;
+  using Warp = WarpKeys<kWidth, kGradients>;
   using Rows = HeadTile<kWidth>;
-  constexpr int kOperandBytes = kQueries * Rows::kRowBytes, kColumnBytes = kQueries * 4,
-                kStageBytes = 2 * kOperandBytes + 3 * kColumnBytes;
+  constexpr int kQueries = Step<kWidth>::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
   const AttentionSizes& z = p.z;
-  const int num_keys = blockDim.x / 32 * kRows, rows = static_cast<int>(z.rows), kv_rows = static_cast<int>(z.kv_rows);
-  const uint32_t k = shared_address(shared), v = k + num_keys * Rows::kRowBytes;
-  unsigned char* const ring = shared + 2 * num_keys * Rows::kRowBytes;
-
-  const int kv_head = blockIdx.x, group = z.heads / z.kv_heads, b = blockIdx.y;
-  const int key = blockIdx.z * num_keys, key_end = min(key + num_keys, kv_rows);  // the longest first
-  const int64_t base = b * z.rows;
-  const int begin = static_cast<int>(max(key - z.shift, int64_t{0})) / kQueries * kQueries,
-            end = static_cast<int>(seen_end(z, b, min(begin, rows), key_end));
-  const int tiles = end > begin ? (end - begin + kQueries - 1) / kQueries : 0, steps = tiles * group;
-
-  const auto load = [&](int h, int row, int stage) {
-    unsigned char* const stage_memory = ring + stage * kStageBytes;
-    const uint32_t to = shared_address(stage_memory), columns = to + 2 * kOperandBytes;
-    Rows::copy(to, p.q.of(base, h), row, rows, kQueries);
-    Rows::copy(to + kOperandBytes, p.dout.of(base, h), row, rows, kQueries);
-    const int i = threadIdx.x;
-    if (i < kQueries) {
-      const bool valid = row + i < rows;
-      const int64_t at = (int64_t{b} * z.heads + h) * z.rows + row + i;
-      copy_4(columns + 4 * i, p.sums.lse2 + (valid ? at : 0), valid);
-      if (kHasDk) copy_4(columns + kColumnBytes + 4 * i, p.sums.delta + (valid ? at : 0), valid);
-      if (z.doc_start) copy_4(columns + 2 * kColumnBytes + 4 * i, z.doc_start + (valid ? base + row + i : 0), valid);
-    }
-    commit_copies();
+  const Work w = work_of_block<kQueries>(z, blockDim.x / 32 * 16);
+  const int64_t kv_base = w.b * z.kv_rows;
+  const uint32_t k = shared_address(shared), v = k + w.num_keys * Rows::kRowBytes;
+  const auto step_of = [&](int stage) {
+    return Step<kWidth>{shared + 2 * w.num_keys * Rows::kRowBytes + stage * Step<kWidth>::kBytes};
   };
-  if (steps > 0) Rows::copy(k, p.k.of(b * z.kv_rows, kv_head), key, kv_rows, num_keys);
-  if (kHasDk && steps > 0) Rows::copy(v, p.v.of(b * z.kv_rows, kv_head), key, kv_rows, num_keys);
-  commit_copies();
-
-  const int in_block = threadIdx.x / 32 * kRows, my_key = key + in_block;
-  const Lane left_lane = Rows::left_lane(), right_lane = Rows::right_lane();
-  const float scale2 = z.scale * kLog2E;
-  Sums<kRows, kHasDk ? kWidth : 16> dk;
-  Sums<kRows, kHasDv ? kWidth : 16> dv;
-  clear(dk);
-  clear(dv);
-  Words<kRows, kHolds ? kWidth : 16> k_words, v_words;
-  if constexpr (kHolds) {
+  if (w.steps > 0) {
+    Rows::copy(k, p.k.of(kv_base, w.kv_head), w.key, static_cast<int>(z.kv_rows), w.num_keys);
+    if (Warp::kHasDk) Rows::copy(v, p.v.of(kv_base, w.kv_head), w.key, static_cast<int>(z.kv_rows), w.num_keys);
+    commit_copies();
     wait_copies<0>();
     __syncthreads();
-#pragma unroll
-    for (int step = 0; step < kWidth / 16; ++step) {
-      load_matrices<false>(k_words[0][step], Rows::at(k, left_lane, in_block, step));
-      load_matrices<false>(v_words[0][step], Rows::at(v, left_lane, in_block, step));
-    }
   }
-  const auto load_words = [&](uint32_t(&left)[1][4], const auto& words, uint32_t tile, int step) {
-    if constexpr (kHolds) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) left[0][e] = words[0][step][e];
-    } else {
-      load_left<kWidth>(left, tile, left_lane, in_block, step);
-    }
-  };
+  const int in_block = threadIdx.x / 32 * 16, my_key = w.key + in_block;
+  Warp mine{.k = typename Warp::Left({k, in_block}), .v = typename Warp::Left({v, in_block})};
+  clear(mine.dk);
+  clear(mine.dv);
 
-  int h = kv_head * group, row = begin, stage = 0;
-  if (steps > 0) load(h, row, 0);
-  for (int step = 0; step < steps; ++step) {
+  int h = w.kv_head * w.group, row = w.begin, stage = 0;
+  if (w.steps > 0) step_of(0).copy(p, w.b, h, row);
+  for (int left = w.steps; left > 0; --left) {
     wait_copies<0>();
     __syncthreads();  // these queries are here, and all are done with the last ones
-    const bool more = step + 1 < steps;
+    const Step<kWidth> step = step_of(stage);
     const int my_row = row;
-    const unsigned char* const memory = ring + stage * kStageBytes;
-    const uint32_t q = shared_address(memory), dout = q + kOperandBytes;
     row += kQueries;
-    if (row >= end) row = begin, ++h;
+    if (row >= w.end) row = w.begin, ++h;
     stage = stage + 1 == stages ? 0 : stage + 1;
-    if (more && stages > 1) load(h, row, stage);
-
-    const auto* const lse2 = reinterpret_cast<const float*>(memory + 2 * kOperandBytes) + lane_col();
-    const float* const delta = lse2 + kQueries;
-    const int* const doc_start = reinterpret_cast<const int*>(delta + kQueries);
-    const SeenKeys seen = SeenKeys::of(z, b, my_row, min(my_row + kQueries, rows));
-    if (seen.some(my_key, kRows)) {
-      Sums<kRows, kQueries> s;
-      multiply_rows<kWidth>(s, q, right_lane, [&](uint32_t(&left)[1][4], int i) { load_words(left, k_words, k, i); });
-      take_exponentials(s, lse2, scale2);
-      if (!seen.all(my_key, kRows)) mask(s, z, doc_start, my_key + lane_row(), my_row + lane_col());
-      if constexpr (kHasDv) {
-        Words<kRows, kQueries> words;
-        pack_words(words, s);
-        add_product<kWidth>(dv, words, dout, left_lane);
-      }
-      if constexpr (kHasDk) {
-        Sums<kRows, kQueries> dp;
-        multiply_rows<kWidth>(dp, dout, right_lane,
-                              [&](uint32_t(&left)[1][4], int i) { load_words(left, v_words, v, i); });
-#pragma unroll
-        for (int j = 0; j < kQueries / 8; ++j) {
-          const float2 of = *reinterpret_cast<const float2*>(delta + 8 * j);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[0][j][e] *= dp[0][j][e] - (e % 2 == 0 ? of.x : of.y);
-        }
-        Words<kRows, kQueries> words;
-        pack_words(words, s);
-        add_product<kWidth>(dk, words, q, left_lane);
-      }
-    }
-    if (more && stages == 1) {
+    if (left > 1 && stages > 1) step_of(stage).copy(p, w.b, h, row);
+    const SeenKeys seen = SeenKeys::of(z, w.b, my_row, min(my_row + kQueries, static_cast<int>(z.rows)));
+    if (seen.some(my_key, 16)) mine.add(step, z, seen, my_key, my_row);
+    if (left > 1 && stages == 1) {
       __syncthreads();
-      load(h, row, stage);
+      step_of(stage).copy(p, w.b, h, row);
     }
   }
   const float scale[1][2] = {{z.scale, z.scale}}, one[1][2] = {{1, 1}};
-  const int64_t to = b * z.kv_rows + my_key, kv_end = (b + int64_t{1}) * z.kv_rows;
-  if constexpr (kHasDk) p.dk.store(dk, scale, to, kv_end, kv_head);
-  if constexpr (kHasDv) p.dv.store(dv, one, to, kv_end, kv_head);
+  if constexpr (Warp::kHasDk) p.dk.store(mine.dk, scale, kv_base + my_key, kv_base + z.kv_rows, w.kv_head);
+  if constexpr (Warp::kHasDv) p.dv.store(mine.dv, one, kv_base + my_key, kv_base + z.kv_rows, w.kv_head);
 }
 
 }  // namespace

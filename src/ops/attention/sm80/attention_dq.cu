@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth
 
   const int in_block = threadIdx.x / 32 * kRows, my_row = row + in_block;
   const SeenKeys seen = SeenKeys::of(z, b, my_row, min(my_row + kRows, rows));
+  const LeftRows<kWidth, kM> my_queries{q, in_block}, my_outputs{dout, in_block};
   const Lane left_lane = Rows::left_lane(), right_lane = Rows::right_lane();
   const float scale2 = z.scale * kLog2E;
   MyRows<kM> mine;
@@ -102,12 +103,8 @@ __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth
     if (more && stages > 1) load(key + kKeys, stage);
     if (seen.some(key, kKeys)) {
       Sums<kRows, kKeys> s, dp;
-      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t(&left)[kM][4], int step) {
-        load_left<kWidth>(left, q, left_lane, in_block, step);
-      });
-      multiply_rows<kWidth>(dp, v, right_lane, [&](uint32_t(&left)[kM][4], int step) {
-        load_left<kWidth>(left, dout, left_lane, in_block, step);
-      });
+      multiply_rows<kWidth>(s, my_queries, k, right_lane);
+      multiply_rows<kWidth>(dp, my_outputs, v, right_lane);
       take_exponentials(s, mine, scale2);
       if (!seen.all(key, kKeys)) mask(s, z, first + in_block + lane_row(), my_row + lane_row(), key);
 #pragma unroll

@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
 
   const int in_block = threadIdx.x / 32 * kRows, my_row = row + in_block;
   const SeenKeys seen = SeenKeys::of(z, b, my_row, min(my_row + kRows, rows));
+  const LeftRows<kWidth, kM> my_queries{q, in_block};
   const Lane left_lane = Rows::left_lane(), right_lane = Rows::right_lane();
   const float scale2 = z.scale * kLog2E;
   Sums<kRows, kWidth> o;
@@ -121,10 +122,7 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
     commit_copies();
     const bool sees = seen.some(key, kKeys);
     Sums<kRows, kKeys> s;
-    if (sees)
-      multiply_rows<kWidth>(s, k, right_lane, [&](uint32_t(&left)[kM][4], int step) {
-        load_left<kWidth>(left, q, left_lane, in_block, step);
-      });
+    if (sees) multiply_rows<kWidth>(s, my_queries, k, right_lane);
     wait_copies<0>();
     __syncthreads();  // values are here, and all are done with these keys
     if (key + kKeys < key_end) Rows::copy(k, keys, key + kKeys, kv_rows, kKeys);

@@ -121,15 +121,44 @@ __device__ __forceinline__ void add_step(float (&sums)[kM][kN][4], const uint32_
   }
 }
 
-// sums = x y^T over the width; load(left, step) gives the left operand.
-template <int kWidth, int kM, int kN, class Load>
-__device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], uint32_t y, const Lane& right_lane,
-                                              const Load& load) {
+// Rows of a tile from `row` as left operand.
+template <int kWidth, int kM>
+struct LeftRows {
+  uint32_t tile;
+  int row;
+  Lane lane = HeadTile<kWidth>::left_lane();
+
+  __device__ __forceinline__ void load(uint32_t (&left)[kM][4], int step) const {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) load_matrices<false>(left[i], HeadTile<kWidth>::at(tile, lane, row + 16 * i, step));
+  }
+};
+
+// The same 16 rows in registers.
+template <int kWidth>
+struct HeldRows {
+  uint32_t words[kWidth / 16][4];
+
+  __device__ __forceinline__ explicit HeldRows(const LeftRows<kWidth, 1>& rows) {
+#pragma unroll
+    for (int step = 0; step < kWidth / 16; ++step)
+      load_matrices<false>(words[step], HeadTile<kWidth>::at(rows.tile, rows.lane, rows.row, step));
+  }
+  __device__ __forceinline__ void load(uint32_t (&left)[1][4], int step) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) left[0][e] = words[step][e];
+  }
+};
+
+// sums = x y^T over the width
+template <int kWidth, int kM, int kN, class LeftOperand>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], const LeftOperand& x, uint32_t y,
+                                              const Lane& right_lane) {
   clear(sums);
 #pragma unroll
   for (int step = 0; step < kWidth / 16; ++step) {
     uint32_t left[kM][4];
-    load(left, step);
+    x.load(left, step);
 #pragma unroll
     for (int pair = 0; pair < kN / 2; ++pair) {
       uint32_t right[4];
@@ -137,13 +166,6 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], uint32_t
       add_step(sums, left, right, pair);
     }
   }
-}
-
-// Rows of a tile as left operand.
-template <int kWidth, int kM>
-__device__ __forceinline__ void load_left(uint32_t (&left)[kM][4], uint32_t x, const Lane& lane, int row, int step) {
-#pragma unroll
-  for (int i = 0; i < kM; ++i) load_matrices<false>(left[i], HeadTile<kWidth>::at(x, lane, row + 16 * i, step));
 }
 
 // sums [., width] += weights [., 16 kSteps] y [16 kSteps, width]
