@@ -33,7 +33,7 @@ if(NOT CUDNN_FRONTEND_INCLUDE_DIR)
 endif()
 if(MOEBIUS_CUDNN_MISSING)
   message(STATUS "cuDNN: attention runs on our own kernels only (Hopper's at head widths 64, 128 and latent 192/128, "
-    "generic ones otherwise); what is missing for cuDNN's beside them:"
+    "portable ones otherwise); what is missing for cuDNN's beside them:"
     "${MOEBIUS_CUDNN_MISSING}\n  Install them, or name their folder: -DMOEBIUS_CUDNN_ROOT=FOLDER")
   return()
 endif()

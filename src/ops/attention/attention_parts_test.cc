@@ -4,6 +4,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_merge.h"
+#include "ops/attention/attention_testing.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {
@@ -35,6 +36,9 @@ std::vector<Case> cases() {
       {300, 2, 1, 64, 64, {{0, 130}, {130, 300}}, {{0, 130}, {130, 135}, {135, 300}}},
       {300, 2, 2, 128, 128, {{0, 1}, {1, 300}}, {{150, 300}, {0, 150}}},
       {210, 1, 1, 192, 128, {{0, 70}, {70, 210}}, {{70, 210}, {0, 70}}},
+      // Portable kernels.
+      {300, 4, 2, 96, 96, {{0, 130}, {130, 300}}, {{130, 300}, {0, 125}, {125, 130}}},
+      {210, 2, 1, 256, 256, {{0, 1}, {1, 210}}, {{100, 210}, {0, 100}}},
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -75,6 +79,8 @@ void add_to(Values& sum, int64_t first_element, const Array& part) {
 
 class AttentionPartsTest : public testing::DeviceTest<Case> {
  protected:
+  void expect_merged_outputs();
+  void expect_added_gradients();
   // The gradients of queries q and keys kv into dq, dk, dv, whose rows are theirs alone.
   void run_bwd(const Span& q, const Span& kv, Array& dq, Array& dk, Array& dv, bool is_part) {
     run(s_,
@@ -127,7 +133,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionPartsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-TEST_P(AttentionPartsTest, OutputsMergeToTheWhole) {
+void AttentionPartsTest::expect_merged_outputs() {
   run_fwd({0, S}, {0, S}, o_.tensor(), lse_.tensor(), false);
   Array o = Array::of({S, H, dv}, DType::f32, Values(S * H * dv)),
         lse = Array::of({S, H}, DType::f32, Values(S * H, -std::numeric_limits<double>::infinity()));
@@ -146,7 +152,7 @@ TEST_P(AttentionPartsTest, OutputsMergeToTheWhole) {
   testing::expect_close("lse", lse.values(), lse_.values(), error_, error_);
 }
 
-TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) {
+void AttentionPartsTest::expect_added_gradients() {
   const Span all{0, S};
   run_fwd(all, all, o_.tensor(), lse_.tensor(), false);
   Array dq = poisoned(S, H, d), dk = poisoned(S, G, d), dv_all = poisoned(S, G, dv);
@@ -166,6 +172,16 @@ TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) {
   testing::expect_close("dq", dq_sum, dq.values(), 4 * eps_ + error_, floor);
   testing::expect_close("dk", dk_sum, dk.values(), 4 * eps_ + error_, floor);
   testing::expect_close("dv", dv_sum, dv_all.values(), 4 * eps_ + error_, error_);
+}
+
+TEST_P(AttentionPartsTest, OutputsMergeToTheWhole) { expect_merged_outputs(); }
+TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) { expect_added_gradients(); }
+
+TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
+  if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
+  const testing::PortableScope portable(s_);
+  expect_merged_outputs();
+  expect_added_gradients();
 }
 
 TEST(AttentionParts, MayHaveNoQueriesOrNoKeys) {

@@ -5,6 +5,7 @@
 #include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
+#include "ops/attention/attention_testing.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/cpu/testing.h"
 
@@ -43,6 +44,14 @@ std::vector<Case> cases() {
       {2, 150, 150, 2, 1, 64, 40, true},
       {2, 70, 200, 4, 2, 64, 0, true},
       {1, 1, 130, 4, 2, 128, 0, false},
+      // Portable kernels.
+      {2, 130, 130, 4, 2, 32, 0, false},
+      {2, 190, 190, 3, 1, 96, 0, true},
+      {1, 300, 300, 4, 2, 96, 77, false},
+      {1, 70, 290, 4, 1, 80, 60, true},
+      {1, 200, 200, 2, 1, 33, 0, false, 71},
+      {1, 180, 180, 2, 1, 256, 0, false},
+      {2, 140, 140, 4, 2, 192, 50, true, 160},
       // And these cuDNN.
       {2, 128, 128, 4, 2, 64, 0, false},
       {1, 67, 67, 4, 1, 128, 0, false},
@@ -184,6 +193,17 @@ TEST_P(AttentionTest, OtherGpusEqualTheReference) {
   expect_backward();
 }
 
+// With the shared memory of each kind of GPU.
+TEST_P(AttentionTest, PortableKernelsEqualTheReference) {
+  if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
+  for (const int64_t shared_bytes : testing::kSharedBytesOfGpus) {
+    SCOPED_TRACE(shared_bytes);
+    const testing::PortableScope portable(s_, shared_bytes);
+    expect_forward();
+    expect_backward();
+  }
+}
+
 TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
   EXPECT_TRUE(is_measured_cudnn(91900));
   EXPECT_TRUE(is_measured_cudnn(91902));
@@ -267,7 +287,7 @@ TEST(Attention, SameBitsForAnyTeam) {
 TEST(Attention, SameBitsEachTime) {
   testing::on_each_device([](Stream& s) {
     for (const auto& [width, v_width] :
-         std::vector<std::array<int64_t, 2>>{{24, 24}, {64, 64}, {128, 128}, {192, 128}}) {
+         std::vector<std::array<int64_t, 2>>{{24, 24}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}}) {
       for (const bool documents : {false, true}) {
         const std::vector<Array> first = both_passes(s, width, v_width, documents),
                                  second = both_passes(s, width, v_width, documents);
@@ -277,6 +297,22 @@ TEST(Attention, SameBitsEachTime) {
       }
     }
   });
+}
+
+TEST(AttentionOnCuda, PortableKernelsGiveTheSameBitsOnEveryGpu) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  for (const int64_t width : {96, 128, 192, 256}) {
+    std::vector<Array> first;
+    for (const int64_t shared_bytes : testing::kSharedBytesOfGpus) {
+      const testing::PortableScope portable(s, shared_bytes);
+      const std::vector<Array> all = both_passes(s, width, width, true);
+      if (first.empty()) first = all;
+      for (size_t i = 0; i < all.size(); ++i)
+        EXPECT_EQ(all[i].bytes(), first[i].bytes()) << "output " << i << ", width " << width << ", " << shared_bytes;
+    }
+  }
 }
 
 TEST(Attention, BadArgumentsAreNamed) {

@@ -45,7 +45,7 @@ struct RoundingDraws {
   int64_t begin = 0, run = 1, stride = 1, first = 0;
 };
 
-// What an update reads and writes of one tensor. The value w that is updated is one of these
+// An update reads and writes this of one tensor. The value w that is updated is one of these
 // (ops/optimizer/rounding.h):
 //   master                 f32, and param is rounded from it to nearest even, or is the master itself
 //   param and remainder    a bf16 and 16 more bits that together are an f32

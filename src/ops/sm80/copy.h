@@ -15,6 +15,16 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool vali
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same of 4 bytes.
+__device__ __forceinline__ void copy_4(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+// 16 bytes from registers.
+__device__ __forceinline__ void store_16(uint32_t to, const uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
 // The copies since the last call are a group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kPending of this thread's groups are on their way.
@@ -27,8 +37,8 @@ __device__ __forceinline__ void wait_copies() {
 // different banks, and so are the chunks of a row.
 template <int kChunks>
 __device__ __forceinline__ constexpr uint32_t swizzled(uint32_t row, uint32_t chunk) {
-  static_assert(kChunks == 4 || kChunks % 8 == 0);
-  const uint32_t by = kChunks == 4 ? row / 2 % 4 : row % 8;
+  static_assert(kChunks % 4 == 0);
+  const uint32_t by = kChunks % 8 == 4 ? row / 2 % 4 : row % 8;
   return (row * kChunks + (chunk ^ by)) * 16;
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kNames[] = {".m", ".v"};  // in the memory plan
 
-// Of the owned elements of a part. Its shard is `outer` runs of the global tensor.
+// The draws of the owned elements of a part, whose shard is `outer` runs of the global tensor.
 RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_t seed) {
   const Shape local = part.local_shape();
   const int dim = std::max(part.shard.dim, 0);

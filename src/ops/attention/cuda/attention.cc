@@ -32,14 +32,17 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
          ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
 }
 
-void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
-  if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
-  if (!uses_hopper_kernels(s)) return note_no_portable_kernel(s, op);
-  note_fallback_kernel(
-      s, op,
-      fmt::format("the Hopper kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
-                  "values of {}",
-                  q.dim(2), v.dim(2)));
+// True where the run forces portable kernels on a GPU that has faster ones, cuDNN's among them.
+bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
+
+void note_portable(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
+  if (q.dim(2) % 8 != 0 || v.dim(2) % 8 != 0)
+    return note_odd_rows(s, op, q.dtype, q.dim(2) % 8 != 0 ? q.dim(2) : v.dim(2));
+  if (!uses_hopper_kernels(s) || v.empty()) return;
+  note_fallback_kernel(s, op,
+                       fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, and of 192 "
+                                   "with values of 128; got {} with values of {}",
+                                   q.dim(2), v.dim(2)));
 }
 
 // Refuses sizes that our own kernels cannot index.
@@ -64,26 +67,29 @@ bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd
 
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
-// The sm_90 kernels need more than the generic ones, which a run with portable kernels uses instead.
+// That of the kernels that work with most, as the choice among them depends on the GPU.
 int64_t scratch_bytes(const AttentionBwd& a) {
-  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : generic_scratch_bytes(a);
+  if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
+  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
   return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
 }
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
+  if (!forces_portable(s) && cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
   check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
+  if (a.q_THd.dtype != DType::bf16) return generic_attention_fwd(s, a);
   if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_fwd(s, a);
-  note_generic(s, "attention_fwd", a.q_THd, a.v_UGd);
-  generic_attention_fwd(s, a);
+  note_portable(s, "attention_fwd", a.q_THd, a.v_UGd);
+  sm80_attention_fwd(s, a);
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
+  if (!forces_portable(s) && cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
+  if (a.q_THd.dtype != DType::bf16) return generic_attention_bwd(s, a);
   if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_bwd(s, a);
-  note_generic(s, "attention_bwd", a.q_THd, a.v_TGd);
-  generic_attention_bwd(s, a);
+  note_portable(s, "attention_bwd", a.q_THd, a.v_TGd);
+  sm80_attention_bwd(s, a);
 }
 
 }  // namespace moebius::cuda

@@ -1,7 +1,9 @@
-// The three ways in which CUDA computes attention. Which one takes a call is decided by
-// its arguments alone.
+// The four ways in which CUDA computes attention. Which one takes a call is decided by its
+// arguments, the GPU, and run.kernels.
 //
-// generic: any width up to 256, f32 and bf16, any mask of the header.
+// generic: f32 of any width up to 256, any mask of the header.
+//
+// sm80: bf16 of any width up to 256, any mask of the header: mma.sync.
 //
 // sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the
 // tensor copy engine.
@@ -34,6 +36,10 @@ AttentionSizes attention_sizes(const AttentionBwd& a);
 void generic_attention_fwd(Stream& s, const AttentionFwd& a);
 void generic_attention_bwd(Stream& s, const AttentionBwd& a);
 int64_t generic_scratch_bytes(const AttentionBwd& a);
+
+void sm80_attention_fwd(Stream& s, const AttentionFwd& a);
+void sm80_attention_bwd(Stream& s, const AttentionBwd& a);
+int64_t sm80_scratch_bytes(const AttentionBwd& a);
 
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);

@@ -12,10 +12,9 @@
 namespace moebius::cuda {
 namespace {
 
-template <class T>
 struct BwdPointers {
-  T *dq, *dk, *dv;
-  const T *dout, *o, *q, *k, *v;
+  float *dq, *dk, *dv;
+  const float *dout, *o, *q, *k, *v;
   const float* lse;
   float* delta;  // [T, H], <do, o>
 };
@@ -23,13 +22,12 @@ struct BwdPointers {
 constexpr int kWarp = 32;
 
 // A warp is a row of a head.
-template <class T>
-__global__ void __launch_bounds__(kThreads) delta_kernel(BwdPointers<T> x, int64_t rows, int width) {
+__global__ void __launch_bounds__(kThreads) delta_kernel(BwdPointers x, int64_t rows, int width) {
   const int64_t row = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / kWarp;
   if (row >= rows) return;
   float sum = 0;
   for (int c = threadIdx.x % kWarp; c < width; c += kWarp) {
-    sum += widen(x.dout[row * width + c]) * widen(x.o[row * width + c]);
+    sum += x.dout[row * width + c] * x.o[row * width + c];
   }
 #pragma unroll
   for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
@@ -38,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(BwdPointers<T> x, int64
 
 // A block is a tile of queries of one head of one sequence.
 template <class Tile>
-__global__ void __launch_bounds__(kThreads) dq_kernel(BwdPointers<typename Tile::T> x, AttentionSizes z) {
+__global__ void __launch_bounds__(kThreads) dq_kernel(BwdPointers x, AttentionSizes z) {
   extern __shared__ __align__(16) float shared[];
   float *const q = shared, *const dout = q + Tile::kFloats, *const k = dout + Tile::kFloats,
                *const v = k + Tile::kFloats, *const ds = v + Tile::kFloats;
@@ -80,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(BwdPointers<typename Tile:
         const int64_t at = key + tx + kSide * j;
         const bool seen = at >= first[i] && at <= last[i];
         const float d = seen ? z.scale * expf(z.scale * scores[i][j] - lse[i]) * (dp[i][j] - delta[i]) : 0.0f;
-        ds[(ty + kSide * i) * Tile::kScorePitch + tx + kSide * j] = widen(narrowed<typename Tile::T>(d));
+        ds[(ty + kSide * i) * Tile::kScorePitch + tx + kSide * j] = d;
       }
     }
     __syncthreads();
@@ -95,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(BwdPointers<typename Tile:
 
 // A block is a tile of keys of one kv head of one sequence; rows of its tiles of scores are keys.
 template <class Tile>
-__global__ void __launch_bounds__(kThreads) dkv_kernel(BwdPointers<typename Tile::T> x, AttentionSizes z) {
+__global__ void __launch_bounds__(kThreads) dkv_kernel(BwdPointers x, AttentionSizes z) {
   extern __shared__ __align__(16) float shared[];
   float *const k = shared, *const v = k + Tile::kFloats, *const q = v + Tile::kFloats, *const dout = q + Tile::kFloats,
                *const p = dout + Tile::kFloats, *const ds = p + Tile::kScoreFloats,
@@ -138,8 +136,8 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(BwdPointers<typename Tile
           const bool seen = at >= first && at <= z.shift + row + query;
           const float e = seen ? expf(z.scale * scores[i][j] - lse[query]) : 0.0f;
           const float d = seen ? z.scale * e * (dp[i][j] - delta[query]) : 0.0f;
-          p[(ty + kSide * i) * Tile::kScorePitch + query] = widen(narrowed<typename Tile::T>(e));
-          ds[(ty + kSide * i) * Tile::kScorePitch + query] = widen(narrowed<typename Tile::T>(d));
+          p[(ty + kSide * i) * Tile::kScorePitch + query] = e;
+          ds[(ty + kSide * i) * Tile::kScorePitch + query] = d;
         }
       }
       __syncthreads();
@@ -162,23 +160,21 @@ constexpr int kDkvBytes = kDqBytes<Tile> + (Tile::kScoreFloats + 2 * Tile::kRows
 
 template <class Tile>
 void launch(Stream& s, const AttentionBwd& a) {
-  using T = typename Tile::T;
   const AttentionSizes z = attention_sizes(a);
-  const auto in = [](const Tensor& t) { return static_cast<const T*>(t.data); };
-  const BwdPointers<T> x{.dq = static_cast<T*>(a.dq_THd.data),
-                         .dk = static_cast<T*>(a.dk_TGd.data),
-                         .dv = static_cast<T*>(a.dv_TGd.data),
-                         .dout = in(a.do_THd),
-                         .o = in(a.o_THd),
-                         .q = in(a.q_THd),
-                         .k = in(a.k_TGd),
-                         .v = in(a.v_TGd),
-                         .lse = a.lse_TH.ptr<float>(),
-                         .delta = static_cast<float*>(a.scratch.data)};
+  const BwdPointers x{.dq = a.dq_THd.ptr<float>(),
+                      .dk = a.dk_TGd.ptr<float>(),
+                      .dv = a.dv_TGd.ptr<float>(),
+                      .dout = a.do_THd.ptr<float>(),
+                      .o = a.o_THd.ptr<float>(),
+                      .q = a.q_THd.ptr<float>(),
+                      .k = a.k_TGd.ptr<float>(),
+                      .v = a.v_TGd.ptr<float>(),
+                      .lse = a.lse_TH.ptr<float>(),
+                      .delta = static_cast<float*>(a.scratch.data)};
   const cudaStream_t stream = cuda_stream(s);
   const int64_t delta_rows = a.lse_TH.numel();
-  delta_kernel<T><<<static_cast<unsigned>(div_ceil(delta_rows * kWarp, kThreads)), kThreads, 0, stream>>>(x, delta_rows,
-                                                                                                          z.v_width);
+  delta_kernel<<<static_cast<unsigned>(div_ceil(delta_rows * kWarp, kThreads)), kThreads, 0, stream>>>(x, delta_rows,
+                                                                                                       z.v_width);
   check_launch("attention_bwd");
   MOEBIUS_CUDA(cudaFuncSetAttribute(dq_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDqBytes<Tile>));
   MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDkvBytes<Tile>));
@@ -196,26 +192,18 @@ void launch_fitting(Stream& s, const AttentionBwd& a) {
   kDkvBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);
 }
 
-template <class T>
-void launch_width(Stream& s, const AttentionBwd& a) {
-  const int64_t width = std::max(a.q_THd.dim(2), a.v_TGd.dim(2));
-  if (width <= 64)
-    launch_fitting<TileShape<T, 64, 1>, TileShape<T, 32, 1>>(s, a);
-  else if (width <= 128)
-    launch_fitting<TileShape<T, 64, 2>, TileShape<T, 32, 2>>(s, a);
-  else
-    launch_fitting<TileShape<T, 32, 4>, TileShape<T, 16, 4>>(s, a);
-}
-
 }  // namespace
 
 int64_t generic_scratch_bytes(const AttentionBwd& a) { return a.lse_TH.num_bytes(); }
 
 void generic_attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (a.q_THd.dtype == DType::f32)
-    launch_width<float>(s, a);
+  const int64_t width = std::max(a.q_THd.dim(2), a.v_TGd.dim(2));
+  if (width <= 64)
+    launch_fitting<TileShape<64, 1>, TileShape<32, 1>>(s, a);
+  else if (width <= 128)
+    launch_fitting<TileShape<64, 2>, TileShape<32, 2>>(s, a);
   else
-    launch_width<__nv_bfloat16>(s, a);
+    launch_fitting<TileShape<32, 4>, TileShape<16, 4>>(s, a);
 }
 
 }  // namespace moebius::cuda

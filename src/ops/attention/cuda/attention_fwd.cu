@@ -1,4 +1,4 @@
-// The generic forward pass: any width up to 256, f32 and bf16, in f32 arithmetic.
+// The generic forward pass: any width up to 256, in f32 arithmetic.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -10,11 +10,10 @@
 namespace moebius::cuda {
 namespace {
 
-template <class T>
 struct FwdPointers {
-  T* o;
+  float* o;
   float* lse;
-  const T *q, *k, *v;
+  const float *q, *k, *v;
 };
 
 // The softmax so far of a thread's rows; the 16 threads of a row agree.
@@ -52,7 +51,7 @@ __device__ void take_scores(float (&scores)[Tile::kPer][Tile::kPer], Running<Til
     for (int j = 0; j < Tile::kPer; ++j) {
       const float e = expf(scores[i][j] - base);
       tile_sum += e;
-      p[(ty + kSide * i) * Tile::kScorePitch + tx + kSide * j] = widen(narrowed<typename Tile::T>(e));
+      p[(ty + kSide * i) * Tile::kScorePitch + tx + kSide * j] = e;
     }
     const float correction = expf(run.max[i] - base);
     run.max[i] = new_max;
@@ -67,7 +66,7 @@ __device__ void take_scores(float (&scores)[Tile::kPer][Tile::kPer], Running<Til
 
 // A block is a tile of queries of one head of one sequence.
 template <class Tile>
-__global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers<typename Tile::T> x, AttentionSizes z) {
+__global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers x, AttentionSizes z) {
   extern __shared__ __align__(16) float shared[];
   float *const q = shared, *const k = q + Tile::kFloats, *const v = k + Tile::kFloats, *const p = v + Tile::kFloats;
   __shared__ int begin_shared;
@@ -127,13 +126,11 @@ constexpr int kSharedBytes = (3 * Tile::kFloats + Tile::kScoreFloats) * sizeof(f
 
 template <class Tile>
 void launch(Stream& s, const AttentionFwd& a) {
-  using T = typename Tile::T;
   const AttentionSizes z = attention_sizes(a);
   MOEBIUS_CUDA(cudaFuncSetAttribute(fwd_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>));
   const dim3 grid(static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), z.heads, static_cast<unsigned>(a.batch));
   fwd_kernel<Tile><<<grid, kThreads, kSharedBytes<Tile>, cuda_stream(s)>>>(
-      {static_cast<T*>(a.o_THd.data), a.lse_TH.ptr<float>(), static_cast<const T*>(a.q_THd.data),
-       static_cast<const T*>(a.k_UGd.data), static_cast<const T*>(a.v_UGd.data)},
+      {a.o_THd.ptr<float>(), a.lse_TH.ptr<float>(), a.q_THd.ptr<float>(), a.k_UGd.ptr<float>(), a.v_UGd.ptr<float>()},
       z);
   check_launch("attention_fwd");
 }
@@ -144,24 +141,16 @@ void launch_fitting(Stream& s, const AttentionFwd& a) {
   kSharedBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);
 }
 
-template <class T>
-void launch_width(Stream& s, const AttentionFwd& a) {
-  const int64_t width = std::max(a.q_THd.dim(2), a.v_UGd.dim(2));
-  if (width <= 64)
-    launch_fitting<TileShape<T, 64, 1>, TileShape<T, 32, 1>>(s, a);
-  else if (width <= 128)
-    launch_fitting<TileShape<T, 64, 2>, TileShape<T, 32, 2>>(s, a);
-  else
-    launch_fitting<TileShape<T, 32, 4>, TileShape<T, 16, 4>>(s, a);
-}
-
 }  // namespace
 
 void generic_attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (a.q_THd.dtype == DType::f32)
-    launch_width<float>(s, a);
+  const int64_t width = std::max(a.q_THd.dim(2), a.v_UGd.dim(2));
+  if (width <= 64)
+    launch_fitting<TileShape<64, 1>, TileShape<32, 1>>(s, a);
+  else if (width <= 128)
+    launch_fitting<TileShape<64, 2>, TileShape<32, 2>>(s, a);
   else
-    launch_width<__nv_bfloat16>(s, a);
+    launch_fitting<TileShape<32, 4>, TileShape<16, 4>>(s, a);
 }
 
 }  // namespace moebius::cuda

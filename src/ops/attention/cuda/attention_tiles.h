@@ -1,46 +1,18 @@
-// The parts that the generic attention kernels share: which keys a query sees, and tiles of rows in
-// shared memory, in f32 whatever the dtype.
+// The parts that the generic attention kernels share: tiles of rows in shared memory, in f32.
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
-#include "ops/attention/cuda/attention.h"
+#include "ops/attention/cuda/attention_mask.h"
 
 namespace moebius::cuda {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;  // a block is kSide x kSide threads
 
-// Query i of sequence b sees the keys from first_key to last_key: none where the last is
-// before the first.
-__device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
-  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
-  if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
-  return first > 0 ? first : 0;
-}
-__device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
-  return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;
-}
-
-__device__ inline float widen(float x) { return x; }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <class T>
-__device__ T narrowed(float x);
-template <>
-__device__ inline float narrowed<float>(float x) {
-  return x;
-}
-template <>
-__device__ inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-
 // kRows rows and keys at a time; a row of shared memory has kChunks * 64 columns, zero past the
 // width, and 4 more, so that the 16 rows that a quarter of a warp reads are in different banks.
-template <class T_, int kRows_, int kChunks_>
+template <int kRows_, int kChunks_>
 struct TileShape {
-  using T = T_;
   static constexpr int kRows = kRows_, kChunks = kChunks_, kPitch = kChunks * 64 + 4, kFloats = kRows * kPitch;
   static constexpr int kPer = kRows / kSide;                                         // rows of a thread
   static constexpr int kScorePitch = kRows + 4, kScoreFloats = kRows * kScorePitch;  // of a tile of scores
@@ -48,13 +20,13 @@ struct TileShape {
 
 // Rows [row, row + kRows) below `end` of head h of x [., heads, width]; the others are zeros.
 template <class Tile>
-__device__ void load_rows(float* to, const typename Tile::T* x, int64_t row, int64_t end, int heads, int h, int width) {
+__device__ void load_rows(float* to, const float* x, int64_t row, int64_t end, int heads, int h, int width) {
   const int64_t stride = int64_t{heads} * width;
   const auto* from = x + row * stride + int64_t{h} * width;
   constexpr int kCols = Tile::kChunks * 64;
   for (int i = threadIdx.x; i < Tile::kRows * kCols; i += kThreads) {
     const int r = i / kCols, c = i % kCols;
-    to[r * Tile::kPitch + c] = row + r < end && c < width ? widen(from[r * stride + c]) : 0.0f;
+    to[r * Tile::kPitch + c] = row + r < end && c < width ? from[r * stride + c] : 0.0f;
   }
 }
 
@@ -123,7 +95,7 @@ __device__ void add_weighted(Sums<Tile>& sums, const float* weights, const float
 
 // Stores a thread's rows of a tile, times factor[i].
 template <class Tile>
-__device__ void store_rows(typename Tile::T* x, const Sums<Tile>& sums, const float (&factor)[Tile::kPer], int64_t row,
+__device__ void store_rows(float* x, const Sums<Tile>& sums, const float (&factor)[Tile::kPer], int64_t row,
                            int64_t end, int heads, int h, int width, int ty, int tx) {
 #pragma unroll
   for (int i = 0; i < Tile::kPer; ++i) {
@@ -135,7 +107,7 @@ __device__ void store_rows(typename Tile::T* x, const Sums<Tile>& sums, const fl
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int c = chunk * 64 + tx * 4 + e;
-        if (c < width) to[c] = narrowed<typename Tile::T>(sums[i][chunk][e] * factor[i]);
+        if (c < width) to[c] = sums[i][chunk][e] * factor[i];
       }
     }
   }

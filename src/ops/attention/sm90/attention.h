@@ -8,7 +8,7 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/attention/cuda/attention_tiles.h"
+#include "ops/attention/cuda/attention_mask.h"
 #include "ops/sm90/sm90.h"
 #include "ops/sm90/tensor_map.h"
 #include "ops/sm90/wgmma_registers.h"
@@ -17,13 +17,6 @@ namespace moebius::cuda {
 
 constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // of a warpgroup; of a block
 constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
-constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with
 // the 128-byte swizzle.
@@ -144,25 +137,6 @@ template <int kWidth>
 __device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64_t end, int heads, int h) {
   const float zeros[kWidth / 2] = {}, factor[2] = {};
   store_sums<kWidth>(x, zeros, factor, row, end, heads, h);
-}
-
-// Queries in [from, z.rows) that see keys below key_end are below this. All lanes of a warp call it
-// and get the same.
-__device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
-  int64_t lo = from, hi = z.rows;
-  const int64_t past_window = key_end - 1 + z.window - z.shift;
-  if (z.window > 0 && past_window < hi) hi = past_window;
-  if (!z.doc_start) return hi;
-  const int lane = threadIdx.x % 32;
-  while (lo < hi) {  // the first query whose document begins at key_end or later: 32 probes at a time
-    const int64_t step = (hi - lo + 31) / 32, i = lo + lane * step;
-    const uint32_t past = __ballot_sync(~0u, i >= hi || z.doc_start[b * z.rows + i] - z.kv_first >= key_end);
-    const int first = past ? __ffs(static_cast<int>(past)) - 1 : 32;
-    if (first == 0) return lo;
-    if (lo + first * step < hi) hi = lo + first * step;
-    lo += (first - 1) * step + 1;
-  }
-  return lo;
 }
 
 }  // namespace moebius::cuda

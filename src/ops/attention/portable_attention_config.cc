@@ -1,0 +1,36 @@
+#include "ops/attention/portable_attention_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kPassNames[] = {"fwd", "dq", "dkv"};
+
+}  // namespace
+
+std::string to_string(const PortableAttentionConfig& c) {
+  return fmt::format("{}, heads to {}: {} rows a block, steps of {}, {} stage{}, {} warps",
+                     kPassNames[static_cast<int>(c.pass)], c.width, c.block_rows(), c.tile().step_rows, c.stages,
+                     c.stages == 1 ? "" : "s", c.warps);
+}
+
+PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits) {
+  const int padded = *std::lower_bound(std::begin(kPortableAttentionWidths), std::end(kPortableAttentionWidths), width);
+  PortableAttentionConfig config{.pass = pass, .width = padded};
+  for (config.warps = config.tile().max_warps; config.warps >= 4; config.warps /= 2) {
+    for (config.stages = pass == AttentionPass::fwd ? 1 : 2; config.stages >= 1; --config.stages) {
+      if (config.shared_bytes() <= limits.shared_bytes_per_block) return config;
+    }
+  }
+  config = {.pass = pass, .width = padded, .warps = 4, .stages = 1};
+  throw Error(ErrorKind::internal,
+              fmt::format("attention: expected {} bytes of shared memory for a block ({}); this GPU has {}",
+                          config.shared_bytes(), to_string(config), limits.shared_bytes_per_block));
+}
+
+}  // namespace moebius

@@ -1,0 +1,62 @@
+#include "ops/attention/portable_attention_config.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+const GpuLimits kA100{8, 0, 108, 163 * kKiB}, kRtx4090{8, 9, 128, 99 * kKiB}, kH100{9, 0, 132, 227 * kKiB};
+constexpr AttentionPass kPasses[] = {AttentionPass::fwd, AttentionPass::dq, AttentionPass::dkv};
+
+TEST(PortableAttentionConfig, FitsEveryGpuAtEveryWidth) {
+  for (const GpuLimits& gpu : {kA100, kRtx4090, kH100}) {
+    for (const AttentionPass pass : kPasses) {
+      for (int64_t width = 1; width <= 256; ++width) {
+        const PortableAttentionConfig config = choose_portable_attention(pass, width, gpu);
+        EXPECT_LE(config.shared_bytes(), gpu.shared_bytes_per_block) << to_string(config);
+        EXPECT_GE(config.width, width);
+        EXPECT_LE(config.width, std::max<int64_t>(32, 2 * width));
+      }
+    }
+  }
+}
+
+// A multiprocessor has 64 Ki registers, and a thread may have 255 of them.
+TEST(PortableAttentionConfig, FitsTheRegisters) {
+  for (const AttentionPass pass : kPasses) {
+    for (const int width : kPortableAttentionWidths) {
+      const PortableAttentionTile tile = portable_attention_tile(pass, width);
+      EXPECT_LE(tile.max_warps * 32 * tile.blocks * 256, 64 << 10) << width;
+    }
+  }
+}
+
+TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
+  const auto text = [](AttentionPass pass, int64_t width, const GpuLimits& gpu) {
+    return to_string(choose_portable_attention(pass, width, gpu));
+  };
+  EXPECT_EQ(text(AttentionPass::dkv, 80, kRtx4090),
+            "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 256, kH100),
+            "dkv, heads to 256: 128 rows a block, steps of 32, 2 stages, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 256, kA100), "dkv, heads to 256: 128 rows a block, steps of 32, 1 stage, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 256, kRtx4090),
+            "dkv, heads to 256: 64 rows a block, steps of 32, 1 stage, 4 warps");
+  EXPECT_EQ(text(AttentionPass::fwd, 96, kH100), "fwd, heads to 96: 128 rows a block, steps of 64, 1 stage, 4 warps");
+  EXPECT_EQ(text(AttentionPass::dq, 1, kA100), "dq, heads to 32: 128 rows a block, steps of 32, 2 stages, 4 warps");
+}
+
+TEST(PortableAttentionConfig, IsRefusedWhereSharedMemoryIsTooSmall) {
+  EXPECT_EQ(
+      testing::error_of([] {
+        choose_portable_attention(AttentionPass::fwd, 256, {7, 5, 40, 64 * kKiB});
+      }),
+      "attention: expected 99328 bytes of shared memory for a block (fwd, heads to 256: 64 rows a block, steps of "
+      "64, 1 stage, 4 warps); this GPU has 65536");
+}
+
+}  // namespace
+}  // namespace moebius
