@@ -80,6 +80,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
       kv_a_precision_(precision_of(c, kv_a_.spec)),
       kv_a_adapter_(c, kv_a_.spec),
+      generates_(c.params.use() == ModelUse::inference),
       kv_b_(c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0)),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
@@ -127,7 +128,7 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
-  gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true});
+  gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = generates_});
   kv_a_adapter_.forward(step, y, x_tD, {}, first_down_row(rope));
 }
 

@@ -87,6 +87,7 @@ class Mla {
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
   Adapter kv_a_adapter_;
+  bool generates_;  // rows may be few
   ColumnLinear kv_b_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;

@@ -6,7 +6,12 @@ namespace moebius {
 
 void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const {
   StackScope scope(step.stack);
-  gemm(step.stream, {.c_MN = y, .a = this->x(step, x), .b = w(step), .trans_b = true, .accumulate = accumulate});
+  gemm(step.stream, {.c_MN = y,
+                     .a = this->x(step, x),
+                     .b = w(step),
+                     .trans_b = true,
+                     .accumulate = accumulate,
+                     .few_rows = generates_});
   adapter_.forward(step, y, x);
 }
 

@@ -31,9 +31,13 @@ class Linear {
       : w_(c.params.declare(stored_first(spec))),
         precision_(precision_of(c, spec)),
         weights_(c, w_, precision_),
-        adapter_(c, spec) {}
+        adapter_(c, spec),
+        generates_(c.params.use() == ModelUse::inference) {}
   // Its operands are never quantised, and it has no adapter.
-  Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(stored_first(std::move(spec)))), weights_(w_) {}
+  Linear(ParamTable& params, ParamSpec spec)
+      : w_(params.declare(stored_first(std::move(spec)))),
+        weights_(w_),
+        generates_(params.use() == ModelUse::inference) {}
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
@@ -54,6 +58,7 @@ class Linear {
   ProductPrecision precision_;
   WeightOperands weights_;
   Adapter adapter_;
+  bool generates_;  // rows may be few
 };
 
 class ColumnLinear {

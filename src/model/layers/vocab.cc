@@ -78,7 +78,7 @@ LmHead::LmHead(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& 
 void LmHead::logits(Step& step, Tensor logits_CV, Tensor x_CD) const {
   MOEBIUS_CHECK(usage, rows_.num_ranks() == 1, "logits: a rank must have the whole vocabulary, parallel.tp = 1; got {}",
                 rows_.num_ranks());
-  gemm(step.stream, {.c_MN = logits_CV, .a = x_CD, .b = w_.w, .trans_b = true});
+  gemm(step.stream, {.c_MN = logits_CV, .a = x_CD, .b = w_.w, .trans_b = true, .few_rows = true});
 }
 
 void LmHead::row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) const {
@@ -91,7 +91,7 @@ void LmHead::row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) 
   copy(step.stream, x_1D, row_1D);
   rows_.group().broadcast(step.stream, x_1D, narrow<int>(row / t));
   const Tensor mine_1B = block_1B.view({longest}).rows(0, mine).view({1, mine});
-  gemm(step.stream, {.c_MN = mine_1B, .a = x_1D, .b = w_.w, .trans_b = true});
+  gemm(step.stream, {.c_MN = mine_1B, .a = x_1D, .b = w_.w, .trans_b = true, .few_rows = true});
   rows_.group().all_gather(step.stream, blocks_nB, block_1B);
   for (int64_t r = 0; r < n; ++r) {
     const Shard block = shard_of({vocab_}, 0, r, n);

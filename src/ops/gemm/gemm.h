@@ -18,14 +18,18 @@ namespace moebius {
 // gives zeros, or leaves c unchanged with accumulate.
 //
 // The same call gives the same bits every time. On the CPU the result does not depend on the
-// number of threads. The rows of y = x W^T depend neither on each other nor on their number where
-// there are at most 32 (cpu/few_rows_gemm.h), unless operands are quantised. Nor do they where there
-// are more, and our own kernel multiplies (cpu/tile_gemm.h). oneDNN and a GPU choose the order of a
-// sum by the shape, the dtypes and the alignment.
+// number of threads. Where our own kernel multiplies (cpu/tile_gemm.h), a row of c does not
+// depend on the other rows. oneDNN and a GPU choose the order of a sum by the shape, the dtypes
+// and the alignment.
+//
+// few_rows: on the CPU, y = x W^T of at most 32 rows that are not quantised reads W once and in place
+// (cpu/few_rows_gemm.h). Then a row of y depends neither on the others nor on how many there are, but its
+// sums are in another order than those of more rows. Generation asks for it, and training does not.
 struct Gemm {
   Tensor c_MN;   // out
   Operand a, b;  // in
   bool trans_a = false, trans_b = false, accumulate = false;
+  bool few_rows = false;
 };
 void gemm(Stream& s, const Gemm& a);
 Cost cost(const Gemm& a);

@@ -183,7 +183,7 @@ void columns(const Gemm& a, int64_t begin, int64_t end) {
 }  // namespace
 
 bool has_few_rows(const Gemm& a) {
-  return a.c_MN.dim(0) <= kFewRows && a.trans_b && !a.trans_a && a.a.is_plain() && a.b.is_plain();
+  return a.few_rows && a.c_MN.dim(0) <= kFewRows && a.trans_b && !a.trans_a && a.a.is_plain() && a.b.is_plain();
 }
 
 void few_rows_gemm(Stream& s, const Gemm& a) {
