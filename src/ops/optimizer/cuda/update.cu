@@ -49,7 +49,8 @@ struct StepScalars {
   float lr;
 };
 
-// Scalars are worked out in double.
+// Scalars are worked out in double. Updates say what is fused: the compiler would choose for each form and
+// width of a kernel, and shards would have other bits than the whole.
 struct AdamWRule {
   float beta1, beta2, eps;
 
@@ -65,9 +66,9 @@ struct AdamWRule {
   }
   __device__ __forceinline__ void update(const Scalars& c, float keep, float g, float& w, float& m, float& v,
                                          bool) const {
-    m = beta1 * m + c.one_minus_beta1 * g;
-    v = beta2 * v + c.one_minus_beta2 * g * g;
-    w = keep * w - c.rate * m / (sqrtf(v) * c.inverse_sqrt_v + eps);
+    m = __fmaf_rn(beta1, m, __fmul_rn(c.one_minus_beta1, g));
+    v = __fmaf_rn(beta2, v, __fmul_rn(__fmul_rn(c.one_minus_beta2, g), g));
+    w = __fmaf_rn(keep, w, -__fdiv_rn(__fmul_rn(c.rate, m), __fmaf_rn(sqrtf(v), c.inverse_sqrt_v, eps)));
   }
 };
 
@@ -80,8 +81,8 @@ struct SgdRule {
   __device__ Scalars scalars(float lr, double) const { return {.lr = lr}; }
   __device__ __forceinline__ void update(const Scalars& c, float keep, float g, float& w, float& m, float&,
                                          bool has_m) const {
-    if (has_m) g = m = momentum * m + g;
-    w = keep * w - c.lr * g;
+    if (has_m) g = m = __fmaf_rn(momentum, m, g);
+    w = __fmaf_rn(keep, w, -__fmul_rn(c.lr, g));
   }
 };
 
