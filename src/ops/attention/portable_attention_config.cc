@@ -11,6 +11,11 @@ namespace {
 
 constexpr const char* kPassNames[] = {"fwd", "dq", "dkv"};
 
+// Two blocks of four warps wait less than one of eight, whose warps wait for each other.
+bool fits_twice(const PortableAttentionConfig& c, const GpuLimits& limits) {
+  return c.tile().holds_rows && 2 * c.shared_bytes() <= limits.shared_bytes_per_block;
+}
+
 }  // namespace
 
 std::string to_string(const PortableAttentionConfig& c) {
@@ -21,7 +26,8 @@ std::string to_string(const PortableAttentionConfig& c) {
 
 PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits) {
   const int padded = *std::lower_bound(std::begin(kPortableAttentionWidths), std::end(kPortableAttentionWidths), width);
-  PortableAttentionConfig config{.pass = pass, .width = padded};
+  PortableAttentionConfig config{.pass = pass, .width = padded, .warps = 4, .stages = 2};
+  if (fits_twice(config, limits)) return config;
   for (config.warps = config.tile().max_warps; config.warps >= 4; config.warps /= 2) {
     for (config.stages = pass == AttentionPass::fwd ? 1 : 2; config.stages >= 1; --config.stages) {
       if (config.shared_bytes() <= limits.shared_bytes_per_block) return config;

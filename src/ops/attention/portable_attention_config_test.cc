@@ -40,6 +40,7 @@ TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
   };
   EXPECT_EQ(text(AttentionPass::dkv, 80, kRtx4090),
             "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps");
+  EXPECT_EQ(text(AttentionPass::dkv, 80, kA100), "dkv, heads to 96: 64 rows a block, steps of 64, 2 stages, 4 warps");
   EXPECT_EQ(text(AttentionPass::dkv, 256, kH100),
             "dkv, heads to 256: 128 rows a block, steps of 32, 2 stages, 8 warps");
   EXPECT_EQ(text(AttentionPass::dkv, 256, kA100), "dkv, heads to 256: 128 rows a block, steps of 32, 1 stage, 8 warps");

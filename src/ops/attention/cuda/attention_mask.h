@@ -16,11 +16,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 
 // Query i of sequence b sees the keys from first_key to last_key: none where the last is
-// before the first.
-__device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
-  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
+// before the first. Its document begins at position doc_start.
+__device__ inline int64_t first_key_of(const AttentionSizes& z, int64_t doc_start, int64_t i) {
+  int64_t first = doc_start - z.kv_first;
   if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
   return first > 0 ? first : 0;
+}
+__device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
+  return first_key_of(z, z.doc_start ? z.doc_start[b * z.rows + i] : 0, i);
 }
 __device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
   return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;

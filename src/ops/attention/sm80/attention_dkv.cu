@@ -82,6 +82,11 @@ struct Step {
   __device__ __forceinline__ float* delta() const { return lse2() + kQueries; }
   __device__ __forceinline__ int* doc_start() const { return reinterpret_cast<int*>(delta() + kQueries); }
 
+  // The keys that these queries see, of which the first is `row`.
+  __device__ __forceinline__ SeenKeys seen(const AttentionSizes& z, int row) const {
+    const int end = min(row + kQueries, static_cast<int>(z.rows));
+    return SeenKeys::of(z, row, end, z.doc_start ? doc_start()[0] : 0, z.doc_start ? doc_start()[end - 1 - row] : 0);
+  }
   // Copies the queries from `row` of head h of sequence b.
   __device__ __forceinline__ void copy(const BwdParams& p, int b, int h, int row) const {
     const int rows = static_cast<int>(p.z.rows), i = threadIdx.x;
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
     if (row >= w.end) row = w.begin, ++h;
     stage = stage + 1 == stages ? 0 : stage + 1;
     if (left > 1 && stages > 1) step_of(stage).copy(p, w.b, h, row);
-    const SeenKeys seen = SeenKeys::of(z, w.b, my_row, min(my_row + kQueries, static_cast<int>(z.rows)));
+    const SeenKeys seen = step.seen(z, my_row);
     if (seen.some(my_key, 16)) mine.add(step, z, seen, my_key, my_row);
     if (left > 1 && stages == 1) {
       __syncthreads();

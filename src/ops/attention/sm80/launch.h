@@ -14,7 +14,8 @@ inline Operand operand(const Tensor& x) {
           x.dim(2) % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0};
 }
 inline Result result(const Tensor& x) {
-  return {static_cast<Half*>(x.data), narrow<int>(x.dim(1)), narrow<int>(x.dim(2))};
+  return {static_cast<Half*>(x.data), narrow<int>(x.dim(1)), narrow<int>(x.dim(2)),
+          x.dim(2) % 2 == 0 && reinterpret_cast<uintptr_t>(x.data) % 4 == 0};
 }
 
 // Calls body<width>(config) for the config that a pass over these sizes gets on the GPU of s.

@@ -211,16 +211,16 @@ __device__ __forceinline__ void pack_words(uint32_t (&words)[kM][kN / 2][4], con
 __device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int lane_col() { return threadIdx.x % 4 * 2; }
 
-// x [batch, rows, heads, width], where a result goes.
+// x [batch, rows, heads, width], where a result goes. Pairs are 4 bytes, at multiples of 4.
 struct Result {
   Half* data;
   int heads, width;
+  bool has_pairs;
 
   // Stores sums times factor to rows below end, the warp's first is `row` of those of all sequences.
   template <int kM, int kN>
   __device__ __forceinline__ void store(const float (&sums)[kM][kN][4], const float (&factor)[kM][2], int64_t row,
                                         int64_t end, int h) const {
-    const bool has_pairs = width % 2 == 0;
 #pragma unroll
     for (int i = 0; i < 2 * kM; ++i) {
       const int64_t r = row + lane_row() + 8 * i;
@@ -247,11 +247,17 @@ struct SeenKeys {
   int any_first, any_last;  // some row sees none outside
   int all_first, all_last;  // every row sees all inside
 
+  // The queries are [row, end). The documents of the first and of the last begin at these positions.
+  static __device__ __forceinline__ SeenKeys of(const AttentionSizes& z, int row, int end, int first_doc_start,
+                                                int last_doc_start) {
+    return {static_cast<int>(first_key_of(z, first_doc_start, row)), static_cast<int>(last_key(z, end - 1)),
+            static_cast<int>(first_key_of(z, last_doc_start, end - 1)), static_cast<int>(last_key(z, row))};
+  }
   // The queries are [row, end) of sequence b.
   static __device__ __forceinline__ SeenKeys of(const AttentionSizes& z, int b, int row, int end) {
     if (row >= end) return {0, -1, 0, -1};
-    return {static_cast<int>(first_key(z, b, row)), static_cast<int>(last_key(z, end - 1)),
-            static_cast<int>(first_key(z, b, end - 1)), static_cast<int>(last_key(z, row))};
+    const int32_t* const doc_start = z.doc_start ? z.doc_start + b * z.rows : nullptr;
+    return of(z, row, end, doc_start ? doc_start[row] : 0, doc_start ? doc_start[end - 1] : 0);
   }
   __device__ __forceinline__ bool some(int key, int num) const { return key <= any_last && key + num > any_first; }
   __device__ __forceinline__ bool all(int key, int num) const { return key >= all_first && key + num - 1 <= all_last; }
