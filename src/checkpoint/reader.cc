@@ -210,6 +210,7 @@ void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
   MOEBIUS_CHECK(input, is_like(at(name), into),
                 "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, name, text_of(into),
                 text_of(at(name)));
+  if (tensor.empty()) return;  // a rank may own nothing of a tensor, and then has no memory for it
   const DType saved = at(name).dtype;
   if (tensor.device == DeviceKind::cpu && saved == tensor.dtype)
     return copy_slice(name, slice_of(into), static_cast<std::byte*>(tensor.data));
