@@ -393,7 +393,18 @@ void Engine::forward_backward(int64_t m) {
 }
 
 void Engine::forward_cached(std::span<const CachedRun> runs) {
-  run([&](Step& step) { run_cached(step, runs); });
+  const bool captures = CachedRows{runs}.are_single() && !links_ && !spec_.model.is_latent();
+  Stream s = stream();
+  batches_->upload(s, 0, 1);
+  synchronize(s);  // from here on the caller may fill the next batch
+  const auto body = [&](Stream& on) {
+    Step step{on, plan_.stack(), batches_->on_device(0)};
+    run_cached(step, runs);
+  };
+  with_memory_advice([&] {
+    if (!captures) return body(s);
+    graphs_.run(StepPart::single_tokens(std::ssize(runs)), s, body);
+  });
 }
 
 // --- results --------------------------------------------------------------------------------------------------------

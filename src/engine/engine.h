@@ -109,6 +109,7 @@ class Engine {
   // Generation, with caches. Computes the tokens of batch(), which are the next ones of these
   // sequences; the tokens before them are cached already. The counts of the runs sum to a multiple of
   // tp. Every data rank computes the same.
+  // One GPU captures passes of one token for each sequence as CUDA graphs, unless attention is latent.
   void forward_cached(std::span<const CachedRun> runs);
   // Writes the logits after num_rows of these rows, from row `first` on, f32 [num_rows, V] in host
   // memory. num_tokens: of all runs. In a pipeline the last stage writes them and the others do not.

@@ -39,8 +39,8 @@ struct EngineSpec {
   bool overlap = true;                                // communication overlaps with compute where it can; the same bits
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
-  DeviceKind target = DeviceKind::cpu;             // the device that the null device counts for
-  bool graph = true;                               // the training step of a GPU: CUDA graphs, or eager
+  DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
+  bool graph = true;                    // a GPU's training step, and its tokens one by one: CUDA graphs, or eager
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   bool fusion = true;                              // of the dense layers (model/layers/mlp.h)
   int threads = 1;

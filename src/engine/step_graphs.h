@@ -1,4 +1,5 @@
-// The parts of a training step that a GPU captures as CUDA graphs. The first two times a part runs
+// The parts of a training step that a GPU captures as CUDA graphs, and the passes of generation that
+// add one token to each sequence. The first two times a part runs
 // eagerly, and chooses its algorithms. The third time it is captured, and from then on a launch
 // replays it. All ranks capture a part in the same step, since a collective is captured by all or
 // by none. So a traced launch, which is eager, counts like any other.
@@ -18,15 +19,17 @@ namespace moebius {
 // The name of a part. The first passes of a step store gradients where later ones add to them,
 // and gather the weights that the last step changed; the last ones reduce gradients.
 struct StepPart {
-  enum class Kind { weights, passes, update, end_of_step };
+  enum class Kind { weights, passes, update, end_of_step, single_tokens };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
+  int64_t rows = 0;                  // of single_tokens
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart weights() { return {.kind = Kind::weights}; }
-  static StepPart passes(bool first, bool last) { return {Kind::passes, first, last}; }
+  static StepPart passes(bool first, bool last) { return {.kind = Kind::passes, .first = first, .last = last}; }
   static StepPart update() { return {.kind = Kind::update}; }
   static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
+  static StepPart single_tokens(int64_t rows) { return {.kind = Kind::single_tokens, .rows = rows}; }
 };
 
 // Captures the work of a GPU. A test may give one that captures nothing.

@@ -69,11 +69,13 @@ void fill_batch(Engine& engine, std::span<const int32_t> tokens, std::span<Cache
   runs.back().count += T - n;
   MicroBatch& batch = engine.batch();
   batch.training = false;
-  int32_t *ids = batch.token_T.ptr<int32_t>(), *pos = batch.pos_T.ptr<int32_t>();
+  int32_t *ids = batch.token_T.ptr<int32_t>(), *pos = batch.pos_T.ptr<int32_t>(),
+          *sequence = batch.segment_T.ptr<int32_t>();
   std::fill(std::copy(tokens.begin(), tokens.end(), ids), ids + T, 0);
   for (const CachedRun& run : runs) {
     std::iota(pos, pos + run.count, static_cast<int32_t>(run.first));
     pos += run.count;
+    sequence = std::fill_n(sequence, run.count, narrow<int32_t>(run.sequence));
   }
 }
 
@@ -123,7 +125,8 @@ class Generator::Run {
         on_end_(on_end),
         ranks_(engine_),
         vocab_(engine_.spec().model.vocab_size),
-        logits_(engine_.spec().cache_sequences * vocab_),
+        memory_(engine_.spec().device, engine_.spec().cache_sequences * vocab_ * int64_t{sizeof(float)}),
+        logits_(static_cast<float*>(memory_.data()), static_cast<size_t>(engine_.spec().cache_sequences * vocab_)),
         results_(prompts.size()) {}
 
   std::vector<Generated> run() {
@@ -203,7 +206,7 @@ class Generator::Run {
       Stream s = engine_.stream();
       s.pool().run(std::ssize(ids), [&](int64_t i, int) {
         const std::vector<int32_t>& text = cached(sequences[i]);
-        ids[i] = sample_token(std::span(logits_).subspan(i * vocab_, num_ids), spec_.sampling, std::ssize(text), text);
+        ids[i] = sample_token(logits_.subspan(i * vocab_, num_ids), spec_.sampling, std::ssize(text), text);
       });
     });
     for (size_t i = 0; i < ids.size(); ++i) sequences[i].last = ids[i];
@@ -231,7 +234,8 @@ class Generator::Run {
   const OnEnd& on_end_;
   GeneratingRanks ranks_;
   int64_t vocab_;
-  std::vector<float> logits_;  // [sequences, V]
+  HostBuffer memory_;        // of the logits; a GPU copies into it at full speed
+  std::span<float> logits_;  // [sequences, V]
   std::vector<Generated> results_;
   std::vector<int64_t> free_;  // sequences of the cache
   std::vector<Growing> growing_;

@@ -72,7 +72,9 @@ struct MicroBatch : Targets {
   Tensor token_T;      // i32
   Tensor pos_T;        // i32, position for RoPE
   Tensor doc_start_T;  // i32, position in the whole sequence of its first key that a token sees; with documents
-  Tensor segment_T;    // i32, non-decreasing, for the sequence balance loss
+  // i32. In training: non-decreasing, for the sequence balance loss. In generation: the sequence of
+  // the cache that the row is the next token of.
+  Tensor segment_T;
   // Document starts of the first T rows for attention; empty if documents are not separated.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
   // [num_mtp]: the targets at depth k = 1, 2, ... of multi-token prediction (model/layers/mtp.h).

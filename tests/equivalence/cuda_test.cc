@@ -412,5 +412,40 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
   }
 }
 
+// Texts of several prompts that end one after the other, so that passes of three, two and one rows
+// are captured. Windows begin to cut keys off on the way.
+TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const auto texts_with = [&](DeviceKind device, DType compute, bool graph, int64_t sequences) {
+    ModelSpec model = wide_spec_on(device, compute).model;
+    model.max_position_embeddings = 400;
+    model.sliding_window = 40;
+    model.sliding_layers = {false, true, false};
+    EngineSpec spec = generation_engine_spec(model, compute, 330, 2, 256, {}, sequences);
+    spec.device = spec.target = device;
+    spec.graph = graph;
+    Engine engine(spec);
+    initialised(engine);
+    std::vector<std::vector<int32_t>> prompts;
+    for (const int64_t length : {3, 260, 31}) {
+      std::vector<int32_t>& prompt = prompts.emplace_back(length);
+      for (int64_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 37 + length) % 127);
+    }
+    std::vector<std::vector<int32_t>> texts;
+    for (const Generated& text :
+         Generator(engine).run({.max_tokens = 40, .sampling = {.temperature = 0.7}}, prompts,
+                               [&, given = 0](size_t prompt, int32_t) mutable { return ++given < 100 || prompt < 2; }))
+      texts.push_back(text.tokens);
+    return texts;
+  };
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const auto captured = texts_with(DeviceKind::cuda, compute, true, 3);
+    EXPECT_EQ(captured, texts_with(DeviceKind::cuda, compute, false, 3));
+    EXPECT_LT(captured[2].size(), captured[0].size());
+  }
+  EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1), texts_with(DeviceKind::cpu, DType::f32, true, 1));
+}
+
 }  // namespace
 }  // namespace moebius

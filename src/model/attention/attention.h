@@ -3,6 +3,7 @@
 // rows t of the residual stream.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,6 +28,10 @@ struct CachedRun {
 struct CachedRows {
   std::span<const CachedRun> runs;  // their counts sum to the rows of all tp ranks
   int64_t max_tokens = 0;           // of a sequence
+  // Whether each run is one token, which is the case once prompts are fed.
+  bool are_single() const {
+    return std::all_of(runs.begin(), runs.end(), [](const CachedRun& run) { return run.count == 1; });
+  }
 };
 
 class Attention {

@@ -6,6 +6,7 @@
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
+#include "ops/attention/cached_attention.h"
 #include "ops/clamp/clamp.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/qk_norm/qk_norm.h"
@@ -253,6 +254,26 @@ void Gqa::attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Te
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
 }
 
+void Gqa::attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const {
+  const int64_t T = o_THd.dim(0);
+  StackScope scope(step.stack);
+  CachedAttentionFwd attention{.o_NHd = o_THd,
+                               .lse_NH = step.alloc({T, H_}, DType::f32),
+                               .k_UGd = cache.k_UGd,
+                               .v_UGd = cache.v_UGd,
+                               .q_NHd = r.q_THd,
+                               .k_NGd = r.k_TGd,
+                               .v_NGd = r.v_TGd,
+                               .pos_N = step.batch.pos_T.rows(0, T),
+                               .sequence_N = step.batch.segment_T.rows(0, T),
+                               .max_tokens = max_tokens,
+                               .window = window_,
+                               .scale = scale_};
+  attention.scratch = step.alloc_bytes(CachedAttentionFwd::scratch_bytes(attention, step.stream));
+  cached_attention_fwd(step.stream, attention);
+  if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_NH, .sink_H = sinks_->w});
+}
+
 void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
   const int64_t T = x_tD.dim(0) * tp_;
   StackScope scope(step.stack);
@@ -260,8 +281,9 @@ void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   project(step, qkv_TC, x_tD);
   const Qkv r = alloc_qkv(step, T);
   split_and_rotate(step, r, qkv_TC);
+  if (rows.are_single()) attend_single(step, o_THd, r, cache, rows.max_tokens);
   int64_t row = 0;
-  for (const CachedRun& run : rows.runs) {
+  for (const CachedRun& run : rows.are_single() ? std::span<const CachedRun>{} : rows.runs) {
     const int64_t begin = run.sequence * rows.max_tokens, at = begin + run.first, end = at + run.count,
                   last = row + run.count;
     copy(step.stream, cache.k_UGd.rows(at, end), r.k_TGd.rows(row, last));

@@ -46,6 +46,8 @@ class Gqa {
   Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
+  // One token of each sequence; the positions are read where the batch is.
+  void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const;
   // o of the queries of a run, from all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;

@@ -1,0 +1,249 @@
+#include "ops/attention/cached_attention.h"
+
+#include <algorithm>
+
+#include "device/cuda/cuda.h"
+#include "ops/attention/attention_backends.h"
+#include "ops/cuda/vector.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kPieceKeys = 256;  // a block's keys; positions alone decide which
+constexpr int kVec = 8;          // elements of a row that a thread holds
+
+template <class T>
+struct Args {
+  T *k, *v;
+  const T *q, *k_new, *v_new;
+  T* o;
+  float* lse;
+  const int32_t *pos, *sequence;
+  float *part_o, *part_max, *part_sum;  // [N, H, pieces, d], [N, H, pieces] twice
+  int heads, kv_heads, width, num_pieces;
+  int64_t max_tokens, window;
+  float scale;
+
+  __device__ int first_seen(int p) const { return window > 0 ? max(0, p - static_cast<int>(window) + 1) : 0; }
+  __device__ int64_t part(int n, int head, int piece) const { return (int64_t{n} * heads + head) * num_pieces + piece; }
+};
+
+// Elements [c, c + kVec) of a row, 0 outside of it.
+template <bool kAligned, class T>
+struct Piece {
+  Raw<T, kVec> raw;
+  __device__ __forceinline__ void fetch_from(const T* row, int c, int, bool valid) {
+    raw = fetch<kVec>(row + c, valid);
+  }
+  __device__ __forceinline__ void get(float (&to)[kVec]) const { unpack<T>(to, raw); }
+};
+template <class T>
+struct Piece<false, T> {
+  float x[kVec];
+  __device__ __forceinline__ void fetch_from(const T* row, int c, int width, bool valid) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) x[i] = valid && c + i < width ? element(row[c + i]) : 0.0f;
+  }
+  __device__ __forceinline__ void get(float (&to)[kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) to[i] = x[i];
+  }
+};
+
+// A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys. kLanes
+// threads hold a row of a key or a value; the others hold the next rows.
+template <int kLanes, int kHeads, bool kAligned, class T>
+__global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
+  constexpr int kRows = kThreads / kLanes, kAhead = 4;
+  __shared__ float score[kHeads][kPieceKeys];
+  __shared__ float sums[kWarps][kHeads][kLanes * kVec];
+  const int piece = blockIdx.x, n = blockIdx.z;
+  const int shared_by = a.heads / a.kv_heads, chunks = (shared_by + kHeads - 1) / kHeads;
+  const int g = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
+  const int pos = a.pos[n];
+  const int first = max(piece * kPieceKeys, a.first_seen(pos)), end = min((piece + 1) * kPieceKeys, pos + 1);
+  if (first >= end) return;
+  const int h0 = g * shared_by + chunk * kHeads, num_heads = min(kHeads, shared_by - chunk * kHeads);
+  const int64_t base = int64_t{a.sequence[n]} * a.max_tokens;
+  const T *k_new = a.k_new + (int64_t{n} * a.kv_heads + g) * a.width,
+          *v_new = a.v_new + (int64_t{n} * a.kv_heads + g) * a.width;
+  const auto cached = [&](T* cache, int j) { return cache + ((base + j) * a.kv_heads + g) * a.width; };
+  if (chunk == 0 && end == pos + 1) {
+    for (int c = threadIdx.x; c < a.width; c += kThreads) {
+      cached(a.k, pos)[c] = k_new[c];
+      cached(a.v, pos)[c] = v_new[c];
+    }
+  }
+  const int lane = threadIdx.x % kLanes, row = threadIdx.x / kLanes, c = lane * kVec;
+  const bool in_row = c < a.width;
+  // Visits the piece's rows of the keys, or of the values: body(index in the piece, whether it is a
+  // key, its elements). Several rows are on their way at once.
+  const auto for_rows = [&](T* cache, const T* newest, auto&& body) {
+    for (int i0 = 0; i0 < end - first; i0 += kRows * kAhead) {
+      Piece<kAligned, T> ahead[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int j = first + i0 + u * kRows + row;
+        const bool valid = j < end && in_row;
+        ahead[u].fetch_from(valid && j < pos ? cached(cache, j) : newest, in_row ? c : 0, a.width, valid);
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        float x[kVec];
+        ahead[u].get(x);
+        const int i = i0 + u * kRows + row;
+        body(i, first + i < end, x);
+      }
+    }
+  };
+
+  float q[kHeads][kVec];
+#pragma unroll
+  for (int r = 0; r < kHeads; ++r) {
+    Piece<kAligned, T> x;
+    const bool valid = r < num_heads && in_row;
+    x.fetch_from(a.q + (int64_t{n} * a.heads + (r < num_heads ? h0 + r : h0)) * a.width, in_row ? c : 0, a.width,
+                 valid);
+    x.get(q[r]);
+  }
+  for_rows(a.k, k_new, [&](int i, bool is_key, const float(&k)[kVec]) {
+#pragma unroll
+    for (int r = 0; r < kHeads; ++r) {
+      float sum = 0;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) sum += q[r][e] * k[e];
+#pragma unroll
+      for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      if (lane == 0 && is_key) score[r][i] = sum * a.scale;
+    }
+  });
+  __syncthreads();
+
+  // A warp turns the scores of a head into e^(score - max).
+  for (int r = threadIdx.x / 32; r < num_heads; r += kWarps) {
+    float max = -INFINITY, sum = 0;
+    for (int i = threadIdx.x % 32; i < end - first; i += 32) max = fmaxf(max, score[r][i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+    for (int i = threadIdx.x % 32; i < end - first; i += 32) sum += score[r][i] = expf(score[r][i] - max);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+      a.part_max[a.part(n, h0 + r, piece)] = max;
+      a.part_sum[a.part(n, h0 + r, piece)] = sum;
+    }
+  }
+  __syncthreads();
+
+  float out[kHeads][kVec] = {};
+  for_rows(a.v, v_new, [&](int i, bool is_key, const float(&v)[kVec]) {
+    if (!is_key) return;
+#pragma unroll
+    for (int r = 0; r < kHeads; ++r) {
+      const float p = r < num_heads ? score[r][i] : 0.0f;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) out[r][e] += p * v[e];
+    }
+  });
+#pragma unroll
+  for (int r = 0; r < kHeads; ++r) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+#pragma unroll
+      for (int step = 16; step >= kLanes; step /= 2) out[r][e] += __shfl_xor_sync(0xffffffffu, out[r][e], step);
+      if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][r][c + e] = out[r][e];
+    }
+  }
+  __syncthreads();
+  for (int r = 0; r < num_heads; ++r) {
+    float* to = a.part_o + a.part(n, h0 + r, piece) * a.width;
+    for (int x = threadIdx.x; x < a.width; x += kThreads) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += sums[w][r][x];
+      to[x] = sum;
+    }
+  }
+}
+
+// A block owns a head of a row, and merges its pieces in order.
+template <class T>
+__global__ void __launch_bounds__(kThreads) merge_pieces_kernel(Args<T> a) {
+  const int head = blockIdx.x, n = blockIdx.y, pos = a.pos[n];
+  const int begin = a.first_seen(pos) / kPieceKeys, end = pos / kPieceKeys + 1;
+  float max = -INFINITY, sum = 0;
+  for (int i = begin; i < end; ++i) max = fmaxf(max, a.part_max[a.part(n, head, i)]);
+  for (int i = begin; i < end; ++i) sum += expf(a.part_max[a.part(n, head, i)] - max) * a.part_sum[a.part(n, head, i)];
+  const int64_t row = int64_t{n} * a.heads + head;
+  for (int c = threadIdx.x; c < a.width; c += kThreads) {
+    float o = 0;
+    for (int i = begin; i < end; ++i) {
+      const int64_t part = a.part(n, head, i);
+      o += expf(a.part_max[part] - max) * a.part_o[part * a.width + c];
+    }
+    set(a.o[row * a.width + c], o / sum);
+  }
+  if (threadIdx.x == 0) a.lse[row] = max + logf(sum);
+}
+
+template <int kLanes, bool kAligned, class T>
+void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
+  const int shared_by = a.heads / a.kv_heads;
+  const auto launch = [&]<int kHeads>() {
+    const dim3 grid(a.num_pieces, a.kv_heads * static_cast<int>(div_ceil(shared_by, kHeads)), num_rows);
+    piece_kernel<kLanes, kHeads, kAligned, T><<<grid, kThreads, 0, cuda_stream(s)>>>(a);
+  };
+  if (shared_by == 1) return launch.template operator()<1>();
+  if (shared_by <= 4) return launch.template operator()<4>();
+  launch.template operator()<8>();
+}
+
+int64_t num_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kPieceKeys); }
+
+}  // namespace
+
+int64_t scratch_bytes(const CachedAttentionFwd& a) {
+  return a.q_NHd.dim(0) * a.q_NHd.dim(1) * num_pieces(a) * (a.q_NHd.dim(2) + 2) * int64_t{sizeof(float)};
+}
+
+void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
+  const int64_t N = a.q_NHd.dim(0), H = a.q_NHd.dim(1), d = a.q_NHd.dim(2), parts = N * H * num_pieces(a);
+  MOEBIUS_CHECK(usage, d <= 256, "cached_attention_fwd: expected heads of at most 256 on a GPU; got {}", d);
+  with_float_type(a.q_NHd.dtype, [&]<class T>(T) {
+    float* scratch = static_cast<float*>(a.scratch.data);
+    const Args<T> x{.k = a.k_UGd.ptr<T>(),
+                    .v = a.v_UGd.ptr<T>(),
+                    .q = a.q_NHd.ptr<T>(),
+                    .k_new = a.k_NGd.ptr<T>(),
+                    .v_new = a.v_NGd.ptr<T>(),
+                    .o = a.o_NHd.ptr<T>(),
+                    .lse = a.lse_NH.ptr<float>(),
+                    .pos = a.pos_N.ptr<int32_t>(),
+                    .sequence = a.sequence_N.ptr<int32_t>(),
+                    .part_o = scratch,
+                    .part_max = scratch + parts * d,
+                    .part_sum = scratch + parts * (d + 1),
+                    .heads = narrow<int>(H),
+                    .kv_heads = narrow<int>(a.k_UGd.dim(1)),
+                    .width = narrow<int>(d),
+                    .num_pieces = narrow<int>(num_pieces(a)),
+                    .max_tokens = a.max_tokens,
+                    .window = std::min(a.window, a.max_tokens),
+                    .scale = a.scale};
+    const int rows = narrow<int>(N);
+    const bool aligned = d % kVec == 0 && rows_are_aligned(d, sizeof(T), x.k, x.v, x.q, x.k_new, x.v_new);
+    if (!aligned)
+      launch_pieces<32, false>(s, x, rows);
+    else if (d <= 64)
+      launch_pieces<8, true>(s, x, rows);
+    else if (d <= 128)
+      launch_pieces<16, true>(s, x, rows);
+    else
+      launch_pieces<32, true>(s, x, rows);
+    check_launch("cached_attention_fwd");
+    merge_pieces_kernel<T><<<dim3(x.heads, rows), kThreads, 0, cuda_stream(s)>>>(x);
+  });
+  check_launch("cached_attention_fwd");
+}
+
+}  // namespace moebius::cuda
