@@ -28,6 +28,7 @@ void put_row(const Tensor& cache, int64_t at, const Tensor& rows, int64_t n) {
 }  // namespace
 
 int64_t scratch_bytes(const CachedAttentionFwd& a, int num_threads) {
+  if (a.q_NHd.empty()) return 0;
   return cpu::scratch_bytes(attention_of(a, 0, 0, a.max_tokens - 1), num_threads);
 }
 
