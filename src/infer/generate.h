@@ -42,7 +42,7 @@ struct GenerateTimes {
   double tokens_s = 0;
 };
 
-// At most this many sequences at once (kFewRows of ops/gemm/cpu/few_rows_gemm.h).
+// At most this many sequences at once (kFewRows of ops/gemm/gemm.h).
 constexpr int64_t kMaxSequences = 32;
 
 // Returns the spec of an engine for that many sequences of up to context tokens each.

@@ -1,6 +1,7 @@
 #include "model/moe/dispatched_experts.h"
 
 #include "model/moe/routed_experts_params.h"
+#include "ops/gemm/gemm.h"
 
 namespace moebius {
 namespace {
@@ -42,6 +43,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       F_(c.model.moe_intermediate_size / c.mesh.shape().etp),
       max_tokens_(c.stream_rows()),
       dtype_(c.dtype),
+      generates_(c.params.use() == ModelUse::inference),
       w1_(c.params.declare(stored_first(w1_spec(checked(c), prefix)))),
       w2_(c.params.declare(stored_first(w2_spec(c, prefix)))),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
@@ -105,7 +107,8 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .w2_eDF = w2_operands_.w(step),
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
-                           .rows = {.offsets_e1 = in.rows.offsets_e1}},
+                           .rows = {.offsets_e1 = in.rows.offsets_e1},
+                           .few_rows = generates_ && in.source.dim(0) <= kFewRows},
                 expert_down);
   w2_adapter_.forward(step, y_RD, a_RF, {.offsets_e1 = in.rows.offsets_e1});
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
@@ -123,7 +126,8 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                          .w1_e2FD = w1_operands_.w(step),
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
                          .rows = in.rows,
-                         .activation = activation_},
+                         .activation = activation_,
+                         .few_rows = generates_ && in.source.dim(0) <= kFewRows},
                 expert_up);
   if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));

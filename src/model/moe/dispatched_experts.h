@@ -55,6 +55,7 @@ class DispatchedExperts final : public RoutedExperts {
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
+  bool generates_;
   const Param &w1_, &w2_;
   ProductPrecision w1_precision_, w2_precision_;
   WeightOperands w1_operands_, w2_operands_;

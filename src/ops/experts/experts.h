@@ -46,12 +46,17 @@ struct GatedActivation {
 // The rows of w1 are F gate rows, then F up rows. Tensors are f32 or bf16 alike, and
 // products accumulate in f32. a is computed from h as rounded. Rows at and past the last
 // offset are not written.
+//
+// few_rows: experts have some 32 rows each at most, as when text is generated. A GPU then reads the weights
+// once and in place. A row depends neither on the others nor on how many there are, but its sums are in
+// another order than those of more rows. Training does not ask for it.
 struct ExpertUp {
   Tensor h_R2F, a_RF;     // out
   Operand x_TD, w1_e2FD;  // in
   Tensor b1_e2F;          // in, may be empty: none
   Rows rows;
   GatedActivation activation;
+  bool few_rows = false;
   Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
   static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
@@ -61,13 +66,15 @@ Cost cost(const ExpertUp& a);  // of a full route: R rows
 // y[r,:] = w2[e] a[r,:] + b2[e]
 //
 // b2 holds the columns [b2_first, b2_first + C) of the bias. Where ranks share an expert each has a
-// part of the columns, since the parts of y are summed. An empty b2 means no bias.
+// part of the columns, since the parts of y are summed. An empty b2 means no bias. few_rows is as in
+// ExpertUp.
 struct ExpertDown {
   Tensor y_RD;           // out
   Operand a_RF, w2_eDF;  // in
   Tensor b2_eC;          // in
   int64_t b2_first = 0;
   Rows rows;
+  bool few_rows = false;
   Tensor scratch;
   static int64_t scratch_bytes(const ExpertDown& a, const Stream& s);
 };

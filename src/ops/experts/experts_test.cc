@@ -115,6 +115,13 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   expect_reference(c(), p, run_all_expert_ops(s_, p));
 }
 
+// The kernels of few rows take any number of them.
+TEST_P(ExpertsTest, OfFewRowsEqualsTheReference) {
+  Problem p(c());
+  p.few_rows = true;
+  expect_reference(c(), p, run_all_expert_ops(s_, p));
+}
+
 // Each block walks over many tiles: what it does for one under the next one's products, notes that
 // go round, a tile that is cut. Only the weight gradients depend on who computes what, by the order
 // of their sums.

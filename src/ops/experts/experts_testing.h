@@ -62,6 +62,7 @@ struct ExpertProblem {
   int64_t b2_first = 0;
   GatedActivation activation;
   ref::Activation ref_activation;
+  bool few_rows = false;
 };
 
 // Runs an op with scratch of its own, which is poisoned before.
@@ -109,14 +110,16 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                            .w1_e2FD = p.w1.tensor(),
                            .b1_e2F = p.b1.tensor(),
                            .rows = p.rows(),
-                           .activation = p.activation});
+                           .activation = p.activation,
+                           .few_rows = p.few_rows});
   run_expert_op<ExpertDown>(s, expert_down,
                             {.y_RD = o.y.tensor(),
                              .a_RF = p.a.tensor(),
                              .w2_eDF = p.w2.tensor(),
                              .b2_eC = p.b2.tensor(),
                              .b2_first = p.b2_first,
-                             .rows = p.rows()});
+                             .rows = p.rows(),
+                             .few_rows = p.few_rows});
   run_expert_op<DExpertDown>(s, d_expert_down,
                              {.dh_R2F = o.dh.tensor(),
                               .sa_RF = o.sa.tensor(),

@@ -57,15 +57,19 @@ struct Outputs {
   std::vector<Array> all() const { return {h, a, dh, a_again}; }
 };
 
-Outputs run(Stream& s, Problem& p, bool fused) {
+Outputs run(Stream& s, Problem& p, bool fused, bool few_rows = false) {
   const auto& [T, D, F, dtype] = p.c;
   Outputs o{.h = Array::poisoned({T, 2 * F}, dtype),
             .a = Array::poisoned({T, F}, dtype),
             .dh = Array::poisoned({T, 2 * F}, dtype),
             .a_again = Array::poisoned({T, F}, dtype)};
   Array da = Array::poisoned({T, F}, dtype);
-  gated_up(s,
-           {.h_T2F = o.h.tensor(), .a_TF = o.a.tensor(), .x_TD = p.x.tensor(), .w_2FD = p.w1.tensor(), .fused = fused});
+  gated_up(s, {.h_T2F = o.h.tensor(),
+               .a_TF = o.a.tensor(),
+               .x_TD = p.x.tensor(),
+               .w_2FD = p.w1.tensor(),
+               .fused = fused,
+               .few_rows = few_rows});
   d_gated_down(s, {.dh_T2F = o.dh.tensor(),
                    .a_TF = o.a_again.tensor(),
                    .da_TF = da.tensor(),
@@ -94,6 +98,11 @@ void expect_reference(Problem& p, const Outputs& o) {
 TEST_P(GatedMlpTest, EqualsTheReference) {
   Problem p(c());
   expect_reference(p, run(s_, p, true));
+}
+
+TEST_P(GatedMlpTest, OfFewRowsEqualsTheReference) {
+  Problem p(c());
+  expect_reference(p, run(s_, p, true, true));
 }
 
 // With the limits of another GPU the portable kernels run.

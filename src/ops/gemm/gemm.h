@@ -22,9 +22,11 @@ namespace moebius {
 // depend on the other rows. oneDNN and a GPU choose the order of a sum by the shape, the dtypes
 // and the alignment.
 //
-// few_rows: on the CPU, y = x W^T of at most 32 rows that are not quantised reads W once and in place
-// (cpu/few_rows_gemm.h). Then a row of y depends neither on the others nor on how many there are, but its
-// sums are in another order than those of more rows. Generation asks for it, and training does not.
+// few_rows: y = x W^T of at most kFewRows rows that are not quantised reads W once and in place. On a GPU
+// operands are bf16, with columns in multiples of 8. Then a row of y depends neither on the others nor on
+// how many there are, but its sums are in another order than those of more rows. Generation asks for
+// it, and training does not.
+constexpr int64_t kFewRows = 32;
 struct Gemm {
   Tensor c_MN;   // out
   Operand a, b;  // in

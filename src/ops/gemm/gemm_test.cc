@@ -127,6 +127,41 @@ TEST(Gemm, SameBitsForAnyTeam) {
   }
 }
 
+// Every number of rows that is few, beside columns and a depth that fill no step of a kernel.
+TEST(Gemm, OfFewRowsEqualsTheReferenceRowByRow) {
+  testing::on_each_device([](Stream& s) {
+    for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{8, 8}, {40, 264}, {264, 2056}}) {
+      for (const auto& [dtype, c_dtype] : std::vector<std::array<DType, 2>>{
+               {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+        Array x = Array::normal({kFewRows, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2);
+        Values want;
+        ref::gemm({.c = want, .a = x.values(), .b = w.values(), .m = kFewRows, .n = n, .k = k, .trans_b = true});
+        std::vector<unsigned char> of_one;  // rows that were computed alone
+        for (int64_t m = 1; m <= kFewRows; ++m) {
+          Array c = Array::poisoned({m, n}, c_dtype), alone = Array::poisoned({1, n}, c_dtype);
+          const auto product = [&](Array& to, int64_t first, int64_t rows) {
+            gemm(s, {.c_MN = to.tensor(),
+                     .a = x.tensor().rows(first, first + rows),
+                     .b = w.tensor(),
+                     .trans_b = true,
+                     .few_rows = true});
+          };
+          product(c, 0, m);
+          product(alone, m - 1, 1);
+          const Values rows(want.begin(), want.begin() + m * n);
+          // A sum of k unit products has magnitude sqrt(k), and each addition errs by eps of it.
+          testing::expect_close(fmt::format("{} rows", m), c.values(), rows, testing::epsilon(c_dtype),
+                                testing::epsilon(DType::f32) * (k + 1.0));
+          const std::vector<unsigned char> row = alone.bytes();
+          of_one.insert(of_one.end(), row.begin(), row.end());
+          const bool reads_once = s.device() == DeviceKind::cpu || dtype == DType::bf16;
+          EXPECT_TRUE(!reads_once || c.bytes() == of_one) << m << " rows";
+        }
+      }
+    }
+  });
+}
+
 TEST(Gemm, RowsDoNotDependOnOtherRows) {
   if (!cpu::runs_widened()) GTEST_SKIP() << "oneDNN multiplies on this CPU, and chooses its instructions by the rows";
   ThreadPool pool(1);

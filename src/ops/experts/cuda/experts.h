@@ -31,6 +31,12 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+
+// Where the caller says that rows are few. y of expert_down may be f32, too.
+bool takes_few_rows(const ExpertUp& a);
+bool takes_few_rows(const ExpertDown& a);
+void expert_up_few_rows(Stream& s, const ExpertUp& a);
+void expert_down_few_rows(Stream& s, const ExpertDown& a);
 }  // namespace sm80
 
 // takes() looks at shapes, dtypes and addresses only, so it says the same in every step.

@@ -58,7 +58,12 @@ void quantised_d_gated_down(Stream& s, const DGatedDown& a) {
 
 void gated_up(Stream& s, const GatedUp& a) {
   if (!a.x_TD.is_plain()) return quantised_gated_up(s, a);
-  const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD.data)};
+  const ExpertUp up{.h_R2F = a.h_T2F,
+                    .a_RF = a.a_TF,
+                    .x_TD = a.x_TD,
+                    .w1_e2FD = as_experts(a.w_2FD.data),
+                    .few_rows = a.few_rows && a.a_TF.dim(0) <= kFewRows};
+  if (sm80::takes_few_rows(up)) return sm80::expert_up_few_rows(s, up);
   const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD.data)};
   const auto run = [&](auto fused, auto alone) {
     if (a.fused) return fused(s, up);

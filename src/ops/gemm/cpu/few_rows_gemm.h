@@ -10,8 +10,6 @@
 
 namespace moebius::cpu {
 
-constexpr int64_t kFewRows = 32;
-
 // Returns whether few_rows_gemm computes this: where the caller asks for it, and it can.
 bool has_few_rows(const Gemm& a);
 void few_rows_gemm(Stream& s, const Gemm& a);

@@ -357,6 +357,16 @@ void quantised_gemm(Stream& s, const Gemm& a) {
                          "gemm");
 }
 
+// The product as that of one expert of few rows.
+bool run_few_rows(Stream& s, const Gemm& a) {
+  if (!a.few_rows || a.trans_a || !a.trans_b || a.accumulate || a.c_MN.dim(0) > kFewRows) return false;
+  const Tensor& w = a.b.data;
+  const ExpertDown product{.y_RD = a.c_MN, .a_RF = a.a, .w2_eDF = w.view({1, w.dim(0), w.dim(1)}), .few_rows = true};
+  if (!sm80::takes_few_rows(product)) return false;
+  sm80::expert_down_few_rows(s, product);
+  return true;
+}
+
 }  // namespace
 
 void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
@@ -370,6 +380,7 @@ void gemm(Stream& s, const Gemm& a) {
     if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
     return;
   }
+  if (run_few_rows(s, a)) return;
   note_odd_operands(s, a);
   if (op_state<CublasLt>(s).run(s, a)) return;
   if (a.a.data.dtype == DType::bf16)

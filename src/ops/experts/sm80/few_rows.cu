@@ -1,0 +1,208 @@
+// expert_up and expert_down of few rows, as when text is generated. Then the time is that of reading the
+// weights, so they are read once, straight into the registers of a product: a block owns 16 rows of a
+// matrix, and its warps share k. The weights are the A operand of mma.sync and the tokens its columns.
+//
+// The order of k in a product does not matter, as long as both operands have it. So a lane reads 16
+// bytes of a row at once, and these are its elements of two products.
+//
+// An element is a sum over k of each warp, in order, and then the sum of the warps, in order. So it
+// depends neither on the other rows nor on how many there are.
+#include "ops/experts/sm80/gated_words.h"
+#include "ops/experts/sm80/operands.h"
+#include "ops/sm80/mma.h"
+
+namespace moebius::cuda::sm80 {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMatrixRows = 16;  // of a block
+constexpr int kStepK = 32;       // of a warp's two products
+constexpr int kAhead = 4;        // steps whose loads are on their way at once
+
+struct Params {
+  const char *w, *x;
+  const int32_t *offsets, *index;  // null: one expert has all rows; row r reads x[r]
+  void* y;                         // [R, N], or null
+  uint16_t *h, *a;                 // with an activation
+  ColumnBias bias;
+  WordActivation activation;
+  int32_t num_rows, N, K;
+};
+
+__device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8]) {
+  uint32_t words[4];
+  pack(words, x);
+  store_chunk(to, words);
+}
+__device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+}
+
+// kTiles: groups of 8 rows that read the weights together. Y: of the result. kGated: the block's 16
+// rows are 8 gate rows and the 8 up rows of the same f.
+template <int kTiles, bool kGated, class Y>
+__global__ void __launch_bounds__(kThreads) few_rows_kernel(Params p) {
+  constexpr int kRows = kTiles * 8;
+  __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
+  __shared__ float sums[kRows][kMatrixRows];
+  const int expert = blockIdx.y;
+  const int begin = p.offsets ? p.offsets[expert] : 0, end = p.offsets ? p.offsets[expert + 1] : p.num_rows;
+  if (begin >= end) return;
+  const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+  const int32_t first = blockIdx.x * (kGated ? kMatrixRows / 2 : kMatrixRows), F = p.N / 2;
+  // The matrix rows of the products' rows `group` and `group` + 8.
+  const int32_t low = first + group, high = kGated ? F + low : low + 8;
+  const bool has_low = low < (kGated ? F : p.N), has_high = high < p.N;
+  const int64_t row_bytes = int64_t{p.K} * 2;
+  const char* w = p.w + int64_t{expert} * p.N * row_bytes;
+  const char *w_low = w + (has_low ? low : 0) * row_bytes, *w_high = w + (has_high ? high : 0) * row_bytes;
+
+  for (int32_t r0 = begin; r0 < end; r0 += kRows) {
+    const char* x[kTiles];
+    bool has_row[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int32_t r = r0 + 8 * i + group;
+      has_row[i] = r < end;
+      x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
+    }
+    float acc[kTiles][4] = {};
+    for (int32_t k0 = warp * kStepK; k0 < p.K; k0 += kWarps * kStepK * kAhead) {
+      uint4 a_low[kAhead], a_high[kAhead], b[kAhead][kTiles];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int32_t k = k0 + u * kWarps * kStepK + quad * 8;
+        const bool has_k = k < p.K;
+        const int64_t at = has_k ? int64_t{k} * 2 : 0;
+        a_low[u] = fetch_word(reinterpret_cast<const uint4*>(w_low + at), has_k && has_low);
+        a_high[u] = fetch_word(reinterpret_cast<const uint4*>(w_high + at), has_k && has_high);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i)
+          b[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + at), has_k && has_row[i]);
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const uint32_t first_a[4] = {a_low[u].x, a_high[u].x, a_low[u].y, a_high[u].y},
+                       second_a[4] = {a_low[u].z, a_high[u].z, a_low[u].w, a_high[u].w};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
+          multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) of_warps[warp][8 * i + 2 * quad + j % 2][group + j / 2 * 8] = acc[i][j];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < kRows * kMatrixRows; i += kThreads) {
+      const int row = i / kMatrixRows, col = i % kMatrixRows;
+      const int32_t n = kGated && col >= 8 ? F + first + col - 8 : first + col;
+      float sum = p.bias.b ? p.bias.at(expert, n) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < kWarps; ++j) sum += of_warps[j][row][col];
+      sums[row][col] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < (kGated ? kRows : 2 * kRows); i += kThreads) {
+      const int row = kGated ? i : i / 2;
+      const int32_t r = r0 + row;
+      if (r >= end) continue;
+      if constexpr (kGated) {
+        uint32_t gate[4], up[4], a[4];
+        float x_gate[8], x_up[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          x_gate[j] = sums[row][j];
+          x_up[j] = sums[row][8 + j];
+        }
+        pack(gate, x_gate);
+        pack(up, x_up);
+        uint16_t* h = p.h + int64_t{r} * p.N + first;
+        store_chunk(h, gate);
+        store_chunk(h + F, up);
+        activate(a, p.activation, gate, up);
+        store_chunk(p.a + int64_t{r} * F + first, a);
+      } else {
+        const int col = i % 2 * 8;
+        if (first + col >= p.N) continue;
+        float x8[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x8[j] = sums[row][col + j];
+        store_words(static_cast<Y*>(p.y) + int64_t{r} * p.N + first + col, x8);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// rows_together: about as many rows as an expert has.
+template <bool kGated, class Y>
+void launch(Stream& s, const Params& p, int64_t num_experts, int64_t rows_together, const char* who) {
+  const dim3 grid(static_cast<unsigned>(div_ceil(p.N, kMatrixRows)), static_cast<unsigned>(num_experts));
+  const auto run = [&]<int kTiles>() { few_rows_kernel<kTiles, kGated, Y><<<grid, kThreads, 0, cuda_stream(s)>>>(p); };
+  if (rows_together <= 8)
+    run.template operator()<1>();
+  else if (rows_together <= 16)
+    run.template operator()<2>();
+  else
+    run.template operator()<4>();
+  check_launch(who);
+}
+
+// An expert of several has few of the rows.
+int64_t rows_together(const Rows& rows, int64_t num_rows) {
+  return rows.offsets_e1.empty() ? num_rows : std::min<int64_t>(num_rows, 16);
+}
+
+bool takes_result(const Tensor& y) {
+  return y.dtype == DType::f32 ? y.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(y.data) % 16 == 0 : takes_matrix(y);
+}
+
+}  // namespace
+
+bool takes_few_rows(const ExpertUp& a) { return a.few_rows && takes(a); }
+bool takes_few_rows(const ExpertDown& a) {
+  return a.few_rows && takes_matrix(a.a_RF.data) && takes_weights(a.w2_eDF.data) && takes_result(a.y_RD);
+}
+
+void expert_up_few_rows(Stream& s, const ExpertUp& a) {
+  const Tensor& w = a.w1_e2FD.data;
+  const Params p{.w = static_cast<const char*>(w.data),
+                 .x = static_cast<const char*>(a.x_TD.data.data),
+                 .offsets = a.rows.offsets_e1.empty() ? nullptr : a.rows.offsets_e1.ptr<int32_t>(),
+                 .index = index_of(a.rows),
+                 .y = nullptr,
+                 .h = halves(a.h_R2F),
+                 .a = halves(a.a_RF),
+                 .bias = column_bias(a.b1_e2F, 0),
+                 .activation = WordActivation(a.activation),
+                 .num_rows = narrow<int32_t>(a.a_RF.dim(0)),
+                 .N = narrow<int32_t>(w.dim(1)),
+                 .K = narrow<int32_t>(w.dim(2))};
+  launch<true, uint16_t>(s, p, w.dim(0), rows_together(a.rows, a.x_TD.data.dim(0)), "expert_up");
+}
+
+void expert_down_few_rows(Stream& s, const ExpertDown& a) {
+  const Tensor& w = a.w2_eDF.data;
+  const Params p{.w = static_cast<const char*>(w.data),
+                 .x = static_cast<const char*>(a.a_RF.data.data),
+                 .offsets = a.rows.offsets_e1.empty() ? nullptr : a.rows.offsets_e1.ptr<int32_t>(),
+                 .index = nullptr,
+                 .y = a.y_RD.data,
+                 .h = nullptr,
+                 .a = nullptr,
+                 .bias = column_bias(a.b2_eC, a.b2_first),
+                 .activation = {},
+                 .num_rows = narrow<int32_t>(a.y_RD.dim(0)),
+                 .N = narrow<int32_t>(w.dim(1)),
+                 .K = narrow<int32_t>(w.dim(2))};
+  const int64_t together = rows_together(a.rows, a.y_RD.dim(0));
+  if (a.y_RD.dtype == DType::f32) return launch<false, float>(s, p, w.dim(0), together, "expert_down");
+  launch<false, uint16_t>(s, p, w.dim(0), together, "expert_down");
+}
+
+}  // namespace moebius::cuda::sm80
