@@ -1,8 +1,8 @@
-// The parts of a training step that a GPU captures as CUDA graphs, and the passes of generation that
-// add one token to each sequence. The first two times a part runs
-// eagerly, and chooses its algorithms. The third time it is captured, and from then on a launch
-// replays it. All ranks capture a part in the same step, since a collective is captured by all or
-// by none. So a traced launch, which is eager, counts like any other.
+// The parts of a training step, and the passes that generate one token of each sequence, that a GPU
+// captures as CUDA graphs. The first two times a part runs eagerly, and chooses its algorithms. The
+// third time it is captured, and from then on a launch replays it. All ranks capture a part in the
+// same step, since a collective is captured by all or by none. So a traced launch, which is eager,
+// counts like any other.
 #pragma once
 
 #include <compare>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -10,6 +11,25 @@
 
 namespace moebius {
 namespace {
+
+struct Largest {
+  float logit;
+  bool all_finite;
+};
+
+// In one pass over several logits at a time: vocabularies are large.
+Largest largest_of(std::span<const float> logits) {
+  float top = -std::numeric_limits<float>::infinity();
+  int64_t num_odd = 0;
+  const int64_t n = std::ssize(logits);
+#pragma omp simd reduction(max : top) reduction(+ : num_odd)
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = logits[static_cast<size_t>(i)];
+    top = x > top ? x : top;
+    num_odd += !(std::abs(x) <= std::numeric_limits<float>::max());
+  }
+  return {top, num_odd == 0};
+}
 
 std::vector<float> penalised(std::span<const float> logits, std::span<const int32_t> text, double penalty) {
   std::vector<float> changed(logits.begin(), logits.end());
@@ -79,14 +99,18 @@ void check_sampling(const Sampling& s) {
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position,
                      std::span<const int32_t> text) {
   MOEBIUS_ASSERT(!logits.empty());
-  MOEBIUS_CHECK(numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
+  Largest largest = largest_of(logits);
+  MOEBIUS_CHECK(numerics, largest.all_finite,
                 "generate: expected finite logits for position {}; got NaN or Inf; "
                 "the model is damaged or its dtype is too narrow",
                 position);
   std::vector<float> changed;
-  if (sampling.repetition_penalty != 1) logits = changed = penalised(logits, text, sampling.repetition_penalty);
+  if (sampling.repetition_penalty != 1) {
+    logits = changed = penalised(logits, text, sampling.repetition_penalty);
+    largest = largest_of(logits);
+  }
   if (sampling.temperature == 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), largest.logit) - logits.begin());
   Ranking r(logits, sampling.temperature);
   int64_t kept = sampling.top_k > 0 ? std::min(sampling.top_k, r.size()) : r.size();
   double nucleus = r.total(kept);

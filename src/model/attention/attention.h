@@ -28,7 +28,7 @@ struct CachedRun {
 struct CachedRows {
   std::span<const CachedRun> runs;  // their counts sum to the rows of all tp ranks
   int64_t max_tokens = 0;           // of a sequence
-  // Whether each run is one token, which is the case once prompts are fed.
+  // Returns whether each run is one token, which is the case once prompts are fed.
   bool are_single() const {
     return std::all_of(runs.begin(), runs.end(), [](const CachedRun& run) { return run.count == 1; });
   }

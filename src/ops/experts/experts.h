@@ -66,8 +66,8 @@ Cost cost(const ExpertUp& a);  // of a full route: R rows
 // y[r,:] = w2[e] a[r,:] + b2[e]
 //
 // b2 holds the columns [b2_first, b2_first + C) of the bias. Where ranks share an expert each has a
-// part of the columns, since the parts of y are summed. An empty b2 means no bias. few_rows is as in
-// ExpertUp.
+// part of the columns, since the parts of y are summed. An empty b2 means no bias.
+// few_rows is as in ExpertUp.
 struct ExpertDown {
   Tensor y_RD;           // out
   Operand a_RF, w2_eDF;  // in

@@ -10,7 +10,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kPieceKeys = 256;  // a block's keys; positions alone decide which
+constexpr int kPieceKeys = 128;  // a block's keys; positions alone decide which
 constexpr int kVec = 8;          // elements of a row that a thread holds
 
 template <class T>
