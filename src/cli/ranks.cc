@@ -43,7 +43,9 @@ TcpOptions tcp_options(const Launch& launch, const WorldOptions& world) {
           .has_store = launch.has_store,
           .host = launch.host,
           .run = launch.run,
+          .secret = launch.secret,
           .report = print_error,
+          .warn = print_warning,
           .end_process = end_process};
 }
 

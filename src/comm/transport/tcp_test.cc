@@ -332,8 +332,9 @@ TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
     const std::string place = fmt::format("localhost:{}", port_of(other));
     EXPECT_THAT(ends.errors[0],
                 StartsWith("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at " + place + " ("));
-    EXPECT_THAT(ends.errors[0], HasSubstr("; check that MASTER_ADDR and MASTER_PORT are the same on all ranks, that "
-                                          "nothing else uses that port, and that all ranks were started"));
+    EXPECT_THAT(ends.errors[0], HasSubstr("; check that MASTER_ADDR, MASTER_PORT and MOEBIUS_SECRET are the same on "
+                                          "all ranks, that nothing else uses that port, and that all ranks were "
+                                          "started"));
     EXPECT_EQ(ends.kinds[0], 6);
   }
 }
@@ -348,6 +349,49 @@ TEST(TcpBootstrap, StrangersDoNotDisturb) {
         const Socket stranger = connect_until(o.master, deadline_in(5));
         write_text(stranger, std::string(200, 'x'), deadline_in(5), "nonsense");
       }));
+}
+
+constexpr const char* kSecret = "0123456789abcdef";
+
+TEST(TcpBootstrap, RanksThatKnowTheSecretMeet) {
+  expect_all_well(run_world(
+      4, [](Transport& transport) { Member(transport).world->barrier(); }, [](TcpOptions& o) { o.secret = kSecret; }));
+}
+
+// One rank has another secret, or none. It ends at once and says why; rank 0 names who it missed and
+// who came instead.
+TEST(TcpBootstrap, ARankWithAnotherSecretIsRefused) {
+  for (const std::string secret : {"another secret!!", ""}) {
+    std::string warned;
+    const Ends ends = run_world(
+        2, [](Transport&) {},
+        [&](TcpOptions& o) {
+          o.world.timeout_s = 1;
+          o.secret = o.rank == 0 ? kSecret : secret;
+          if (o.rank == 0) o.warn = [&](const std::string& text) { warned = text; };
+        });
+    const std::string refused =
+        "127.0.0.1, which closed the connection before it had proved the job's secret; it calls itself rank 1";
+    EXPECT_EQ(warned, "tcp: rank 0 has refused a connection from " + refused);
+    EXPECT_THAT(ends.errors[0], AllOf(HasSubstr("missing: rank 1 (dp 1); were they started, with the same MASTER_ADDR, "
+                                                "MASTER_PORT, WORLD_SIZE and secret?; refused: " +
+                                                refused)));
+    EXPECT_THAT(ends.errors[1], AllOf(HasSubstr("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at "),
+                                      HasSubstr(" (the rank there does not know the secret of this job); check that "
+                                                "MASTER_ADDR, MASTER_PORT and MOEBIUS_SECRET are the same on all")));
+    EXPECT_THAT(ends.kinds, testing::Each(6));
+  }
+}
+
+TEST(TcpBootstrap, RanksOnSeveralMachinesNeedASecret) {
+  const Ends ends = run_world(
+      2, [](Transport&) {}, [](TcpOptions& o) { o.master.host = "10.255.255.1"; });
+  EXPECT_THAT(ends.errors[0],
+              AllOf(StartsWith("tcp: ranks on several machines let in only who knows the secret of the job; got none, "
+                               "with rank 0 at 10.255.255.1:"),
+                    HasSubstr("set MOEBIUS_SECRET to the same random text on all ranks")));
+  EXPECT_EQ(ends.errors[1], "");
+  EXPECT_THAT(ends.kinds, testing::Each(2));
 }
 
 // torchrun's store, as far as Moebius uses it.
@@ -404,6 +448,7 @@ class Store {
 
 TEST(TcpBootstrap, RanksThatTorchrunStartedMeetThroughItsStore) {
   Store store;
+  // By default rank 0 draws a secret, and the store carries it.
   for (const char* host : {"", "127.0.0.1"}) {
     expect_all_well(run_world(
         3, [](Transport& transport) { Member(transport).world->barrier(); },
