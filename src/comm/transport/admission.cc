@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3273756962656f6d;  // "moebius2"
 constexpr std::byte kLetIn{1};
-constexpr size_t kMostVisitors = 1024;  // connections that have proved nothing yet
-constexpr size_t kMostNamed = 8;        // refused connections that messages name
+constexpr size_t kMostVisitors = 256;  // connections that have proved nothing yet; each is an open file
+constexpr size_t kMostNamed = 8;       // refused connections that messages name
 constexpr const char *kGreeting = "a greeting", *kChallenge = "a challenge", *kAnswer = "an answer";
 
 struct Greeting {

@@ -24,7 +24,7 @@ struct Job {
   std::string run;  // distinguishes the run from others at the same ports
 };
 
-// What a rank says of itself when it connects.
+// Sent by a rank that connects.
 struct RankGreeting {
   int rank = 0, size = 0;
   int port = 0;      // where it listens; 0: nowhere

@@ -1,4 +1,4 @@
-// Who is let in, and who is not. The two ends are threads of this process.
+// Tests of who is let in, and who is not. The two ends are threads of this process.
 #include "comm/transport/admission.h"
 
 #include <gmock/gmock.h>
@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "core/error.h"
@@ -16,6 +17,15 @@ namespace {
 using testing::HasSubstr;
 
 constexpr const char* kSecret = "0123456789abcdef";
+
+// The sizes of the messages, in their order.
+constexpr int64_t kGreetingBytes = 320, kChallengeBytes = 80, kAnswerBytes = 32;
+
+std::vector<std::byte> read_bytes(const Socket& s, int64_t size) {
+  std::vector<std::byte> bytes(size);
+  read_all(s, bytes, deadline_in(5), "bytes");
+  return bytes;
+}
 
 std::string hex(const Proof& proof) {
   std::string text;
@@ -139,9 +149,9 @@ std::vector<std::byte> overheard(Door& door) {
       write_all(b, bytes, deadline_in(5), "bytes");
       if (&a == &from) kept.insert(kept.end(), bytes.begin(), bytes.end());
     };
-    pass(from, to, 320);
-    pass(to, from, 80);
-    pass(from, to, 32);
+    pass(from, to, kGreetingBytes);
+    pass(to, from, kChallengeBytes);
+    pass(from, to, kAnswerBytes);
     pass(to, from, 1);
   });
   EXPECT_TRUE(member);
@@ -160,7 +170,7 @@ TEST(Admission, RefusesAProofThatWasOverheard) {
     const Socket s = door.connect();
     write_all(s, bytes, deadline_in(5), "the same bytes");
     EXPECT_THAT(failure_of([&] {
-                  std::vector<std::byte> answer(81);
+                  std::vector<std::byte> answer(kChallengeBytes + 1);
                   read_all(s, answer, deadline_in(5), "an answer");
                 }),
                 HasSubstr("the other end has closed the connection"));
@@ -178,14 +188,59 @@ TEST(Admission, AConnectorFindsAnAcceptorThatCannotProve) {
   const Socket listener = listen_at(0, /*loopback_only=*/true);
   const std::jthread echo([&] {
     const Socket s = accept_until(listener, deadline_in(5));
-    std::vector<std::byte> greeting(320);
-    read_all(s, greeting, deadline_in(5), "a greeting");
-    greeting.resize(80);
+    std::vector<std::byte> greeting = read_bytes(s, kGreetingBytes);
+    greeting.resize(kChallengeBytes);
     write_all(s, greeting, deadline_in(5), "an echo");
     failure_of([&] { read_value<char>(s, deadline_in(5), "nothing"); });
   });
   const Socket s = connect_until({.host = "127.0.0.1", .port = port_of(listener)}, deadline_in(5));
   EXPECT_EQ(join_with(s, kSecret), "the rank there does not know the secret of this job");
+}
+
+// Returns the first message of rank 3.
+std::vector<std::byte> greeting_of_a_rank() {
+  const Socket listener = listen_at(0, /*loopback_only=*/true);
+  const std::jthread rank(
+      [&] { join_with(connect_until({.host = "127.0.0.1", .port = port_of(listener)}, deadline_in(5)), kSecret); });
+  return read_bytes(accept_until(listener, deadline_in(5)), kGreetingBytes);
+}
+
+// A stranger sends back the proof that the acceptor has just given.
+TEST(Admission, RefusesItsOwnProof) {
+  Door door;
+  const auto member = door.while_running(0.5, [&] {
+    const Socket s = door.connect();
+    write_all(s, greeting_of_a_rank(), deadline_in(5), "a greeting");
+    const std::vector<std::byte> challenge = read_bytes(s, kChallengeBytes);
+    write_all(s, std::span(challenge).last(kAnswerBytes), deadline_in(5), "its own proof");
+  });
+  EXPECT_FALSE(member);
+  EXPECT_EQ(door.refused(),
+            "; refused: 127.0.0.1, which did not prove that it knows the job's secret; it calls itself rank 3");
+}
+
+// A stranger listens in place of rank 2, and passes what rank 3 sends there on to rank 0. Rank 3
+// gives it no answer, whether the challenge that comes back names rank 0 or was changed to rank 2.
+TEST(Admission, AConnectorAnswersTheRankThatItSeeksOnly) {
+  for (const bool renames : {false, true}) {
+    Door door;
+    const Socket in_place_of_2 = listen_at(0, /*loopback_only=*/true);
+    std::string failure;
+    const auto member = door.while_running(0.5, [&] {
+      const std::jthread rank([&] {
+        const Socket s = connect_until({.host = "127.0.0.1", .port = port_of(in_place_of_2)}, deadline_in(5));
+        failure = join_with(s, kSecret, 3, /*to_rank=*/2);
+      });
+      const Socket from = accept_until(in_place_of_2, deadline_in(5)), to = door.connect();
+      write_all(to, read_bytes(from, kGreetingBytes), deadline_in(5), "a greeting");
+      std::vector<std::byte> challenge = read_bytes(to, kChallengeBytes);
+      if (renames) challenge[8] = std::byte{2};  // after the magic number
+      write_all(from, challenge, deadline_in(5), "a challenge");
+      EXPECT_THAT(failure_of([&] { read_bytes(from, 1); }), HasSubstr("the other end has closed the connection"));
+    });
+    EXPECT_FALSE(member);
+    EXPECT_EQ(failure, renames ? "the rank there does not know the secret of this job" : "rank 0 is there");
+  }
 }
 
 // Strangers that say nothing, send something else, or leave in the midst of a greeting, are there
@@ -197,6 +252,8 @@ TEST(Admission, StrangersDoNotHoldUpARank) {
   write_text(strangers[0], std::string(400, 'x'), deadline_in(5), "nonsense");
   write_value<uint64_t>(strangers[1], 0x3273756962656f6d, deadline_in(5), "a beginning");
   strangers[1].close();
+  write_all(strangers[2], greeting_of_a_rank(), deadline_in(5), "a greeting");
+  strangers[2].close();
   const auto begin = std::chrono::steady_clock::now();
   Socket s;
   const auto member = door.while_running(5, [&] {
@@ -206,7 +263,9 @@ TEST(Admission, StrangersDoNotHoldUpARank) {
   EXPECT_TRUE(member);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
   EXPECT_THAT(door.refused(), HasSubstr("127.0.0.1, which is another program"));
-  EXPECT_THAT(door.refused(), HasSubstr("127.0.0.1, which closed the connection before it had proved"));
+  EXPECT_THAT(door.refused(),
+              HasSubstr("127.0.0.1, which closed the connection before it had proved the job's secret,"));
+  EXPECT_THAT(door.refused(), HasSubstr("before it had proved the job's secret; it calls itself rank 3"));
 }
 
 TEST(Admission, ASilentStrangerIsClosedInTime) {

@@ -76,9 +76,8 @@ Socket listen_as_master(const TcpOptions& o) {
 
 std::string key_of(const TcpOptions& o) { return "moebius/" + o.run; }
 
-// Leaves in torchrun's store where rank 0 listens, and the secret that it drew for this job; "-"
-// where the ranks know better.
-// Returns the secret of the job, which is rank 0's own where no other was given.
+// Leaves in torchrun's store where rank 0 listens, and the secret that it draws if none was given. A "-" in their
+// place: the host is that of the store, the secret was given to all ranks. Returns the secret of the job.
 std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   TorchStore store(o.master, deadline);
   const std::string host = !o.host.empty() ? o.host : own_host(store.socket());
@@ -131,7 +130,7 @@ Master find_master(const TcpOptions& o, Deadline deadline) {
   Master master{.at = read_place(entry, o.master.host), .secret = o.secret};
   std::string drawn;
   entry >> drawn;
-  if (drawn != "-") master.secret = drawn;
+  if (master.secret.empty() && drawn != "-") master.secret = drawn;
   return master;
 }
 
