@@ -61,13 +61,21 @@ bool says_where_rank_0_is(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }
 
+std::string secret_in_file(const char* variable, const std::string& path) {
+  try {
+    return read_file(path);
+  } catch (const Error& e) {
+    MOEBIUS_FAIL(usage, "launch: {}: {}", variable, e.what());
+  }
+}
+
 // A file may end with a newline.
 std::string secret_of(const Environment& environment) {
   constexpr const char *kText = "MOEBIUS_SECRET", *kFile = "MOEBIUS_SECRET_FILE";
   std::string secret = text_of(environment, kText);
   MOEBIUS_CHECK(usage, secret.empty() || !is_set(environment, kFile),
                 "launch: {} and {} are both set; unset one of them", kText, kFile);
-  if (is_set(environment, kFile)) secret = read_file(text_of(environment, kFile));
+  if (is_set(environment, kFile)) secret = secret_in_file(kFile, text_of(environment, kFile));
   while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) secret.pop_back();
   const bool is_given = is_set(environment, kText) || is_set(environment, kFile);
   MOEBIUS_CHECK(usage, !is_given || std::ssize(secret) >= kShortestSecret,

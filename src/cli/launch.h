@@ -35,7 +35,7 @@ Environment process_environment();
 // WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or
 // if some of the last four are missing, since the processes would train the run several times.
 // For ranks over TCP it also reads MOEBIUS_HOST, MOEBIUS_SECRET, and the file that MOEBIUS_SECRET_FILE
-// names: Error{usage} if both are set or the secret is too short, Error{io} if there is no such file.
+// names: Error{usage} if both are set, the file cannot be read, or the secret is too short.
 Launch detect_launch(const Environment& environment);
 // The rank of this process by the same variables; 0 if they give nothing that can be used.
 int launcher_rank(const Environment& environment);

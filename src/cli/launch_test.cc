@@ -93,7 +93,9 @@ TEST(Launch, TheSecretOfTheJob) {
                [&] {
                  detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("empty")}})));
                });
-  expect_error(ErrorKind::io, "none", [&] { detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("none")}}))); });
+  expect_error(ErrorKind::usage, "launch: MOEBIUS_SECRET_FILE: open " + dir.path("none") + ": No such file", [&] {
+    detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("none")}})));
+  });
   expect_error(ErrorKind::usage, "launch: MOEBIUS_SECRET and MOEBIUS_SECRET_FILE are both set; unset one of them", [&] {
     detect_launch(of(with({{"MOEBIUS_SECRET", "0123456789abcdef"}, {"MOEBIUS_SECRET_FILE", dir.path("secret")}})));
   });
