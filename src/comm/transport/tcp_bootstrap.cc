@@ -36,7 +36,7 @@ void accept_ranks(const TcpOptions& o, Admission& admission, int count, Deadline
     MOEBIUS_CHECK(distributed, member || milliseconds_until(deadline) > 0,
                   "tcp: {} has waited for {} s for the others to come; missing: {}; were they started, with the same "
                   "MASTER_ADDR, MASTER_PORT, WORLD_SIZE and secret?{}",
-                  name_of_rank(o.world, o.rank), o.world.timeout_s, missing_names(o, sockets),
+                  name_of_rank(o.world, o.rank), o.world.timeout_before_steps_s(), missing_names(o, sockets),
                   admission.refused_text());
     if (!member || !let_in(*member)) continue;
     sockets[member->greeting.rank] = std::move(member->socket);
@@ -218,7 +218,7 @@ std::vector<Socket> connect_all(const TcpOptions& o) {
                 "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
   if (o.size == 1) return std::vector<Socket>(1);
   check_secret(o);
-  const Deadline deadline = deadline_in(o.world.timeout_s);
+  const Deadline deadline = deadline_in(o.world.timeout_before_steps_s());
   return o.rank == 0 ? connect_as_master(o, deadline) : connect_as_other(o, deadline);
 }
 
