@@ -49,8 +49,8 @@ find_package(OpenMP QUIET COMPONENTS CXX)
 moebius_need(OpenMP_CXX "g++ (libomp-14-dev with clang)")
 set(MOEBIUS_DEPENDENCIES Threads::Threads DNNL::dnnl fmt::fmt nlohmann_json::nlohmann_json tomlplusplus::tomlplusplus
   CLI11::CLI11 PkgConfig::ZSTD PkgConfig::XXHASH PkgConfig::PCRE2 PkgConfig::UTF8PROC OpenMP::OpenMP_CXX)
-# The room report alone includes these. Their definitions are given to its files only, so that all other files
-# compile in the same way without them.
+# The room report alone includes the first two, and comm the third too. Their definitions are given to the
+# files of report only, so that all other files compile in the same way without them.
 set(MOEBIUS_REPORT_DEPENDENCIES PkgConfig::SIMDJSON PkgConfig::HTTPLIB PkgConfig::CRYPTO)
 foreach(library ${MOEBIUS_REPORT_DEPENDENCIES})
   list(APPEND MOEBIUS_DEPENDENCIES $<LINK_ONLY:${library}>)

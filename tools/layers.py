@@ -45,7 +45,7 @@ THIRD_PARTY = {
     "utf8proc.h": ("io", "tokenizer", "jinja"),
     "simdjson.h": ("report",),
     "httplib.h": ("report",),
-    "openssl/": ("report",),
+    "openssl/": ("comm", "report"),
 }
 TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)

@@ -154,6 +154,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
                            Stream* s) {
   MOEBIUS_CHECK(usage, step >= 0, "checkpoint: expected a step >= 0; got {}; count steps from 0", step);
   check_tensors(tensors, s);
+  const auto between_steps = ranks_.between_steps();
   wait();
   std::vector<NamedTensor> content = without_replicas(tensors);
   const bool on_gpu = s && s->device() == DeviceKind::cuda;
@@ -200,6 +201,7 @@ void CheckpointStore::publish(const std::string& what, const Share& share, const
 
 void CheckpointStore::wait() {
   if (unfinished_.empty()) return;
+  const auto between_steps = ranks_.between_steps();
   const std::string folder = std::exchange(unfinished_, "");
   const Share share = std::exchange(share_, {});
   const Publication publication = std::exchange(publication_, {});

@@ -17,7 +17,7 @@ struct TrainArgs {
   std::string recipe;
   std::vector<std::string> overrides;
   int64_t ranks = 1;
-  double timeout_s = WorldOptions{}.timeout_s;
+  std::optional<double> timeout_s;
 };
 
 // The recipe, or the error of reading it. A rank that cannot read it reports the error once the

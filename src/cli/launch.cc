@@ -1,11 +1,14 @@
 #include "cli/launch.h"
 
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
 
+#include "comm/transport/job_secret.h"
 #include "core/error.h"
+#include "io/files.h"
 
 namespace moebius {
 namespace {
@@ -58,6 +61,30 @@ bool says_where_rank_0_is(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }
 
+std::string secret_in_file(const char* variable, const std::string& path) {
+  try {
+    return read_file(path);
+  } catch (const Error& e) {
+    MOEBIUS_FAIL(usage, "launch: {}: {}", variable, e.what());
+  }
+}
+
+// A file may end with a newline.
+std::string secret_of(const Environment& environment) {
+  constexpr const char *kText = "MOEBIUS_SECRET", *kFile = "MOEBIUS_SECRET_FILE";
+  std::string secret = text_of(environment, kText);
+  MOEBIUS_CHECK(usage, secret.empty() || !is_set(environment, kFile),
+                "launch: {} and {} are both set; unset one of them", kText, kFile);
+  if (is_set(environment, kFile)) secret = secret_in_file(kFile, text_of(environment, kFile));
+  while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) secret.pop_back();
+  const bool is_given = is_set(environment, kText) || is_set(environment, kFile);
+  MOEBIUS_CHECK(usage, !is_given || std::ssize(secret) >= kShortestSecret,
+                "launch: {} must have at least {} characters, which nobody can guess; got {}; openssl rand -hex 32 "
+                "prints one",
+                is_set(environment, kFile) ? "the file of MOEBIUS_SECRET_FILE" : kText, kShortestSecret, secret.size());
+  return secret;
+}
+
 std::optional<Launch> launch_by_tcp(const Environment& environment) {
   std::optional<Launch> launch = launch_by(environment, kByTcp);
   if (!launch) return std::nullopt;
@@ -73,6 +100,7 @@ std::optional<Launch> launch_by_tcp(const Environment& environment) {
                 "launch: {} must be a port, 1 to 65535; got {}", kMasterPort, launch->master_port);
   launch->evidence += fmt::format(", rank 0 at {}:{}", launch->master_addr, launch->master_port);
   launch->host = text_of(environment, "MOEBIUS_HOST");
+  launch->secret = secret_of(environment);
   launch->run = text_of(environment, "TORCHELASTIC_RUN_ID") + "/" + text_of(environment, "TORCHELASTIC_RESTART_COUNT");
   launch->has_store = text_of(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True";
   return launch;

@@ -23,6 +23,7 @@ struct Launch {
   std::string master_addr, host,
       run;  // of rank 0; of this rank, or empty: as others see it; names the run among others
   int master_port = 0;
+  std::string secret;      // which connections between ranks prove; empty if none was given
   bool has_store = false;  // torchrun's agent keeps a store at master_addr:master_port
 };
 
@@ -33,6 +34,8 @@ Environment process_environment();
 // Reads the variables of torchrun, of mpirun, of other launchers with PMI, and of srun, or RANK,
 // WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or
 // if some of the last four are missing, since the processes would train the run several times.
+// For ranks over TCP it also reads MOEBIUS_HOST, MOEBIUS_SECRET, and the file that MOEBIUS_SECRET_FILE
+// names: Error{usage} if both are set, the file cannot be read, or the secret is too short.
 Launch detect_launch(const Environment& environment);
 // The rank of this process by the same variables; 0 if they give nothing that can be used.
 int launcher_rank(const Environment& environment);

@@ -1,5 +1,6 @@
 #include "cli/launch.h"
 
+#include <fstream>
 #include <map>
 
 #include "io/testing.h"
@@ -71,6 +72,33 @@ TEST(Launch, RanksOverTcp) {
   EXPECT_EQ(torchrun.kind, Launch::Kind::tcp);
   EXPECT_TRUE(torchrun.has_store);
   EXPECT_EQ(torchrun.run, "job/2");
+}
+
+TEST(Launch, TheSecretOfTheJob) {
+  const TestDir dir;
+  std::ofstream(dir.path("secret")) << "a secret of twenty..\n";
+  EXPECT_EQ(detect_launch(of(kByHand)).secret, "");
+  EXPECT_EQ(detect_launch(of(with({{"MOEBIUS_SECRET", "0123456789abcdef"}}))).secret, "0123456789abcdef");
+  EXPECT_EQ(detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("secret")}}))).secret, "a secret of twenty..");
+  expect_error(
+      ErrorKind::usage,
+      "launch: MOEBIUS_SECRET must have at least 16 characters, which nobody can guess; got 5; openssl rand -hex 32",
+      [] {
+        detect_launch(of(with({{"MOEBIUS_SECRET", "short"}})));
+      });
+  std::ofstream(dir.path("empty")) << "\n";
+  expect_error(ErrorKind::usage,
+               "launch: the file of MOEBIUS_SECRET_FILE must have at least 16 characters, which "
+               "nobody can guess; got 0",
+               [&] {
+                 detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("empty")}})));
+               });
+  expect_error(ErrorKind::usage, "launch: MOEBIUS_SECRET_FILE: open " + dir.path("none") + ": No such file", [&] {
+    detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("none")}})));
+  });
+  expect_error(ErrorKind::usage, "launch: MOEBIUS_SECRET and MOEBIUS_SECRET_FILE are both set; unset one of them", [&] {
+    detect_launch(of(with({{"MOEBIUS_SECRET", "0123456789abcdef"}, {"MOEBIUS_SECRET_FILE", dir.path("secret")}})));
+  });
 }
 
 // MASTER_ADDR and its like are often exported for all; mpirun's own variables say more.

@@ -42,11 +42,12 @@ void add_layout_options(CLI::App& command, LayoutOptions& options) {
   add_ranks_options(command, options.ranks, options.timeout_s);
 }
 
-void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s) {
+void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s) {
   command.add_option("--ranks", ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
       ->capture_default_str();
-  command.add_option("--timeout", timeout_s, "seconds for which a rank waits for another before the run ends")
-      ->capture_default_str();
+  command.add_option("--timeout", timeout_s,
+                     "seconds for which a rank waits for another before the run ends; the default is 600 until the "
+                     "first step is done, then 60 beyond the longest step so far");
 }
 
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run) {

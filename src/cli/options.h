@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +27,11 @@ void check_shard_bytes(int64_t bytes);                           // Error{usage}
 struct LayoutOptions {
   std::vector<std::string> overrides;
   int64_t ranks = 1;
-  double timeout_s = 600;
+  std::optional<double> timeout_s;
 };
 void add_layout_options(CLI::App& command, LayoutOptions& options);
-void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s);  // --ranks and --timeout alone
+// --ranks and --timeout alone
+void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s);
 // The layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
 // the rest of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);

@@ -43,7 +43,9 @@ TcpOptions tcp_options(const Launch& launch, const WorldOptions& world) {
           .has_store = launch.has_store,
           .host = launch.host,
           .run = launch.run,
+          .secret = launch.secret,
           .report = print_error,
+          .warn = print_warning,
           .end_process = end_process};
 }
 
@@ -54,9 +56,9 @@ MpiOptions mpi_options(const Launch& launch, const WorldOptions& world) {
 
 }  // namespace
 
-WorldOptions world_options(double timeout_s, const std::function<MeshShape()>& shape_of) {
-  MOEBIUS_CHECK(usage, timeout_s > 0 && timeout_s <= kLongestTimeoutS,
-                "--timeout: expected seconds above 0, at most {} (a week); got {}", kLongestTimeoutS, timeout_s);
+WorldOptions world_options(std::optional<double> timeout_s, const std::function<MeshShape()>& shape_of) {
+  MOEBIUS_CHECK(usage, !timeout_s || (*timeout_s > 0 && *timeout_s <= kLongestTimeoutS),
+                "--timeout: expected seconds above 0, at most {} (a week); got {}", kLongestTimeoutS, *timeout_s);
   WorldOptions options{.timeout_s = timeout_s};
   try {
     options.coordinates = [shape = shape_of()](int r) { return to_string(place_of(shape, r)); };

@@ -12,7 +12,7 @@ namespace moebius {
 // The options of run_ranks, from --timeout and from the layout. Messages name ranks by their place
 // in the layout, or by number if shape_of throws an Error, which body will report. Error{usage} if
 // the timeout is out of range.
-WorldOptions world_options(double timeout_s, const std::function<MeshShape()>& shape_of);
+WorldOptions world_options(std::optional<double> timeout_s, const std::function<MeshShape()>& shape_of);
 
 // Returns when every rank has ended body. An error that every rank throws is thrown on every
 // process; only the first process's has the text. Any other failure of one of several ranks ends

@@ -52,7 +52,7 @@ ErrorKind kind_of(const std::string& packed, int rank) {
 
 }  // namespace
 
-Control::Control(Transport& transport) : rank_(transport.rank()), size_(transport.size()) {
+Control::Control(Transport& transport) : transport_(transport), rank_(transport.rank()), size_(transport.size()) {
   std::vector<int> all(size_);
   std::iota(all.begin(), all.end(), 0);
   group_ = transport.make_group("control", all);

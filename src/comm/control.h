@@ -28,6 +28,8 @@ class Control {
   int64_t sum(int64_t mine);                                 // the sum over the ranks
   int64_t max(int64_t mine);
   void barrier();
+  // While the result exists, the ranks may keep each other waiting for longer than in a step.
+  [[nodiscard]] DefaultTimeout::BetweenSteps between_steps() { return transport_.default_timeout().between_steps(); }
 
   // Runs body, which must not communicate, on every rank. So the ranks continue, or end, together:
   // when body throws Error on some ranks, every rank throws the error of the lowest of them.
@@ -39,6 +41,7 @@ class Control {
  private:
   std::vector<int64_t> gather(int64_t mine);
 
+  Transport& transport_;
   ThreadPool pool_{1};
   Stream s_{DeviceKind::cpu, pool_};
   int rank_, size_;

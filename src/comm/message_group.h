@@ -42,7 +42,7 @@ class MessageGroup final : public Group {
   Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
   void barrier() override;
   void check() override { transport_.check(); }
-  double timeout_s() const override { return transport_.options().timeout_s; }
+  double timeout_s() const override { return transport_.timeout_s(); }
   std::string rank_name(int rank) const override { return name_of_rank(transport_.options(), ranks()[rank]); }
   void count_also(std::shared_ptr<const PeerTraffic> traffic) override { beside_.push_back(std::move(traffic)); }
   int64_t sent_bytes() const override;

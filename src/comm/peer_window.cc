@@ -38,7 +38,7 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
   if (s.device() == DeviceKind::cuda) {
     synchronize(s);
     gpu_ = std::make_unique<GpuRounds>(
-        s, flags_, group.timeout_s(), [this] { look(); }, [this] { throw_late(); });
+        s, flags_, [this] { return group_.timeout_s(); }, [this] { look(); }, [this] { throw_late(); });
   }
   traffic_ = gpu_ ? gpu_->traffic() : std::make_shared<PeerTraffic>();
   group.count_also(traffic_);

@@ -5,6 +5,9 @@ namespace {
 
 // A line of the table: a host of up to 15 characters, a port of up to 5, a space and the end.
 constexpr double kTableLine = 22;
+// By which both ends of a connection prove the job's secret (comm/transport/admission.h): a greeting, a challenge,
+// an answer and the admission.
+constexpr double kProof = 4;
 
 // Groups of more than one rank, which need an identity on GPUs.
 double messages_of_groups(const MeshShape& mesh, bool first) {
@@ -25,12 +28,12 @@ StartUp start_up(const MeshShape& mesh, const PlanMachine& m) {
   const double latency = (is_one_host ? m.inside_us : m.across_us) * 1e-6;
   const double rate = (is_one_host ? m.inside_gb_s : m.across_gb_s) * 1e9;
   StartUp s{.connections = n - 1, .table_bytes = kTableLine * n * (n - 1)};
-  s.messages_rank_0 = 2 * (n - 1) + (m.is_gpu ? messages_of_groups(mesh, true) : 0);
-  // A greeting to rank 0, its table, and a greeting on each other connection.
-  s.messages_rank = 2 + (n - 2) + (m.is_gpu ? messages_of_groups(mesh, false) : 0);
-  const double greetings = (n - 1) * latency, tables = (n - 1) * latency + s.table_bytes / rate;
+  s.messages_rank_0 = (kProof + 1) * (n - 1) + (m.is_gpu ? messages_of_groups(mesh, true) : 0);
+  // The table of rank 0, and the proofs of each connection.
+  s.messages_rank = 1 + kProof * (n - 1) + (m.is_gpu ? messages_of_groups(mesh, false) : 0);
+  const double proofs = kProof * (n - 1) * latency, tables = (n - 1) * latency + s.table_bytes / rate;
   const double groups = m.is_gpu ? messages_of_groups(mesh, true) * latency : 0;
-  s.seconds = greetings + tables + (n - 2) * latency + groups;
+  s.seconds = proofs + tables + kProof * (n - 2) * latency + groups;
   return s;
 }
 

@@ -6,8 +6,8 @@
 
 namespace moebius {
 
-// Rank 0 takes a greeting of each other rank and sends each the table of all. Every two ranks then open a
-// connection. On GPUs each group needs an identity, which its first rank sends to the others (NCCL).
+// Rank 0 lets in each other rank and sends each the table of all. Every two ranks then open a connection.
+// The two ends of a connection prove the job's secret by four messages. On GPUs each group needs an identity, which its first rank sends to the others (NCCL).
 struct StartUp {
   double messages_rank_0 = 0;  // sent and received
   double messages_rank = 0;    // the most of another rank
@@ -16,8 +16,8 @@ struct StartUp {
   double seconds = 0;          // until the last rank knows all others
 };
 
-// Rank 0 is the bottleneck: its greetings come one after another, each a round trip, and its tables leave by
-// its link.
+// Rank 0 is the bottleneck: its messages come one after another, each with the latency of the network, and its
+// tables leave by its link.
 StartUp start_up(const MeshShape& mesh, const PlanMachine& machine);
 
 }  // namespace moebius

@@ -190,6 +190,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   const StepTimes& times = engine_.step_times();
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
   ranks_ = gather_ranks(engine_, mine, comm, report.layers);
+  world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;
 }
 
@@ -203,6 +204,7 @@ void TrainingRun::end_trace() {
 
 void TrainingRun::check_finite(const StepReport& report) {
   if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
+  const auto between_steps = control_.between_steps();
   store_.wait();
   const std::string where = find_first_nonfinite(engine_, loader_, control_);
   on_root_alone([&] { run_log_.write_event("failed", report.step, {{"not_finite", where}}); });
@@ -266,6 +268,7 @@ void TrainingRun::save_if_due(int64_t step) {
 
 void TrainingRun::save(int64_t step) {
   if (step == saved_step_) return;
+  const auto between_steps = control_.between_steps();
   const std::vector<NamedTensor> state = training_state(engine_);
   Stream s = engine_.stream();
   engine_.model().params().join_masters(s);

@@ -30,12 +30,13 @@ class TcpRuns : public TrainingRuns {
     for (int r = 0; r < num_ranks; ++r) {
       const auto it = special.find(r);
       const RankIs is = it == special.end() ? RankIs{} : it->second;
-      const Surroundings around{.environment = {{"RANK", std::to_string(r)},
-                                                {"WORLD_SIZE", std::to_string(num_ranks)},
-                                                {"MASTER_ADDR", "127.0.0.1"},
-                                                {"MASTER_PORT", port}},
-                                .out = fmt::format("out-{}", r),
-                                .err = fmt::format("err-{}", r)};
+      Surroundings around{.environment = {{"RANK", std::to_string(r)},
+                                          {"WORLD_SIZE", std::to_string(num_ranks)},
+                                          {"MASTER_ADDR", "127.0.0.1"},
+                                          {"MASTER_PORT", port}},
+                          .out = fmt::format("out-{}", r),
+                          .err = fmt::format("err-{}", r)};
+      around.environment.insert(is.environment.begin(), is.environment.end());
       const Words words = joined(words_of(run, is.overrides), {"--timeout", std::to_string(timeout_s)});
       processes.push_back(start_program(path(is.dir), words, {.fault = is.fault, .log = {}}, around));
     }
@@ -151,6 +152,33 @@ TEST_F(TcpRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
                     HasSubstr("of rank 2 \"lr = 0.5\"")));
   for (const int other : {1, 2})
     EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 reports it";
+  EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
+}
+
+// The secret of a rank is in its environment, or in a file that its environment names.
+TEST_F(TcpRun, RanksThatAreGivenTheSecretTrain) {
+  write_file_atomic(runs_.path("secret"), "0123456789abcdef\n");
+  const RankIs by_text{.fault = {}, .environment = {{"MOEBIUS_SECRET", "0123456789abcdef"}}},
+      by_file{.fault = {}, .environment = {{"MOEBIUS_SECRET_FILE", "secret"}}};
+  EXPECT_THAT(runs_.train_ranks(3, "r", {{0, by_text}, {1, by_file}, {2, by_text}}), Each(0)) << runs_.err_of(0);
+  for (const int rank : {0, 1, 2}) EXPECT_THAT(runs_.err_of(rank), testing::Not(HasSubstr("0123456789abcdef")));
+}
+
+// Rank 1 has another secret, or none. It ends at once, and rank 0 after the timeout. Both say why.
+TEST_F(TcpRun, ARankWithoutTheSecretIsRefusedInTime) {
+  const RankIs knows{.fault = {}, .environment = {{"MOEBIUS_SECRET", "0123456789abcdef"}}},
+      other{.fault = {}, .environment = {{"MOEBIUS_SECRET", "fedcba9876543210"}}};
+  for (const RankIs& rank_1 : {other, RankIs{}}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<pid_t> ranks = runs_.start_ranks(2, "r", {{0, knows}, {1, rank_1}}, /*timeout_s=*/2);
+    EXPECT_EQ(end_of(ranks[1]), 6);
+    EXPECT_EQ(end_of(ranks[0]), 6);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+    EXPECT_THAT(runs_.err_of(0),
+                AllOf(HasSubstr("warning: tcp: rank 0 has refused a connection from 127.0.0.1, which "),
+                      HasSubstr("it calls itself rank 1"), HasSubstr("missing: rank 1")));
+    EXPECT_THAT(runs_.err_of(1), HasSubstr("(the rank there does not know the secret of this job)"));
+  }
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 

@@ -51,11 +51,12 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
   });
 }
 
-// The differences of a rank: its fault, its own overrides, and the folder that it runs in.
+// The differences of a rank: its fault, its own overrides, the folder that it runs in, and variables.
 struct RankIs {
   std::string fault;
   Words overrides = {};
   std::string dir = {};
+  std::map<std::string, std::string> environment = {};
 };
 
 // A folder with a tiny dataset, for runs of the recipe tiny_cpu.

@@ -15,7 +15,10 @@ std::string gpu_identity(int) { missing(); }
 std::string gpu_identity_of(const void*) { missing(); }
 
 struct GpuRounds::Impl {};
-GpuRounds::GpuRounds(Stream&, const RoundFlags&, double, std::function<void()>, std::function<void()>) { missing(); }
+GpuRounds::GpuRounds(Stream&, const RoundFlags&, std::function<double()>, std::function<void()>,
+                     std::function<void()>) {
+  missing();
+}
 GpuRounds::~GpuRounds() = default;
 void GpuRounds::launch(Stream&, int) { missing(); }
 std::shared_ptr<PeerTraffic> GpuRounds::traffic() const { missing(); }

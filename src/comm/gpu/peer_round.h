@@ -32,8 +32,9 @@ struct RoundFlags {
 
 class GpuRounds {
  public:
-  // look: called by waits of the host for its GPU; ended: called after them. They may throw. Then kernels that wait end.
-  GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look,
+  // timeout_s: asked at each launch and by waits of the host for its GPU; kernels that wait know its last answer.
+  // look: called by those waits; ended: called after them. They may throw. Then kernels that wait end.
+  GpuRounds(Stream& s, const RoundFlags& flags, std::function<double()> timeout_s, std::function<void()> look,
             std::function<void()> ended);
   ~GpuRounds();
   GpuRounds(const GpuRounds&) = delete;

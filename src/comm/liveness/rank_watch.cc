@@ -9,10 +9,10 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
-#include <random>
 #include <sstream>
 
 #include "comm/machine.h"
+#include "comm/transport/admission.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -52,55 +52,38 @@ std::string own_machine() {
   return name.empty() ? "-" : name;
 }
 
-// The first message of a child, and its parent's answer: another program may use the port.
-struct Hello {
-  uint64_t run = 0;
-  int32_t rank = 0, unused = 0;
-};
-
-uint64_t draw_run() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
-}
-
 // Returns the sockets by child. Connections from other programs are closed.
-std::vector<Socket> accept_children(const Socket& listener, const Hello& own, int count, Deadline deadline) {
+std::vector<Socket> accept_children(Socket listener, const Job& job, int rank, int count, Deadline deadline) {
   std::vector<Socket> children(count);
+  if (count == 0) return children;
+  Admission admission(std::move(listener), job, rank);
   for (int have = 0; have < count;) {
-    Socket s = accept_until(listener, deadline);
-    MOEBIUS_CHECK(distributed, s.is_open(), "{} of {} ranks did not connect in time", count - have, count);
-    try {
-      const Hello hello = read_value<Hello>(s, std::min(deadline, deadline_in(kAddressS)), "a greeting");
-      const int child = hello.rank - 2 * own.rank - 1;
-      if (hello.run != own.run || child < 0 || child >= count || children[child].is_open()) continue;
-      write_value(s, own, deadline, "a greeting");
-      children[child] = std::move(s);
-      ++have;
-    } catch (const Error&) {
-      continue;
-    }
+    std::optional<Admission::Member> member = admission.next(deadline);
+    MOEBIUS_CHECK(distributed, member, "{} of {} ranks did not connect in time{}", count - have, count,
+                  admission.refused_text());
+    const int child = member->greeting.rank - 2 * rank - 1;
+    if (child < 0 || child >= count || children[child].is_open()) continue;
+    children[child] = std::move(member->socket);
+    ++have;
   }
   return children;
 }
 
-Socket greet(const HostPort& at, const Hello& own, int parent, Deadline deadline) {
+Socket join_parent(const HostPort& at, const Job& job, int rank, Deadline deadline) {
   Socket s = connect_until(at, deadline);
-  write_value(s, own, deadline, "a greeting");
-  const Hello hello = read_value<Hello>(s, deadline, "a greeting");
-  MOEBIUS_CHECK(distributed, hello.run == own.run && hello.rank == parent, "tcp: another program answers at {}",
-                to_string(at));
+  join_job(s, job, {.rank = rank}, parent_of(rank), deadline);
   return s;
 }
 
 // Connects to the first address of the parent that gives the right answer.
-Socket connect_to_parent(const Place& parent, const Hello& own, Deadline deadline) {
-  std::string why = fmt::format("rank {} has no address", parent_of(own.rank));
+Socket connect_to_parent(const Place& parent, const Job& job, int rank, Deadline deadline) {
+  std::string why = fmt::format("rank {} has no address", parent_of(rank));
   std::vector<std::string> hosts = parent.hosts;
   if (parent.machine == own_machine()) hosts.insert(hosts.begin(), "127.0.0.1");
   for (const std::string& host : hosts) {
     try {
       const HostPort at{.host = host, .port = parent.port};
-      return greet(at, own, parent_of(own.rank), std::min(deadline, deadline_in(kAddressS)));
+      return join_parent(at, job, rank, std::min(deadline, deadline_in(kAddressS)));
     } catch (const Error& e) {
       why = e.what();
     }
@@ -138,7 +121,7 @@ void RankWatch::connect(Control& control, double seconds) {
     return std::count(machines.begin(), machines.end(), machines[0]) == control.size();
   }();
   const int count = num_children(rank_, control.size());
-  Hello own{.run = std::stoull(control.from_root(std::to_string(draw_run()))), .rank = rank_};
+  const Job job{.secret = control.from_root(control.is_root() ? draw_secret() : ""), .run = "rank_watch"};
   Socket listener;
   Place place{.machine = own_machine()};
   std::string failure = failure_of([&] {
@@ -154,10 +137,11 @@ void RankWatch::connect(Control& control, double seconds) {
   if (control.sum(failure.empty() ? 0 : 1) == 0) {
     failure = failure_of([&] {
       const Deadline deadline = deadline_in(seconds);
-      auto children = std::async(std::launch::async, [&] { return accept_children(listener, own, count, deadline); });
+      auto children = std::async(std::launch::async,
+                                 [&] { return accept_children(std::move(listener), job, rank_, count, deadline); });
       if (rank_ > 0) {
         const int parent = parent_of(rank_);
-        links_.push_back({.rank = parent, .socket = connect_to_parent(place_of(places[parent]), own, deadline)});
+        links_.push_back({.rank = parent, .socket = connect_to_parent(place_of(places[parent]), job, rank_, deadline)});
       }
       int child = 2 * rank_ + 1;
       for (Socket& s : children.get()) links_.push_back({.rank = child++, .socket = std::move(s)});

@@ -77,7 +77,7 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
     if (!open.empty()) check_peers(what, open);
     return open.empty();
   };
-  if (!links_.move_until(options_.world.timeout_s, all_ended)) fail_waiting(what, open);
+  if (!links_.move_until(timeout_s(), all_ended)) fail_waiting(what, open);
 }
 
 // Processes what has arrived from the other ranks meanwhile.
@@ -113,7 +113,7 @@ void TcpTransport::fail_waiting(const CollectiveRecord& what, const std::vector<
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
   MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\n{}", to_string(what), name(rank()),
-               options_.world.timeout_s, names_of_ranks(options_.world, missing), tail());
+               timeout_s(), names_of_ranks(options_.world, missing), tail());
 }
 
 // --- ends -----------------------------------------------------------------------------------------------------------

@@ -17,8 +17,13 @@ struct TcpOptions {
   bool has_store = false;  // torchrun listens at `master` instead and keeps a store, which holds rank 0's address
   std::string host;        // where other ranks reach this one; empty: the address from which its connections come
   std::string run;         // a name that distinguishes the run from others at the same ports
+  // Every connection proves this secret, of at least kShortestSecret characters. Empty: with a store,
+  // rank 0 draws one and the store carries it; without, only ranks of one machine can meet.
+  std::string secret;
   // Gets the report of a rank that ends the run.
   std::function<void(const std::string&)> report;
+  // Gets a line for each of the first connections from outside the job, which are closed.
+  std::function<void(const std::string&)> warn;
   // Ends the process at once.
   // It is called after the report, when another rank has failed and this rank's thread has
   // not communicated for stall_s since then: it may never return.

@@ -1,55 +1,22 @@
 #include "comm/transport/tcp_bootstrap.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
+#include <future>
 #include <sstream>
 
+#include "comm/transport/admission.h"
 #include "comm/transport/torch_store.h"
 #include "core/error.h"
 
 namespace moebius {
 namespace {
 
-constexpr uint64_t kMagic = 0x3173756962656f6d;  // "moebius1"
-constexpr double kStrangerS = 5;                 // time in which a new connection must identify itself
+Job job_of(const TcpOptions& o, const std::string& secret) { return {.secret = secret, .run = o.run}; }
 
-// The first message of a rank on every connection.
-struct Hello {
-  uint64_t magic = kMagic;
-  uint64_t run = 0;
-  int32_t rank = 0, size = 0;
-  int32_t port = 0;  // where it listens
-  int32_t unused = 0;
-};
-
-uint64_t hash_of(const std::string& run) { return std::hash<std::string>{}(run); }
-
-Hello hello_of(const TcpOptions& o, int port) {
-  return {.run = hash_of(o.run), .rank = o.rank, .size = o.size, .port = port};
-}
-
-// A new connection. One from outside the run (a port scan, another run) is closed.
-struct Visitor {
-  Socket socket;
-  Hello hello;
-  std::string host;  // where it asks to be reached
-};
-
-bool read_visitor(const TcpOptions& o, Visitor& v, Deadline deadline) {
-  try {
-    const Deadline soon = std::min(deadline, deadline_in(kStrangerS));
-    v.hello = read_value<Hello>(v.socket, soon, "a greeting");
-    if (v.hello.magic != kMagic || v.hello.run != hash_of(o.run)) return false;
-    v.host = read_text(v.socket, soon, "a greeting");
-    return v.hello.rank >= 0 && v.hello.rank != o.rank;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-void greet(const TcpOptions& o, const Socket& s, int port, Deadline deadline) {
-  write_value(s, hello_of(o, port), deadline, "a greeting");
-  write_text(s, o.host, deadline, "a greeting");
+RankGreeting greeting_of(const TcpOptions& o, int port) {
+  return {.rank = o.rank, .size = o.size, .port = port, .host = o.host};
 }
 
 std::string missing_names(const TcpOptions& o, const std::vector<Socket>& sockets) {
@@ -59,30 +26,33 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
   return names_of_ranks(o.world, missing);
 }
 
-// Accepts connections until `count` ranks have been let in.
-void accept_ranks(const TcpOptions& o, const Socket& listener, int count, Deadline deadline,
-                  std::vector<Socket>& sockets, const std::function<bool(const Visitor&)>& let_in) {
-  for (int have = 0; have < count;) {
-    Visitor v{.socket = accept_until(listener, deadline), .hello = {}, .host = {}};
-    MOEBIUS_CHECK(distributed, v.socket.is_open(),
+constexpr double kLookS = 0.2;  // time after which a rank that accepts looks whether it shall stop
+
+// Accepts connections until `count` ranks have been let in, or `stop` is set.
+void accept_ranks(const TcpOptions& o, Admission& admission, int count, Deadline deadline, std::vector<Socket>& sockets,
+                  const std::function<bool(const Admission::Member&)>& let_in, const std::atomic<bool>& stop = false) {
+  for (int have = 0; have < count && !stop;) {
+    std::optional<Admission::Member> member = admission.next(std::min(deadline, deadline_in(kLookS)));
+    MOEBIUS_CHECK(distributed, member || milliseconds_until(deadline) > 0,
                   "tcp: {} has waited for {} s for the others to come; missing: {}; were they started, with the same "
-                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?",
-                  name_of_rank(o.world, o.rank), o.world.timeout_s, missing_names(o, sockets));
-    if (!read_visitor(o, v, deadline) || !let_in(v)) continue;
-    sockets[v.hello.rank] = std::move(v.socket);
+                  "MASTER_ADDR, MASTER_PORT, WORLD_SIZE and secret?{}",
+                  name_of_rank(o.world, o.rank), o.world.timeout_before_steps_s(), missing_names(o, sockets),
+                  admission.refused_text());
+    if (!member || !let_in(*member)) continue;
+    sockets[member->greeting.rank] = std::move(member->socket);
     ++have;
   }
 }
 
 // --- rank 0 ---------------------------------------------------------------------------------------------------------
 
-std::string refusal(const TcpOptions& o, const Visitor& v, const std::vector<Socket>& sockets) {
-  if (v.hello.size != o.size)
+std::string refusal(const TcpOptions& o, const RankGreeting& g, const std::vector<Socket>& sockets) {
+  if (g.size != o.size)
     return fmt::format(
         "tcp: rank {} was started with WORLD_SIZE={}, rank 0 with WORLD_SIZE={}; start all ranks with the same value",
-        v.hello.rank, v.hello.size, o.size);
-  if (v.hello.rank >= o.size || sockets[v.hello.rank].is_open())
-    return fmt::format("tcp: RANK={} was given to two processes; give each its own number", v.hello.rank);
+        g.rank, g.size, o.size);
+  if (g.rank >= o.size || sockets[g.rank].is_open())
+    return fmt::format("tcp: RANK={} was given to two processes; give each its own number", g.rank);
   return "";
 }
 
@@ -106,24 +76,31 @@ Socket listen_as_master(const TcpOptions& o) {
 
 std::string key_of(const TcpOptions& o) { return "moebius/" + o.run; }
 
+// Leaves in torchrun's store where rank 0 listens, and the secret that it draws if none was given. A "-" in their
+// place: the host is that of the store, the secret was given to all ranks. Returns the secret of the job.
+std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
+  TorchStore store(o.master, deadline);
+  const std::string host = !o.host.empty() ? o.host : own_host(store.socket());
+  const std::string drawn = o.secret.empty() ? draw_secret() : "";
+  store.set(key_of(o), fmt::format("{} {} {}", is_loopback(host) ? "-" : host, port, drawn.empty() ? "-" : drawn));
+  return drawn.empty() ? o.secret : drawn;
+}
+
 std::vector<Socket> connect_as_master(const TcpOptions& o, Deadline deadline) {
-  const Socket listener = listen_as_master(o);
-  if (o.has_store) {
-    TorchStore store(o.master, deadline);
-    const std::string host = !o.host.empty() ? o.host : own_host(store.socket());
-    store.set(key_of(o), fmt::format("{} {}", is_loopback(host) ? "-" : host, port_of(listener)));
-  }
+  Socket listener = listen_as_master(o);
+  const std::string secret = o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret;
+  Admission admission(std::move(listener), job_of(o, secret), o.rank, o.warn);
   std::vector<Socket> sockets(o.size);
   std::vector<HostPort> places(o.size);
-  accept_ranks(o, listener, o.size - 1, deadline, sockets, [&](const Visitor& v) {
-    const std::string why = refusal(o, v, sockets);
+  accept_ranks(o, admission, o.size - 1, deadline, sockets, [&](const Admission::Member& m) {
+    const std::string why = refusal(o, m.greeting, sockets);
     if (!why.empty()) {
-      write_text(v.socket, why + "\n", deadline, kTable);
+      write_text(m.socket, why + "\n", deadline, kTable);
       tell_all(sockets, why + "\n", deadline);
       throw Error(ErrorKind::usage, why);
     }
-    const std::string host = !v.host.empty() ? v.host : peer_host(v.socket);
-    places[v.hello.rank] = {.host = is_loopback(host) ? "-" : host, .port = v.hello.port};
+    const std::string host = !m.greeting.host.empty() ? m.greeting.host : peer_host(m.socket);
+    places[m.greeting.rank] = {.host = is_loopback(host) ? "-" : host, .port = m.greeting.port};
     return true;
   });
   std::string table = "\n";
@@ -141,49 +118,97 @@ HostPort read_place(std::istream& from, const std::string& master_host) {
   return place;
 }
 
-HostPort find_master(const TcpOptions& o, Deadline deadline) {
-  if (!o.has_store) return o.master;
+// Where rank 0 listens, and the secret of the job.
+struct Master {
+  HostPort at;
+  std::string secret;
+};
+
+Master find_master(const TcpOptions& o, Deadline deadline) {
+  if (!o.has_store) return {.at = o.master, .secret = o.secret};
   std::istringstream entry(TorchStore(o.master, deadline).wait_for(key_of(o)));
-  return read_place(entry, o.master.host);
+  Master master{.at = read_place(entry, o.master.host), .secret = o.secret};
+  std::string drawn;
+  entry >> drawn;
+  if (master.secret.empty() && drawn != "-") master.secret = drawn;
+  return master;
 }
 
 std::string without_tcp(const std::string& error) { return error.starts_with("tcp: ") ? error.substr(5) : error; }
 
 // Connects to rank 0 and returns its table.
 // Another program may listen there instead: the error names the address.
-std::string ask_master(const TcpOptions& o, const HostPort& master, int own_port, Deadline deadline, Socket& socket) {
+std::string ask_master(const TcpOptions& o, const Master& master, int own_port, Deadline deadline, Socket& socket) {
   try {
-    socket = connect_until(master, deadline);
-    greet(o, socket, own_port, deadline);
+    socket = connect_until(master.at, deadline);
+    join_job(socket, job_of(o, master.secret), greeting_of(o, own_port), 0, deadline);
     return read_text(socket, deadline, kTable);
   } catch (const Error& e) {
     MOEBIUS_FAIL(distributed, "tcp: {} gets no answer from a rank 0 of this run at {} ({}); check that {}",
-                 name_of_rank(o.world, o.rank), to_string(master), without_tcp(e.what()),
+                 name_of_rank(o.world, o.rank), to_string(master.at), without_tcp(e.what()),
                  o.has_store ? "this machine reaches that address, which rank 0 left with torchrun (MOEBIUS_HOST of "
-                               "rank 0 sets another), and that all ranks were started"
-                             : "MASTER_ADDR and MASTER_PORT are the same on all ranks, that nothing else uses that "
-                               "port, and that all ranks were started");
+                               "rank 0 sets another), that MOEBIUS_SECRET is the same on all ranks or on none, and "
+                               "that all ranks were started"
+                             : "MASTER_ADDR, MASTER_PORT and MOEBIUS_SECRET are the same on all ranks, that nothing "
+                               "else uses that port, and that all ranks were started");
   }
 }
 
+Socket connect_to_rank(const TcpOptions& o, const Job& job, int rank, const HostPort& at, Deadline deadline) {
+  try {
+    Socket socket = connect_until(at, deadline);
+    join_job(socket, job, greeting_of(o, 0), rank, deadline);
+    return socket;
+  } catch (const Error& e) {
+    MOEBIUS_FAIL(distributed,
+                 "tcp: {} does not reach {} at {} ({}); check that no firewall is between them, or set "
+                 "MOEBIUS_HOST of that rank to an address that this machine reaches",
+                 name_of_rank(o.world, o.rank), name_of_rank(o.world, rank), to_string(at), without_tcp(e.what()));
+  }
+}
+
+// Ranks are let in while this one connects to others, so that no rank waits for a chain of others.
 std::vector<Socket> connect_as_other(const TcpOptions& o, Deadline deadline) {
-  const HostPort master = find_master(o, deadline);
-  const Socket listener = listen_at(0, is_loopback(master.host));
+  const Master master = find_master(o, deadline);
+  const Job job = job_of(o, master.secret);
+  Socket listener = listen_at(0, is_loopback(master.at.host));
+  const int port = port_of(listener);
+  Admission admission(std::move(listener), job, o.rank, o.warn);
   std::vector<Socket> sockets(o.size);
-  std::istringstream table(ask_master(o, master, port_of(listener), deadline, sockets[0]));
+  std::istringstream table(ask_master(o, master, port, deadline, sockets[0]));
   std::string why;
   std::getline(table, why);
   if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 reports it
   const std::string master_host = peer_host(sockets[0]);
   read_place(table, master_host);
-  for (int r = 1; r < o.rank; ++r) {
-    sockets[r] = connect_until(read_place(table, master_host), deadline);
-    greet(o, sockets[r], 0, deadline);
-  }
-  accept_ranks(o, listener, o.size - 1 - o.rank, deadline, sockets, [&](const Visitor& v) {
-    return v.hello.rank > o.rank && v.hello.rank < o.size && !sockets[v.hello.rank].is_open();
+  std::vector<Socket> later(o.size);
+  std::atomic<bool> stop = false;
+  auto accepted = std::async(std::launch::async, [&] {
+    const auto let_in = [&](const Admission::Member& m) {
+      return m.greeting.rank > o.rank && m.greeting.rank < o.size && !later[m.greeting.rank].is_open();
+    };
+    accept_ranks(o, admission, o.size - 1 - o.rank, deadline, later, let_in, stop);
   });
+  try {
+    for (int r = 1; r < o.rank; ++r) sockets[r] = connect_to_rank(o, job, r, read_place(table, master_host), deadline);
+  } catch (...) {
+    stop = true;
+    throw;
+  }
+  accepted.get();
+  for (int r = o.rank + 1; r < o.size; ++r) sockets[r] = std::move(later[r]);
   return sockets;
+}
+
+// Whoever reaches a port that is open to other machines must prove a secret.
+void check_secret(const TcpOptions& o) {
+  if (!o.secret.empty() || o.has_store || is_loopback(o.master.host)) return;
+  const std::string text = fmt::format(
+      "tcp: ranks on several machines let in only who knows the secret of the job; got none, with rank 0 at {}; set "
+      "MOEBIUS_SECRET to the same random text on all ranks (openssl rand -hex 32 prints one), or MOEBIUS_SECRET_FILE "
+      "to a file with it; ranks of one machine need none with MASTER_ADDR=127.0.0.1",
+      to_string(o.master));
+  throw Error(ErrorKind::usage, o.rank == 0 ? text : "");
 }
 
 }  // namespace
@@ -192,7 +217,8 @@ std::vector<Socket> connect_all(const TcpOptions& o) {
   MOEBIUS_CHECK(usage, o.size >= 1 && o.rank >= 0 && o.rank < o.size,
                 "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
   if (o.size == 1) return std::vector<Socket>(1);
-  const Deadline deadline = deadline_in(o.world.timeout_s);
+  check_secret(o);
+  const Deadline deadline = deadline_in(o.world.timeout_before_steps_s());
   return o.rank == 0 ? connect_as_master(o, deadline) : connect_as_other(o, deadline);
 }
 

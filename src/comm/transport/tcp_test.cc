@@ -1,73 +1,15 @@
 #include "comm/transport/tcp.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <atomic>
-#include <map>
-#include <numeric>
 #include <thread>
 
-#include "comm/transport/torch_store.h"
-#include "core/error.h"
+#include "comm/transport/tcp_testing.h"
 
 namespace moebius {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-// Returns a port that is free now; rank 0 will listen there.
-int free_port() { return port_of(listen_at(0, /*loopback_only=*/true)); }
-
-// The end of each rank of a world: its error, and what it reported.
-struct Ends {
-  std::vector<std::string> errors, reports;
-  std::vector<int> kinds;  // kinds of the errors; 0: no error
-};
-
-// Runs the ranks of a world over TCP as threads of this process.
-Ends run_world(int size, const RankBody& body, const std::function<void(TcpOptions&)>& change = {}) {
-  Ends ends{.errors = std::vector<std::string>(size),
-            .reports = std::vector<std::string>(size),
-            .kinds = std::vector<int>(size)};
-  const int port = free_port();
-  std::vector<std::jthread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      TcpOptions options;
-      options.world = {.timeout_s = 20, .coordinates = [](int q) { return fmt::format("dp {}", q); }};
-      options.grace_s = 0.2;
-      options.rank = r;
-      options.size = size;
-      options.master = {.host = "localhost", .port = port};
-      options.report = [&, r](const std::string& text) { ends.reports[r] += text; };
-      if (change) change(options);
-      try {
-        run_tcp(options, body);
-      } catch (const Error& e) {
-        ends.errors[r] = e.what();
-        ends.kinds[r] = static_cast<int>(e.kind());
-      }
-    });
-  }
-  threads.clear();  // joins
-  return ends;
-}
-
-struct Member {
-  explicit Member(Transport& transport) : rank(transport.rank()), size(transport.size()) {
-    std::vector<int> all(size);
-    std::iota(all.begin(), all.end(), 0);
-    world = transport.make_group("world", all);
-    other = transport.make_group("other", all);
-  }
-  int rank, size;
-  ThreadPool pool{1};
-  Stream s{DeviceKind::cpu, pool};
-  std::unique_ptr<Group> world, other;
-};
 
 // The time that a rank's destructors need while an exception passes.
 struct Slow {
@@ -78,13 +20,6 @@ struct Slow {
 };
 
 Tensor tensor(std::vector<float>& x) { return tensor_of(x.data(), {std::ssize(x)}); }
-
-void expect_all_well(const Ends& ends) {
-  for (size_t r = 0; r < ends.errors.size(); ++r) {
-    EXPECT_EQ(ends.kinds[r], 0) << ends.errors[r];
-    EXPECT_EQ(ends.reports[r], "");
-  }
-}
 
 // The two kinds of message: short in one frame, long after an offer.
 // Either may come before or after its receive.
@@ -259,160 +194,6 @@ TEST(Tcp, SizesThatDisagreeAreFound) {
                 HasSubstr(fmt::format("rank 1 (dp 1) expects {} bytes from rank 0 (dp 0), which sends {}; the ranks "
                                       "disagree about a shape or count",
                                       4 * n + 4, 4 * n)));
-  }
-}
-
-// --- finding each other ---------------------------------------------------------------------------------------------
-
-TEST(TcpBootstrap, AWorldOfOneNeedsNobody) {
-  expect_all_well(run_world(1, [](Transport& transport) { Member(transport).world->barrier(); }));
-}
-
-TEST(TcpBootstrap, WhoDoesNotComeIsNamed) {
-  const Ends ends = run_world(
-      3, [](Transport&) {},
-      [](TcpOptions& o) {
-        o.world.timeout_s = 0.5;
-        if (o.rank == 2) o.master.port = free_port();
-      });
-  EXPECT_THAT(ends.errors[0], StartsWith("tcp: rank 0 (dp 0) has waited for 0.5 s for the others to come; missing: "
-                                         "rank 2 (dp 2); were they started, with the same MASTER_ADDR"));
-  EXPECT_THAT(ends.errors[1],
-              AllOf(StartsWith("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at localhost:"),
-                    HasSubstr(" (receiving the table of ranks: ")));
-  EXPECT_THAT(ends.errors[2],
-              AllOf(StartsWith("tcp: rank 2 (dp 2) gets no answer from a rank 0 of this run at localhost:"),
-                    HasSubstr("was not reached in time: Connection refused); check that MASTER_ADDR")));
-  EXPECT_THAT(ends.kinds, testing::Each(6));
-}
-
-TEST(TcpBootstrap, RanksOfAnotherWorldAreRefused) {
-  const Ends sizes = run_world(
-      2, [](Transport&) {}, [](TcpOptions& o) { o.size += o.rank; });
-  EXPECT_EQ(sizes.errors[0],
-            "tcp: rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2; start all ranks with the same value");
-  EXPECT_THAT(sizes.kinds, testing::Each(2));
-  const Ends twice = run_world(
-      3, [](Transport&) {}, [](TcpOptions& o) { o.rank = std::min(o.rank, 1); });
-  EXPECT_EQ(twice.errors[0], "tcp: RANK=1 was given to two processes; give each its own number");
-}
-
-TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
-  const Socket taken = listen_at(0, true);
-  const Ends ends = run_world(
-      1, [](Transport&) {},
-      [&](TcpOptions& o) {
-        o.size = 2;
-        o.master.port = port_of(taken);
-      });
-  EXPECT_THAT(ends.errors[0],
-              HasSubstr("Address already in use; rank 0 listens at MASTER_PORT: choose one that is free"));
-}
-
-// Other programs that listen at rank 0's address:
-// a silent one, one with another protocol, one that hangs up.
-TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
-  for (const std::string answer : {"", "HTTP/1.1 400 Bad Request", "hang up"}) {
-    const Socket other = listen_at(0, true);
-    std::vector<std::jthread> visited;
-    const Ends ends = run_world(
-        1, [](Transport&) {},
-        [&](TcpOptions& o) {
-          o.rank = 1;
-          o.size = 2;
-          o.master.port = port_of(other);
-          o.world.timeout_s = 0.5;
-          visited.emplace_back([&] {
-            const Socket visitor = accept_until(other, deadline_in(5));
-            if (answer == "hang up") return;
-            write_all(visitor, std::as_bytes(std::span(answer)), deadline_in(5), "an answer");
-            std::this_thread::sleep_for(std::chrono::seconds(1));
-          });
-        });
-    const std::string place = fmt::format("localhost:{}", port_of(other));
-    EXPECT_THAT(ends.errors[0],
-                StartsWith("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at " + place + " ("));
-    EXPECT_THAT(ends.errors[0], HasSubstr("; check that MASTER_ADDR and MASTER_PORT are the same on all ranks, that "
-                                          "nothing else uses that port, and that all ranks were started"));
-    EXPECT_EQ(ends.kinds[0], 6);
-  }
-}
-
-// A connection from another program, silent or not, is closed.
-TEST(TcpBootstrap, StrangersDoNotDisturb) {
-  std::vector<std::jthread> strangers;
-  expect_all_well(run_world(
-      2, [](Transport& transport) { Member(transport).world->barrier(); },
-      [&](TcpOptions& o) {
-        if (o.rank == 0) return;
-        const Socket stranger = connect_until(o.master, deadline_in(5));
-        write_text(stranger, std::string(200, 'x'), deadline_in(5), "nonsense");
-      }));
-}
-
-// torchrun's store, as far as Moebius uses it.
-class Store {
- public:
-  Store() : listener_(listen_at(0, true)) {}
-  ~Store() { stop_ = true; }
-  int port() const { return port_of(listener_); }
-
- private:
-  void serve() {
-    while (!stop_) {
-      Socket s = accept_until(listener_, deadline_in(0.05));
-      if (!s.is_open()) continue;
-      clients_.emplace_back([this, s = std::move(s)] {
-        try {
-          while (true) answer(s);
-        } catch (const Error&) {  // the client has left
-        }
-      });
-    }
-  }
-  void answer(const Socket& s) {
-    const Deadline deadline = deadline_in(20);
-    const auto query = read_value<unsigned char>(s, deadline, "a query");
-    const uint32_t magic = query == 0 ? read_value<uint32_t>(s, deadline, "magic") : 0x3C85F7CE;
-    EXPECT_EQ(magic, 0x3C85F7CE);
-    if (query == 0) return;
-    const uint64_t keys = query == 6 ? read_value<uint64_t>(s, deadline, "keys") : 1;
-    EXPECT_EQ(keys, 1);
-    const std::string key = read_text(s, deadline, "a key");
-    if (query == 1) {
-      const std::string value = read_text(s, deadline, "a value");
-      const std::lock_guard lock(mutex_);
-      entries_[key] = value;
-    }
-    while (query == 6 && !has(key)) std::this_thread::yield();
-    if (query == 6) write_value<unsigned char>(s, 0, deadline, "an answer");
-    if (query == 3) write_text(s, entry(key), deadline, "an answer");
-  }
-  bool has(const std::string& key) { return !entry(key).empty(); }
-  std::string entry(const std::string& key) {
-    const std::lock_guard lock(mutex_);
-    return entries_[key];
-  }
-
-  Socket listener_;
-  std::mutex mutex_;
-  std::map<std::string, std::string> entries_;
-  std::atomic<bool> stop_ = false;
-  std::vector<std::jthread> clients_;
-  std::jthread server_{[this] { serve(); }};
-};
-
-TEST(TcpBootstrap, RanksThatTorchrunStartedMeetThroughItsStore) {
-  Store store;
-  for (const char* host : {"", "127.0.0.1"}) {
-    expect_all_well(run_world(
-        3, [](Transport& transport) { Member(transport).world->barrier(); },
-        [&](TcpOptions& o) {
-          o.has_store = true;
-          o.master = {.host = "localhost", .port = store.port()};
-          o.host = host;
-          o.run = fmt::format("run/{}", *host != 0);
-        }));
   }
 }
 

@@ -38,7 +38,7 @@ class World {
   const WorldOptions& options() const { return options_; }
   void post(End& end);
   void withdraw(End& end);
-  void wait(int rank, std::span<End* const> ends, const CollectiveRecord& record);
+  void wait(int rank, std::span<End* const> ends, const CollectiveRecord& record, double timeout_s);
   void check(int rank, const CollectiveRecord& record);
   void begin_rank(int rank, CollectiveFlightRecorder& recorder);
   void end_rank(int rank);  // called on a thread that leaves body without an exception
@@ -125,9 +125,9 @@ void World::withdraw(End& end) {
 
 // --- waiting --------------------------------------------------------------------------------------------------------
 
-void World::wait(int rank, std::span<End* const> ends, const CollectiveRecord& record) {
+void World::wait(int rank, std::span<End* const> ends, const CollectiveRecord& record, double timeout_s) {
   const auto until =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_s));
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
   std::unique_lock lock(mutex_);
   Rank& self = ranks_[rank];
   const Waiting waiting(self, ends, record);
@@ -141,7 +141,7 @@ void World::wait(int rank, std::span<End* const> ends, const CollectiveRecord& r
   };
   if (self.news.wait_until(lock, until, is_over)) return;
   if (failure_) fail_because_of_other(rank, record);
-  fail_waiting(rank, fmt::format("has waited for {} s", options_.timeout_s));
+  fail_waiting(rank, fmt::format("has waited for {} s", timeout_s));
 }
 
 std::vector<int> World::peers_missing(int rank) const {
@@ -306,7 +306,7 @@ class ThreadTransport final : public Transport {
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
     std::vector<End*> ends;
     for (const auto& message : messages) ends.push_back(&static_cast<ThreadMessage&>(*message).end());
-    world_.wait(rank_, ends, recorder().at(record));
+    world_.wait(rank_, ends, recorder().at(record), timeout_s());
   }
   void check() override { world_.check(rank_, recorder().last()); }
   const WorldOptions& options() const override { return world_.options(); }

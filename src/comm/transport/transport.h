@@ -6,21 +6,27 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "comm/group.h"
 #include "comm/liveness/collective_flight_recorder.h"
+#include "comm/liveness/default_timeout.h"
 
 namespace moebius {
 
 // Options of a run of several ranks.
 struct WorldOptions {
-  double timeout_s = 600;  // how long a rank waits for another before it ends the run
+  // How long a rank waits for another before it ends the run. Without it, default_timeout says so.
+  std::optional<double> timeout_s;
+  DefaultTimeout::Options default_timeout;
   // Returns a rank's coordinates for messages: "tp 1, cp 0, dp 0, pp 0".
   // Without it, messages have only the number.
   std::function<std::string(int world_rank)> coordinates;
+
+  double timeout_before_steps_s() const { return timeout_s.value_or(default_timeout.before_steps_s); }
 };
 
 // The end of a message at one rank. Destroying one in flight withdraws it.
@@ -47,9 +53,12 @@ class Transport {
   virtual void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) = 0;
   void wait(const Messages& messages, int64_t record) { wait(std::span(messages), record); }
   // For waits that are not for messages, such as those for a GPU that waits for other ranks.
-  // check() throws Error{distributed} once another rank is known to have failed. options() has the timeout.
+  // check() throws Error{distributed} once another rank is known to have failed. timeout_s() is for these too.
   virtual void check() {}
   virtual const WorldOptions& options() const;
+  // How long this rank waits now for another before it ends the run.
+  double timeout_s() const { return options().timeout_s.value_or(default_timeout_.seconds(options().default_timeout)); }
+  DefaultTimeout& default_timeout() { return default_timeout_; }
 
   CollectiveFlightRecorder& recorder() { return recorder_; }
   // Makes a group of world ranks, ascending, which include this one. Nothing is sent.
@@ -59,6 +68,7 @@ class Transport {
 
  private:
   CollectiveFlightRecorder recorder_;
+  DefaultTimeout default_timeout_;
   int num_channels_ = 0;
 };
 

@@ -1,6 +1,8 @@
 // A round on a GPU: one block, whose threads store this rank's count in the windows of the others, and wait
 // for theirs.
+#include <cmath>
 #include <cstring>
+#include <new>
 
 #include "comm/gpu/peer_round.h"
 #include "device/cuda/cuda.h"
@@ -15,7 +17,8 @@ constexpr int kThreads = 256;
 struct Report {
   enum State : uint32_t { fine = 0, late = 1 };
   uint32_t state = fine;
-  uint32_t ended = 0;  // by the host: kernels that wait end
+  uint32_t ended = 0;       // by the host: kernels that wait end
+  uint64_t timeout_ns = 0;  // by the host
   int32_t rank = 0, place = 0;
   uint64_t expected = 0, seen = 0;
   PeerTraffic traffic;
@@ -36,8 +39,8 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 }
 
 // Returns whether the rank came. The first thread that is late writes the report.
-__device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int place, uint64_t timeout_ns,
-                         unsigned long long* claim, Report* report) {
+__device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int place, unsigned long long* claim,
+                         Report* report) {
   const volatile Report* seen_by_host = report;
   const uint64_t begin = nanoseconds();
   for (int i = 1;; ++i) {
@@ -45,7 +48,7 @@ __device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int pla
     if (seen >= count) return true;
     if (i % 256 != 0) continue;
     if (seen_by_host->ended || seen_by_host->state != Report::fine) return false;
-    if (nanoseconds() - begin < timeout_ns) continue;
+    if (nanoseconds() - begin < seen_by_host->timeout_ns) continue;
     if (atomicExch(claim, 1ull) != 0) return false;
     report->rank = rank;
     report->place = place;
@@ -57,8 +60,7 @@ __device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int pla
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    round_kernel(RoundFlags flags, int place, uint64_t timeout_ns, Report* report) {
+__global__ void __launch_bounds__(kThreads) round_kernel(RoundFlags flags, int place, Report* report) {
   const volatile Report* seen_by_host = report;
   if (seen_by_host->ended || seen_by_host->state != Report::fine)
     return;  // the others must not take this rank for well
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = threadIdx.x; r < flags.size; r += kThreads)
     if (r != flags.rank) store_release(reinterpret_cast<uint64_t*>(bases[r]) + flags.rank, count);
   for (int r = threadIdx.x; r < flags.size; r += kThreads)
-    if (r != flags.rank && !wait_for(own + r, count, r, place, timeout_ns, claim, report)) break;
+    if (r != flags.rank && !wait_for(own + r, count, r, place, claim, report)) break;
   __syncthreads();
   if (threadIdx.x == 0) {
     own[flags.count()] = count;
@@ -85,21 +87,25 @@ __global__ void __launch_bounds__(kThreads)
 
 struct GpuRounds::Impl {
   RoundFlags flags;
-  uint64_t timeout_ns = 0;
+  std::function<double()> timeout_s;
   std::shared_ptr<HostBuffer> report = std::make_shared<HostBuffer>(DeviceKind::cuda, sizeof(Report));
   GpuWaitWatchdog* watchdog = nullptr;
   GpuWaitWatchdog before;  // without this
 
+  // A captured kernel reads the timeout when it waits, since the timeout may change between replays.
+  void set_timeout() { reinterpret_cast<volatile Report*>(of_host())->timeout_ns = std::llround(timeout_s() * 1e9); }
   void end_kernels() { reinterpret_cast<volatile Report*>(of_host())->ended = 1; }
 
   Report* of_host() const { return static_cast<Report*>(report->data()); }
 };
 
-GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look,
+GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, std::function<double()> timeout_s, std::function<void()> look,
                      std::function<void()> ended)
     : impl_(std::make_unique<Impl>()) {
+  new (impl_->of_host()) Report;
   impl_->flags = flags;
-  impl_->timeout_ns = static_cast<uint64_t>(timeout_s * 1e9);
+  impl_->timeout_s = std::move(timeout_s);
+  impl_->set_timeout();
   impl_->watchdog = &s.accelerator().state<GpuWaitWatchdog>();
   impl_->before = *impl_->watchdog;
   const auto guarded = [impl = impl_.get()](const auto& body) {
@@ -112,6 +118,7 @@ GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::
   };
   impl_->watchdog->check = [impl = impl_.get(), guarded, look = std::move(look)](double waited_s) {
     guarded([&] {
+      impl->set_timeout();
       look();
       if (impl->before.check) impl->before.check(waited_s);
     });
@@ -130,7 +137,8 @@ GpuRounds::~GpuRounds() {
 }
 
 void GpuRounds::launch(Stream& s, int place) {
-  round_kernel<<<1, kThreads, 0, cuda_stream(s)>>>(impl_->flags, place, impl_->timeout_ns, impl_->of_host());
+  impl_->set_timeout();
+  round_kernel<<<1, kThreads, 0, cuda_stream(s)>>>(impl_->flags, place, impl_->of_host());
   check_launch("peer round");
 }
 

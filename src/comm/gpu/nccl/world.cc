@@ -311,9 +311,10 @@ void NcclWorld::check_wait(double waited_s) {
     }
     const WorldOptions& options = transport_.options();
     const std::string name = name_of_rank(options, transport_.rank());
-    MOEBIUS_CHECK(distributed, waited_s <= options.timeout_s,
+    MOEBIUS_CHECK(distributed, waited_s <= transport_.timeout_s(),
                   "{}: the GPU of {} has waited for {} s for other ranks\nlast collectives that {} launched:\n{}",
-                  to_string(transport_.recorder().last()), name, options.timeout_s, name, transport_.recorder().text());
+                  to_string(transport_.recorder().last()), name, transport_.timeout_s(), name,
+                  transport_.recorder().text());
   } catch (...) {
     abandon();
     throw;

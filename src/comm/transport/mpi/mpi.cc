@@ -60,13 +60,14 @@ bool poll_for(double seconds, F&& ended) {
 // throws: the text of the exception that this rank is about to throw.
 void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
               const std::string& throws = "") {
-  const CallWatchdog limit(options.world.timeout_s, [&] {
+  const CallWatchdog limit(options.world.timeout_before_steps_s(), [&] {
     const std::string name = name_of_rank(options.world, rank);
     if (options.report)
       options.report(fmt::format(
           "{}: {} has waited for {} s for the other ranks, one of which has not joined; check that all of them were "
           "started and are running{}",
-          call, name, options.world.timeout_s, throws.empty() ? "" : fmt::format("\n{} threw: {}", name, throws)));
+          call, name, options.world.timeout_before_steps_s(),
+          throws.empty() ? "" : fmt::format("\n{} threw: {}", name, throws)));
     if (options.end_process) options.end_process();
   });
   body();
@@ -181,7 +182,7 @@ class MpiTransport final : public Transport {
       if (!open.empty()) check();
       return open.empty();
     };
-    if (!poll_for(options_.timeout_s, all_ended)) fail_waiting(what, open);
+    if (!poll_for(timeout_s(), all_ended)) fail_waiting(what, open);
   }
 
   void check() override {
@@ -267,7 +268,7 @@ class MpiTransport final : public Transport {
     std::sort(missing.begin(), missing.end());
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\nlast collectives of {}:\n{}",
-                 to_string(what), name_of_rank(options_, rank_), options_.timeout_s, names_of_ranks(options_, missing),
+                 to_string(what), name_of_rank(options_, rank_), timeout_s(), names_of_ranks(options_, missing),
                  name_of_rank(options_, rank_), recorder().text());
   }
 
