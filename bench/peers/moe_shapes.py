@@ -38,6 +38,7 @@ SHAPES = {s.name: s for s in [
     Shape("qwen3-30b-a3b", 2048, 768, 128, 8),
     Shape("deepseek-v3-8-local", 7168, 2048, 8, 8),
     Shape("olmoe", 2048, 1024, 64, 8),
+    Shape("gpt-oss-20b", 2880, 2880, 32, 4),  # without biases, and with SwiGLU, in other software
 ]}
 
 

@@ -66,11 +66,12 @@ void HostRows::add_to(std::vector<double>& sums, double factor, int64_t row) con
 
 double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row) { return a.dot(a_row, b.row(b_row)); }
 
-SwigluAt::SwigluAt(double gate, double up) {
-  const double sigmoid = 1 / (1 + std::exp(-gate));
-  by_up = gate * sigmoid;
-  by_gate = up * sigmoid * (1 + gate * (1 - sigmoid));
-  a = by_up * up;
+GatedAt::GatedAt(const GatedActivation& f, double gate, double up) {
+  const double limit = f.limit, g = std::min(gate, limit), u = std::clamp(up, -limit, limit) + f.shift;
+  const double sigmoid = 1 / (1 + std::exp(-f.alpha * g));
+  by_up = std::abs(up) > limit ? 0 : g * sigmoid;
+  by_gate = gate > limit ? 0 : u * sigmoid * (1 + f.alpha * g * (1 - sigmoid));
+  a = g * sigmoid * u;
 }
 
 std::vector<int64_t> sampled(int64_t of, int64_t most) {

@@ -10,6 +10,7 @@
 #include "bench/bench.h"
 #include "core/tensor.h"
 #include "device/device.h"
+#include "ops/experts/experts.h"
 
 namespace moebius {
 
@@ -31,9 +32,9 @@ class HostRows {
 };
 double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row);
 
-// The value a = silu(gate) up, and its derivatives.
-struct SwigluAt {
-  SwigluAt(double gate, double up);
+// The value a of a gated activation, and its derivatives.
+struct GatedAt {
+  GatedAt(const GatedActivation& f, double gate, double up);
   double a, by_gate, by_up;
 };
 

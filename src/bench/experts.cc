@@ -14,6 +14,7 @@ struct Experts {
   BenchShape shape;
   BenchRows index;
   Tensor x_TD, dout_TD, w1_e2FD, w2_eDF;
+  Tensor b1_e2F, b2_eD;  // empty: the shape has no biases
   Tensor h_R2F, a_RF, y_RD, dh_R2F, sa_RF, dx_RD, weight_R, dweight_R, dw1_e2FD, dw2_eDF;
   Rows rows;
   int64_t expert_of(int64_t row) const {
@@ -32,6 +33,10 @@ Experts make_experts(BenchTensors& t, const BenchSpec& spec) {
   c.dout_TD = t.normal({T, D}, dtype, 1.0f);
   c.w1_e2FD = t.normal({E, 2 * F, D}, dtype, std_D);
   c.w2_eDF = t.normal({E, D, F}, dtype, std_F);
+  if (shape.expert_biases) {
+    c.b1_e2F = t.normal({E, 2 * F}, dtype, 1.0f);
+    c.b2_eD = t.normal({E, D}, dtype, 1.0f);
+  }
   c.weight_R = t.normal({R}, DType::f32, 1.0f);
   c.h_R2F = t.zeros({R, 2 * F}, dtype);
   c.a_RF = t.zeros({R, F}, dtype);
@@ -46,20 +51,24 @@ Experts make_experts(BenchTensors& t, const BenchSpec& spec) {
   return c;
 }
 
+double bias_at(Stream& s, const Tensor& b_eN, int64_t expert, int64_t n) {
+  return b_eN.empty() ? 0 : HostRows(s, b_eN, expert, 1).at(expert, n);
+}
+
 double up_element(Stream& s, const Experts& c, int64_t r, int64_t j) {
   const int64_t w = c.expert_of(r) * 2 * c.shape.F + j, t = c.token_of(r);
-  return dot(HostRows(s, c.w1_e2FD, w, 1), w, HostRows(s, c.x_TD, t, 1), t);
+  return dot(HostRows(s, c.w1_e2FD, w, 1), w, HostRows(s, c.x_TD, t, 1), t) + bias_at(s, c.b1_e2F, c.expert_of(r), j);
 }
 
 double down_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
   const int64_t w = c.expert_of(r) * c.shape.D + i;
-  return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r);
+  return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r) + bias_at(s, c.b2_eD, c.expert_of(r), i);
 }
 
 // Computes a from the rounded h.
 double a_element(Stream& s, const Experts& c, int64_t r, int64_t f) {
   const HostRows h(s, c.h_R2F, r, 1);
-  return SwigluAt(h.at(r, f), h.at(r, c.shape.F + f)).a;
+  return GatedAt(c.shape.activation, h.at(r, f), h.at(r, c.shape.F + f)).a;
 }
 
 // Returns w2^T dout of row r.
@@ -79,9 +88,11 @@ void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
     const std::vector<double> da_F = da_of_row(s, c, r);
     const HostRows h(s, c.h_R2F, r, 1), got_dh(s, c.dh_R2F, r, 1), got_sa(s, c.sa_RF, r, 1);
     const double weight = HostRows(s, c.weight_R.view({c.shape.R(), 1}), r, 1).at(r, 0);
-    double sum = 0;
+    double sum = c.b2_eD.empty() ? 0
+                                 : dot(HostRows(s, c.b2_eD, c.expert_of(r), 1), c.expert_of(r),
+                                       HostRows(s, c.dout_TD, c.token_of(r), 1), c.token_of(r));
     for (int64_t f = 0; f < F; ++f) {
-      const SwigluAt at(h.at(r, f), h.at(r, F + f));
+      const GatedAt at(c.shape.activation, h.at(r, f), h.at(r, F + f));
       dh.add(got_dh.at(r, f), weight * da_F[f] * at.by_gate);
       dh.add(got_dh.at(r, F + f), weight * da_F[f] * at.by_up);
       sa.add(got_sa.at(r, f), weight * at.a);
@@ -172,7 +183,13 @@ class ExpertOps {
 
   BenchLine up() {
     BenchLine line{.name = "expert_up"};
-    const ExpertUp op{.h_R2F = c_.h_R2F, .a_RF = c_.a_RF, .x_TD = c_.x_TD, .w1_e2FD = c_.w1_e2FD, .rows = c_.rows};
+    const ExpertUp op{.h_R2F = c_.h_R2F,
+                      .a_RF = c_.a_RF,
+                      .x_TD = c_.x_TD,
+                      .w1_e2FD = c_.w1_e2FD,
+                      .b1_e2F = c_.b1_e2F,
+                      .rows = c_.rows,
+                      .activation = c_.shape.activation};
     time_op(device_, tensors_, line, op, expert_up);
     line.kernel = text_of_kernel(s(), op);
     check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
@@ -181,7 +198,7 @@ class ExpertOps {
   }
   BenchLine down() {
     BenchLine line{.name = "expert_down"};
-    const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .rows = own_};
+    const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .b2_eC = c_.b2_eD, .rows = own_};
     time_op(device_, tensors_, line, op, expert_down);
     line.kernel = text_of_kernel(s(), op);
     check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
@@ -194,9 +211,11 @@ class ExpertOps {
                          .dweight_R = c_.dweight_R,
                          .dout_TD = c_.dout_TD,
                          .w2_eDF = c_.w2_eDF,
+                         .b2_eC = c_.b2_eD,
                          .h_R2F = c_.h_R2F,
                          .weight_R = c_.weight_R,
-                         .rows = c_.rows};
+                         .rows = c_.rows,
+                         .activation = c_.shape.activation};
     time_op(device_, tensors_, line, op, d_expert_down);
     line.kernel = text_of_kernel(s(), op);
     check_d_down(s(), line, c_);

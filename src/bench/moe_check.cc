@@ -74,7 +74,7 @@ MoeCheck::TokenResults MoeCheck::token(Stream& s, int64_t t) const {
   return result;
 }
 
-// Adds the share of expert k, with a = silu(gate) up and [gate; up] = W1 x:
+// Adds the share of expert k, with a the gated activation and [gate; up] = W1 x:
 //   y = weight W2 a
 // It adds the gradients of the backward pass too.
 void MoeCheck::add_expert(Stream& s, TokenResults& result, int64_t k) const {
@@ -86,7 +86,7 @@ void MoeCheck::add_expert(Stream& s, TokenResults& result, int64_t k) const {
   for (int64_t i = 0; i < D; ++i) w2.add_to(da, dy[i], w2_at + i);
   double dweight = 0, dweight_squares = 0;
   for (int64_t f = 0; f < F; ++f) {
-    const SwigluAt at(w1.dot(w1_at + f, x), w1.dot(w1_at + F + f, x));
+    const GatedAt at(in_.shape.activation, w1.dot(w1_at + f, x), w1.dot(w1_at + F + f, x));
     a[f] = at.a;
     dweight += da[f] * at.a;
     dweight_squares += da[f] * at.a * da[f] * at.a;
@@ -127,7 +127,7 @@ MoeCheck::ColumnGradients MoeCheck::column(Stream& s, const HostRows& x, const H
   for (int64_t i = 0; i < D; ++i) w2[i] = w2_DF.at(expert_ * D + i, f);
   ColumnGradients result{f, std::vector<double>(n), std::vector<double>(n), std::vector<double>(n)};
   for (const auto& [t, weight] : row_token_) {
-    const SwigluAt at(x.dot(t, w_gate), x.dot(t, w_up));
+    const GatedAt at(in_.shape.activation, x.dot(t, w_gate), x.dot(t, w_up));
     const double da = weight * dy.dot(t, w2);
     for (int64_t i = 0; i < n; ++i) {
       result.dw1_gate[i] += da * at.by_gate * x.at(t, columns_[i]);

@@ -15,6 +15,8 @@ ModelSpec moe_model(const BenchShape& shape) {
   m.num_experts = shape.E;
   m.top_k = shape.K;
   m.norm_topk_prob = true;
+  if (std::isfinite(shape.activation.limit)) m.swiglu_limit = shape.activation.limit;
+  m.expert_proj_bias = shape.expert_biases;
   m.initializer_range = 1.0 / std::sqrt(static_cast<double>(shape.D));
   return m;
 }
@@ -95,6 +97,9 @@ BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadP
 
 void BenchMoeLayer::fill(Stream& s, const BenchRoute& route) {
   params_.init(s, 1);
+  for (const Param& p : params_.all()) {  // the results that checks expect have no biases
+    if (p.spec.kind == ParamKind::bias) fill_zero(s, p.w);
+  }
   fill_normal(s, {.x = x_TD, .rng = Rng(1, RngSite::bench, 0, 1)});
   fill_normal(s, {.x = dy_TD, .rng = Rng(1, RngSite::bench, 0, 2)});
   if (route.logits_TE.empty())

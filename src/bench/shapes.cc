@@ -131,6 +131,19 @@ const std::vector<BenchShape>& bench_shapes() {
        .G = 16,
        .head = 128,
        .v_head = 128},
+      {.name = "gpt-oss-20b",
+       .batch = 8,
+       .seq = 4096,
+       .D = 2880,
+       .F = 2880,
+       .E = 32,
+       .K = 4,
+       .H = 64,
+       .G = 8,
+       .head = 64,
+       .v_head = 64,
+       .activation = {.alpha = 1.702f, .limit = 7, .shift = 1},
+       .expert_biases = true},
   };
   return all;
 }

@@ -10,25 +10,18 @@
 namespace moebius::cuda {
 namespace {
 
-// The epilogues of the sm_90 kernels know SwiGLU without biases.
-bool is_plain(const ExpertUp& a) { return a.b1_e2F.empty() && a.activation == GatedActivation{}; }
-bool is_plain(const ExpertDown& a) { return a.b2_eC.empty(); }
-bool is_plain(const DExpertDown& a) { return a.b2_eC.empty() && a.activation == GatedActivation{}; }
-bool is_plain(const DExpertUp&) { return true; }
-bool is_plain(const ExpertWgrad&) { return true; }
-
 // The kernels that an op runs on, fastest first.
 enum class Path { sm90, sm80, generic };
 
 template <class Op>
 Path path_of(const Stream& s, const Op& a) {
-  if (uses_hopper_kernels(s) && is_plain(a) && sm90::takes(a)) return Path::sm90;
+  if (uses_hopper_kernels(s) && sm90::takes(a)) return Path::sm90;
   return sm80::takes(a) ? Path::sm80 : Path::generic;
 }
 
 // Notes the path where a faster one does not take the shape. weights tell the columns and the number
 // of experts.
-void note_path(const Stream& s, const char* name, Path path, bool is_plain, const Tensor& weights) {
+void note_path(const Stream& s, const char* name, Path path, const Tensor& weights) {
   if (path == Path::generic) {
     note_fallback_kernel(s, name,
                          fmt::format("the tensor-core kernels take columns in multiples of 8 and at most {} experts; "
@@ -36,8 +29,8 @@ void note_path(const Stream& s, const char* name, Path path, bool is_plain, cons
                                      kMaxPortableExperts, to_string(weights)));
   } else if (path == Path::sm80 && uses_hopper_kernels(s)) {
     note_fallback_kernel(s, name,
-                         is_plain ? "portable kernels, since the Hopper kernels take at most 512 experts"
-                                  : "portable kernels, since the Hopper kernels take SwiGLU without biases");
+                         "portable kernels, since the Hopper kernels take at most 512 experts, and biases of an even "
+                         "number of columns");
   }
 }
 
@@ -45,7 +38,7 @@ void note_path(const Stream& s, const char* name, Path path, bool is_plain, cons
 template <class Op>
 Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
   const Path path = path_of(s, a);
-  if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, is_plain(a), weights);
+  if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, weights);
   return path;
 }
 

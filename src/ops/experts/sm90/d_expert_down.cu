@@ -1,17 +1,17 @@
 // d_expert_down for sm_90a: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the
-// backward of the gated activation on each (sm90/d_swiglu_rows.h). W2 is [D, F], so a tile of it
+// backward of the gated activation on each (sm90/d_gated_rows.h). W2 is [D, F], so a tile of it
 // is MN-major.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
-#include "ops/experts/sm90/d_swiglu_rows.h"
+#include "ops/experts/sm90/d_gated_rows.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
 namespace {
 
-template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+template <bool kGatherRows, GroupedGemmConfig kOpConfig, class Formula = SwigluFormula>
 struct DDownGemm {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
@@ -24,7 +24,7 @@ struct DDownGemm {
     Gather gather;
     RowTiles tiles;
     int32_t num_k;
-    DSwigluParams act;
+    DGatedParams<Formula> act;
   };
 
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
@@ -78,7 +78,7 @@ struct DDownGemmF8 {
                                                int32_t row, const WarpMemory& memory) {
     if (row >= tile.end_row) return;
     const WarpPlaces places{memory.staging, memory.barrier};
-    HeldGradient held;
+    HeldGradient<SwigluFormula> held;
     held.take(p.act, sum, rows_of(tile, row));
     for_each_constant<0, kGradientPieces>(
         [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, NoTile{}, places); });
@@ -124,9 +124,12 @@ void launch(Stream& s, const DExpertDown& a) {
            .partial = weighted ? static_cast<float*>(a.scratch.data) : nullptr,
            .R = R,
            .F = static_cast<int32_t>(F),
-           .steps = std::max(1, p.num_k / kGradientPieces)};
+           .steps = std::max(1, p.num_k / kGradientPieces),
+           .formula = decltype(p.act.formula)(a.activation)};
   launch_grouped<Op>(s, p, "d_expert_down");
-  if (weighted) add_dweight_partials(s, a, num_columns);
+  if (!weighted) return;
+  add_dweight_partials(s, a, num_columns);
+  add_bias_products(s, a);
 }
 
 }  // namespace
@@ -138,7 +141,14 @@ bool sm90::takes(const DExpertDown& a) {
 
 void sm90::d_expert_down(Stream& s, const DExpertDown& a) {
   with_config<kSm90Rows>(choose_config(describe(a)), "d_expert_down", [&]<GroupedGemmConfig kConfig>() {
-    a.rows.token_R.empty() ? launch<DDownGemm<false, kConfig>>(s, a) : launch<DDownGemm<true, kConfig>>(s, a);
+    const auto launch_formula = [&]<class Formula>(std::type_identity<Formula>) {
+      a.rows.token_R.empty() ? launch<DDownGemm<false, kConfig, Formula>>(s, a)
+                             : launch<DDownGemm<true, kConfig, Formula>>(s, a);
+    };
+    if (a.activation == GatedActivation{})
+      launch_formula(std::type_identity<SwigluFormula>{});
+    else
+      launch_formula(std::type_identity<ClampedFormula>{});
   });
 }
 

@@ -3,6 +3,7 @@
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
+#include "ops/grouped_gemm/sm90/expert_bias.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
@@ -44,6 +45,19 @@ struct RowsGemm {
     if (chunks <= 0) return;
     store_box<16 * kPiece>({p.y + static_cast<int64_t>(held.row) * p.N + n, 2 * p.N, held.rows, chunks},
                            staging + kPiece % 2 * 2048, held.words);
+  }
+};
+
+// y = rows B + bias.
+template <Major kMajor, GroupedGemmConfig kOpConfig>
+struct BiasedRowsGemm : RowsGemm<kMajor, kOpConfig> {
+  struct Params : RowsGemm<kMajor, kOpConfig>::Params {
+    ExpertBias bias;
+  };
+
+  __device__ __forceinline__ static void load_bias(const Params& p, const TileNote& tile, uint32_t (&pairs)[32]) {
+    const int32_t n = tile.n * kOpConfig.tile_n;
+    load_bias_pairs(pairs, p.bias, tile.expert, [&](int j) { return n + 8 * j; });
   }
 };
 
@@ -90,15 +104,17 @@ struct RowsGemmF8 : RowsGemm<Major::k, kOpConfig> {
 struct Product {
   Tensor y_RN, a_RK, b;
   Rows rows;
+  Tensor bias_eC = {};
+  int64_t bias_first = 0;
 };
 
-template <Major kMajor, GroupedGemmConfig kConfig>
+template <class Op>
 void launch(Stream& s, const Product& a, const char* who) {
-  using Op = RowsGemm<kMajor, kConfig>;
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
   const int64_t N = a.y_RN.dim(1), K = a.a_RK.dim(1);
   typename Op::Params p{};
   p.a = rows_map(a.a_RK, kConfig);
-  if constexpr (kMajor == Major::k) {
+  if constexpr (Op::kMajorB == Major::k) {
     p.b = weights_map(a.b, kConfig, Op::kHalf);
   } else {
     constexpr uint32_t kTileK = kConfig.tile_k;
@@ -109,20 +125,26 @@ void launch(Stream& s, const Product& a, const char* who) {
   p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
   p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
   p.N = static_cast<int32_t>(N);
+  if constexpr (requires { p.bias; }) p.bias = expert_bias(a.bias_eC, a.bias_first);
   launch_grouped<Op>(s, p, who);
 }
 
-Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows}; }
+Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows, a.b2_eC, a.b2_first}; }
 Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, a.rows}; }
 
 template <Major kMajor, class Op>
 void choose_and_launch(Stream& s, const Op& a, const char* who) {
-  with_config<kSm90Rows>(choose_config(describe(a)), who,
-                         [&]<GroupedGemmConfig kConfig>() { launch<kMajor, kConfig>(s, product_of(a), who); });
+  const Product product = product_of(a);
+  with_config<kSm90Rows>(choose_config(describe(a)), who, [&]<GroupedGemmConfig kConfig>() {
+    if constexpr (kMajor == Major::k)
+      if (!product.bias_eC.empty()) return launch<BiasedRowsGemm<kMajor, kConfig>>(s, product, who);
+    launch<RowsGemm<kMajor, kConfig>>(s, product, who);
+  });
 }
 
 bool takes_product(const Product& a) {
-  return takes_rows(a.y_RN) && takes_rows(a.a_RK) && takes_rows(a.b) && takes_num_rows(a.y_RN);
+  return takes_rows(a.y_RN) && takes_rows(a.a_RK) && takes_rows(a.b) && takes_num_rows(a.y_RN) &&
+         takes_bias(a.bias_eC, a.bias_first);
 }
 
 }  // namespace

@@ -1,17 +1,18 @@
 // expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of
 // the same f, so that a thread holds both and the activation needs no exchange.
 #include "device/cuda/cuda.h"
-#include "ops/cuda/swiglu.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
+#include "ops/experts/sm90/gated_formula.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
+#include "ops/grouped_gemm/sm90/expert_bias.h"
 #include "ops/grouped_gemm/sm90/launch.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
 namespace {
 
-template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+template <bool kGatherRows, GroupedGemmConfig kOpConfig, class Formula = SwigluFormula>
 struct UpGemm {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
@@ -25,6 +26,7 @@ struct UpGemm {
     int32_t num_k;
     uint16_t *h, *act;
     int32_t F;
+    Formula formula;
   };
 
   // Half 0 is the gate's, half 1 the up's.
@@ -50,7 +52,8 @@ struct UpGemm {
       constexpr int kFirst = 8 * (kPart - 2);
 #pragma unroll
       for (int i = kFirst; i < kFirst + 8; i += 2) {
-        activate(held.words[kGate + i], held.words[kGate + i + 1], held.words[kUp + i], held.words[kUp + i + 1]);
+        activate(p.formula, held.words[kGate + i], held.words[kGate + i + 1], held.words[kUp + i],
+                 held.words[kUp + i + 1]);
       }
     }
     if constexpr (kPart == 3) {
@@ -59,14 +62,36 @@ struct UpGemm {
     }
   }
 
-  // gate = silu(gate) * up for two words
+  // gate = the activation of gate and up, for two words
   // Each step is taken for all four elements before the next, and stays so: the registers left are
   // few, and the compiler would save them by waiting for one element at a time.
-  __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
-    float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
+  __device__ __forceinline__ static void activate(const Formula& f, uint32_t& gate0, uint32_t& gate1, uint32_t up0,
+                                                  uint32_t up1) {
+    float s[4] = {f.logit(low_bf16(gate0)), f.logit(high_bf16(gate0)), f.logit(low_bf16(gate1)),
+                  f.logit(high_bf16(gate1))};
     approximate_sigmoids(s);
-    gate0 = pack_bf16(swiglu(low_bf16(gate0), s[0], low_bf16(up0)), swiglu(high_bf16(gate0), s[1], high_bf16(up0)));
-    gate1 = pack_bf16(swiglu(low_bf16(gate1), s[2], low_bf16(up1)), swiglu(high_bf16(gate1), s[3], high_bf16(up1)));
+    gate0 = activated(f, gate0, up0, s[0], s[1]);
+    gate1 = activated(f, gate1, up1, s[2], s[3]);
+  }
+  __device__ __forceinline__ static uint32_t activated(const Formula& f, uint32_t gate, uint32_t up, float z0,
+                                                       float z1) {
+    return pack_bf16(f.value(low_bf16(gate), z0, low_bf16(up)), f.value(high_bf16(gate), z1, high_bf16(up)));
+  }
+};
+
+// The same with a bias, and any activation.
+template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+struct BiasedUpGemm : UpGemm<kGatherRows, kOpConfig, ClampedFormula> {
+  using Base = UpGemm<kGatherRows, kOpConfig, ClampedFormula>;
+
+  struct Params : Base::Params {
+    ExpertBias bias;
+  };
+
+  __device__ __forceinline__ static void load_bias(const Params& p, const TileNote& tile, uint32_t (&pairs)[32]) {
+    const int32_t f = tile.n * Base::kCols;
+    // Columns past F are not stored, whatever is added to them.
+    load_bias_pairs(pairs, p.bias, tile.expert, [&](int j) { return j / 16 * p.F + f + j % 16 * 8; });
   }
 };
 
@@ -113,6 +138,8 @@ void launch(Stream& s, const ExpertUp& a) {
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
   p.F = static_cast<int32_t>(F);
+  p.formula = decltype(p.formula)(a.activation);
+  if constexpr (requires { p.bias; }) p.bias = expert_bias(a.b1_e2F, 0);
   if constexpr (requires { p.scales; }) p.scales = block_scales(a.x_TD, a.w1_e2FD);
   launch_grouped<Op>(s, p, "expert_up");
 }
@@ -121,17 +148,22 @@ void launch(Stream& s, const ExpertUp& a) {
 
 bool sm90::takes(const ExpertUp& a) {
   return takes_rows(a.x_TD.data) && takes_rows(a.w1_e2FD.data) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
-         takes_num_rows(a.a_RF) && a.x_TD.data.numel() / 8 < INT32_MAX;
+         takes_num_rows(a.a_RF) && takes_bias(a.b1_e2F, 0) && a.x_TD.data.numel() / 8 < INT32_MAX;
 }
 
 void sm90::expert_up(Stream& s, const ExpertUp& a) {
   constexpr const char* who = "expert_up";
   const GroupedGemmConfig config = choose_config(describe(a));
-  if (a.rows.token_R.empty())
-    with_config<kSm90Rows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<UpGemm<false, kConfig>>(s, a); });
-  else
-    with_config<kSm90GatheredRows>(config, who,
-                                   [&]<GroupedGemmConfig kConfig>() { launch<UpGemm<true, kConfig>>(s, a); });
+  const bool is_swiglu = a.activation == GatedActivation{} && a.b1_e2F.empty();
+  if (a.rows.token_R.empty()) {
+    with_config<kSm90Rows>(config, who, [&]<GroupedGemmConfig kConfig>() {
+      is_swiglu ? launch<UpGemm<false, kConfig>>(s, a) : launch<BiasedUpGemm<false, kConfig>>(s, a);
+    });
+  } else {
+    with_config<kSm90GatheredRows>(config, who, [&]<GroupedGemmConfig kConfig>() {
+      is_swiglu ? launch<UpGemm<true, kConfig>>(s, a) : launch<BiasedUpGemm<true, kConfig>>(s, a);
+    });
+  }
 }
 
 void sm90::expert_up_f8(Stream& s, const ExpertUp& a) {

@@ -7,6 +7,7 @@
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), which replaces the storing described next
+//   load_bias(params, tile, bias)   optional: the biases of the tile's columns, as add_bias() takes them
 // A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
 // registers, and K steps store a piece each. Only the rounding comes between the products of two
 // tiles. A warpgroup that stores does not feed the tensor cores, so the two alternate: one stores
@@ -14,6 +15,7 @@
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
+#include "ops/grouped_gemm/sm90/expert_bias.h"
 #include "ops/grouped_gemm/sm90/grouped_gemm.h"
 
 namespace moebius::cuda {
@@ -260,7 +262,11 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
       }
     });
     for (int32_t k = kTurns * Op::kPieces; k < p.num_k; ++k) product.step(acc, false);
+    uint32_t bias[32];
+    constexpr bool kHasBias = requires { Op::load_bias(p, tile, bias); };
+    if constexpr (kHasBias) Op::load_bias(p, tile, bias);  // arrives under the last steps
     product.finish(acc);
+    if constexpr (kHasBias) add_bias(acc, bias);
     held.take(acc, tile, first_row + static_cast<int32_t>(warp % 4) * 16);
   }
   if (held.rows > 0) {

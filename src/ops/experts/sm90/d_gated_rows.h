@@ -14,13 +14,15 @@
 
 #include <type_traits>
 
-#include "ops/cuda/swiglu.h"
+#include "ops/experts/sm90/gated_formula.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/slots.h"
 
 namespace moebius::cuda {
 
-struct DSwigluParams {
+// Formula is one of gated_formula.h.
+template <class Formula>
+struct DGatedParams {
   CUtensorMap h, to_dh, to_sa;  // boxes of 16 rows x 32 columns, in the 64-byte swizzle; h and to_dh [R, 2, F]
   __nv_bfloat16 *dh, *sa;
   const float* weight;  // null: 1
@@ -28,6 +30,7 @@ struct DSwigluParams {
   int64_t R;
   int32_t F;
   int32_t steps;  // K steps from one piece to the next; >= 1
+  Formula formula;
 };
 
 // A tile's 16 rows of a consumer warp.
@@ -72,7 +75,8 @@ struct LaneChunk {
   int64_t row, col;
   int32_t rows, cols;  // that are there from it on
 
-  __device__ __forceinline__ LaneChunk(const DSwigluParams& p, const WarpTile& tile, int box) {
+  template <class Formula>
+  __device__ __forceinline__ LaneChunk(const DGatedParams<Formula>& p, const WarpTile& tile, int box) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
     shared = box % 2 * 2 * kBoxBytes + box_offset(lane / 4, lane % 4);
     row = tile.row + lane / 4;
@@ -95,7 +99,9 @@ struct WarpPlaces {
 
 // Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as
 // others or as zeros.
-__device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, const WarpPlaces& at) {
+template <class Formula>
+__device__ __forceinline__ void fetch_box(const DGatedParams<Formula>& p, const WarpTile& tile, int box,
+                                          const WarpPlaces& at) {
   const int32_t col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols);
   const uint32_t to = at.staging + box % 2 * 2 * kBoxBytes;
   mbarrier_arrive_expect(at.fetched, 2 * kBoxBytes);
@@ -105,13 +111,15 @@ __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile
 
 // A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are
 // columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
+template <class Formula>
 struct HeldGradient {
+  using Params = DGatedParams<Formula>;
   uint32_t words[2 * kGradientCols / 8];
   WarpTile tile{};
   float weight[2];   // of the rows
   float product[2];  // <g, a> of the rows, of this thread's columns
 
-  __device__ __forceinline__ void take(const DSwigluParams& p, const float (&acc)[128], const WarpTile& of) {
+  __device__ __forceinline__ void take(const Params& p, const float (&acc)[128], const WarpTile& of) {
     const int32_t row = static_cast<int32_t>(threadIdx.x % 32 / 4);
     tile = of;
 #pragma unroll
@@ -126,26 +134,27 @@ struct HeldGradient {
 
   // 8 columns of g; gate and up are in their box, and dgate and dup are put there.
   template <int kUnit>
-  __device__ __forceinline__ void backward(uint32_t staging) {
+  __device__ __forceinline__ void backward(const Formula& f, uint32_t staging) {
     constexpr uint32_t kBox = kUnit / 4 % 2 * 2 * kBoxBytes, kChunk = kUnit % 4;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t at = ((staging + lane / 16 * kBoxBytes + box_offset(lane % 16, 0)) ^ (kChunk << 4)) + kBox;
     uint32_t gate0, gate8, up0, up8;
     ldmatrix_4(at, gate0, gate8, up0, up8);
-    float z[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate8), high_bf16(gate8)};
+    float z[4] = {f.logit(low_bf16(gate0)), f.logit(high_bf16(gate0)), f.logit(low_bf16(gate8)),
+                  f.logit(high_bf16(gate8))};
     approximate_sigmoids(z);
-    backward(gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);
-    backward(gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
+    backward(f, gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);
+    backward(f, gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
     stmatrix_4(at, gate0, gate8, up0, up8);
   }
   // Two columns of a row, in place: gate and up to their gradients, g to sa.
-  __device__ __forceinline__ static void backward(uint32_t& gate, uint32_t& up, uint32_t& g, float z0, float z1,
-                                                  float w, float& product) {
+  __device__ __forceinline__ static void backward(const Formula& f, uint32_t& gate, uint32_t& up, uint32_t& g, float z0,
+                                                  float z1, float w, float& product) {
     const float g0 = low_bf16(g), g1 = high_bf16(g);
     const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
-    const SwigluGradient d0 = swiglu_gradient(__fmul_rn(w, g0), gate0, z0, up0);
-    const SwigluGradient d1 = swiglu_gradient(__fmul_rn(w, g1), gate1, z1, up1);
-    const uint32_t a = pack_bf16(swiglu(gate0, z0, up0), swiglu(gate1, z1, up1));  // as expert_up rounded it
+    const SwigluGradient d0 = f.gradient(__fmul_rn(w, g0), gate0, z0, up0);
+    const SwigluGradient d1 = f.gradient(__fmul_rn(w, g1), gate1, z1, up1);
+    const uint32_t a = pack_bf16(f.value(gate0, z0, up0), f.value(gate1, z1, up1));  // as expert_up rounded it
     gate = pack_bf16(d0.dgate, d1.dgate);
     up = pack_bf16(d0.dup, d1.dup);
     product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));
@@ -155,7 +164,7 @@ struct HeldGradient {
   // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine
   // can store them.
   template <int kBox>
-  __device__ __forceinline__ bool has(const DSwigluParams& p) const {
+  __device__ __forceinline__ bool has(const Params& p) const {
     return tile.rows > 0 && tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols) < p.F;
   }
   __device__ __forceinline__ bool whole() const { return tile.rows >= 16; }
@@ -166,7 +175,7 @@ struct HeldGradient {
 
   // dgate and dup of a box to memory. By the whole warp, as what follows.
   template <int kBox>
-  __device__ __forceinline__ void store_dh(const DSwigluParams& p, uint32_t staging) const {
+  __device__ __forceinline__ void store_dh(const Params& p, uint32_t staging) const {
     const uint32_t from = buffer<kBox>(staging);
     if (whole()) {
       const int32_t col = tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols);
@@ -192,7 +201,7 @@ struct HeldGradient {
 
   // sa, by way of the place of dgate, which has been read.
   template <int kBox>
-  __device__ __forceinline__ void store_sa(const DSwigluParams& p, uint32_t staging) const {
+  __device__ __forceinline__ void store_sa(const Params& p, uint32_t staging) const {
     constexpr int kWords = 8 * kBox;
     const uint32_t lane = threadIdx.x % 32, to = buffer<kBox>(staging);
 #pragma unroll
@@ -223,7 +232,7 @@ struct HeldGradient {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void store_products(const DSwigluParams& p) const {
+  __device__ __forceinline__ void store_products(const Params& p) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -238,12 +247,12 @@ struct HeldGradient {
   // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box
   // is filled again, with what comes after this one, of this tile or the next.
   template <int kPiece, class Next>
-  __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, const WarpPlaces& at) {
+  __device__ __forceinline__ void piece(const Params& p, const Next& next, const WarpPlaces& at) {
     constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
     if constexpr (kPiece % 2 == 0) mbarrier_wait(at.fetched, kBox % 2);
     if (has<kBox>(p)) {
-      backward<kFirst>(at.staging);
-      backward<kFirst + 1>(at.staging);
+      backward<kFirst>(p.formula, at.staging);
+      backward<kFirst + 1>(p.formula, at.staging);
     }
     if constexpr (kPiece % 2 == 0) {
       if constexpr (kBox > 0) finish_box<kBox - 1>(p, at.staging);
@@ -262,12 +271,12 @@ struct HeldGradient {
     }
   }
   template <int kBox>
-  __device__ __forceinline__ void finish_box(const DSwigluParams& p, uint32_t staging) const {
+  __device__ __forceinline__ void finish_box(const Params& p, uint32_t staging) const {
     wait_stores();
     if (has<kBox>(p)) store_sa<kBox>(p, staging);
   }
   // After the last piece.
-  __device__ __forceinline__ void finish(const DSwigluParams& p, const WarpPlaces& at) const {
+  __device__ __forceinline__ void finish(const Params& p, const WarpPlaces& at) const {
     finish_box<kBoxes - 1>(p, at.staging);
     store_products(p);
   }
@@ -322,7 +331,7 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
   const int32_t warp_row = static_cast<int32_t>(warp) * 16;
   const int32_t first = Op::kLead + static_cast<int32_t>(group) * (p.act.steps / 2);
   CountedProduct<Op::kConfig, Op::kMajorB, Op::kGather> product{ring, group};
-  HeldGradient held;
+  HeldGradient<decltype(p.act.formula)> held;
   if (threadIdx.x % 32 == 0) mbarrier_arrive(places.fetched);  // the first box of no tile
   for (uint32_t count = 0;; ++count) {
     const TileNote note = notes.read(count);
