@@ -12,8 +12,8 @@ import subprocess
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SHAPES = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3-8-local", "olmoe"]
-RECIPES = ["bench_dense_3b", "bench_olmoe_1b_7b", "bench_qwen3_30b_a3b_8layers"]
+SHAPES = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3-8-local", "olmoe", "gpt-oss-20b"]
+RECIPES = ["bench_dense_3b", "bench_olmoe_1b_7b", "bench_qwen3_30b_a3b_8layers", "bench_gpt_oss_20b_8layers"]
 ATTENTION = [["--shape", "qwen3-30b-a3b"], ["--shape", "deepseek-v3-8-local"],
              ["--shape", "qwen3-30b-a3b", "--window", "1024"], ["--shape", "qwen3-30b-a3b", "--documents", "4"]]
 COLUMNS = ["bench", "of", "ms", "TFLOP/s", "of peak", "of roofline", "relative error", "tokens/s"]

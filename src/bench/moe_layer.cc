@@ -198,9 +198,20 @@ void BenchMoeLayer::experts_forward(Step& step) {
   const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
                y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
   run(step,
-      ExpertUp{.h_R2F = experts_saved().h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+      ExpertUp{.h_R2F = experts_saved().h_R2F,
+               .a_RF = a_RF,
+               .x_TD = in.source,
+               .w1_e2FD = w1_.w,
+               .b1_e2F = bias("mlp.experts.gate_up_proj_bias"),
+               .rows = in.rows,
+               .activation = shape_.activation},
       expert_up);
-  run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
+  run(step,
+      ExpertDown{.y_RD = y_RD,
+                 .a_RF = a_RF,
+                 .w2_eDF = w2_.w,
+                 .b2_eC = bias("mlp.experts.down_proj_bias"),
+                 .rows = {.offsets_e1 = in.rows.offsets_e1}},
       expert_down);
   dispatcher_.combine(step, y_TD, y_RD, *experts_saved().delivery);
 }
@@ -218,9 +229,11 @@ void BenchMoeLayer::experts_backward(Step& step) {
                   .dweight_R = dweight_R,
                   .dout_TD = grads.source,
                   .w2_eDF = w2_.w,
+                  .b2_eC = bias("mlp.experts.down_proj_bias"),
                   .h_R2F = experts_saved().h_R2F,
                   .weight_R = grads.weight_R,
-                  .rows = grads.rows},
+                  .rows = grads.rows,
+                  .activation = shape_.activation},
       d_expert_down);
   run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
   dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().delivery);
@@ -241,6 +254,18 @@ void BenchMoeLayer::experts_backward(Step& step) {
                   .accumulate = accumulate,
                   .rows = grads.rows},
       expert_wgrad);
+  if (!shape_.expert_biases) return;
+  expert_bias_grad(step.stream,
+                   {.db_eN = param_named(params_, "mlp.experts.gate_up_proj_bias").dw, .x_RM = dh_R2F, .rows = own});
+  expert_bias_grad(step.stream, {.db_eN = param_named(params_, "mlp.experts.down_proj_bias").dw,
+                                 .x_RM = grads.source,
+                                 .weight_R = grads.weight_R,
+                                 .gather = true,
+                                 .rows = grads.rows});
+}
+
+Tensor BenchMoeLayer::bias(const std::string& name) const {
+  return shape_.expert_biases ? param_named(params_, name).w : Tensor{};
 }
 
 }  // namespace moebius

@@ -53,6 +53,7 @@ class BenchMoeLayer {
   void route_tokens(Step& step);
   void experts_forward(Step& step);
   void experts_backward(Step& step);
+  Tensor bias(const std::string& name) const;  // empty where the shape has none
 
   BenchShape shape_;
   DeviceKind target_;

@@ -57,8 +57,7 @@ Qkv Gqa::alloc_qkv(Step& step, int64_t T) const {
 }
 
 void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
-  qkv_.forward(step, qkv_TC, x_tD);
-  if (qkv_bias_) qkv_bias_->forward(step, qkv_TC);
+  qkv_.forward(step, qkv_TC, x_tD, qkv_bias_ ? qkv_bias_->all() : Tensor{});
 }
 
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
@@ -103,8 +102,7 @@ void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
 
 void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
   const int64_t T = y_tD.dim(0) * tp_;
-  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
-  if (o_bias_) o_bias_->forward(step, y_tD);
+  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}), o_bias_ ? o_bias_->all() : Tensor{});
 }
 
 void Gqa::recompute(Step& step, Tensor x_tD, Saved& saved) const {
@@ -292,8 +290,7 @@ void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
                   cache.v_UGd.rows(begin, end));
     row = last;
   }
-  o_.forward(step, y_tD, o_THd.view({T, H_ * d_}));
-  if (o_bias_) o_bias_->forward(step, y_tD);
+  o_.forward(step, y_tD, o_THd.view({T, H_ * d_}), o_bias_ ? o_bias_->all() : Tensor{});
 }
 
 }  // namespace moebius

@@ -1,14 +1,22 @@
 #include "model/layers/linear.h"
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
 
-void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const {
+void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const { forward(step, y, x, {}, accumulate); }
+
+void Linear::forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const {
+  forward(step, y, x, bias, /*accumulate=*/false);
+}
+
+void Linear::forward(Step& step, const Tensor& y, const Tensor& x, const Tensor& bias, bool accumulate) const {
   StackScope scope(step.stack);
   gemm(step.stream, {.c_MN = y,
                      .a = this->x(step, x),
                      .b = w(step),
+                     .bias_N = bias,
                      .trans_b = true,
                      .accumulate = accumulate,
                      .few_rows = generates_});
@@ -33,9 +41,9 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
                      .accumulate = !step.batch.first_of_step});
 }
 
-void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD) const {
+void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C) const {
   StackScope scope(step.stack);
-  linear_.forward(step, y_TC, rows_.gather(step, x_tD));
+  linear_.forward_with_bias(step, y_TC, rows_.gather(step, x_tD), bias_C);
 }
 
 void ColumnLinear::backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate) const {
@@ -51,12 +59,13 @@ void ColumnLinear::backward_weight(Step& step, Tensor dy_TC, Tensor x_tD) const 
   linear_.backward_weight(step, dy_TC, rows_.gather(step, x_tD));
 }
 
-void RowLinear::forward(Step& step, Tensor y_tD, Tensor x_TC) const {
-  if (rows_.num_ranks() == 1) return linear_.forward(step, y_tD, x_TC);
+void RowLinear::forward(Step& step, Tensor y_tD, Tensor x_TC, Tensor bias_D) const {
+  if (rows_.num_ranks() == 1) return linear_.forward_with_bias(step, y_tD, x_TC, bias_D);
   StackScope scope(step.stack);
   const Tensor y_TD = step.alloc({x_TC.dim(0), y_tD.dim(1)}, y_tD.dtype);
   linear_.forward(step, y_TD, x_TC);
   rows_.sum(step, y_tD, y_TD);
+  if (!bias_D.empty()) add_row(step.stream, y_tD, bias_D.view({1, bias_D.dim(0)}));
 }
 
 }  // namespace moebius

@@ -38,7 +38,8 @@ class Linear {
       : w_(params.declare(stored_first(std::move(spec)))),
         weights_(w_),
         generates_(params.use() == ModelUse::inference) {}
-  void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
+  void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;  // y (+)= x W^T
+  void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const;  // y = x W^T + bias; an empty one is none
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
   void backward_weight(Step& step, Tensor dy, Tensor x) const;
@@ -54,6 +55,8 @@ class Linear {
   Operand w_for_dx(Step& step) const { return weights_.w_for_dx(step); }
 
  private:
+  void forward(Step& step, const Tensor& y, const Tensor& x, const Tensor& bias, bool accumulate) const;
+
   const Param& w_;
   ProductPrecision precision_;
   WeightOperands weights_;
@@ -64,7 +67,7 @@ class Linear {
 class ColumnLinear {
  public:
   ColumnLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
-  void forward(Step& step, Tensor y_TC, Tensor x_tD) const;
+  void forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C = {}) const;
   // For an op that does more with the operands of forward: x of all rows, on the step stack, and the
   // map that it goes through.
   Tensor gather(Step& step, Tensor x_tD) const { return rows_.gather(step, x_tD); }
@@ -82,7 +85,8 @@ class ColumnLinear {
 class RowLinear {
  public:
   RowLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
-  void forward(Step& step, Tensor y_tD, Tensor x_TC) const;
+  // The bias is added once, to the sum over the ranks.
+  void forward(Step& step, Tensor y_tD, Tensor x_TC, Tensor bias_D = {}) const;
   // Both backward passes read dy of all rows. It is gathered once, on the step stack.
   // With one rank it is dy itself.
   Tensor gather(Step& step, Tensor dy_tD) const { return rows_.gather(step, dy_tD); }

@@ -78,9 +78,10 @@ void add(Stream& s, Tensor y, Tensor x) {
 }
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
-  check_tensor("add_row", "row", row_1D, DType::f32, {1, y_SD.shape.rank() == 2 ? y_SD.dim(1) : 0});
-  check_tensor("add_row", "y", y_SD, DType::f32, {y_SD.dim(0), y_SD.dim(1)});
-  OpScope scope(s, "add_row", {.flops = static_cast<double>(y_SD.numel()), .bytes = 8.0 * y_SD.numel()});
+  const DType dtype = y_SD.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  check_tensor("add_row", "row", row_1D, dtype, {1, y_SD.shape.rank() == 2 ? y_SD.dim(1) : 0});
+  check_tensor("add_row", "y", y_SD, dtype, {y_SD.dim(0), y_SD.dim(1)});
+  OpScope scope(s, "add_row", moved(2 * y_SD.num_bytes(), y_SD.numel()));
   if (y_SD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
@@ -104,6 +105,34 @@ void copy_columns(Stream& s, const CopyColumns& a) {
       return cpu::copy_columns(s, a);
     case DeviceKind::cuda:
       return cuda::copy_columns(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+namespace {
+void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
+  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must hold {} bytes; got {}", who, needed,
+                to_string(scratch));
+}
+}  // namespace
+
+int64_t SumRows::scratch_bytes(const SumRows& a) {
+  return div_ceil(a.x_TC.dim(0), kRowsOfBlock) * a.x_TC.dim(1) * size_of(DType::f32);
+}
+
+void sum_rows(Stream& s, const SumRows& a) {
+  const DType dtype = a.x_TC.dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  check_tensor("sum_rows", "x", a.x_TC, dtype, {a.x_TC.dim(0), a.x_TC.shape.rank() == 2 ? a.x_TC.dim(1) : 0});
+  check_tensor("sum_rows", "sum", a.sum_C, DType::f32, {a.x_TC.dim(1)});
+  check_scratch("sum_rows", a.scratch, SumRows::scratch_bytes(a));
+  OpScope scope(s, "sum_rows", moved(a.x_TC.num_bytes() + a.sum_C.num_bytes(), a.x_TC.numel()));
+  if (a.x_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::sum_rows(s, a);
+    case DeviceKind::cuda:
+      return cuda::sum_rows(s, a);
     case DeviceKind::null:
       return;
   }

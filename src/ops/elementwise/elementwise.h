@@ -14,8 +14,21 @@ void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape and dtype
 
 // y[s,:] += row[0,:]
 //
-// Both are f32.
+// Both have one dtype.
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
+
+// sum[c] += sum over t of x[t,c]
+//
+// sum is f32. Blocks of kRowsOfBlock rows are summed in f32, and then the blocks in order, so that the
+// bits do not depend on the device's size or the number of threads.
+struct SumRows {
+  static constexpr int64_t kRowsOfBlock = 256;
+  Tensor sum_C;    // inout
+  Tensor x_TC;     // in
+  Tensor scratch;  // bytes of any dtype
+  static int64_t scratch_bytes(const SumRows& a);
+};
+void sum_rows(Stream& s, const SumRows& a);
 
 // to[t, to_first + j] = from[t, from_first + j]  for j < count
 //

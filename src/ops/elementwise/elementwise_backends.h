@@ -9,6 +9,7 @@ namespace moebius {
 
 struct CopyColumns;
 struct SumInto;
+struct SumRows;
 struct GatedAddFwd;
 struct GatedAddBwd;
 struct Jitter;
@@ -19,6 +20,7 @@ void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
+void sum_rows(Stream& s, const SumRows& a);
 void copy_columns(Stream& s, const CopyColumns& a);
 void sum_into(Stream& s, const SumInto& a);
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);
@@ -33,6 +35,7 @@ void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
+void sum_rows(Stream& s, const SumRows& a);
 void copy_columns(Stream& s, const CopyColumns& a);
 void sum_into(Stream& s, const SumInto& a);
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);

@@ -95,6 +95,39 @@ TEST(AddRow, AddsItToEachRow) {
   });
 }
 
+// Widths of whole vectors and others.
+TEST(AddRow, RoundsOnceInBf16) {
+  testing::on_each_device([](Stream& s) {
+    for (const int64_t width : {7, 40}) {
+      Array y = Array::normal({300, width}, DType::bf16, 1), row = Array::normal({1, width}, DType::bf16, 2);
+      Values want = y.values();
+      const Values terms = row.values();
+      for (int64_t i = 0; i < 300 * width; ++i)
+        want[i] = to_f32(to_bf16(static_cast<float>(want[i]) + static_cast<float>(terms[i % width])));
+      add_row(s, y.tensor(), row.tensor());
+      EXPECT_EQ(y.values(), want);
+    }
+  });
+}
+
+// Fewer rows than a block has, whole blocks, and a part of one.
+TEST_P(ElementwiseTest, SumRowsAddsToTheSum) {
+  for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{0, 5}, {3, 33}, {256, 8}, {1000, 264}, {777, 300}}) {
+    Array x = Array::normal({rows, width}, c(), 1), sum = Array::normal({width}, DType::f32, 2);
+    Values want = sum.values();
+    const Values terms = x.values();
+    for (int64_t i = 0; i < rows * width; ++i) want[i % width] += terms[i];
+    SumRows a{.sum_C = sum.tensor(), .x_TC = x.tensor()};
+    Array scratch = Array::poisoned({SumRows::scratch_bytes(a) / 4}, DType::f32);
+    a.scratch = scratch.tensor();
+    sum_rows(s_, a);
+    synchronize(s_);
+    // The terms are of size 1: sums of n of them are rounded by eps sqrt(n) or less.
+    const Values got = sum.values();
+    for (int64_t c = 0; c < width; ++c) EXPECT_NEAR(got[c], want[c], 1.2e-7 * (30 + static_cast<double>(rows))) << c;
+  }
+}
+
 TEST_P(ElementwiseTest, JitterAndNormalAreFunctionsOfTheGlobalIndex) {
   const int64_t step = (int64_t{5} << 32) + 3;
   const Rng rng(7, RngSite::jitter, static_cast<uint64_t>(step), 2);

@@ -8,6 +8,7 @@ void fill_zero(Stream&, Tensor) { missing_cuda("fill_zero"); }
 void copy(Stream&, Tensor, Tensor) { missing_cuda("copy"); }
 void add(Stream&, Tensor, Tensor) { missing_cuda("add"); }
 void add_row(Stream&, Tensor, Tensor) { missing_cuda("add_row"); }
+void sum_rows(Stream&, const SumRows&) { missing_cuda("sum_rows"); }
 void copy_columns(Stream&, const CopyColumns&) { missing_cuda("copy_columns"); }
 void sum_into(Stream&, const SumInto&) { missing_cuda("sum_into"); }
 void gated_add_fwd(Stream&, const GatedAddFwd&) { missing_cuda("gated_add_fwd"); }

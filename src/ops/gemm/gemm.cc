@@ -1,5 +1,6 @@
 #include "ops/gemm/gemm.h"
 
+#include "ops/elementwise/elementwise_backends.h"
 #include "ops/gemm/gemm_backends.h"
 #include "ops/gemm/gemm_device.h"
 #include "ops/grouped_gemm/block_scaled.h"
@@ -41,6 +42,12 @@ void check_for_gpu(const Gemm& a) {
       to_string(a.c_MN));
 }
 
+void check_bias(const Gemm& a) {
+  if (a.bias_N.empty()) return;
+  MOEBIUS_CHECK(usage, !a.accumulate, "gemm: a bias excludes accumulate; add the bias in the call that sets c");
+  check_tensor("gemm", "bias", a.bias_N, a.c_MN.dtype, {a.c_MN.dim(1)});
+}
+
 void check(const Gemm& a, const Stream& s) {
   if (check_both_quantised("gemm", "a", a.a, "b", a.b)) {
     check_quantised_product(a);
@@ -61,11 +68,14 @@ void check(const Gemm& a, const Stream& s) {
 
 void gemm(Stream& s, const Gemm& a) {
   check(a, s);
+  check_bias(a);
   OpScope scope(s, "gemm", cost(a));
   if (a.c_MN.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
-      return cpu::gemm(s, a);
+      cpu::gemm(s, a);
+      if (!a.bias_N.empty()) cpu::add_row(s, a.c_MN, a.bias_N.view({1, a.bias_N.dim(0)}));
+      return;
     case DeviceKind::cuda:
       return cuda::gemm(s, a);
     case DeviceKind::null:

@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// c = op(a) op(b),  or c += op(a) op(b) with accumulate
+// c = op(a) op(b) + bias,  or c += op(a) op(b) with accumulate
 //
 // op(a) is [M, K] and op(b) is [K, N]; op(t) is t or its transpose.
 //   y = x W^T    {.c = y, .a = x, .b = W, .trans_b = true}
@@ -16,6 +16,9 @@ namespace moebius {
 //
 // c is f32 or has the dtype of a; of quantised operands it is f32 or bf16. With accumulate, c is added to in f32 and rounded once. K = 0
 // gives zeros, or leaves c unchanged with accumulate.
+//
+// Every row of c gets the bias. It has the dtype of c, and excludes accumulate. cuBLASLt adds it to the f32 sums;
+// elsewhere c is rounded, and the bias is added to that.
 //
 // The same call gives the same bits every time. On the CPU the result does not depend on the
 // number of threads. Where our own kernel multiplies (cpu/tile_gemm.h), a row of c does not
@@ -28,8 +31,9 @@ namespace moebius {
 // it, and training does not.
 constexpr int64_t kFewRows = 32;
 struct Gemm {
-  Tensor c_MN;   // out
-  Operand a, b;  // in
+  Tensor c_MN;         // out
+  Operand a, b;        // in
+  Tensor bias_N = {};  // in, may be empty: none
   bool trans_a = false, trans_b = false, accumulate = false;
   bool few_rows = false;
 };

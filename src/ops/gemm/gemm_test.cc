@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "device/accelerator.h"
+#include "io/testing.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/cpu/tile_gemm.h"
 #include "ops/gemm/cublas_lt.h"
@@ -44,6 +45,39 @@ std::vector<Case> cases() {
 }
 
 class GemmTest : public testing::DeviceTest<Case> {};
+
+TEST_P(GemmTest, AddsTheBiasToEachRow) {
+  const auto [m, n, k, dtype, c_dtype] = c();
+  for (const bool few_rows : {false, true}) {
+    Array a = Array::normal({m, k}, dtype, 1), b = Array::normal({n, k}, dtype, 2),
+          bias = Array::normal({n}, c_dtype, 3);
+    Array plain = Array::poisoned({m, n}, DType::f32), got = Array::poisoned({m, n}, c_dtype);
+    const Gemm product{.c_MN = plain.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_b = true, .few_rows = few_rows};
+    gemm(s_, product);
+    Gemm with_bias = product;
+    with_bias.c_MN = got.tensor();
+    with_bias.bias_N = bias.tensor();
+    gemm(s_, with_bias);
+    synchronize(s_);
+    const Values sum = plain.values(), row = bias.values(), values = got.values();
+    // The product and its sum with the bias are rounded to the dtype of c, and f32 sums may have another order.
+    const double eps = c_dtype == DType::bf16 ? 0x1p-8 : 0x1p-23 * std::sqrt(static_cast<double>(k) + 1);
+    for (int64_t i = 0; i < m * n; ++i) {
+      const double size = std::abs(sum[i]) + std::abs(row[i % n]) + std::sqrt(static_cast<double>(k));
+      ASSERT_NEAR(values[i], sum[i] + row[i % n], 2 * eps * size) << i;
+    }
+  }
+}
+
+TEST(Gemm, ABiasExcludesAccumulate) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array a = Array::normal({2, 3}, DType::f32, 1), b = Array::normal({3, 4}, DType::f32, 2),
+        c = Array::normal({2, 4}, DType::f32, 3), bias = Array::normal({4}, DType::f32, 4);
+  expect_error(ErrorKind::usage, "gemm: a bias excludes accumulate; add the bias in the call that sets c", [&] {
+    gemm(s, {.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .bias_N = bias.tensor(), .accumulate = true});
+  });
+}
 
 TEST_P(GemmTest, EqualsTheReference) {
   const auto [m, n, k, dtype, c_dtype] = c();

@@ -22,19 +22,36 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t c = lane; c < width; c += 32) set(o[i * width + c], kept * element(o[i * width + c]));
 }
 
-// A block owns a head; its threads every so many rows each, added by a tree.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+constexpr int kBwdThreads = 1024, kLanesOfRow = 8;
+
+// <x, y> of a row, of one lane of kLanesOfRow.
+template <int kNum, class T>
+__device__ __forceinline__ float lane_product(const T* x, const T* y, int64_t width, int lane) {
+  float sum = 0;
+  for (int64_t c = lane * kNum; c < width; c += kLanesOfRow * kNum) {
+    float a[kNum], b[kNum];
+    load<kNum>(a, x + c);
+    load<kNum>(b, y + c);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) sum = fmaf(a[i], b[i], sum);
+  }
+  return sum;
+}
+
+// A block owns a head, and eight lanes a row at a time. The rows of a lane are added in order, then the
+// lanes by a tree.
+template <int kNum, class T>
+__global__ void __launch_bounds__(kBwdThreads)
     sink_bwd_kernel(float* dsink, const T* dout, const T* o, const float* lse, const float* sink, int64_t rows,
                     int64_t heads, int64_t width) {
   __shared__ float shared[32];
   const int64_t h = blockIdx.x;
+  const int lane = threadIdx.x % kLanesOfRow;
   float sum = 0;
-  for (int64_t t = threadIdx.x; t < rows; t += kThreads) {
+#pragma unroll 4
+  for (int64_t t = threadIdx.x / kLanesOfRow; t < rows; t += kBwdThreads / kLanesOfRow) {
     const int64_t i = t * heads + h;
-    float product = 0;
-    for (int64_t c = 0; c < width; ++c) product += element(dout[i * width + c]) * element(o[i * width + c]);
-    sum += expf(sink[h] - lse[i]) * product;
+    sum = fmaf(expf(sink[h] - lse[i]), lane_product<kNum>(dout + i * width, o + i * width, width, lane), sum);
   }
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) dsink[h] -= sum;
@@ -53,9 +70,14 @@ void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a) {
 
 void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a) {
   with_float_type(a.o_THd.dtype, [&]<class T>(T) {
-    sink_bwd_kernel<T><<<narrow<int>(a.o_THd.dim(1)), kThreads, 0, cuda_stream(s)>>>(
+    const int64_t width = a.o_THd.dim(2);
+    constexpr int kNum = kPerVector<T>;
+    const auto kernel = rows_are_aligned(width, sizeof(T), a.do_THd.ptr<T>(), a.o_THd.ptr<T>())
+                            ? sink_bwd_kernel<kNum, T>
+                            : sink_bwd_kernel<1, T>;
+    kernel<<<narrow<int>(a.o_THd.dim(1)), kBwdThreads, 0, cuda_stream(s)>>>(
         a.dsink_H.ptr<float>(), a.do_THd.ptr<T>(), a.o_THd.ptr<T>(), a.lse_TH.ptr<float>(), a.sink_H.ptr<float>(),
-        a.o_THd.dim(0), a.o_THd.dim(1), a.o_THd.dim(2));
+        a.o_THd.dim(0), a.o_THd.dim(1), width);
   });
   check_launch("attention_sink_bwd");
 }

@@ -89,13 +89,40 @@ void add(Stream& s, Tensor y, Tensor x) {
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
   const int64_t D = row_1D.dim(1);
-  const float* row = row_1D.ptr<float>();
-  float* y = y_SD.ptr<float>();
-  parallel_rows(s.pool(), y_SD.dim(0), 256, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t d = 0; d < D; ++d) y[i * D + d] += row[d];
-    }
+  with_float_type(y_SD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* row = row_1D.ptr<T>();
+    parallel_rows(s.pool(), y_SD.dim(0), 256, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* y = y_SD.ptr<T>() + i * D;
+#pragma omp simd
+        for (int64_t d = 0; d < D; ++d) y[d] = from_f32<T>(to_f32(y[d]) + to_f32(row[d]));
+      }
+    });
   });
+}
+
+void sum_rows(Stream& s, const SumRows& a) {
+  const int64_t T = a.x_TC.dim(0), C = a.x_TC.dim(1), num_blocks = div_ceil(T, SumRows::kRowsOfBlock);
+  float* const partial = static_cast<float*>(a.scratch.data);
+  with_float_type(a.x_TC.dtype, [&](auto zero) {
+    const auto* x = a.x_TC.ptr<decltype(zero)>();
+    parallel_rows(s.pool(), num_blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        float* sum = partial + block * C;
+        std::fill(sum, sum + C, 0.0f);
+        const int64_t last = std::min(T, (block + 1) * SumRows::kRowsOfBlock);
+        for (int64_t t = block * SumRows::kRowsOfBlock; t < last; ++t) {
+#pragma omp simd
+          for (int64_t c = 0; c < C; ++c) sum[c] += to_f32(x[t * C + c]);
+        }
+      }
+    });
+  });
+  float* sum = a.sum_C.ptr<float>();
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    for (int64_t c = 0; c < C; ++c) sum[c] += partial[block * C + c];
+  }
 }
 
 void copy_columns(Stream& s, const CopyColumns& a) {

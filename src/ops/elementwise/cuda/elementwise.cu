@@ -32,9 +32,56 @@ __global__ void __launch_bounds__(kThreads) add_kernel(T* y, const T* x, int64_t
   store(y + i, sum);
 }
 
-__global__ void __launch_bounds__(kThreads) add_row_kernel(float* y, const float* row, int64_t n, int64_t width) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n) y[i] += row[i % width];
+// A thread owns kNum elements of a row.
+template <int kNum, class T>
+__global__ void __launch_bounds__(kThreads) add_row_kernel(T* y, const T* row, int64_t n, int64_t width) {
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kNum;
+  if (i >= n) return;
+  float sum[kNum], term[kNum];
+  load(sum, y + i);
+  load(term, row + i % width);
+#pragma unroll
+  for (int j = 0; j < kNum; ++j) sum[j] += term[j];
+  store(y + i, sum);
+}
+
+// A block owns 32 kNum columns of kRowsOfBlock rows: each warp every eighth row, then the eight sums are added
+// in order.
+template <int kNum, class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_block_of_rows_kernel(float* partial, const T* x, int64_t rows, int64_t width) {
+  constexpr int kWarps = kThreads / 32, kColumns = 32 * kNum;
+  __shared__ float sums[kWarps][kColumns];
+  const int64_t first_column = int64_t{blockIdx.x} * kColumns, column = first_column + threadIdx.x % 32 * kNum;
+  const int64_t first_row = int64_t{blockIdx.y} * SumRows::kRowsOfBlock;
+  const int64_t end_row = min(rows, first_row + SumRows::kRowsOfBlock);
+  float sum[kNum] = {};
+#pragma unroll 4
+  for (int64_t t = first_row + threadIdx.x / 32; column < width && t < end_row; t += kWarps) {
+    float term[kNum];
+    load(term, x + t * width + column);
+#pragma unroll
+    for (int j = 0; j < kNum; ++j) sum[j] += term[j];
+  }
+#pragma unroll
+  for (int j = 0; j < kNum; ++j) sums[threadIdx.x / 32][threadIdx.x % 32 * kNum + j] = sum[j];
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < kColumns && first_column + c < width; c += kThreads) {
+    float total = 0;
+    for (int warp = 0; warp < kWarps; ++warp) total += sums[warp][c];
+    partial[blockIdx.y * width + first_column + c] = total;
+  }
+}
+
+// A thread owns a column.
+__global__ void __launch_bounds__(kThreads)
+    add_partial_sums_kernel(float* sum, const float* partial, int64_t num_partials, int64_t width) {
+  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= width) return;
+  float total = sum[column];
+#pragma unroll 8
+  for (int64_t i = 0; i < num_partials; ++i) total += partial[i * width + column];
+  sum[column] = total;
 }
 
 // One block: the sum of thread i over elements i, i + 1024, ..., then over the threads.
@@ -158,10 +205,36 @@ void add(Stream& s, Tensor y, Tensor x) {
 }
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
-  const int64_t n = y_SD.numel();
-  add_row_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(y_SD.ptr<float>(), row_1D.ptr<float>(), n,
-                                                                           y_SD.dim(1));
+  const int64_t n = y_SD.numel(), width = y_SD.dim(1);
+  with_float_type(y_SD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    T* y = y_SD.ptr<T>();
+    const T* row = row_1D.ptr<T>();
+    if (rows_are_aligned(width, sizeof(T), y, row))
+      add_row_kernel<kNum><<<num_blocks(n / kNum, kThreads), kThreads, 0, cuda_stream(s)>>>(y, row, n, width);
+    else
+      add_row_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(y, row, n, width);
+  });
   check_launch("add_row");
+}
+
+void sum_rows(Stream& s, const SumRows& a) {
+  const int64_t rows = a.x_TC.dim(0), width = a.x_TC.dim(1), num_partials = div_ceil(rows, SumRows::kRowsOfBlock);
+  float* const partial = static_cast<float*>(a.scratch.data);
+  with_float_type(a.x_TC.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    const T* x = a.x_TC.ptr<T>();
+    const auto grid = [&](int num) { return dim3(num_blocks(width, 32 * num), narrow<int>(num_partials)); };
+    if (rows_are_aligned(width, sizeof(T), x))
+      sum_block_of_rows_kernel<kNum><<<grid(kNum), kThreads, 0, cuda_stream(s)>>>(partial, x, rows, width);
+    else
+      sum_block_of_rows_kernel<1><<<grid(1), kThreads, 0, cuda_stream(s)>>>(partial, x, rows, width);
+  });
+  add_partial_sums_kernel<<<num_blocks(width, kThreads), kThreads, 0, cuda_stream(s)>>>(a.sum_C.ptr<float>(), partial,
+                                                                                        num_partials, width);
+  check_launch("sum_rows");
 }
 
 void sum_into(Stream& s, const SumInto& a) {

@@ -6,7 +6,8 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kColumns = 32, kRowsAtOnce = 8;
+// Few columns and many rows for a block, so that an expert that has most rows keeps many blocks busy.
+constexpr int kLanes = 8, kRowsAtOnce = 64;
 
 template <class T>
 struct BiasGrad {
@@ -17,22 +18,30 @@ struct BiasGrad {
   int64_t M, N, first;
 };
 
-// A block owns 32 columns of one expert: each warp every eighth row, then the eight sums are
-// added in order.
-template <class T>
-__global__ void __launch_bounds__(kColumns* kRowsAtOnce) bias_grad_kernel(BiasGrad<T> a) {
-  __shared__ float sums[kRowsAtOnce][kColumns];
-  const int64_t e = blockIdx.y, n = int64_t{blockIdx.x} * kColumns + threadIdx.x;
-  float sum = 0;
+// A block owns kLanes * kNum columns of one expert: kLanes threads take every 64th row, then the 64 sums
+// are added in order.
+template <int kNum, class T>
+__global__ void __launch_bounds__(kLanes* kRowsAtOnce) bias_grad_kernel(BiasGrad<T> a) {
+  __shared__ float sums[kRowsAtOnce][kLanes * kNum];
+  const int64_t e = blockIdx.y, first = int64_t{blockIdx.x} * kLanes * kNum, n = first + threadIdx.x * kNum;
+  float sum[kNum] = {};
+#pragma unroll 4
   for (int64_t r = a.offsets[e] + threadIdx.y; n < a.N && r < a.offsets[e + 1]; r += kRowsAtOnce) {
     const float weight = a.weight ? a.weight[r] : 1.0f;
-    sum += weight * element(a.x[(a.token ? a.token[r] : r) * a.M + a.first + n]);
+    float x[kNum];
+    load<kNum>(x, a.x + (a.token ? a.token[r] : r) * a.M + a.first + n);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) sum[i] += weight * x[i];
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll
+  for (int i = 0; i < kNum; ++i) sums[threadIdx.y][threadIdx.x * kNum + i] = sum[i];
   __syncthreads();
-  if (threadIdx.y > 0 || n >= a.N) return;
-  for (int i = 1; i < kRowsAtOnce; ++i) sum += sums[i][threadIdx.x];
-  a.db[e * a.N + n] += sum;
+  for (int column = threadIdx.y * kLanes + threadIdx.x; column < kLanes * kNum && first + column < a.N;
+       column += kLanes * kRowsAtOnce) {
+    float total = 0;
+    for (int i = 0; i < kRowsAtOnce; ++i) total += sums[i][column];
+    a.db[e * a.N + first + column] += total;
+  }
 }
 
 }  // namespace
@@ -47,8 +56,15 @@ void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {
                            .M = a.x_RM.dim(1),
                            .N = a.db_eN.dim(1),
                            .first = a.x_first};
-    const dim3 grid(num_blocks(grad.N, kColumns), static_cast<unsigned>(a.db_eN.dim(0)));
-    bias_grad_kernel<T><<<grid, dim3(kColumns, kRowsAtOnce), 0, cuda_stream(s)>>>(grad);
+    const auto launch = [&]<int kNum>(std::integral_constant<int, kNum>) {
+      const dim3 grid(num_blocks(grad.N, kLanes * kNum), static_cast<unsigned>(a.db_eN.dim(0)));
+      bias_grad_kernel<kNum, T><<<grid, dim3(kLanes, kRowsAtOnce), 0, cuda_stream(s)>>>(grad);
+    };
+    const bool aligned = grad.N % kPerVector<T> == 0 && rows_are_aligned(grad.M, sizeof(T), grad.x + grad.first);
+    if (aligned)
+      launch(std::integral_constant<int, kPerVector<T>>{});
+    else
+      launch(std::integral_constant<int, 1>{});
   });
   check_launch("expert_bias_grad");
 }

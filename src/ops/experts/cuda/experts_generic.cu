@@ -271,18 +271,39 @@ ColumnBias<T> bias_of(const Tensor& b, int64_t first) {
   return {elements<T>(b), first, b.dim(1)};
 }
 
+// Elements that a thread loads at once.
+template <class T, int kNum>
+struct alignas(sizeof(T) * kNum) Chunk {
+  T at[kNum];
+};
+
+// The expert of row r: how many experts end at or before it. By a whole warp.
+__device__ int expert_of_row(const int32_t* offsets, int num_experts, int64_t r) {
+  int ended = 0;
+  for (int first = 0; first < num_experts; first += 32) {
+    const int e = first + static_cast<int>(threadIdx.x % 32);
+    ended += __popc(__ballot_sync(0xffffffffu, e < num_experts && offsets[e + 1] <= r));
+  }
+  return ended;
+}
+
 // dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has. A warp owns a row.
-template <class T>
+template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
     add_bias_products_kernel(float* dweight, const T* dout, ColumnBias<T> bias, const int32_t* offsets,
                              const int32_t* token, int num_experts, int64_t D) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (r < offsets[0] || r >= offsets[num_experts]) return;
-  int e = 0;
-  while (r >= offsets[e + 1]) ++e;
+  const int e = expert_of_row(offsets, num_experts, r);
   const T* row = dout + (token ? token[r] : r) * D + bias.first;
   float sum = 0;
-  for (int64_t c = threadIdx.x % 32; c < bias.C; c += 32) sum += widened(row[c]) * widened(bias.b[e * bias.C + c]);
+#pragma unroll 4
+  for (int64_t c = threadIdx.x % 32 * kNum; c < bias.C; c += 32 * kNum) {
+    const auto x = *reinterpret_cast<const Chunk<T, kNum>*>(row + c);
+    const auto y = *reinterpret_cast<const Chunk<T, kNum>*>(bias.b + e * bias.C + c);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) sum = fmaf(widened(x.at[i]), widened(y.at[i]), sum);
+  }
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
   if (threadIdx.x % 32 == 0) dweight[r] += sum;
 }
@@ -412,9 +433,13 @@ void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials)
 void add_bias_products(Stream& s, const DExpertDown& a) {
   if (a.b2_eC.empty()) return;
   generic::with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
-    constexpr int kThreads = generic::kThreads;
+    constexpr int kThreads = generic::kThreads, kNum = 16 / sizeof(T);
     const int64_t R = a.sa_RF.dim(0), D = a.dout_TD.data.dim(1);
-    generic::add_bias_products_kernel<T><<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
+    const auto begins_aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
+    const bool aligned = D % kNum == 0 && a.b2_first % kNum == 0 && a.b2_eC.dim(1) % kNum == 0 &&
+                         begins_aligned(a.dout_TD.data) && begins_aligned(a.b2_eC);
+    const auto kernel = aligned ? generic::add_bias_products_kernel<kNum, T> : generic::add_bias_products_kernel<1, T>;
+    kernel<<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
         a.dweight_R.ptr<float>(), generic::elements<T>(a.dout_TD.data), generic::bias_of<T>(a.b2_eC, a.b2_first),
         a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.data.dim(0)), D);
     check_launch("d_expert_down");

@@ -19,6 +19,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
+#include "ops/elementwise/elementwise_backends.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm_backends.h"
@@ -56,10 +57,23 @@ struct Problem {
                             second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "TRANSA");
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "TRANSB");
+    if (!a.bias_N.empty()) add_bias(a.bias_N);
     layout(&b, a.b.data.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
     layout(&this->a, a.a.data.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m,
            a.trans_a ? ld.m : ld.k);
     layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
+  }
+  // Rows of c are columns for cuBLASLt, and its bias has one element for each of a column's.
+  void add_bias(const Tensor& bias_N) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const int32_t type = type_of(bias_N.dtype);
+    const void* const data = bias_N.data;
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
+          "EPILOGUE");
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type),
+          "BIAS_DATA_TYPE");
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data, sizeof data),
+          "BIAS_POINTER");
   }
   static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
     check(cublasLtMatrixLayoutInit(to, type_of(dtype), rows, cols, ld), "cublasLtMatrixLayoutInit");
@@ -359,12 +373,43 @@ void quantised_gemm(Stream& s, const Gemm& a) {
 
 // The product as that of one expert of few rows.
 bool run_few_rows(Stream& s, const Gemm& a) {
-  if (!a.few_rows || a.trans_a || !a.trans_b || a.accumulate || a.c_MN.dim(0) > kFewRows) return false;
+  if (!a.few_rows || !a.a.is_plain() || sizes_of(a).k == 0 || a.trans_a || !a.trans_b || a.accumulate ||
+      a.c_MN.dim(0) > kFewRows)
+    return false;
+  if (!a.bias_N.empty() && a.bias_N.dtype != DType::bf16) return false;
   const Tensor& w = a.b.data;
-  const ExpertDown product{.y_RD = a.c_MN, .a_RF = a.a, .w2_eDF = w.view({1, w.dim(0), w.dim(1)}), .few_rows = true};
+  const ExpertDown product{.y_RD = a.c_MN,
+                           .a_RF = a.a,
+                           .w2_eDF = w.view({1, w.dim(0), w.dim(1)}),
+                           .b2_eC = a.bias_N.empty() ? Tensor{} : a.bias_N.view({1, a.bias_N.dim(0)}),
+                           .few_rows = true};
   if (!sm80::takes_few_rows(product)) return false;
   sm80::expert_down_few_rows(s, product);
   return true;
+}
+
+// cuBLASLt's epilogue wants a bias that begins at a multiple of 16 bytes.
+bool cublas_lt_adds_bias(const Gemm& a) {
+  const bool aligned = reinterpret_cast<uintptr_t>(a.bias_N.data) % 16 == 0;
+  return !a.bias_N.empty() && a.a.is_plain() && sizes_of(a).k > 0 && aligned;
+}
+
+bool run_cublas_lt(Stream& s, const Gemm& a) {
+  note_odd_operands(s, a);
+  return op_state<CublasLt>(s).run(s, a);
+}
+
+void gemm_without_bias(Stream& s, const Gemm& a) {
+  if (!a.a.is_plain()) return quantised_gemm(s, a);
+  if (sizes_of(a).k == 0) {
+    if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), cuda_stream(s)));
+    return;
+  }
+  if (run_cublas_lt(s, a)) return;
+  if (a.a.data.dtype == DType::bf16)
+    note_fallback_kernel(s, "gemm",
+                         fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a.data), to_string(a.b.data)));
+  tiled_gemm(s, a);
 }
 
 }  // namespace
@@ -374,19 +419,12 @@ void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
 std::string gemm_algorithm_text(Stream& s, const Gemm& a) { return op_state<CublasLt>(s).chosen_text(a); }
 
 void gemm(Stream& s, const Gemm& a) {
-  const cudaStream_t stream = cuda_stream(s);
-  if (!a.a.is_plain()) return quantised_gemm(s, a);
-  if (sizes_of(a).k == 0) {
-    if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
-    return;
-  }
   if (run_few_rows(s, a)) return;
-  note_odd_operands(s, a);
-  if (op_state<CublasLt>(s).run(s, a)) return;
-  if (a.a.data.dtype == DType::bf16)
-    note_fallback_kernel(s, "gemm",
-                         fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a.data), to_string(a.b.data)));
-  tiled_gemm(s, a);
+  if (cublas_lt_adds_bias(a) && run_cublas_lt(s, a)) return;
+  Gemm product = a;
+  product.bias_N = {};
+  gemm_without_bias(s, product);
+  if (!a.bias_N.empty()) add_row(s, a.c_MN, a.bias_N.view({1, a.bias_N.dim(0)}));
 }
 
 }  // namespace moebius::cuda
