@@ -388,7 +388,7 @@ bool run_few_rows(Stream& s, const Gemm& a) {
   return true;
 }
 
-// cuBLASLt's epilogue wants a bias that begins at a multiple of 16 bytes.
+// cuBLASLt's epilogue needs a bias that begins at a multiple of 16 bytes.
 bool cublas_lt_adds_bias(const Gemm& a) {
   const bool aligned = reinterpret_cast<uintptr_t>(a.bias_N.data) % 16 == 0;
   return !a.bias_N.empty() && a.a.is_plain() && sizes_of(a).k > 0 && aligned;
