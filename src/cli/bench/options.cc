@@ -77,9 +77,10 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                      "default 7, on a GPU by their length");
   command.add_option("--device", o.device,
                      "cpu or cuda; default: the device of the recipe for step and precision, else cpu");
-  command.add_option("--shape", o.shape,
-                     "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
-                     "deepseek-v3-8-local, olmoe or gpt-oss-20b; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
+  command.add_option(
+      "--shape", o.shape,
+      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
+      "deepseek-v3-8-local, olmoe or gpt-oss-20b; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
   command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   add_threads_option(command, o.spec.threads);
