@@ -6,23 +6,27 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kBwdThreads = 1024, kLanesOfRow = 8;
 
-// A warp owns a row of one head.
-template <class T>
+// Eight lanes own a row of one head.
+template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
     sink_fwd_kernel(T* o, float* lse, const float* sink, int64_t num_rows, int64_t heads, int64_t width) {
-  const int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (i >= num_rows) return;
-  const int lane = threadIdx.x % 32;
-  const float x = lse[i], y = sink[i % heads];
+  const int64_t i = int64_t{blockIdx.x} * (kThreads / kLanesOfRow) + threadIdx.x / kLanesOfRow;
+  const int lane = threadIdx.x % kLanesOfRow;
+  const float x = i < num_rows ? lse[i] : 0.0f, y = i < num_rows ? sink[i % heads] : 0.0f;
   const float kept = 1.0f / (1.0f + expf(y - x));
-  __syncwarp();
+  __syncwarp();  // lse is written after all lanes have read it
+  if (i >= num_rows) return;
   if (lane == 0) lse[i] = fmaxf(x, y) + log1pf(expf(-fabsf(x - y)));
-  for (int64_t c = lane; c < width; c += 32) set(o[i * width + c], kept * element(o[i * width + c]));
+  for (int64_t c = lane * kNum; c < width; c += kLanesOfRow * kNum) {
+    float values[kNum];
+    load<kNum>(values, o + i * width + c);
+#pragma unroll
+    for (int j = 0; j < kNum; ++j) values[j] *= kept;
+    store<kNum>(o + i * width + c, values);
+  }
 }
-
-constexpr int kBwdThreads = 1024, kLanesOfRow = 8;
 
 // <x, y> of a row, of one lane of kLanesOfRow.
 template <int kNum, class T>
@@ -62,8 +66,12 @@ __global__ void __launch_bounds__(kBwdThreads)
 void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a) {
   const int64_t num_rows = a.lse_TH.numel();
   with_float_type(a.o_THd.dtype, [&]<class T>(T) {
-    sink_fwd_kernel<T><<<num_blocks(num_rows, kWarps), kThreads, 0, cuda_stream(s)>>>(
-        a.o_THd.ptr<T>(), a.lse_TH.ptr<float>(), a.sink_H.ptr<float>(), num_rows, a.o_THd.dim(1), a.o_THd.dim(2));
+    const int64_t width = a.o_THd.dim(2);
+    constexpr int kNum = kPerVector<T>;
+    const auto kernel =
+        rows_are_aligned(width, sizeof(T), a.o_THd.ptr<T>()) ? sink_fwd_kernel<kNum, T> : sink_fwd_kernel<1, T>;
+    kernel<<<num_blocks(num_rows, kThreads / kLanesOfRow), kThreads, 0, cuda_stream(s)>>>(
+        a.o_THd.ptr<T>(), a.lse_TH.ptr<float>(), a.sink_H.ptr<float>(), num_rows, a.o_THd.dim(1), width);
   });
   check_launch("attention_sink_fwd");
 }
