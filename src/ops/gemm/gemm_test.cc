@@ -37,7 +37,8 @@ std::vector<Case> cases() {
                                                                      {33, 130, 257},
                                                                      {521, 5, 9},
                                                                      {3, 1031, 7},
-                                                                     {72, 264, 520}}) {
+                                                                     {72, 264, 520},
+                                                                     {40, 136, 2100}}) {
       all.push_back({m, n, k, dtype, c_dtype});
     }
   }
@@ -131,12 +132,12 @@ TEST(Gemm, SameBitsEachTime) {
 // are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
-  const auto product = [](DType dtype, DType c_dtype, bool accumulate) {
+  const auto product = [](Shape sizes, DType dtype, DType c_dtype, bool accumulate) {
     Accelerator gpu;
     ThreadPool pool(1);
     Stream s(gpu, pool);
-    Array a = Array::normal({2048, 1032}, dtype, 1), b = Array::normal({2048, 768}, dtype, 2),
-          c = Array::normal({1032, 768}, c_dtype, 3);
+    Array a = Array::normal({4096, sizes[0]}, dtype, 1), b = Array::normal({4096, sizes[1]}, dtype, 2),
+          c = Array::normal(sizes, c_dtype, 3);
     gemm(s, {.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_a = true, .accumulate = accumulate});
     synchronize(s);
     return c.bytes();
@@ -144,8 +145,12 @@ TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   for (const auto& [dtype, c_dtype] :
        {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
     for (const bool accumulate : {false, true}) {
-      const auto first = product(dtype, c_dtype, accumulate);
-      for (int i = 0; i < 3; ++i) EXPECT_EQ(product(dtype, c_dtype, accumulate), first) << name_of(c_dtype);
+      for (const Shape& sizes :
+           {Shape{1032, 768}, Shape{128, 256}, Shape{257, 128}}) {  // k may be split in two of them
+        const auto first = product(sizes, dtype, c_dtype, accumulate);
+        for (int i = 0; i < 3; ++i)
+          EXPECT_EQ(product(sizes, dtype, c_dtype, accumulate), first) << to_string(sizes) << name_of(c_dtype);
+      }
     }
   }
 }

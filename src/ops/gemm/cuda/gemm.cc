@@ -5,7 +5,8 @@
 // that is may differ from run to run, so only those compete that sum over k alike: one block sums
 // all of k for its tile (k is not split, nothing is reduced afterwards), with the instructions of
 // the first proposal's kind. That they do is tried as well, against the first proposal, which is a
-// function of the shape: on operands made to tell, and on the real ones.
+// function of the shape: on operands made to tell, and on the real ones. A first proposal that splits k, which only
+// narrow products may, has no competitors.
 #include "ops/gemm/gemm.h"
 
 #include <cublasLt.h>
@@ -186,6 +187,14 @@ class CublasLt {
                           workspace_, kWorkspaceBytes, stream);
   }
 
+  // Few tiles over a long K, as gradients of narrow weights have, would leave most of a GPU idle. There K may be
+  // split: the parts are written to the workspace and added in order.
+  static int reductions_for(const GemmDesc& desc) {
+    constexpr int64_t kTile = 128, kFewTiles = 16, kLongK = 1024;
+    const bool is_narrow = div_ceil(desc.m, kTile) * div_ceil(desc.n, kTile) <= kFewTiles && desc.k >= kLongK;
+    return is_narrow ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+  }
+
   // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a
   // function of shape, dtypes and alignment.
   Algorithms propose(Problem& p, const GemmDesc& desc) {
@@ -195,7 +204,7 @@ class CublasLt {
       check(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value), "preference");
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
-    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(reductions_for(desc)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(desc.align_b));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(desc.align_a));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(desc.align_c));
