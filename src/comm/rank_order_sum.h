@@ -1,4 +1,4 @@
-// The sum of a collective over its ranks, in rank order. comm/gpu/cuda/rank_order_sum.h is the same on a GPU.
+// The sum of a collective over its ranks, in rank order. comm/gpu/cuda/sum_of_ranks.h is the same on a GPU.
 #pragma once
 
 #include <span>
