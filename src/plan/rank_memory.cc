@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/engine_memory.h"
+#include "model/moe/expert_rows.h"
 #include "parallel/optim/optimizer.h"
 
 namespace moebius {
@@ -154,6 +155,25 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
   add(m, Life::saved, use.num_buffers * aligned(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
 }
 
+// Rows of experts: one scratch, and a pool for the moment when most passes keep rows.
+void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use,
+                     int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  RowsWork rows;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    rows = {.scratch_bytes = std::max(rows.scratch_bytes, part.rows.scratch_bytes),
+            .counts_ranks = rows.counts_ranks || part.rows.counts_ranks,
+            .pages_of_pass = std::max(rows.pages_of_pass, part.rows.pages_of_pass),
+            .stash_columns = std::max(rows.stash_columns, part.rows.stash_columns)};
+  });
+  std::vector<int64_t> layers;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v)
+    layers.push_back(moe_layers_of(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp));
+  const int64_t pages = rows.pages_of_pass * most_in_use(use.in_use, layers);
+  add(m, Life::rows, rows.scratch_bytes + stash_bytes(pages, rows.stash_columns, spec.precision.compute));
+  if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
+}
+
 // The step stack: the largest of the passes, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -198,6 +218,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);
   });
+  add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
   add_batch(m, spec);
   add(m, Life::stack, stack_bytes(parts, layout, pp_rank));
