@@ -261,8 +261,8 @@ const LayoutCase kOverlapCases[] = {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
-// A budget of rows of experts, with room for all rows or for one page of each pass, changes no bit: over a pipeline
-// with several micro-batches in flight, with any dispatcher, with experts that get all tokens, and adapters.
+// A budget of rows of experts changes no bit. Here all rows have pages; tests/distributed/expert_rows_test.cc has those
+// that have none.
 class ExpertRowBudget : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(ExpertRowBudget, ChangesNoBit) {
@@ -275,14 +275,6 @@ TEST_P(ExpertRowBudget, ChangesNoBit) {
       const LayoutOutcome got = train_on(world, c.model, c.layout, 3, {.expert_rows = budget});
       expect_same_bits(got, unbounded);
       ASSERT_TRUE(got.steps.back().expert_rows);
-      if (got.steps.back().expert_rows->peak_over_budget > 1) {
-        EXPECT_GT(got.steps.back().expert_rows->spilled_rows, 0);
-      }
-      // One of four ranks gets 128 rows of each layer and micro-batch, and others none; it has a page of 64 for each.
-      if (c.model.skewed && c.layout.ep == 4 && budget < 1) {
-        EXPECT_EQ(got.steps.back().expert_rows->spilled_rows % 64, 0);
-        EXPECT_EQ(got.steps.back().expert_rows->peak_over_budget, 2);
-      }
     }
   });
 }
@@ -294,7 +286,6 @@ const LayoutCase kBudgetCases[] = {
     {"ep4_direct_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::direct}, {.skewed = true}},
     {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
     {"pp2_vpp2_ep2_lora", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.lora = true}},
-    {"pp2_vpp2_ep4_skewed", 8, {.pp = 2, .vpp = 2, .ep = 4}, {.skewed = true}},
     {"ep4_mtp", 4, {.ep = 4}, {.mtp = 1}},
     {"tp2_ep2_gpt_oss", 2, {.tp = 2, .ep = 2}, {.gpt_oss = true}},
 };
