@@ -5,8 +5,8 @@
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state",
-                                                 "batch", "saved",  "rows", "comm",      "metrics", "stack"};
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state", "batch",
+                                                 "saved", "rows",   "comm", "metrics",   "stack"};
   return names[static_cast<int>(life)];
 }
 

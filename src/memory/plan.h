@@ -110,7 +110,7 @@ class MemoryPlan {
   int64_t rows_extent_ = 0;  // addresses of Life::rows
   std::array<Buffer, kNumLives> buffers_;
   SpillBuffer rows_;  // instead of a buffer
-  PeerMemory comm_;  // instead of a buffer
+  PeerMemory comm_;   // instead of a buffer
   bool shares_comm_ = false;
   StepStack stack_{DeviceKind::null, nullptr, 0};
   bool bound_ = false;

@@ -130,7 +130,7 @@ class Model {
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_, mtp_loss_sum_D_;
   std::vector<HeldStage> held_;
-  std::unique_ptr<DirectWindow> window_;          // of the direct dispatcher
+  std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_

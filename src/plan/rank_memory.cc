@@ -174,13 +174,30 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// The step stack: the largest of the passes, and of the optimizer.
+// Gradients of an embedding that stages share: a holder receives those of the others (parallel/sharding/tied_embedding.h).
+int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  const int64_t last = spec.mesh.pp - 1;
+  const bool apart = layout.mtp_is_apart(), mtp = spec.shape.num_mtp > 0;
+  std::vector<int64_t> holders{0};
+  if (apart && mtp) holders.push_back(last - 1);
+  if (spec.model.tie_word_embeddings || (mtp && !apart)) holders.push_back(last);
+  if (last == 0 || std::find(holders.begin(), holders.end(), pp_rank) == holders.end()) return 0;
+  const std::vector<const ParamSize*> params = params_of(parts, layout, pp_rank);
+  const auto is_copy = [](const ParamSize* p) { return p->tied_copy; };
+  const auto table = pp_rank == 0 ? params.begin() : std::find_if(params.begin(), params.end(), is_copy);
+  if (table == params.end() || !(*table)->has_grad) return 0;
+  const int64_t bytes = div_ceil((*table)->numel * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
+  return (std::ssize(holders) - 1) * bytes;
+}
+
+// The step stack: the largest of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
-  int64_t most = 0;
+  int64_t most = tied_gradient_bytes(parts, layout, pp_rank);
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
     most =
         std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});

@@ -106,8 +106,12 @@ const Case kCases[] = {
     {"ep4_allgather_all", 4, {.dp = 4, .ep = 4}, DispatcherKind::allgather, {}, 100},
     {"etp2_ep2_alltoall", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::alltoall},
     {"pp2_ep2_direct_all", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, {.layout = "Ett|tL"}, 100},
-    {"pp2_vpp2_ep2_allgather_all", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::allgather,
-     {.num_virtual = 2, .layout = "Et|t|t|L"}, 100},
+    {"pp2_vpp2_ep2_allgather_all",
+     4,
+     {.dp = 2, .pp = 2, .ep = 2},
+     DispatcherKind::allgather,
+     {.num_virtual = 2, .layout = "Et|t|t|L"},
+     100},
 };
 
 class ExpertRowBudgets : public ::testing::TestWithParam<Case> {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/dispatch/dispatch.h"
 #include "model/moe/expert_rows.h"
+#include "ops/dispatch/dispatch.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 

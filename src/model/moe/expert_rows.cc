@@ -54,7 +54,8 @@ void ExpertRows::add_adapters(int64_t w1_columns, int64_t w2_columns) {
 void ExpertRows::declare(MemoryPlan& plan) {
   keeps_ = !plan.recompute().expert_up && !plan.recompute().layer;
   const auto rows = [&](Tensor& t, const char* name, int64_t columns) {
-    if (columns > 0 && passes_ > 0) plan.declare_rows(t, std::string("experts.") + name, {R_, columns}, dtype_, near_rows_);
+    if (columns > 0 && passes_ > 0)
+      plan.declare_rows(t, std::string("experts.") + name, {R_, columns}, dtype_, near_rows_);
   };
   rows(scratch_.h, "h", 2 * F_);
   rows(scratch_.dh, "dh", 2 * F_);
@@ -64,8 +65,8 @@ void ExpertRows::declare(MemoryPlan& plan) {
   rows(scratch_.dlow1, "dlow1", low1_);
   rows(scratch_.dlow2, "dlow2", low2_);
   rows(scratch_.g, "g", low2_ > 0 ? F_ : 0);
-  for (const auto& [tensor, name] : {std::pair{&scratch_.tokens, "tokens"}, {&scratch_.grads, "grads"},
-                                     {&scratch_.sent, "sent"}})
+  for (const auto& [tensor, name] :
+       {std::pair{&scratch_.tokens, "tokens"}, {&scratch_.grads, "grads"}, {&scratch_.sent, "sent"}})
     rows(*tensor, name, is_all_to_all_ ? D_ : 0);
   if (!keeps_) return;
   const int64_t P = passes_ * pages_of_pass_;
@@ -78,11 +79,9 @@ void ExpertRows::declare(MemoryPlan& plan) {
 
 int64_t stash_bytes(int64_t num_pages, int64_t num_columns, DType dtype) {
   if (num_pages * num_columns == 0) return 0;
-  const auto aligned = [](int64_t n) {
-    return div_ceil(n, SpillBuffer::kAlignBytes) * SpillBuffer::kAlignBytes;
-  };
-  return aligned(num_pages * kStashPageRows * num_columns * size_of(dtype)) +
-         aligned(num_pages * size_of(DType::i32)) + aligned(2 * size_of(DType::i64));
+  const auto aligned = [](int64_t n) { return div_ceil(n, SpillBuffer::kAlignBytes) * SpillBuffer::kAlignBytes; };
+  return aligned(num_pages * kStashPageRows * num_columns * size_of(dtype)) + aligned(num_pages * size_of(DType::i32)) +
+         aligned(2 * size_of(DType::i64));
 }
 
 int64_t stash_counts_bytes(int64_t num_ranks) {
@@ -121,18 +120,30 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
                  .state_2 = state_2_,
                  .counts_3 = counts_here(),
                  .offsets_e1 = offsets_e1});
-  stash_rows(s, {.pool_SM = pool_SM_, .x_RC = scratch_.h, .page_Q = held.page_Q, .held_3 = held.held_3});
-  if (low1_ > 0)
-    stash_rows(
-        s, {.pool_SM = pool_SM_, .x_RC = scratch_.low, .page_Q = held.page_Q, .held_3 = held.held_3, .first = 2 * F_});
+  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+    stash_rows(s, {.pool_SM = pool_SM_,
+                   .x_RC = x_RC,
+                   .page_Q = held.page_Q,
+                   .held_3 = held.held_3,
+                   .first = first,
+                   .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+  };
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
 }
 
 ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   Stream& s = step.stream;
-  unstash_rows(s, {.x_RC = scratch_.h, .pool_SM = pool_SM_, .page_Q = held.page_Q, .held_3 = held.held_3});
-  if (low1_ > 0)
-    unstash_rows(
-        s, {.x_RC = scratch_.low, .pool_SM = pool_SM_, .page_Q = held.page_Q, .held_3 = held.held_3, .first = 2 * F_});
+  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+    unstash_rows(s, {.x_RC = x_RC,
+                     .pool_SM = pool_SM_,
+                     .page_Q = held.page_Q,
+                     .held_3 = held.held_3,
+                     .first = first,
+                     .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+  };
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
   const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
   give_pages(s, {.spilled_e1 = spilled.offsets_e1,
                  .since_1 = spilled.since_1,

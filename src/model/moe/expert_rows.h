@@ -15,11 +15,11 @@
 #include <memory>
 #include <string>
 
+#include "comm/mesh.h"
 #include "config/dispatcher_choice.h"
 #include "config/model_spec.h"
 #include "config/stage_layout.h"
 #include "config/train_spec.h"
-#include "comm/mesh.h"
 #include "memory/plan.h"
 #include "model/step.h"
 #include "ops/stash/stash.h"
@@ -58,13 +58,13 @@ class ExpertRows {
 
   // The tensors of the layer that runs, [max rows, *]. All MoE layers use them in turn.
   struct Scratch {
-    Tensor h, dh;           // pre-activations, and the derivatives by them
-    Tensor act;             // activations; in backward multiplied by the weights of their rows
-    Tensor y;               // outputs; in backward the derivatives by the rows of x
-    Tensor low, dlow1;      // of W1's adapter
-    Tensor dlow2, g;        // of W2's adapter
-    Tensor tokens, grads;   // all-to-all: rows of x and of dy as they arrived
-    Tensor sent;            // all-to-all: rows that go back
+    Tensor h, dh;          // pre-activations, and the derivatives by them
+    Tensor act;            // activations; in backward multiplied by the weights of their rows
+    Tensor y;              // outputs; in backward the derivatives by the rows of x
+    Tensor low, dlow1;     // of W1's adapter
+    Tensor dlow2, g;       // of W2's adapter
+    Tensor tokens, grads;  // all-to-all: rows of x and of dy as they arrived
+    Tensor sent;           // all-to-all: rows that go back
   };
   const Scratch& scratch() const { return scratch_; }
 

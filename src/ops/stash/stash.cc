@@ -1,7 +1,5 @@
 #include "ops/stash/stash.h"
 
-#include <algorithm>
-
 #include "ops/stash/stash_backends.h"
 
 namespace moebius {
@@ -27,8 +25,9 @@ void check_copy(const char* who, const Tensor& pool_SM, const Tensor& x_RC, int6
   MOEBIUS_CHECK(usage, (x_RC.dtype == DType::f32 || x_RC.dtype == DType::bf16) && x_RC.shape.rank() == 2,
                 "{}: x must be an f32 or bf16 matrix; got {}", who, to_string(x_RC));
   check_tensor(who, "x", x_RC, x_RC.dtype, x_RC.shape);
-  MOEBIUS_CHECK(usage, pool_SM.shape.rank() == 2 && pool_SM.dim(0) % kStashPageRows == 0 && first >= 0 &&
-                           first + x_RC.dim(1) <= pool_SM.dim(1),
+  MOEBIUS_CHECK(usage,
+                pool_SM.shape.rank() == 2 && pool_SM.dim(0) % kStashPageRows == 0 && first >= 0 &&
+                    first + x_RC.dim(1) <= pool_SM.dim(1),
                 "{}: the pool must have pages of {} rows, and columns from {} on for x {}; got {}", who, kStashPageRows,
                 first, to_string(x_RC), to_string(pool_SM));
   check_tensor(who, "pool", pool_SM, x_RC.dtype, pool_SM.shape);
@@ -98,12 +97,10 @@ void end_spill(Stream& s, const EndSpill& a) { run(s, "end_spill", a, cpu::end_s
 
 Cost cost(const ClearStash& a) { return {0, bytes_of(a.free_P)}; }
 Cost cost(const TakePages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
-// Of the rows that the pool has room for, since x has room for the worst case.
 Cost cost(const StashRows& a) {
-  const double rows = static_cast<double>(std::min(a.x_RC.dim(0), a.pool_SM.dim(0)));
-  return {0, 2 * rows * static_cast<double>(a.x_RC.dim(1) * size_of(a.x_RC.dtype))};
+  return {0, 2.0 * static_cast<double>(a.expected_rows * a.x_RC.dim(1) * size_of(a.x_RC.dtype))};
 }
-Cost cost(const UnstashRows& a) { return cost(StashRows{.pool_SM = a.pool_SM, .x_RC = a.x_RC}); }
+Cost cost(const UnstashRows& a) { return cost(StashRows{.x_RC = a.x_RC, .expected_rows = a.expected_rows}); }
 Cost cost(const GivePages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
 Cost cost(const EndSpill& a) { return {0, bytes_of(a.counts_3)}; }
 

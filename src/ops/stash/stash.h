@@ -44,6 +44,7 @@ struct StashRows {
   Tensor x_RC;            // in, of the same dtype: f32 or bf16
   Tensor page_Q, held_3;  // in
   int64_t first = 0;
+  int64_t expected_rows = 0;  // rows that are counted as work
 };
 void stash_rows(Stream& s, const StashRows& a);
 Cost cost(const StashRows& a);
@@ -53,6 +54,7 @@ struct UnstashRows {
   Tensor x_RC;                     // out: rows below kept
   Tensor pool_SM, page_Q, held_3;  // in
   int64_t first = 0;
+  int64_t expected_rows = 0;
 };
 void unstash_rows(Stream& s, const UnstashRows& a);
 Cost cost(const UnstashRows& a);

@@ -110,8 +110,8 @@ struct Case {
 class StashTest : public testing::DeviceTest<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Shapes, StashTest,
-    ::testing::ValuesIn(testing::on_each_device(std::vector<Case>{{8, 8, 0}, {24, 40, 16}, {7, 12, 5}, {2, 2, 0},
-                                                                  {5, 9, 4, DType::f32}, {300, 304, 4, DType::f32}})));
+    ::testing::ValuesIn(testing::on_each_device(std::vector<Case>{
+        {8, 8, 0}, {24, 40, 16}, {7, 12, 5}, {2, 2, 0}, {5, 9, 4, DType::f32}, {300, 304, 4, DType::f32}})));
 
 // Passes are given back in another order than they took their pages, and pages go around.
 TEST_P(StashTest, RowsComeBackAsTheyWere) {
@@ -178,8 +178,11 @@ TEST(Stash, BadArgumentsAreNamed) {
       page({2}, DType::i32), held({3}, DType::i32), longs({3}, DType::i64);
   const auto copy = [&](Array& to, Array& from, Array& h, int64_t first) {
     return testing::error_of([&] {
-      stash_rows(
-          s, {.pool_SM = to.tensor(), .x_RC = from.tensor(), .page_Q = page.tensor(), .held_3 = h.tensor(), .first = first});
+      stash_rows(s, {.pool_SM = to.tensor(),
+                     .x_RC = from.tensor(),
+                     .page_Q = page.tensor(),
+                     .held_3 = h.tensor(),
+                     .first = first});
     });
   };
   EXPECT_EQ(copy(odd, x, held, 0),

@@ -26,7 +26,8 @@ __device__ void copy_pages(int32_t* to, const int32_t* from, int64_t n) {
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads) clear_kernel(int32_t* free, int64_t num_pages, int64_t* state, double* counts) {
+__global__ void __launch_bounds__(kThreads)
+    clear_kernel(int32_t* free, int64_t num_pages, int64_t* state, double* counts) {
   for (int64_t i = threadIdx.x; i < num_pages; i += kThreads) free[i] = static_cast<int32_t>(num_pages - 1 - i);
   if (threadIdx.x < 2) state[threadIdx.x] = threadIdx.x == 0 ? num_pages : 0;
   if (threadIdx.x < 3) counts[threadIdx.x] = 0;
@@ -55,8 +56,8 @@ __device__ Held give_back(const Pool& p) {
   return held;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    take_kernel(Pool p, double* counts, const int32_t* offsets, int num_experts, int64_t most_pages, int64_t pool_rows) {
+__global__ void __launch_bounds__(kThreads) take_kernel(Pool p, double* counts, const int32_t* offsets, int num_experts,
+                                                        int64_t most_pages, int64_t pool_rows) {
   give_back(p);
   const int64_t rows = offsets[num_experts], num_free = p.state[0];
   const int64_t pages = min(min((rows + kStashPageRows - 1) / kStashPageRows, num_free), most_pages);
@@ -76,8 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     give_kernel(Pool p, int32_t* spilled, int64_t* since, const int32_t* offsets, int num_experts) {
   const Held held = give_back(p);
-  for (int i = threadIdx.x; i <= num_experts; i += kThreads)
-    spilled[i] = max(offsets[i], held.kept);
+  for (int i = threadIdx.x; i <= num_experts; i += kThreads) spilled[i] = max(offsets[i], held.kept);
   if (threadIdx.x == 0) *since = held.kept < offsets[num_experts] ? now_ns() : -1;
 }
 
@@ -87,8 +87,8 @@ __global__ void end_kernel(double* counts, const int64_t* since) {
 
 // A block owns every gridDim.x-th row. Words are the widest that both sides allow.
 template <class Word, bool kUnstash>
-__global__ void __launch_bounds__(kThreads) copy_rows_kernel(Word* pool, Word* x, const int32_t* page, const int32_t* held,
-                                                             int width, int stride) {
+__global__ void __launch_bounds__(kThreads)
+    copy_rows_kernel(Word* pool, Word* x, const int32_t* page, const int32_t* held, int width, int stride) {
   const int64_t kept = held[0];
   for (int64_t r = blockIdx.x; r < kept; r += gridDim.x) {
     Word* stashed = pool + (page[r / kStashPageRows] * kStashPageRows + r % kStashPageRows) * stride;
