@@ -1,4 +1,4 @@
-// Memory of one range of addresses of which the parts that are asked for lie in a device, and the rest in the host.
+// Memory of one range of addresses of which the parts that are asked for are in a device, and the rest in the host.
 // A kernel reads and writes all of it alike, and needs not know where an element is. So the size of a tensor can
 // be the worst case, while only the rows that are expected take memory of the device.
 //   cpu   pages of this process: those that are never written take no memory

@@ -94,7 +94,7 @@ TEST_P(RankMemories, AreThoseOfTheEngine) {
 INSTANTIATE_TEST_SUITE_P(Layouts, RankMemories, testing::ValuesIn(kLayouts),
                          [](const auto& info) { return info.param.name; });
 
-// What the recipes promise, of a build for GPUs.
+// The recipes promise this, for a build with CUDA.
 TEST(RankMemories, OfLargeModelsFitTheirGpus) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << "a build without CUDA does not know the scratch of its kernels";
   const std::tuple<const char*, int64_t, double> all[] = {{"deepseek_v3_1024_h100.toml", 1024, 62},

@@ -8,7 +8,7 @@
 //   Kept rows are in pages of the pool (ops/stash/stash.h). Rows without a page are computed anew from the tokens,
 //   which a backward pass brings to the experts anyway.
 //   Rows of the layer that runs are in tensors that are as large as the worst case. Those beyond the budget
-//   lie in memory of the host (device/spill_buffer.h).
+//   are in memory of the host (device/spill_buffer.h).
 // So no row is lost, no bit depends on the budget, and no count is read by the host.
 #pragma once
 
@@ -68,7 +68,7 @@ class ExpertRows {
   };
   const Scratch& scratch() const { return scratch_; }
 
-  // What a pass holds between its forward and its backward.
+  // The pages of a pass between its forward and its backward.
   struct Held {
     Tensor page_Q, held_3;
   };
@@ -82,14 +82,14 @@ class ExpertRows {
     if (!keeps_) return compute(step, offsets_e1);
     StackScope scope(step.stack);
     const Spilled spilled = begin_unstash(step, held, offsets_e1);
-    // What is expected is that there are no rows, so that they are not counted as work.
+    // Usually there are no such rows, so they are not counted as work.
     Stream uncounted = without_trace(step.stream);
     Step quiet{uncounted, step.stack, step.batch};
     compute(quiet, spilled.offsets_e1);
     end_spill(step.stream, {.counts_3 = counts_here(), .since_1 = spilled.since_1});
   }
 
-  // What the passes of a step met on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
+  // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
   //   [r, 0] rows without a page           [r, 1] the most rows that passes kept or would have kept at a time, over
   //   [r, 2] ns of computing rows anew            the rows that the pool has
   // Empty where no rows are kept.
