@@ -230,7 +230,9 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   int64_t window = 0;
   for_parts(parts, layout, pp_rank,
             [&](int64_t, const PartWork& part) { window = std::max(window, part.window_bytes); });
-  add(m, Life::comm, window);
+  // Gradients that arrive are f32, and come after the window.
+  const int64_t grad_align = kAlign * size_of(DType::f32);
+  add(m, Life::comm, m.of(Life::comm) > 0 ? div_ceil(window, grad_align) * grad_align : window);
   for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);
