@@ -111,6 +111,7 @@ Resolved resolve(const Options& o) {
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
+  if (r.engine->plan().spill_bytes() > 0) json["host_expert_rows_at_worst"] = r.engine->plan().spill_bytes();
   if (r.engine->spec().target != DeviceKind::cuda) return json;
   const DeviceMemory gpu = r.engine->device_memory();
   json.update({{"gpu_workspaces", gpu.workspace_bytes},

@@ -69,6 +69,9 @@ inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[]
 
 struct MemorySpec {
   RecomputeSpec recompute;
+  // Rows of experts that a rank has room for, over the even share; 0: room for whatever tokens choose
+  // (model/moe/expert_rows.h).
+  double expert_rows = 1.25;
   bool operator==(const MemorySpec&) const = default;
 };
 

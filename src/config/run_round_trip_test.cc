@@ -90,6 +90,7 @@ class RandomSpec {
     s.precision.recipe = PrecisionRecipe(upto(4));
     if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};
     for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
+    s.memory.expert_rows = coin() ? 0 : 0.25 * static_cast<double>(upto(9));
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
     s.log = {1 + upto(99), coin(), text()};
     return s;

@@ -4,6 +4,7 @@
 #include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
+#include "device/spill_buffer.h"
 
 namespace moebius {
 namespace {
@@ -42,6 +43,7 @@ namespace cuda {
 
 void* allocate(int64_t) { missing(); }
 void release(void*) noexcept {}
+void* allocate_spilling(int64_t, const std::vector<SpillBuffer::Range>&) { missing(); }
 void* allocate_pinned(int64_t) { missing(); }
 void release_pinned(void*) noexcept {}
 void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }

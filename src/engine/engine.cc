@@ -7,6 +7,7 @@
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
+#include "model/moe/expert_rows.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -24,6 +25,14 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& r
     if (!holds_mtp_modules(spec.use, spec.shape.num_mtp)) stage.spec.num_mtp = 0;
   }
   return stages;
+}
+
+// At the moment of a step when they are most.
+int64_t moe_passes_in_flight(const EngineSpec& spec, const PipelineRank& rank) {
+  std::vector<int64_t> layers;
+  for (const HeldStage& stage : held_stages(spec, rank))
+    layers.push_back(moe_layers_of(spec.model, stage.spec, spec.shape.num_mtp));
+  return most_in_use(sets_in_use(rank.step), layers);
 }
 
 std::unique_ptr<Transport> dry_run_world(const EngineSpec& spec) {
@@ -138,7 +147,9 @@ void Engine::make_model() {
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = spec_.dispatcher,
                                                 .fusion = spec_.fusion,
-                                                .lora = spec_.lora});
+                                                .lora = spec_.lora,
+                                                .expert_rows = spec_.expert_rows,
+                                                .moe_passes_in_flight = moe_passes_in_flight(spec_, rank)});
   if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
@@ -175,6 +186,7 @@ void Engine::warm_up() {
   batch.training = true;
   pipeline_->run_once(s, plan_.stack(), batch);
   for (int life = 0; life < kNumLives; ++life) {
+    if (static_cast<Life>(life) == Life::rows) continue;  // each pass writes its rows before it reads them
     const int64_t bytes = plan_.bytes(static_cast<Life>(life));
     if (bytes == 0) continue;
     Tensor all = tensor_of(static_cast<uint8_t*>(plan_.base(static_cast<Life>(life))), {bytes});
@@ -322,6 +334,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
 // The sums of a step become those of all ranks.
 void Engine::reduce(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
+  if (model_->expert_rows()) model_->expert_rows()->reduce_counts(s);
   reduce_loss(s);
   tied_embedding_->sum_gradients(s, plan_.stack());
 }
@@ -359,6 +372,7 @@ void Engine::end_of_step() {
 
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
+  if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);

@@ -26,6 +26,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
       .optimizer = run.optimizer,
       .recompute = run.memory.recompute,
+      .expert_rows = run.memory.expert_rows,
       .freeze = run.train.freeze,
       .lora = run.lora,
       .mesh = mesh,

@@ -5,13 +5,21 @@
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state",
-                                                 "batch", "saved",  "comm", "metrics",   "stack"};
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state", "batch",
+                                                 "saved", "rows",   "comm", "metrics",   "stack"};
   return names[static_cast<int>(life)];
 }
 
+void MemoryPlan::declare_rows(Tensor& view, std::string name, Shape shape, DType dtype, int64_t near_rows) {
+  MOEBIUS_ASSERT(!bound_ && near_rows <= shape[0]);
+  view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+  const int64_t near_bytes = shape[0] == 0 ? 0 : view.num_bytes() / shape[0] * near_rows;
+  entries_.push_back({.name = std::move(name), .view = &view, .life = Life::rows, .near_bytes = near_bytes});
+  place(entries_.back());
+}
+
 void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
-  MOEBIUS_ASSERT(!bound_ && life != Life::stack);
+  MOEBIUS_ASSERT(!bound_ && life != Life::stack && life != Life::rows);
   view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
   entries_.push_back({.name = std::move(name), .view = &view, .life = life});
   place(entries_.back());
@@ -35,7 +43,22 @@ int64_t alignment_of(DType dtype) {
 
 }  // namespace
 
+void MemoryPlan::place_rows(Entry& e) {
+  constexpr int64_t kAlignBytes = SpillBuffer::kAlignBytes;
+  e.offset = rows_extent_;
+  rows_extent_ += div_ceil(e.view->num_bytes(), kAlignBytes) * kAlignBytes;
+  bytes_[static_cast<int>(Life::rows)] += div_ceil(e.near_bytes, kAlignBytes) * kAlignBytes;
+}
+
+SpillBuffer MemoryPlan::rows_buffer(DeviceKind device) const {
+  std::vector<SpillBuffer::Range> near;
+  for (const Entry& e : entries_)
+    if (e.life == Life::rows) near.push_back({.begin = e.offset, .num_bytes = e.near_bytes});
+  return SpillBuffer(device, rows_extent_, near);
+}
+
 void MemoryPlan::place(Entry& e) {
+  if (e.life == Life::rows) return place_rows(e);
   int64_t& used = bytes_[static_cast<int>(e.life)];
   const int64_t align = alignment_of(e.view->dtype);
   e.offset = div_ceil(used, align) * align;
@@ -61,6 +84,7 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   joined.back().free_bytes = (joined_numel(views, multiple) - held) * size_of(views[0]->dtype);
   std::move(joined.begin(), joined.end(), std::back_inserter(entries_));
   bytes_ = {};
+  rows_extent_ = 0;
   for (Entry& e : entries_) place(e);
 }
 
@@ -76,6 +100,8 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   for (int life = 0; life < kNumLives; ++life) {
     if (static_cast<Life>(life) == Life::comm && shares_comm_)
       comm_ = PeerMemory(device, bytes_[life]);
+    else if (static_cast<Life>(life) == Life::rows)
+      rows_ = rows_buffer(device);
     else
       buffers_[life] = Buffer(device, bytes_[life]);
   }
@@ -87,6 +113,7 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
 }
 
 void* MemoryPlan::base(Life life) const {
+  if (life == Life::rows) return rows_.data();
   return life == Life::comm && shares_comm_ ? comm_.data() : buffers_[static_cast<int>(life)].data();
 }
 
@@ -113,6 +140,9 @@ std::string MemoryPlan::table() const {
                     count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
   text += fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  if (spill_bytes() > 0)
+    text += fmt::format("  beyond: {} of host memory where tokens choose more rows than are planned\n",
+                        bytes_text(spill_bytes()));
   if (recomputed_bytes_ > 0)
     text += fmt::format("  not kept: {} that backward recomputes\n", bytes_text(recomputed_bytes_));
   return text;

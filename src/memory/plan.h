@@ -16,6 +16,7 @@
 #include "core/tensor.h"
 #include "device/device.h"
 #include "device/peer_memory.h"
+#include "device/spill_buffer.h"
 
 namespace moebius {
 
@@ -28,11 +29,12 @@ enum class Life : int {
               // quantised copies of weights
   batch,      // tokens, targets, positions of a micro-batch
   saved,      // tensors that forward leaves for backward, one micro-batch
+  rows,       // rows of experts in one layer, whose number the tokens decide
   comm,       // data that arrives from other ranks
   metrics,    // sums read at the end of a step
   stack,      // the step stack: scratch memory of a step
 };
-inline constexpr int kNumLives = 10;
+inline constexpr int kNumLives = 11;
 std::string_view name_of(Life life);
 
 class MemoryPlan {
@@ -44,6 +46,12 @@ class MemoryPlan {
   // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with
   // the same declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
+
+  // A tensor of Life::rows whose first `near_rows` rows alone are planned in the memory of the device. The others are in
+  // host memory, which the device reads and writes where it is (device/spill_buffer.h). They take none of it
+  // before they are written.
+  void declare_rows(Tensor& view, std::string name, Shape shape, DType dtype, int64_t near_rows);
+  int64_t spill_bytes() const { return rows_extent_ - bytes(Life::rows); }  // of those others
 
   // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,
   // and stays one.
@@ -88,16 +96,21 @@ class MemoryPlan {
     Life life;
     int64_t offset = 0;
     int64_t free_bytes = 0;  // left free after it
+    int64_t near_bytes = 0;  // of Life::rows: in the memory of the device
   };
   void place(Entry& entry);
+  void place_rows(Entry& entry);
+  SpillBuffer rows_buffer(DeviceKind device) const;
 
   RecomputeSpec recompute_;
   bool splits_backward_ = false;
   int64_t recomputed_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
+  int64_t rows_extent_ = 0;  // addresses of Life::rows
   std::array<Buffer, kNumLives> buffers_;
-  PeerMemory comm_;  // instead of a buffer
+  SpillBuffer rows_;  // instead of a buffer
+  PeerMemory comm_;   // instead of a buffer
   bool shares_comm_ = false;
   StepStack stack_{DeviceKind::null, nullptr, 0};
   bool bound_ = false;

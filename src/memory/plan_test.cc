@@ -29,6 +29,24 @@ TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
   EXPECT_NE(plan.table().find("largest m f32[129]"), std::string::npos) << plan.table();
 }
 
+// Rows that are not planned have addresses, and no bytes.
+TEST(MemoryPlan, RowsBeyondThoseThatArePlannedTakeNothing) {
+  MemoryPlan plan;
+  Tensor few, all, none;
+  plan.declare_rows(few, "few", {int64_t{1} << 30, 64}, DType::bf16, 1000);  // 128 GiB, of which 125 KiB are planned
+  plan.declare_rows(all, "all", {1000, 3}, DType::f32, 1000);
+  plan.declare_rows(none, "none", {7, 5}, DType::f32, 0);
+  EXPECT_EQ(plan.bytes(Life::rows), (2 + 1 + 0) * SpillBuffer::kAlignBytes);
+  EXPECT_EQ(plan.total_bytes(), plan.bytes(Life::rows));
+  EXPECT_EQ(plan.spill_bytes(), (int64_t{128} << 30) + 2 * SpillBuffer::kAlignBytes - plan.bytes(Life::rows));
+  EXPECT_NE(plan.table().find("beyond: 128.00 GiB of host memory"), std::string::npos) << plan.table();
+  plan.bind(DeviceKind::cpu, 0);
+  few.ptr<bf16>()[few.numel() - 1] = to_bf16(1);
+  all.ptr<float>()[2999] = none.ptr<float>()[34] = 1;
+  EXPECT_EQ(to_f32(few.ptr<bf16>()[few.numel() - 1]), 1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(all.data) % 256, 0);
+}
+
 TEST(MemoryPlan, JoinedTensorsAreOnePiece) {
   MemoryPlan plan;
   Tensor a, b, c, d;

@@ -19,6 +19,12 @@ class SavedTensor : public Tensor {
     plan.declare(*this, std::move(name), shape, dtype, Life::saved);
   }
 
+  // A tensor of this shape that the caller opens in memory of its own.
+  void declare_in_place(Shape shape_of_it, DType dtype_of_it) {
+    is_recomputed_ = true;
+    Tensor::operator=({.shape = shape_of_it, .dtype = dtype_of_it, .device = DeviceKind::null});
+  }
+
   // Called in forward, before the tensor is written.
   // A tensor that is not kept is on the step stack until the open scope ends.
   void open(StepStack& stack) {

@@ -26,6 +26,10 @@ class WgradInput : public Tensor {
   void open(StepStack& stack) {
     if (!is_kept_) Tensor::operator=(stack.alloc(shape, dtype));
   }
+  // The same in memory of the caller, with at least this tensor's elements.
+  void open_in(const Tensor& room) {
+    if (!is_kept_) Tensor::operator=(room.view(shape));
+  }
   // Called in backward_input with an existing tensor of this size: keeps a copy, or else a view.
   void hold(Stream& s, const Tensor& t) {
     if (is_kept_)

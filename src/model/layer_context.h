@@ -16,6 +16,7 @@
 namespace moebius {
 
 class DirectWindow;
+class ExpertRows;
 
 struct LayerContext {
   ParamTable& params;  // gets every parameter that a layer declares
@@ -31,6 +32,7 @@ struct LayerContext {
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
+  ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)
   LoraSpec lora = {};                                     // which matrices have adapters (model/lora/adapter.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.

@@ -5,6 +5,7 @@
 #include "model/attention/rope_frequencies.h"
 #include "model/attention/token_runs.h"
 #include "model/moe/direct_window.h"
+#include "model/moe/expert_rows.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -22,6 +23,20 @@ std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
   return make_direct_window(c.plan, c.mesh, sizes, c.dispatcher, c.model.num_moe_layers());
 }
 
+std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vector<HeldStage>& stages) {
+  if (c.use != ModelUse::training) return nullptr;
+  int64_t passes = 0;
+  for (const HeldStage& held : stages) passes += held.num_saved * moe_layers_of(c.model, held.spec, c.shape.num_mtp);
+  if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
+  return make_expert_rows(c.model, c.mesh,
+                          {.budget = c.expert_rows,
+                           .max_tokens = rows_between_projections(c.shape, c.mesh.shape()),
+                           .dispatcher = c.dispatcher,
+                           .rows_factor = c.balance.rank_rows_factor,
+                           .dtype = c.precision.compute,
+                           .passes_in_flight = passes});
+}
+
 }  // namespace
 
 Model::Model(const ModelContext& c)
@@ -35,7 +50,8 @@ Model::Model(const ModelContext& c)
       num_mtp_(c.shape.num_mtp),
       params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
-      window_(window_of(c)) {
+      window_(window_of(c)),
+      expert_rows_(expert_rows_of(c, held_)) {
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
@@ -52,6 +68,7 @@ Model::Model(const ModelContext& c)
                               .dispatcher = c.dispatcher,
                               .fusion = c.fusion,
                               .window = window_.get(),
+                              .expert_rows = expert_rows_.get(),
                               .lora = lora_};
     stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);
@@ -59,6 +76,7 @@ Model::Model(const ModelContext& c)
     saved_.emplace_back(held.num_saved);
   }
   c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
+  if (expert_rows_) expert_rows_->declare(c.plan);
   for (size_t v = 0; v < stages_.size(); ++v) {
     c.plan.split_backward(held_[v].splits_backward);
     for (size_t set = 0; set < saved_[v].size(); ++set)
@@ -88,6 +106,7 @@ void Model::init_state(Stream& s) const {
                  .frequencies = rope.values,
                  .magnitude = rope.magnitude});
   for (const Stage& stage : stages_) stage.init_state(s);
+  if (expert_rows_) expert_rows_->init_state(s);
 }
 
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {

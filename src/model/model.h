@@ -47,6 +47,9 @@ struct ModelContext {
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
+  double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
+  // Pairs of an MoE layer here and a micro-batch that are between forward and backward at a time; 0: the stages' sets.
+  int64_t moe_passes_in_flight = 0;
 };
 
 class Model {
@@ -108,6 +111,8 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
+  // The rows of their experts; null without a budget.
+  const ExpertRows* expert_rows() const { return expert_rows_.get(); }
   // The tensors that the last forward pass of a virtual stage kept in its first set, in the order
   // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
@@ -125,7 +130,8 @@ class Model {
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_, mtp_loss_sum_D_;
   std::vector<HeldStage> held_;
-  std::unique_ptr<DirectWindow> window_;          // of the direct dispatcher
+  std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
+  std::unique_ptr<ExpertRows> expert_rows_;
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]

@@ -64,6 +64,7 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
   const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);
   return {.num_saved = program.num_saved_sets,
           .num_in_flight = sets_at_peak(program),
+          .in_use = sets_in_use(program),
           .splits = program.splits_backward,
           .num_buffers = std::max({program.num_buffers, one.num_buffers, forward.num_buffers})};
 }

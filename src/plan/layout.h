@@ -19,10 +19,11 @@ EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks);
 
 // A pipeline's schedule for as many micro-batches as decide its memory, and what each rank holds.
 struct PipelineUse {
-  std::vector<int64_t> num_saved;      // [virtual stage]: sets of saved tensors, each stage at its own peak
-  std::vector<int64_t> num_in_flight;  // [virtual stage]: those in use when most of all stages together are
-  std::vector<bool> splits;            // [virtual stage]: other passes may come between its two backward passes
-  int64_t num_buffers = 0;             // of messages
+  std::vector<int64_t> num_saved;            // [virtual stage]: sets of saved tensors, each stage at its own peak
+  std::vector<int64_t> num_in_flight;        // [virtual stage]: those in use when most of all stages together are
+  std::vector<std::vector<int64_t>> in_use;  // sets_in_use() (parallel/pipeline/placement.h)
+  std::vector<bool> splits;                  // [virtual stage]: other passes may come between its two backward passes
+  int64_t num_buffers = 0;                   // of messages
 };
 // REQUIRES: spec is resolved, pp_rank is inside its mesh.
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);

@@ -5,6 +5,7 @@
 
 #include "comm/transport/transport.h"
 #include "model/moe/direct_window.h"
+#include "model/moe/expert_rows.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -19,6 +20,7 @@ std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
                   stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
+  key += fmt::format("{} ", spec.expert_rows);
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
   return key;
 }
@@ -97,6 +99,13 @@ class DryStage {
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};
     window_ = make_direct_window(plan_, mesh_, sizes, spec.dispatcher, spec.model.num_moe_layers());
+    rows_ = make_expert_rows(spec.model, mesh_,
+                             {.budget = spec.expert_rows,
+                              .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+                              .dispatcher = spec.dispatcher,
+                              .rows_factor = spec.balance.rank_rows_factor,
+                              .dtype = spec.precision.compute,
+                              .passes_in_flight = moe_layers_of(spec.model, stage, spec.shape.num_mtp)});
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -110,8 +119,11 @@ class DryStage {
                               .dispatcher = spec.dispatcher,
                               .fusion = spec.fusion,
                               .window = window_.get(),
+                              .expert_rows = rows_.get(),
                               .lora = spec.lora};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
+    metrics_bytes_ = plan_.bytes(Life::metrics);
+    if (rows_) rows_->declare(plan_);
     stage_->declare_saved(plan_, "", saved_);
     saved_bytes_ = plan_.bytes(Life::saved);
     stage_->declare_output(plan_);
@@ -122,8 +134,9 @@ class DryStage {
   PartWork work() {
     PartWork work{.saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
-                  .metrics_bytes = plan_.bytes(Life::metrics),
+                  .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
+    if (rows_) work.rows = rows_work();
     work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
@@ -141,6 +154,14 @@ class DryStage {
   }
 
  private:
+  RowsWork rows_work() const {
+    const int64_t pages = rows_->pages_of_pass() * moe_layers_of(spec_.model, stage_->spec(), spec_.shape.num_mtp);
+    const int64_t stash = stash_bytes(pages, rows_->stash_columns(), spec_.precision.compute);
+    return {.scratch_bytes = plan_.bytes(Life::rows) - stash,
+            .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
+            .pages_of_pass = rows_->pages_of_pass(),
+            .stash_columns = rows_->stash_columns()};
+  }
   // The last ranks of tp have more rows of a vocabulary that tp does not divide.
   int rank() const {
     const bool uneven = spec_.model.vocab_size % mesh_shape_.tp != 0;
@@ -170,10 +191,11 @@ class DryStage {
   ParamTable params_;
   Tensor rope_, loss_sum_, mtp_loss_sum_;
   std::unique_ptr<DirectWindow> window_;
+  std::unique_ptr<ExpertRows> rows_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
-  int64_t saved_bytes_ = 0;
+  int64_t saved_bytes_ = 0, metrics_bytes_ = 0;
 };
 
 // The stage's last layer adds its output to the stream; a stage that ends with the norm does not.

@@ -69,6 +69,13 @@ struct ParamSize {
   bool tied_copy = false;
 };
 
+// The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
+struct RowsWork {
+  int64_t scratch_bytes = 0;
+  bool counts_ranks = false;  // there are counts of all ranks of the world
+  int64_t pages_of_pass = 0, stash_columns = 0;
+};
+
 struct PartWork {
   PassWork forward, loss, backward;  // backward: both of its passes
   OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
@@ -76,6 +83,7 @@ struct PartWork {
   int64_t output_bytes = 0;          // held once
   int64_t metrics_bytes = 0;
   int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
+  RowsWork rows;                  // zeros without MoE layers
   std::vector<ParamSize> params;  // in the order of declaration
 };
 

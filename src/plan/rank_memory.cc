@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/engine_memory.h"
+#include "model/moe/expert_rows.h"
 #include "parallel/optim/optimizer.h"
 
 namespace moebius {
@@ -154,13 +155,49 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
   add(m, Life::saved, use.num_buffers * aligned(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
 }
 
-// The step stack: the largest of the passes, and of the optimizer.
+// Rows of experts: one scratch, and a pool for the moment when most passes keep rows.
+void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use,
+                     int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  RowsWork rows;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    rows = {.scratch_bytes = std::max(rows.scratch_bytes, part.rows.scratch_bytes),
+            .counts_ranks = rows.counts_ranks || part.rows.counts_ranks,
+            .pages_of_pass = std::max(rows.pages_of_pass, part.rows.pages_of_pass),
+            .stash_columns = std::max(rows.stash_columns, part.rows.stash_columns)};
+  });
+  std::vector<int64_t> layers;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v)
+    layers.push_back(moe_layers_of(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp));
+  const int64_t pages = rows.pages_of_pass * most_in_use(use.in_use, layers);
+  add(m, Life::rows, rows.scratch_bytes + stash_bytes(pages, rows.stash_columns, spec.precision.compute));
+  if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
+}
+
+// Gradients of an embedding that stages share: a holder receives those of the others (parallel/sharding/tied_embedding.h).
+int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  const int64_t last = spec.mesh.pp - 1;
+  const bool apart = layout.mtp_is_apart(), mtp = spec.shape.num_mtp > 0;
+  std::vector<int64_t> holders{0};
+  if (apart && mtp) holders.push_back(last - 1);
+  if (spec.model.tie_word_embeddings || (mtp && !apart)) holders.push_back(last);
+  if (last == 0 || std::find(holders.begin(), holders.end(), pp_rank) == holders.end()) return 0;
+  const std::vector<const ParamSize*> params = params_of(parts, layout, pp_rank);
+  const auto is_copy = [](const ParamSize* p) { return p->tied_copy; };
+  const auto table = pp_rank == 0 ? params.begin() : std::find_if(params.begin(), params.end(), is_copy);
+  if (table == params.end() || !(*table)->has_grad) return 0;
+  const int64_t bytes = div_ceil((*table)->numel * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
+  return (std::ssize(holders) - 1) * bytes;
+}
+
+// The step stack: the largest of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
-  int64_t most = 0;
+  int64_t most = tied_gradient_bytes(parts, layout, pp_rank);
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
     most =
         std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});
@@ -193,11 +230,14 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   int64_t window = 0;
   for_parts(parts, layout, pp_rank,
             [&](int64_t, const PartWork& part) { window = std::max(window, part.window_bytes); });
-  add(m, Life::comm, window);
+  // Gradients that arrive are f32, and come after the window.
+  const int64_t grad_align = kAlign * size_of(DType::f32);
+  add(m, Life::comm, m.of(Life::comm) > 0 ? div_ceil(window, grad_align) * grad_align : window);
   for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);
   });
+  add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
   add_batch(m, spec);
   add(m, Life::stack, stack_bytes(parts, layout, pp_rank));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "device/accelerator.h"
 #include "engine/engine.h"
 
 namespace moebius {
@@ -28,6 +29,15 @@ const Layout kLayouts[] = {
     {"pipeline_without_overlap", "tiny_cpu.toml", 3,
      {"parallel.pp=3", "train.global_batch=16", "parallel.overlap=false"}},
     {"direct", "tiny_cpu.toml", 2, {"parallel.ep=2", "parallel.dispatcher=\"direct\""}},
+    {"direct_with_half_a_budget", "tiny_cpu.toml", 4,
+     {"parallel.ep=4", "memory.expert_rows=0.5", "parallel.dispatcher=\"direct\"", "train.global_batch=16"}},
+    {"alltoall_with_a_budget", "qwen3_30b_a3b.toml", 16,
+     {"parallel.ep=8", "parallel.pp=2", "parallel.vpp=2", "parallel.dispatcher=\"alltoall\""}},
+    {"without_a_budget", "qwen3_30b_a3b.toml", 16, {"parallel.ep=8", "memory.expert_rows=0"}},
+    {"deepseek_on_1024", "deepseek_v3_1024_h100.toml", 1024, {}},
+    {"deepseek_on_256", "deepseek_v3_256_gpus.toml", 256, {}},
+    {"qwen3_on_256", "qwen3_235b_256_h100.toml", 256, {}},
+    {"tied_over_a_pipeline", "bench_dense_3b.toml", 4, {"run.device=\"cpu\"", "parallel.pp=4", "train.freeze=[\"*mlp*\"]"}},
     {"recompute", "tiny_cpu.toml", 1, {"memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]"}},
     {"recompute_of_layers", "tiny_cpu.toml", 2, {"parallel.ep=2", "memory.recompute=[\"layer\"]"}},
     {"documents", "tiny_cpu.toml", 1, {"data.separate_documents=true"}},
@@ -83,6 +93,24 @@ TEST_P(RankMemories, AreThoseOfTheEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RankMemories, testing::ValuesIn(kLayouts),
                          [](const auto& info) { return info.param.name; });
+
+// The recipes promise this, for a build with CUDA.
+TEST(RankMemories, OfLargeModelsFitTheirGpus) {
+  if (!Accelerator::is_built_in()) GTEST_SKIP() << "a build without CUDA does not know the scratch of its kernels";
+  const std::tuple<const char*, int64_t, double> all[] = {{"deepseek_v3_1024_h100.toml", 1024, 62},
+                                                          {"deepseek_v3_256_gpus.toml", 256, 136},
+                                                          {"qwen3_235b_256_h100.toml", 256, 58}};
+  for (const auto& [recipe, ranks, gib] : all) {
+    const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + recipe, {}), ranks);
+    const StageLayout layout = stages_of(spec);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
+    for (int64_t r = 0; r < spec.mesh.pp; ++r) {
+      const RankMemory memory = rank_memory(parts, layout, pipeline_use(spec.pipeline, spec.mesh.pp, r), r);
+      EXPECT_LE(static_cast<double>(memory.total()) / (1 << 30), gib) << recipe << " pp rank " << r;
+    }
+  }
+}
 
 // By name. The first layer of a part copies the stream where a later one adds to it in its norm: the
 // bytes of both together are the same.

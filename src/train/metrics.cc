@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "model/moe/expert_rows.h"
+
 namespace moebius {
 namespace {
 
@@ -57,6 +59,19 @@ void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
   }
 }
 
+std::optional<StepReport::ExpertRowsReport> read_expert_rows(const Engine& engine) {
+  const ExpertRows* rows = engine.model().expert_rows();
+  if (!rows || rows->counts_W3().empty()) return {};
+  const double* counts = engine.on_host(rows->counts_W3()).ptr<double>();
+  StepReport::ExpertRowsReport report;
+  for (int64_t rank = 0; rank < rows->counts_W3().dim(0); ++rank, counts += 3) {
+    report.spilled_rows += static_cast<int64_t>(counts[0]);
+    report.peak_over_budget = std::max(report.peak_over_budget, counts[1]);
+    report.spill_time_s = std::max(report.spill_time_s, 1e-9 * counts[2]);
+  }
+  return report;
+}
+
 void add_up_layers(StepReport& r) {
   for (const MoeLayerReport& layer : r.layers) {
     r.aux_loss += layer.aux_loss;
@@ -86,6 +101,7 @@ StepReport read_step(Engine& engine, double step_time_s) {
                .step_time_s = step_time_s};
   for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, r.tokens));
   gather_layers(engine, r.layers);
+  r.expert_rows = read_expert_rows(engine);
   add_up_layers(r);
   r.model_tflops_per_rank = model_tflops_per_rank(engine, r);
   r.memory_peak_bytes = engine.peak_bytes();
@@ -108,6 +124,11 @@ nlohmann::ordered_json to_json(const StepReport& r) {
                               {"dropped_tokens", r.dropped_tokens},
                               {"memory_peak_bytes", r.memory_peak_bytes}};
   if (r.mtp_loss > 0) json["mtp_loss"] = r.mtp_loss;
+  if (r.expert_rows) {
+    json["spilled_rows"] = r.expert_rows->spilled_rows;
+    json["spill_time_s"] = r.expert_rows->spill_time_s;
+    json["expert_rows_peak_over_budget"] = r.expert_rows->peak_over_budget;
+  }
   auto layers = nlohmann::ordered_json::array();
   for (const MoeLayerReport& layer : r.layers) {
     layers.push_back({{"layer", layer.layer},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ struct StepReport {
   double expert_load_max_over_mean = 0;  // mean over the MoE layers; 1 is perfect balance
   int64_t dropped_tokens = 0;            // token-expert pairs, all layers
   int64_t memory_peak_bytes = 0;
+  // With a budget of rows of experts (memory.expert_rows), of the ranks.
+  struct ExpertRowsReport {
+    int64_t spilled_rows = 0;     // rows that were computed anew in backward, of all ranks
+    double spill_time_s = 0;      // that this took the rank which it took longest
+    double peak_over_budget = 0;  // of the fullest rank: the most rows that were to be kept at a time, over the budget
+  };
+  std::optional<ExpertRowsReport> expert_rows;
   std::vector<MoeLayerReport> layers;
 };
 

@@ -64,6 +64,7 @@ struct LayoutWay {
   RecomputeSpec recompute = {};
   DeviceKind device = DeviceKind::cpu;
   bool graph = true;
+  double expert_rows = 0;  // the budget of rows of experts
 };
 
 // The engine of a rank, its first weights, and one of its steps, counted from 1.

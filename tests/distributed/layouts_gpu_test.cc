@@ -94,6 +94,22 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
   });
 }
 
+TEST_P(GpuLayouts, BudgetsOfExpertRowsChangeNoBit) {
+  const GpuLayout& c = GetParam();
+  if (c.layout.ep == 1) GTEST_SKIP() << "a rank has all experts";
+  run_ranks(c.ranks, [&](Transport& world) {
+    const auto train = [&](double budget, bool graph) {
+      return train_on(world, c.model, c.layout, kSteps,
+                      {.device = DeviceKind::cuda, .graph = graph, .expert_rows = budget});
+    };
+    const LayoutOutcome unbounded = train(0, false);
+    for (const double budget : {1.25, 0.1}) {
+      expect_same_bits(train(budget, false), unbounded);
+      if (graph()) expect_same_bits(train(budget, true), unbounded);
+    }
+  });
+}
+
 TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {

@@ -261,6 +261,38 @@ const LayoutCase kOverlapCases[] = {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
+// A budget of rows of experts changes no bit. Here all rows have pages; tests/distributed/expert_rows_test.cc has those
+// that have none.
+class ExpertRowBudget : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(ExpertRowBudget, ChangesNoBit) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome unbounded = train_on(world, c.model, c.layout, 3);
+    EXPECT_FALSE(unbounded.steps.back().expert_rows);
+    for (const double budget : {1.25, 0.1}) {
+      SCOPED_TRACE(budget);
+      const LayoutOutcome got = train_on(world, c.model, c.layout, 3, {.expert_rows = budget});
+      expect_same_bits(got, unbounded);
+      ASSERT_TRUE(got.steps.back().expert_rows);
+    }
+  });
+}
+
+const LayoutCase kBudgetCases[] = {
+    {"ep2", 2, {.ep = 2}},
+    {"ep4_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::allgather}, {.skewed = true}},
+    {"ep4_alltoall_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::alltoall}, {.skewed = true}},
+    {"ep4_direct_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::direct}, {.skewed = true}},
+    {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
+    {"pp2_vpp2_ep2_lora", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.lora = true}},
+    {"ep4_mtp", 4, {.ep = 4}, {.mtp = 1}},
+    {"tp2_ep2_gpt_oss", 2, {.tp = 2, .ep = 2}, {.gpt_oss = true}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, ExpertRowBudget, ::testing::ValuesIn(kBudgetCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
 // Recomputation in the backward pass sends the same messages as the forward pass.
 class Recompute : public ::testing::TestWithParam<LayoutCase> {};
 

@@ -96,8 +96,9 @@ TEST(Catalog, IsWhatTheModelOfEveryRecipeDeclares) {
   for (const auto& entry : fs::directory_iterator(MOEBIUS_SOURCE_DIR "/recipes")) {
     if (entry.path().extension() != ".toml") continue;
     SCOPED_TRACE(entry.path().string());
-    expect_catalog_of(
-        training_engine_spec(parse_run_spec(read_file(entry.path().string()), entry.path().string(), {})));
+    EngineSpec spec = training_engine_spec(parse_run_spec(read_file(entry.path().string()), entry.path().string(), {}));
+    spec.pipeline = {};  // the whole model on one rank, whatever stages the recipe has
+    expect_catalog_of(spec);
     ++num_recipes;
   }
   EXPECT_GT(num_recipes, 5);

@@ -271,6 +271,10 @@ std::vector<KeyText> other_texts() {
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
        "Results do not depend on it, bit for bit."},
+      {"memory.expert_rows",
+       "Rows of experts that a rank keeps for backward where experts are on several ranks, as a multiple of the even "
+       "share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are recomputed. "
+       "Results do not depend on it, bit for bit. 0 plans for the worst case."},
       {"lora.rank",
        "Columns of the low-rank adapters beside the matrices of `lora.targets`; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},

@@ -333,6 +333,7 @@ Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
+  const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
@@ -340,6 +341,7 @@ std::vector<RecipeKey> policy_keys() {
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
+      memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
   };
 }
 

@@ -53,13 +53,16 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       w1_adapter_(c, w1_.spec),
       w2_adapter_(c, w2_.spec),
       activation_(activation_of(c.model)),
+      rows_(c.expert_rows),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
                                                  .top_k = c.model.top_k,
                                                  .max_tokens = max_tokens_,
                                                  .mesh = &c.mesh,
                                                  .rows_factor = c.balance.rank_rows_factor,
                                                  .window = c.window,
+                                                 .rows = c.expert_rows,
                                                  .layer = prefix})) {
+  if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
   b2_ = &c.params.declare(b2_spec(c, prefix));
@@ -72,7 +75,12 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   Saved& saved = *own;
   saved.delivery = dispatcher_->declare_saved(plan, prefix + ".delivery");
   const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
-  saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
+  if (rows_) {
+    saved.h_R2F.declare_in_place({R, 2 * F_}, dtype_);
+    rows_->declare_saved(plan, prefix, saved.held);
+  } else {
+    saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
+  }
   saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
   saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
   saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
@@ -80,7 +88,10 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
   if (!w1_adapter_.is_empty()) {
     const Shape low{R, w1_adapter_.low_columns()};
-    saved.w1_low.declare(plan, prefix + ".w1_low", low, dtype_, &RecomputeSpec::expert_up);
+    if (rows_)
+      saved.w1_low.declare_in_place(low, dtype_);
+    else
+      saved.w1_low.declare(plan, prefix + ".w1_low", low, dtype_, &RecomputeSpec::expert_up);
     saved.w1_low_of_dw.declare(plan, prefix + ".w1_low_of_dw", low, dtype_);
     saved.w1_dlow.declare(plan, prefix + ".w1_dlow", low, dtype_);
   }
@@ -96,10 +107,10 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   const Dispatched in = dispatcher_->dispatch(step, x_TD, *saved.delivery);
-  saved.h_R2F.open(step.stack);
-  saved.w1_low.open(step.stack);
-  const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
+  open_h(step, saved);
+  const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
+  if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD,
@@ -112,6 +123,34 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                 expert_down);
   w2_adapter_.forward(step, y_RD, a_RF, {.offsets_e1 = in.rows.offsets_e1});
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
+}
+
+void DispatchedExperts::open_h(Step& step, Saved& saved) const {
+  if (!rows_) {
+    saved.h_R2F.open(step.stack);
+    return saved.w1_low.open(step.stack);
+  }
+  saved.h_R2F.open_in(rows_->scratch().h);
+  if (!w1_adapter_.is_empty()) saved.w1_low.open_in(rows_->scratch().low);
+}
+
+void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
+  const auto open = [&](WgradInput& tensor, const Tensor& room) {
+    rows_ ? tensor.open_in(room) : tensor.open(step.stack);
+  };
+  const ExpertRows::Scratch room = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
+  open(saved.dh_R2F, room.dh);
+  open(saved.sa_RF, room.act);
+  if (!w1_adapter_.is_empty()) open(saved.w1_dlow, room.dlow1);
+  if (!w2_adapter_.is_empty()) open(saved.w2_dlow, room.dlow2);
+}
+
+Tensor DispatchedExperts::activations(Step& step, int64_t R) const {
+  return rows_ ? rows_->scratch().act.rows(0, R) : step.alloc({R, F_}, dtype_);
+}
+
+Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
+  return rows_ ? rows_->scratch().y.rows(0, R) : step.alloc({R, D_}, dtype_);
 }
 
 void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
@@ -139,14 +178,11 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
 void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                                        RoutedExperts::Saved& base) const {
   Saved& saved = own(base);
-  saved.dh_R2F.open(step.stack);
-  saved.sa_RF.open(step.stack);
-  if (!w1_adapter_.is_empty()) saved.w1_dlow.open(step.stack);
-  if (!w2_adapter_.is_empty()) saved.w2_dlow.open(step.stack);
+  open_gradients(step, saved);
   const Tensor weight_R = receive(step, dy_TD, saved);
   const int64_t R = saved.dh_R2F.dim(0);
   StackScope scope(step.stack);
-  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = step.alloc({R, D_}, dtype_);
+  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
   backward_rows(step, dx_RD, dweight_R, weight_R, saved);
   dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery);
 }
@@ -155,17 +191,28 @@ Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const 
   const Dispatched tokens = dispatcher_->dispatch(step, saved.x_TD, *saved.delivery);
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
-  saved.w1_low.open(step.stack);
-  saved.h_R2F.recompute(step.stack, [&] {
-    StackScope scope(step.stack);
-    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
-  });
+  bring_back_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
   const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
   if (b2_) saved.weight_R.hold(step.stream, grads.weight_R);
   return grads.weight_R;
+}
+
+// Activations are computed with h, and not used.
+void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const {
+  if (rows_) {
+    open_h(step, saved);
+    return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
+      up(on, rows_->scratch().act, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
+    });
+  }
+  saved.w1_low.open(step.stack);
+  saved.h_R2F.recompute(step.stack, [&] {
+    StackScope scope(step.stack);
+    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
+  });
 }
 
 void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
@@ -201,7 +248,7 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
 
 void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const {
   StackScope scope(step.stack);
-  const Tensor g_RF = step.alloc(saved.sa_RF.shape, dtype_);
+  const Tensor g_RF = rows_ ? rows_->scratch().g : step.alloc(saved.sa_RF.shape, dtype_);
   w2_adapter_.backward_input(
       step, {.dx = g_RF, .dy = saved.grads, .rows = saved.grad_rows, .accumulate = false, .dlow = saved.w2_dlow});
   d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,

@@ -10,6 +10,7 @@
 #include "model/layers/precision_of.h"
 #include "model/lora/adapter.h"
 #include "model/moe/dispatcher.h"
+#include "model/moe/expert_rows.h"
 #include "model/moe/routed_experts.h"
 #include "ops/experts/experts.h"
 
@@ -21,6 +22,7 @@ class DispatchedExperts final : public RoutedExperts {
     std::unique_ptr<Delivery> delivery;
     Tensor x_TD;  // the caller's
     SavedTensor h_R2F;
+    ExpertRows::Held held;  // with a budget of rows
     // Rows of x and of dy as they arrived for the backward: their sources, row indices and weights.
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
@@ -46,6 +48,12 @@ class DispatchedExperts final : public RoutedExperts {
 
  private:
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
+  // Where the rows of the layer that runs are: on the step stack, or in the memory of a budget.
+  void open_h(Step& step, Saved& saved) const;
+  void open_gradients(Step& step, Saved& saved) const;
+  Tensor activations(Step& step, int64_t R) const;
+  Tensor outputs(Step& step, int64_t R) const;
+  void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
   Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
   void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
@@ -63,6 +71,7 @@ class DispatchedExperts final : public RoutedExperts {
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   GatedActivation activation_;
+  const ExpertRows* rows_;  // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
 };
 

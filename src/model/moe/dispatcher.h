@@ -46,6 +46,7 @@ struct Delivery {
 };
 
 class DirectWindow;
+class ExpertRows;
 
 struct DispatcherSpec {
   int64_t num_experts = 1, top_k = 1;  // of the layer: E and K
@@ -53,6 +54,7 @@ struct DispatcherSpec {
   const Mesh* mesh = nullptr;          // outlives the dispatcher
   double rows_factor = 0;              // > 0: rows planned for a rank's experts, over the even share (all-to-all alone)
   DirectWindow* window = nullptr;      // of the direct dispatcher, which outlives it (model/moe/direct_window.h)
+  const ExpertRows* rows = nullptr;    // memory for rows that arrive, which outlives it; null: the step stack
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
 

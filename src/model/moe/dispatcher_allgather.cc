@@ -1,7 +1,6 @@
 #include "model/moe/dispatcher_allgather.h"
 
-#include <algorithm>
-
+#include "model/moe/expert_rows.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 
@@ -19,7 +18,9 @@ AllGatherDispatcher::AllGatherDispatcher(const DispatcherSpec& spec)
       e_(spec.num_experts / spec.mesh->shape().ep),
       first_expert_(e_ * spec.mesh->place().ep) {}
 
-int64_t AllGatherDispatcher::max_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+int64_t AllGatherDispatcher::max_rows(int64_t T) const {
+  return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
+}
 
 std::unique_ptr<Delivery> AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
   auto delivery = std::make_unique<AllGatherDelivery>();

@@ -1,9 +1,9 @@
 #include "model/moe/dispatcher_alltoall.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
+#include "model/moe/expert_rows.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
@@ -28,10 +28,7 @@ AllToAllDispatcher::AllToAllDispatcher(const DispatcherSpec& spec)
       first_expert_(e_ * spec.mesh->place().ep) {}
 
 int64_t AllToAllDispatcher::max_rows(int64_t T) const {
-  if (spec_.rows_factor == 0) return worst_rows(T);
-  const double even = static_cast<double>(T * spec_.top_k * etp_);
-  const double bound = std::ceil(spec_.rows_factor * even);  // may exceed every integer
-  return bound < static_cast<double>(worst_rows(T)) ? static_cast<int64_t>(bound) : worst_rows(T);
+  return max_expert_rows(spec_.mesh->shape(), E_, spec_.top_k, T, spec_.rows_factor);
 }
 
 std::unique_ptr<Delivery> AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
@@ -132,9 +129,13 @@ void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, Al
 }
 
 Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
+  return bring(step, x_TD, spec_.rows ? spec_.rows->scratch().tokens : Tensor{}, delivery);
+}
+
+Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& room, Delivery& delivery) const {
   AllToAllDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
-  const Tensor arrived_RD = step.alloc({R, D}, x_TD.dtype);
+  const Tensor arrived_RD = room.empty() ? step.alloc({R, D}, x_TD.dtype) : room.rows(0, R);
   StackScope scope(step.stack);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, x_TD.dtype);
   gather_rows(step.stream,
@@ -159,7 +160,8 @@ Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllTo
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, rows_RD.dtype);
   StackScope scope(step.stack);
-  const Tensor arrived_RD = step.alloc({R, D}, rows_RD.dtype);
+  const bool has_room = spec_.rows && D == spec_.rows->scratch().sent.dim(1);  // weights of rows are on the stack
+  const Tensor arrived_RD = has_room ? spec_.rows->scratch().sent.rows(0, R) : step.alloc({R, D}, rows_RD.dtype);
   gather_rows(step.stream,
               {.to_RD = arrived_RD, .from_ND = rows_RD, .row_R = d.row_R.rows(0, R), .offsets_E1 = d.rows.offsets_e1});
   send_back(step, sorted_ND, arrived_RD, d);
@@ -169,7 +171,7 @@ Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllTo
 Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
   AllToAllDelivery& d = own(delivery);
   const int64_t N = dy_TD.dim(0) * spec_.top_k;
-  Dispatched grads = dispatch(step, dy_TD, delivery);
+  Dispatched grads = bring(step, dy_TD, spec_.rows ? spec_.rows->scratch().grads : Tensor{}, delivery);
   const int64_t R = grads.rows.token_R.dim(0);
   grads.weight_R = step.alloc({R}, DType::f32);
   StackScope scope(step.stack);

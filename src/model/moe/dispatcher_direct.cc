@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/moe/expert_rows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
@@ -28,7 +29,9 @@ DirectDispatcher::DirectDispatcher(const DispatcherSpec& spec)
       rank_(window_.ranks().rank()),
       J_(std::min(spec.top_k, P_)) {}
 
-int64_t DirectDispatcher::max_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+int64_t DirectDispatcher::max_rows(int64_t T) const {
+  return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
+}
 
 std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
   auto delivery = std::make_unique<DirectDelivery>();

@@ -179,6 +179,54 @@ TEST_P(DirectMoe, HasTheBitsOfAllGather) {
 INSTANTIATE_TEST_SUITE_P(Layouts, DirectMoe, ::testing::Range<size_t>(0, kLayouts.size()),
                          [](const auto& info) { return std::string(kLayouts[info.param].name); });
 
+// A budget of rows changes no bit, whatever fits it: all rows, some, or a page at most; skewed gates give some ranks
+// most rows and others none.
+class BudgetedMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {
+ protected:
+  // Outcomes by rank, and the rows that were computed anew.
+  static std::pair<std::map<int, Outcome>, double> run(const MoeCase& c) {
+    std::map<int, Outcome> all;
+    double spilled = 0;
+    testing::on_moe_ranks(c, [&](const MoeRank& rank, int number) {
+      all[number] = rank.outcome();
+      spilled = rank.spilled_rows();
+    });
+    return {all, spilled};
+  }
+};
+
+TEST_P(BudgetedMoe, HasTheBitsOfTheWorstCase) {
+  const auto& [layout, dispatcher] = GetParam();
+  const MeshShape mesh = kLayouts[layout].mesh;
+  const LoraSpec lora{.rank = 3, .targets = {"mlp.experts.*"}};
+  for (MoeCase c : std::vector<MoeCase>{
+           {.seq = 40},
+           {.dtype = DType::bf16, .seq = 40, .shared = true, .gate_std = 8},
+           {.dtype = DType::bf16, .seq = 40, .gate_std = 200},
+           {.balance = {.capacity_factor = 0.6}, .seq = 40, .gate_std = 8},
+           {.seq = 40, .gate_std = 8, .recompute = {.expert_up = true}},
+           {.seq = 40, .gate_std = 8, .lora = lora},
+       }) {
+    c.mesh = mesh;
+    c.dispatcher = dispatcher;
+    const auto want = run(c).first;
+    for (const double budget : {1.25, 0.5, 1e-9}) {
+      c.expert_rows = budget;
+      const auto [got, spilled] = run(c);
+      EXPECT_EQ(got, want) << "budget " << budget << " gate " << c.gate_std;
+      if (budget == 1e-9 && mesh.ep > 1 && mesh.cp == 1 && !c.recompute.expert_up && c.gate_std > 1) {
+        EXPECT_GT(spilled, 0);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, BudgetedMoe,
+                         ::testing::Combine(::testing::Values<size_t>(1, 2, 3, 4, 9),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall,
+                                                              DispatcherKind::direct)),
+                         name_of_case);
+
 // The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
 // several ranks.
 struct Balance {

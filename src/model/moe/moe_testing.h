@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "model/attention/token_runs.h"
 #include "model/moe/direct_window.h"
+#include "model/moe/expert_rows.h"
 #include "model/moe/moe.h"
 
 namespace moebius::testing {
@@ -26,6 +27,9 @@ struct MoeCase {
   // Draws of the gate are times this: the larger, the more unequal the experts.
   double gate_std = 0.5;
   PrecisionSpec precision = {};
+  double expert_rows = 0;  // the budget of rows, over the even share
+  RecomputeSpec recompute = {};
+  LoraSpec lora = {};
   int64_t hidden = 20;  // columns of an expert between its products
 };
 
@@ -90,7 +94,14 @@ class MoeRank {
         mesh_(mesh),
         shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
+        plan_(c.recompute),
         window_(make_window(c)),
+        expert_rows_(make_expert_rows(moe_model(c), mesh,
+                                      {.budget = c.expert_rows,
+                                       .max_tokens = rows_,
+                                       .dispatcher = c.dispatcher,
+                                       .rows_factor = c.balance.rank_rows_factor,
+                                       .dtype = c.dtype})),
         moe_(LayerContext{.params = params_,
                           .plan = plan_,
                           .model = moe_model(c),
@@ -102,8 +113,11 @@ class MoeRank {
                           .shape = shape_,
                           .seed = 3,
                           .dispatcher = c.dispatcher,
-                          .window = window_.get()},
+                          .window = window_.get(),
+                          .expert_rows = expert_rows_.get(),
+                          .lora = c.lora},
              "mlp", /*layer=*/1) {
+    if (expert_rows_) expert_rows_->declare(plan_);
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
     for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
@@ -115,6 +129,7 @@ class MoeRank {
     pass(step);
     plan_.bind(DeviceKind::cpu, counted.high_water());
     moe_.router().init_state(s_);
+    if (expert_rows_) expert_rows_->init_state(s_);
     for (const Param& p : params_.all()) {
       if (!p.spec.trainable) continue;
       for (const ParamPart& part : p.spec.parts) {
@@ -136,6 +151,7 @@ class MoeRank {
     keep_metrics();
     keep_gradients();
     moe_.router().end_of_step(s_);
+    count_spilled_rows();
     for (const Param& p : params_.all())
       if (!p.spec.trainable) keep("state " + p.spec.name, p.w.view({1, p.w.numel()}), 0, 0, 1);
   }
@@ -144,6 +160,8 @@ class MoeRank {
   const Outcome& outcome() const { return outcome_; }
   const Moe& moe() const { return moe_; }
   const ParamTable& params() const { return params_; }
+  // Rows of all steps that were computed anew; 0 without a budget.
+  double spilled_rows() const { return spilled_rows_; }
 
  private:
   std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {
@@ -173,6 +191,13 @@ class MoeRank {
       keep("topk", saved_.router.route.topk_TK, row, token, num_dp * T);
       keep("weight", saved_.router.route.weight_TK, row, token, num_dp * T);
     });
+  }
+  void count_spilled_rows() {
+    if (!expert_rows_ || expert_rows_->counts_W3().empty()) return;
+    expert_rows_->reduce_counts(s_);
+    for (int64_t rank = 0; rank < mesh_.shape().world(); ++rank)
+      spilled_rows_ += value(expert_rows_->counts_W3(), 3 * rank);
+    expert_rows_->end_of_step(s_);
   }
   void keep_metrics() {
     const RouterMetrics& m = moe_.router().metrics();
@@ -230,11 +255,13 @@ class MoeRank {
   ParamTable params_{plan_, ModelUse::training};
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
+  std::unique_ptr<ExpertRows> expert_rows_;
   Moe moe_;
   Moe::Saved saved_;
   Tensor x_TD, y_TD, dx_TD, dy_TD;
   std::string prefix_;
   Outcome outcome_;
+  double spilled_rows_ = 0;
 };
 
 // Two steps on one rank.
@@ -247,17 +274,23 @@ inline Outcome on_one_rank(MoeCase c) {
   return rank.outcome();
 }
 
-// Two steps on all ranks of c.mesh; body(outcome of a rank, its number) on each of them, one at a time.
+// Two steps on all ranks of c.mesh; body(MoeRank, its number) on each of them, one at a time.
 template <class Body>
-void on_ranks(const MoeCase& c, Body&& body) {
+void on_moe_ranks(const MoeCase& c, Body&& body) {
   std::mutex one_at_a_time;
   run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
     Mesh mesh(c.mesh, transport);
     MoeRank rank(c, mesh);
     for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
     std::lock_guard lock(one_at_a_time);
-    body(rank.outcome(), transport.rank());
+    body(rank, transport.rank());
   });
+}
+
+// The same; body(outcome of a rank, its number).
+template <class Body>
+void on_ranks(const MoeCase& c, Body&& body) {
+  on_moe_ranks(c, [&](const MoeRank& rank, int number) { body(rank.outcome(), number); });
 }
 
 }  // namespace moebius::testing

@@ -1,6 +1,8 @@
 #include "parallel/pipeline/placement.h"
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 namespace moebius {
 namespace {
@@ -77,6 +79,30 @@ class Placing {
 };
 
 }  // namespace
+
+std::vector<std::vector<int64_t>> sets_in_use(const RankProgram& program) {
+  std::vector<int64_t> now(static_cast<size_t>(program.shape.num_virtual));
+  std::set<std::vector<int64_t>> seen;
+  for (const PlacedAction& placed : program.actions) {
+    const Action& a = placed.action;
+    if (a.verb != Verb::run) continue;
+    int64_t& count = now[static_cast<size_t>(program.shape.virtual_of(a.stage))];
+    if (a.pass == Pass::forward) {
+      ++count;
+      seen.insert(now);
+    } else if (placed.with_weight || a.pass == Pass::backward_weight) {
+      --count;
+    }
+  }
+  return {seen.begin(), seen.end()};
+}
+
+int64_t most_in_use(const std::vector<std::vector<int64_t>>& sets_in_use, const std::vector<int64_t>& weight_of_stage) {
+  int64_t most = 0;
+  for (const std::vector<int64_t>& sets : sets_in_use)
+    most = std::max(most, std::inner_product(sets.begin(), sets.end(), weight_of_stage.begin(), int64_t{0}));
+  return most;
+}
 
 RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
   const PipelineShape& shape = schedule.shape;

@@ -31,6 +31,12 @@ struct RankProgram {
   std::vector<bool> splits_backward;  // [virtual stage]: some backward_weight is by itself
 };
 
+// The sets of saved tensors that each virtual stage of the list has in use after a forward, without repeats:
+// [moment][virtual stage].
+std::vector<std::vector<int64_t>> sets_in_use(const RankProgram& program);
+// The largest sum over the virtual stages of sets times weight_of_stage, of all moments.
+int64_t most_in_use(const std::vector<std::vector<int64_t>>& sets_in_use, const std::vector<int64_t>& weight_of_stage);
+
 // REQUIRES: check_actions(schedule) passes.
 RankProgram place_actions(const Schedule& schedule, int64_t pp_rank);
 

@@ -1,0 +1,173 @@
+#include "model/moe/expert_rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+// A layer alone may get more than its share where the layers together do not.
+constexpr double kRowsOfALayer = 2;
+
+// ceil(factor * even), at most `most`; the product may exceed every integer.
+int64_t bounded(double factor, int64_t even, int64_t most) {
+  const double rows = std::ceil(factor * static_cast<double>(even));
+  return rows < static_cast<double>(most) ? static_cast<int64_t>(rows) : most;
+}
+
+}  // namespace
+
+int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t T) {
+  return T * model.top_k * mesh.etp;
+}
+
+int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
+  const int64_t worst = mesh.etp * mesh.ep * T * std::min(top_k, num_experts / mesh.ep);
+  return rows_factor == 0 ? worst : bounded(rows_factor, T * top_k * mesh.etp, worst);
+}
+
+int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp) {
+  int64_t count = num_mtp > 0 && model.is_moe_layer(model.num_layers) ? stage.num_mtp : 0;
+  for (int64_t i = 0; i < stage.num_layers; ++i) count += model.is_moe_layer(stage.first_layer + i) ? 1 : 0;
+  return count;
+}
+
+ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec)
+    : D_(model.hidden_size),
+      F_(model.moe_intermediate_size / mesh.shape().etp),
+      R_(max_expert_rows(mesh.shape(), model.num_experts, model.top_k, spec.max_tokens, spec.rows_factor)),
+      near_rows_(bounded(kRowsOfALayer * spec.budget, even_expert_rows(mesh.shape(), model, spec.max_tokens), R_)),
+      pages_of_pass_(
+          div_ceil(bounded(spec.budget, even_expert_rows(mesh.shape(), model, spec.max_tokens), R_), kStashPageRows)),
+      passes_(spec.passes_in_flight),
+      dtype_(spec.dtype),
+      is_all_to_all_(spec.dispatcher == DispatcherKind::alltoall),
+      world_(mesh.group(Axis::world)) {}
+
+void ExpertRows::add_adapters(int64_t w1_columns, int64_t w2_columns) {
+  low1_ = std::max(low1_, w1_columns);
+  low2_ = std::max(low2_, w2_columns);
+}
+
+void ExpertRows::declare(MemoryPlan& plan) {
+  keeps_ = !plan.recompute().expert_up && !plan.recompute().layer;
+  const auto rows = [&](Tensor& t, const char* name, int64_t columns) {
+    if (columns > 0 && passes_ > 0)
+      plan.declare_rows(t, std::string("experts.") + name, {R_, columns}, dtype_, near_rows_);
+  };
+  rows(scratch_.h, "h", 2 * F_);
+  rows(scratch_.dh, "dh", 2 * F_);
+  rows(scratch_.act, "act", F_);
+  rows(scratch_.y, "y", D_);
+  rows(scratch_.low, "low", low1_);
+  rows(scratch_.dlow1, "dlow1", low1_);
+  rows(scratch_.dlow2, "dlow2", low2_);
+  rows(scratch_.g, "g", low2_ > 0 ? F_ : 0);
+  for (const auto& [tensor, name] :
+       {std::pair{&scratch_.tokens, "tokens"}, {&scratch_.grads, "grads"}, {&scratch_.sent, "sent"}})
+    rows(*tensor, name, is_all_to_all_ ? D_ : 0);
+  if (!keeps_) return;
+  const int64_t P = passes_ * pages_of_pass_;
+  plan.declare(counts_W3_, "experts.stash.counts", {world_.size(), 3}, DType::f64, Life::metrics);
+  if (P == 0) return;
+  plan.declare_rows(pool_SM_, "experts.stash", {P * kStashPageRows, stash_columns()}, dtype_, P * kStashPageRows);
+  plan.declare_rows(free_P_, "experts.stash.free", {P}, DType::i32, P);
+  plan.declare_rows(state_2_, "experts.stash.state", {2}, DType::i64, 2);
+}
+
+int64_t stash_bytes(int64_t num_pages, int64_t num_columns, DType dtype) {
+  if (num_pages * num_columns == 0) return 0;
+  const auto aligned = [](int64_t n) { return div_ceil(n, SpillBuffer::kAlignBytes) * SpillBuffer::kAlignBytes; };
+  return aligned(num_pages * kStashPageRows * num_columns * size_of(dtype)) + aligned(num_pages * size_of(DType::i32)) +
+         aligned(2 * size_of(DType::i64));
+}
+
+int64_t stash_counts_bytes(int64_t num_ranks) {
+  return div_ceil(3 * num_ranks, MemoryPlan::kAlign) * MemoryPlan::kAlign * size_of(DType::f64);
+}
+
+Tensor ExpertRows::counts_here() const {
+  const int64_t rank = world_.rank();
+  return counts_W3_.rows(rank, rank + 1).view({3});
+}
+
+void ExpertRows::init_state(Stream& s) const {
+  if (!pool_SM_.empty()) clear_stash(s, {.free_P = free_P_, .state_2 = state_2_, .counts_3 = counts_here()});
+}
+
+void ExpertRows::reduce_counts(Stream& s) const {
+  if (keeps_) world_.all_reduce_sum(s, counts_W3_);
+}
+
+void ExpertRows::end_of_step(Stream& s) const {
+  if (keeps_) fill_zero(s, counts_W3_);
+}
+
+void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const {
+  if (!keeps_) return;
+  plan.declare(held.page_Q, prefix + ".pages", {div_ceil(R_, kStashPageRows)}, DType::i32, Life::saved);
+  plan.declare(held.held_3, prefix + ".held", {3}, DType::i32, Life::saved);
+}
+
+void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) const {
+  if (!keeps_) return;
+  Stream& s = step.stream;
+  take_pages(s, {.page_Q = held.page_Q,
+                 .held_3 = held.held_3,
+                 .free_P = free_P_,
+                 .state_2 = state_2_,
+                 .counts_3 = counts_here(),
+                 .offsets_e1 = offsets_e1});
+  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+    stash_rows(s, {.pool_SM = pool_SM_,
+                   .x_RC = x_RC,
+                   .page_Q = held.page_Q,
+                   .held_3 = held.held_3,
+                   .first = first,
+                   .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+  };
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+}
+
+ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
+  Stream& s = step.stream;
+  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+    unstash_rows(s, {.x_RC = x_RC,
+                     .pool_SM = pool_SM_,
+                     .page_Q = held.page_Q,
+                     .held_3 = held.held_3,
+                     .first = first,
+                     .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+  };
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+  const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
+  give_pages(s, {.spilled_e1 = spilled.offsets_e1,
+                 .since_1 = spilled.since_1,
+                 .free_P = free_P_,
+                 .state_2 = state_2_,
+                 .page_Q = held.page_Q,
+                 .held_3 = held.held_3,
+                 .offsets_e1 = offsets_e1});
+  return spilled;
+}
+
+Stream ExpertRows::without_trace(const Stream& s) {
+  if (s.device() != DeviceKind::cuda) return Stream(s.device(), s.pool(), nullptr, s.target());
+  Stream quiet(s.accelerator(), s.pool());
+  quiet.set_capture(s.capture());
+  return quiet;
+}
+
+std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec) {
+  const MeshShape& shape = mesh.shape();
+  if (spec.budget == 0 || model.num_experts == 0 || shape.ep * shape.etp == 1) return nullptr;
+  const int64_t most = max_expert_rows(shape, model.num_experts, model.top_k, spec.max_tokens, spec.rows_factor);
+  if (bounded(spec.budget, even_expert_rows(shape, model, spec.max_tokens), most) == most) return nullptr;
+  return std::make_unique<ExpertRows>(model, mesh, spec);
+}
+
+}  // namespace moebius

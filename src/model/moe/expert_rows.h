@@ -1,0 +1,129 @@
+// The memory of the rows of experts on several ranks. The tokens decide how many rows there are.
+//
+// A rank's experts get T K ETP rows of a layer if experts are chosen evenly: the even share. Tokens may choose
+// more, up to max_expert_rows(). With a budget f (memory.expert_rows) a rank has room for
+//   f times the even share    of each pass that keeps rows for its backward, in one pool for all passes in flight
+//   2 f times the even share  of the one layer that runs
+// and beyond that:
+//   Kept rows are in pages of the pool (ops/stash/stash.h). Rows without a page are computed anew from the tokens,
+//   which a backward pass brings to the experts anyway.
+//   Rows of the layer that runs are in tensors that are as large as the worst case. Those beyond the budget
+//   are in memory of the host (device/spill_buffer.h).
+// So no row is lost, no bit depends on the budget, and no count is read by the host.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/mesh.h"
+#include "config/dispatcher_choice.h"
+#include "config/model_spec.h"
+#include "config/stage_layout.h"
+#include "config/train_spec.h"
+#include "memory/plan.h"
+#include "model/step.h"
+#include "ops/stash/stash.h"
+
+namespace moebius {
+
+// The rows of T tokens a rank if experts are chosen evenly.
+int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t T);
+// The most rows that T tokens a rank may choose for the experts of a rank, or the bound of rows_factor
+// (moe.rank_rows_factor) where that is above 0.
+int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor);
+// The MoE layers that a stage computes in training.
+int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp);
+
+struct ExpertRowsSpec {
+  double budget = 0;       // memory.expert_rows
+  int64_t max_tokens = 1;  // T
+  DispatcherKind dispatcher = DispatcherKind::allgather;
+  double rows_factor = 0;  // moe.rank_rows_factor
+  DType dtype = DType::f32;
+  // Pairs of an MoE layer and a micro-batch that are between forward and backward at a time.
+  int64_t passes_in_flight = 1;
+};
+
+class ExpertRows {
+ public:
+  ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec);
+  ExpertRows(const ExpertRows&) = delete;
+
+  // Layers call it when they are made: the columns of A x of W1's adapter, and of W2's.
+  void add_adapters(int64_t w1_columns, int64_t w2_columns);
+  // Called once the layers are made. The plan must outlive it.
+  void declare(MemoryPlan& plan);
+  // Called once memory is bound: all pages are free.
+  void init_state(Stream& s) const;
+
+  // The tensors of the layer that runs, [max rows, *]. All MoE layers use them in turn.
+  struct Scratch {
+    Tensor h, dh;          // pre-activations, and the derivatives by them
+    Tensor act;            // activations; in backward multiplied by the weights of their rows
+    Tensor y;              // outputs; in backward the derivatives by the rows of x
+    Tensor low, dlow1;     // of W1's adapter
+    Tensor dlow2, g;       // of W2's adapter
+    Tensor tokens, grads;  // all-to-all: rows of x and of dy as they arrived
+    Tensor sent;           // all-to-all: rows that go back
+  };
+  const Scratch& scratch() const { return scratch_; }
+
+  // The pages of a pass between its forward and its backward.
+  struct Held {
+    Tensor page_Q, held_3;
+  };
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const;
+  // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
+  void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
+  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that offsets
+  // say: all that were not kept, often none.
+  template <class Compute>
+  void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
+    if (!keeps_) return compute(step, offsets_e1);
+    StackScope scope(step.stack);
+    const Spilled spilled = begin_unstash(step, held, offsets_e1);
+    // Usually there are no such rows, so they are not counted as work.
+    Stream uncounted = without_trace(step.stream);
+    Step quiet{uncounted, step.stack, step.batch};
+    compute(quiet, spilled.offsets_e1);
+    end_spill(step.stream, {.counts_3 = counts_here(), .since_1 = spilled.since_1});
+  }
+
+  // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
+  //   [r, 0] rows without a page           [r, 1] the most rows that passes kept or would have kept at a time, over
+  //   [r, 2] ns of computing rows anew            the rows that the pool has
+  // Empty where no rows are kept.
+  const Tensor& counts_W3() const { return counts_W3_; }
+  void reduce_counts(Stream& s) const;  // gives every rank the counts of all
+  void end_of_step(Stream& s) const;    // called after they were read
+
+  int64_t pages_of_pass() const { return pages_of_pass_; }
+  int64_t stash_columns() const { return keeps_ ? 2 * F_ + low1_ : 0; }
+
+ private:
+  struct Spilled {
+    Tensor offsets_e1, since_1;
+  };
+  Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
+  Tensor counts_here() const;
+  static Stream without_trace(const Stream& s);
+
+  int64_t D_, F_, R_, near_rows_, pages_of_pass_, passes_;
+  DType dtype_;
+  bool is_all_to_all_, keeps_ = true;
+  int64_t low1_ = 0, low2_ = 0;
+  Scratch scratch_;
+  Group& world_;
+  Tensor pool_SM_, free_P_, state_2_, counts_W3_;
+};
+
+// Bytes of Life::rows for the pool of so many pages, each row of num_columns.
+int64_t stash_bytes(int64_t num_pages, int64_t num_columns, DType dtype);
+// Bytes of Life::metrics for the counts of a world.
+int64_t stash_counts_bytes(int64_t num_ranks);
+
+// The object that the MoE layers of a model share. Null without a budget, in a model without such layers, where a rank
+// has all experts, and where the budget reaches the worst case: on all ranks of a model alike.
+std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec);
+
+}  // namespace moebius
