@@ -282,7 +282,7 @@ void check_layout(const RunSpec& s) {
                 p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
   if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
   if (p.ep * p.etp == 1) {
-    for (const char* key : {"parallel.dispatcher", "moe.rank_rows_factor"})
+    for (const char* key : {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor"})
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
   }
   MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == DispatcherKind::alltoall,

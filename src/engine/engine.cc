@@ -137,6 +137,7 @@ void Engine::make_model() {
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = spec_.dispatcher,
+                                                .expert_overlap = spec_.expert_overlap,
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora});
   if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);

@@ -29,6 +29,7 @@ struct LayerContext {
   BatchShape shape;
   uint64_t seed = 0;                                      // of what is drawn in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
+  ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
   LoraSpec lora = {};                                     // which matrices have adapters (model/lora/adapter.h)

@@ -108,6 +108,7 @@ class DryStage {
                               .shape = spec.shape,
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
+                              .expert_overlap = spec.expert_overlap,
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .lora = spec.lora};

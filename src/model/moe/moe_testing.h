@@ -27,6 +27,8 @@ struct MoeCase {
   double gate_std = 0.5;
   PrecisionSpec precision = {};
   int64_t hidden = 20;  // columns of an expert between its products
+  ExpertOverlap overlap = ExpertOverlap::none;
+  RecomputeSpec recompute = {};
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -102,6 +104,7 @@ class MoeRank {
                           .shape = shape_,
                           .seed = 3,
                           .dispatcher = c.dispatcher,
+                          .expert_overlap = c.overlap,
                           .window = window_.get()},
              "mlp", /*layer=*/1) {
     moe_.declare_saved(plan_, "moe", saved_);
@@ -216,6 +219,8 @@ class MoeRank {
   void pass(Step& step) {
     StackScope scope(step.stack);
     moe_.forward(step, y_TD, x_TD, saved_);
+    moe_.recompute(step, x_TD, saved_);
+    if (c_.overlap != ExpertOverlap::none) return moe_.backward(step, dx_TD, dy_TD, saved_);
     moe_.backward_input(step, dx_TD, dy_TD, saved_);
     moe_.backward_weight(step, saved_);
   }
@@ -226,7 +231,7 @@ class MoeRank {
   Stream s_{DeviceKind::cpu, pool_};
   BatchShape shape_;
   int64_t rows_;
-  MemoryPlan plan_;
+  MemoryPlan plan_{c_.recompute};
   ParamTable params_{plan_, ModelUse::training};
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
