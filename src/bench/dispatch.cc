@@ -11,6 +11,7 @@
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
 #include "device/block_limit.h"
+#include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_cost.h"
@@ -64,6 +65,7 @@ class DispatchRank {
                                                                            .window = window_.get(),
                                                                            .layer = "the bench"})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
+    if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
     if (spec.sms > 0 && on_gpu()) device_.gpu->state<BlockLimit>().blocks = spec.sms;
     make_route();
     plan_.bind(spec.device, stack_bytes());

@@ -9,6 +9,7 @@
 #include "comm/transport/transport.h"
 #include "config/parallel_spec.h"
 #include "core/tensor.h"
+#include "device/kernel_choice.h"
 
 namespace moebius {
 
@@ -22,6 +23,7 @@ struct DispatchBenchSpec {
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
   int sms = 0;  // multiprocessors of a GPU for the direct dispatcher's copies; 0: as many as they take
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 
 // One call of a dispatcher.

@@ -87,7 +87,8 @@ int run_dispatch(const BenchOptions& o) {
                       .device = device,
                       .threads = o.spec.threads,
                       .runs = o.runs.value_or(7),
-                      .sms = narrow<int>(o.sms)},
+                      .sms = narrow<int>(o.sms),
+                      .kernels = o.spec.kernels},
                      o.ranks, o.json);
   return 0;
 }

@@ -114,9 +114,8 @@ void Engine::choose_dispatcher(DispatcherKind asked) {
   open.dispatcher = asked;
   dispatcher_ = dispatcher_choice(open);
   const bool dispatches = dispatcher_.kind != DispatcherKind::automatic;
-  // Steps of GPUs take direct by name alone, since none was tried with it.
   if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
-      spec_.device == DeviceKind::cpu) {
+      spec_.device != DeviceKind::null) {
     Stream s = stream();
     dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
   }

@@ -61,6 +61,7 @@ DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peer
                              .ep = spec.mesh.ep,
                              .etp = spec.mesh.etp,
                              .top_k = spec.model.top_k,
+                             .num_experts = spec.model.num_experts,
                              .has_moe_layers = spec.model.num_moe_layers() > 0,
                              .captures = target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training,
                              .peers = peers});

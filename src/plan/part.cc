@@ -14,9 +14,9 @@ namespace {
 std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
-  std::string key =
-      fmt::format("{} {} {} {} {} {}; {} {} {} {} {}", stage.embedding, stage.first_layer, stage.num_layers, stage.norm,
-                  stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
+  std::string key = fmt::format("{} {} {} {} {} {}; {} {} {} {} {} {}", stage.embedding, stage.first_layer,
+                                stage.num_layers, stage.norm, stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep,
+                                static_cast<int>(spec.dispatcher), static_cast<int>(spec.expert_overlap));
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';

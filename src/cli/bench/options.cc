@@ -28,7 +28,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--steps", {"step"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
-    {"--kernels", {"attention", "experts", "moe-layer"}},
+    {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
@@ -94,7 +94,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command
-      .add_option("--kernels", o.kernels, "attention, experts, moe-layer on a GPU: auto or portable, as run.kernels")
+      .add_option("--kernels", o.kernels,
+                  "attention, experts, moe-layer, dispatch on a GPU: auto or portable, as run.kernels")
       ->capture_default_str();
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");

@@ -90,6 +90,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"position\"",
                                           "\"auto\"",
                                           "\"ring\"",
+                                          "\"layer\"",
                                           "\"allgather\"",
                                           "\"1f1b\"",
                                           "\"adamw\"",

@@ -111,8 +111,7 @@ struct Accelerator::Impl {
     int least = 0, greatest = 0;
     MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     MOEBIUS_CUDA(cudaStreamCreateWithPriority(&beside, cudaStreamNonBlocking, greatest));
-    for (cudaEvent_t* event : {&forked, &joined})
-      MOEBIUS_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    for (cudaEvent_t* event : {&forked, &joined}) MOEBIUS_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
 
   void end_scope(Timed scope) noexcept;

@@ -90,8 +90,8 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   return own;
 }
 
-void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route,
-                                RoutedExperts::Saved& base, const Meanwhile& meanwhile) const {
+void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
+                                const Meanwhile& meanwhile) const {
   Saved& saved = own(base);
   saved.x_TD = x_TD;
   dispatcher_->announce(step, route, *saved.delivery);
@@ -175,9 +175,8 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   backward_up(step, dx_RD, saved);
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved);
-  Beside going(step, overlaps_, [&] {
-    dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery);
-  });
+  Beside going(step, overlaps_,
+               [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
   if (with_weights) {
     down_gradient(step, saved);
     going.take_all();

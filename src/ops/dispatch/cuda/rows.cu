@@ -15,13 +15,34 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kAtOnce = 4;     // words of a thread on their way, of a row that is copied
+constexpr int kAtOnce = 4;      // words of a thread on their way, of a row that is copied
 constexpr int kSumsAtOnce = 2;  // and of a row that is summed, from two rows
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-int blocks_for(const Stream& s, int64_t rows) {
-  return std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, gpu_limits(s).num_multiprocessors)));
-}
+// On a Hopper GPU the blocks are in clusters of two, as those of products that may run beside them: what both leave
+// free is whole clusters.
+struct Grid {
+  Grid(const Stream& s, int64_t rows) {
+    const GpuLimits& gpu = gpu_limits(s);
+    const int blocks = std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, gpu.num_multiprocessors)));
+    cluster_.id = cudaLaunchAttributeClusterDimension;
+    cluster_.val.clusterDim = {.x = gpu.is_hopper() ? 2u : 1u, .y = 1, .z = 1};
+    config_.gridDim = dim3(gpu.is_hopper() ? static_cast<unsigned>(div_ceil(blocks, 2) * 2) : blocks);
+    config_.blockDim = dim3(kThreads);
+    config_.stream = cuda_stream(s);
+    config_.attrs = &cluster_;
+    config_.numAttrs = gpu.is_hopper() ? 1 : 0;
+  }
+  Grid(const Grid&) = delete;
+  template <class... Params, class... Args>
+  void launch(void (*kernel)(Params...), const Args&... args) const {
+    MOEBIUS_CUDA(cudaLaunchKernelEx(&config_, kernel, args...));
+  }
+
+ private:
+  cudaLaunchAttribute cluster_ = {};
+  cudaLaunchConfig_t config_ = {};
+};
 
 // A row is read once. A lane holds the place of one of its copies.
 template <class Word>
@@ -54,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows 
 
 template <class Word>
 void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
-  push_rows_kernel<Word><<<blocks_for(s, a.num_tokens), kThreads, 0, cuda_stream(s)>>>(a, to);
+  Grid(s, a.num_tokens).launch(push_rows_kernel<Word>, a, to);
 }
 
 // A block owns a rank.
@@ -212,15 +233,15 @@ void return_sums(Stream& s, const ReturnSums& a) {
   Return back = return_of(a);
   if (!a.weight_NK.empty()) back.weight_NK = a.weight_NK.ptr<float>();
   const int64_t width = a.y_RD.dim(1);
-  const int blocks = blocks_for(s, a.pair_row_NK.dim(0));
+  const Grid grid(s, a.pair_row_NK.dim(0));
   with_float_type(a.y_RD.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* y = a.y_RD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), y)) {
-      return_sums_kernel<T, kPerVector<T>><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+      grid.launch(return_sums_kernel<T, kPerVector<T>>, y, width, back, to);
     } else {
       note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
-      return_sums_kernel<T, 1><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+      grid.launch(return_sums_kernel<T, 1>, y, width, back, to);
     }
   });
   check_launch("return_sums");
@@ -228,8 +249,8 @@ void return_sums(Stream& s, const ReturnSums& a) {
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  return_pairs_kernel<<<blocks_for(s, a.pair_row_NK.dim(0)), kThreads, 0, cuda_stream(s)>>>(a.from_R.ptr<float>(),
-                                                                                            return_of(a), to);
+  Grid(s, a.pair_row_NK.dim(0))
+      .launch(return_pairs_kernel, static_cast<const float*>(a.from_R.ptr<float>()), return_of(a), to);
   check_launch("return_pairs");
 }
 

@@ -12,10 +12,10 @@ namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kSlots = 12, kLeaving = 6;   // of a warp; of these, slots whose copies may still be read
+constexpr int kSlots = 12, kLeaving = 6;  // of a warp; of these, slots whose copies may still be read
 constexpr int kPieceBytes = 4096;
-constexpr int64_t kLeastBytes = 1024;      // of a row: below, the engine's own time shows
-constexpr int kMaxBlocks = 64;             // a link is full before
+constexpr int64_t kLeastBytes = 1024;  // of a row: below, the engine's own time shows
+constexpr int kMaxBlocks = 64;         // a link is full before
 constexpr int kSharedBytes = kWarps * kSlots * kPieceBytes;
 
 struct Shared {
@@ -39,8 +39,9 @@ struct Pieces {
   }
 };
 
-// Lane j issues the copies of place j, and waits for its own.
-__global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows to) {
+// Lane j issues the copies of place j, and waits for its own. The blocks are in clusters for the sake of products beside
+// them, whose clusters of two need two multiprocessors of one group.
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows to) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -98,8 +99,8 @@ bool takes(const Push& a, int64_t offset) {
 
 void push_rows(Stream& s, const Push& a, const Windows& to) {
   op_state<Launch>(s);
-  const int64_t wanted = div_ceil(a.num_tokens, kWarps);
-  const int blocks = static_cast<int>(std::min<int64_t>(wanted, limited_blocks(s, kMaxBlocks)));
+  const int64_t wanted = std::min<int64_t>(div_ceil(a.num_tokens, kWarps), limited_blocks(s, kMaxBlocks));
+  const int blocks = static_cast<int>(div_ceil(wanted, 2) * 2);
   push_rows_kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(a, to);
   check_launch("push_rows");
 }
