@@ -10,6 +10,8 @@
 #include "bench/timing.h"
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
+#include "device/block_limit.h"
+#include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_cost.h"
@@ -63,6 +65,8 @@ class DispatchRank {
                                                                            .window = window_.get(),
                                                                            .layer = "the bench"})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
+    if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
+    if (spec.sms > 0 && on_gpu()) device_.gpu->state<BlockLimit>().blocks = spec.sms;
     make_route();
     plan_.bind(spec.device, stack_bytes());
   }
@@ -108,6 +112,18 @@ class DispatchRank {
     step(stream(), plan_.stack(), timed);
   }
 
+  // One of the two, of what was announced.
+  void dispatch_alone() {
+    StackScope scope(plan_.stack());
+    Step step{stream(), plan_.stack(), batch_};
+    dispatcher_->dispatch(step, x_TD_, *delivery_);
+  }
+  void combine_alone() {
+    StackScope scope(plan_.stack());
+    Step step{stream(), plan_.stack(), batch_};
+    const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
+    dispatcher_->combine(step, y_TD_, y_RD, *delivery_);
+  }
   // Dispatch and combine of what was announced.
   void forward() {
     StackScope scope(plan_.stack());
@@ -345,6 +361,17 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, Control& contro
   bench.copy_gbytes_per_s = W * 2 * static_cast<double>(copied) * row_bytes / copy_ms * 1e-6;
 }
 
+void rate_calls(DispatchBench& bench, DispatchRank& rank, Control& control, int64_t runs) {
+  const auto of = [&](const char* name, const std::function<void()>& body) {
+    const double ms = static_cast<double>(control.max(std::llround(rank.median_ms(runs, body) * 1e6))) * 1e-6;
+    const auto line =
+        std::find_if(bench.lines.begin(), bench.lines.end(), [&](const DispatchLine& l) { return l.name == name; });
+    bench.rates.push_back({.name = name, .ms = ms, .wire_gbytes_per_s = line->sent_bytes / ms * 1e-6});
+  };
+  of("dispatch", [&] { rank.dispatch_alone(); });
+  of("combine", [&] { rank.combine_alone(); });
+}
+
 }  // namespace
 
 DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
@@ -361,6 +388,8 @@ DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
   const double rows = static_cast<double>(control.sum(rank.rows_sent().others)) / W;
   for (const Measured& call : calls)
     bench.lines.push_back(line_of(call, rank, control, rows, rank.even_rows_for_others()));
+  if (rank.on_gpu() && !rank.local() && rank.kind() != DispatcherKind::alltoall)
+    rate_calls(bench, rank, control, spec.runs);
   if (rank.local() || rank.kind() == DispatcherKind::direct) compare_with_copy(bench, rank, control, spec.runs);
   if (rank.local()) return bench;
   const int64_t here = rank.rows_here(), all = control.sum(here);

@@ -9,6 +9,7 @@
 #include "comm/transport/transport.h"
 #include "config/parallel_spec.h"
 #include "core/tensor.h"
+#include "device/kernel_choice.h"
 
 namespace moebius {
 
@@ -21,6 +22,8 @@ struct DispatchBenchSpec {
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
+  int sms = 0;  // multiprocessors of a GPU for the direct dispatcher's copies; 0: as many as they take
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 
 // One call of a dispatcher.
@@ -35,12 +38,20 @@ struct DispatchLine {
   double logical_bytes = 0;
 };
 
+// A call alone, in a CUDA graph that is replayed: all ranks begin together, and end when the last one has.
+struct DispatchRate {
+  std::string name;
+  double ms = 0;
+  double wire_gbytes_per_s = 0;  // bytes that leave a rank, over that time
+};
+
 struct DispatchBench {
   std::string dispatcher, axis;  // "allgather", "ep"
   int64_t ranks = 1, ep = 1, etp = 1;
   BenchShape shape;              // with the T of one rank
   double busiest_over_mean = 1;  // rows of the busiest rank over the mean
   std::vector<DispatchLine> lines;
+  std::vector<DispatchRate> rates;  // on GPUs, of dispatchers that graphs may hold: dispatch and combine
   // With one rank, and with the direct dispatcher: the rates of dispatch and combine, and of a copy. A rate is bytes
   // read and written by all ranks over the time of the slowest. On a GPU each is a CUDA graph.
   // The copy is of as many bytes. With one rank on a CPU it is a plain loop that copies a row for each pair.

@@ -86,7 +86,9 @@ int run_dispatch(const BenchOptions& o) {
                       .etp = o.etp,
                       .device = device,
                       .threads = o.spec.threads,
-                      .runs = o.runs.value_or(7)},
+                      .runs = o.runs.value_or(7),
+                      .sms = narrow<int>(o.sms),
+                      .kernels = o.spec.kernels},
                      o.ranks, o.json);
   return 0;
 }

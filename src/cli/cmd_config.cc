@@ -41,8 +41,7 @@ struct Resolved {
 
 // The dispatcher that a run of this recipe takes when so many ranks start on a machine.
 DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
-  if (run.device == DeviceKind::cuda) return resolve_dispatcher(run);  // they are not asked (Engine)
-  const int64_t sharing = mesh.ep * mesh.etp;                          // ranks with consecutive numbers
+  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
   peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
                           peers.all ? "on" : "not on", ranks_per_machine);

@@ -28,12 +28,20 @@ DispatcherChoice choice_by_messages(const DispatcherQuestion& q) {
                       q.ep, q.top_k)};
 }
 
+// " (0.996 rows of a token, 1 with all-gather, 4 with all-to-all)"
+std::string rows_text(const DispatcherQuestion& q) {
+  if (q.num_experts == 0) return "";
+  const RowsOfToken rows = even_rows_of_token(q.num_experts, q.top_k, q.ep, q.etp);
+  return fmt::format(" ({:.3g} rows of a token with even experts, {:.3g} with all-gather, {:.3g} with all-to-all)",
+                     rows.direct, rows.allgather, rows.alltoall);
+}
+
 DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
   if (q.peers.all) {
     return {DispatcherKind::direct, "direct",
             fmt::format("\"auto\" takes it because {}: a token is written once to each rank that has any of its "
-                        "experts, which sends the least",
-                        q.peers.why)};
+                        "experts, which sends the least{}",
+                        q.peers.why, rows_text(q))};
   }
   DispatcherChoice choice = choice_by_messages(q);
   if (!q.peers.why.empty()) choice.reason += fmt::format("; direct would send the least, but {}", q.peers.why);
@@ -41,6 +49,15 @@ DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
 }
 
 }  // namespace
+
+RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp) {
+  const double W = static_cast<double>(ep * etp), E = static_cast<double>(num_experts),
+               elsewhere = E - E / static_cast<double>(ep);
+  double misses = 1;  // the probability that none of a token's experts is on a given rank
+  for (int64_t k = 0; k < top_k; ++k) misses *= (elsewhere - static_cast<double>(k)) / (E - static_cast<double>(k));
+  return {
+      .allgather = W - 1, .alltoall = static_cast<double>(top_k * etp) * (W - 1) / W, .direct = (W - 1) * (1 - misses)};
+}
 
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
   if (!q.has_moe_layers) return {q.asked, "none", "the model has no MoE layer"};
@@ -59,6 +76,7 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) 
                              .ep = run.parallel.ep,
                              .etp = run.parallel.etp,
                              .top_k = run.model.top_k,
+                             .num_experts = run.model.num_experts,
                              .has_moe_layers = run.model.num_moe_layers() > 0,
                              .captures = run.device == DeviceKind::cuda && run.graph,
                              .peers = peers,

@@ -22,11 +22,21 @@ struct DispatcherQuestion {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
   int64_t ep = 1, etp = 1;
   int64_t top_k = 1;           // of the model's MoE layers
+  int64_t num_experts = 0;     // of a layer; 0: not known, and the reason does not count rows
   bool has_moe_layers = true;  // false: nothing is dispatched
   bool captures = false;       // the steps may be captured in CUDA graphs
   PeerReach peers = {};        // of the ranks of etp x ep
   std::string origin;          // the end of the error's message: where the key was set
 };
+
+// Rows of a token that leave its rank on each way, where experts are chosen evenly. W = ETP EP ranks share E experts.
+//   all-gather   W - 1
+//   all-to-all   K ETP (W - 1) / W
+//   direct       (W - 1) (1 - C(E - E/EP, K) / C(E, K)): the others that have any of its experts
+struct RowsOfToken {
+  double allgather = 0, alltoall = 0, direct = 0;
+};
+RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
 
 struct DispatcherChoice {
   // The MoE layers are built with this: allgather, alltoall or direct. If nothing is dispatched, it

@@ -72,6 +72,20 @@ TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
   EXPECT_EQ(resolve_dispatcher({.peers = {.all = true}}).name, "local");
 }
 
+// Of 128 experts, 8 of a token and 16 of a rank: by counting the choices without an expert of a rank.
+TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
+  const RowsOfToken rows = even_rows_of_token(128, 8, 8, 1);
+  EXPECT_DOUBLE_EQ(rows.allgather, 7);
+  EXPECT_DOUBLE_EQ(rows.alltoall, 7);
+  EXPECT_NEAR(rows.direct, 4.671937, 1e-6);
+  EXPECT_DOUBLE_EQ(even_rows_of_token(4, 1, 2, 2).alltoall, 1.5);
+  EXPECT_DOUBLE_EQ(even_rows_of_token(4, 1, 2, 2).direct, 1.5);
+  EXPECT_DOUBLE_EQ(even_rows_of_token(4, 3, 2, 1).direct, 1);  // more experts than a rank has
+  EXPECT_THAT(
+      resolve_dispatcher({.ep = 8, .top_k = 8, .num_experts = 128, .peers = {.all = true, .why = "so"}}).reason,
+      HasSubstr("sends the least (4.67 rows of a token with even experts, 7 with all-gather, 7 with all-to-all)"));
+}
+
 TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
   EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .top_k = 4}).name, "allgather");
   const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});

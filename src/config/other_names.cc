@@ -90,6 +90,8 @@ constexpr OtherName kOtherNames[] = {
     {"overlap_grad_reduce", "parallel.overlap"},
     {"token_dispatcher_type", "parallel.dispatcher"},
     {"moe_token_dispatcher_type", "parallel.dispatcher"},
+    {"overlap_dispatch_backward_with_experts_wgrad", "parallel.expert_overlap"},
+    {"moe_shared_expert_overlap", "parallel.expert_overlap"},
     {"cp_comm_type", "parallel.cp_comm"},
     {"router_topk", "model.num_experts_per_tok"},
     {"moe_router_topk", "model.num_experts_per_tok"},

@@ -19,6 +19,11 @@ enum class PipelineSchedule { one_f_one_b };
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall, direct };
 
+// What runs beside the exchange of an MoE layer's rows with other ranks (model/moe/moe.h). No value changes a bit.
+//   none    nothing
+//   layer   work of the same layer: products of its experts' backward pass, and its shared expert
+enum class ExpertOverlap { none, layer };
+
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
@@ -26,6 +31,7 @@ struct ParallelSpec {
   CpComm cp_comm = CpComm::allgather;
   DispatcherKind dispatcher = DispatcherKind::automatic;
   RankSums sums = RankSums::ranks;
+  ExpertOverlap expert_overlap = ExpertOverlap::none;
   bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same

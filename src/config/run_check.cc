@@ -282,7 +282,8 @@ void check_layout(const RunSpec& s) {
                 p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
   if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
   if (p.ep * p.etp == 1) {
-    for (const char* key : {"parallel.dispatcher", "moe.rank_rows_factor", "memory.expert_rows"})
+    for (const char* key :
+         {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"})
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
   }
   MOEBIUS_CHECK(usage, p.sums == RankSums::ranks || s.device == DeviceKind::cuda,

@@ -218,6 +218,12 @@ TEST(Check, WhatThisVersionCannotDo) {
   EXPECT_THAT(check_error({"parallel.dispatcher=alltoall", "parallel.ep=2", "run.device=cuda"}, 2),
               HasSubstr("parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be "
                         "captured in CUDA graphs; set run.graph = false, or dispatcher = \"allgather\" [--set]"));
+  EXPECT_THAT(check_error({"parallel.expert_overlap=layer"}),
+              HasSubstr("parallel.expert_overlap = \"layer\" would do nothing: parallel.ep and etp are 1, so each rank "
+                        "holds all experts; set parallel.ep, or remove it [--set]"));
+  EXPECT_NO_THROW(parse({"parallel.expert_overlap=layer", "parallel.ep=2"}).check(2));
+  EXPECT_THAT(parse_error({"parallel.expert_overlap=half"}),
+              HasSubstr("parallel.expert_overlap must be \"none\" or \"layer\"; got \"half\""));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2", "moe.rank_rows_factor=1.5"}).check(2));
   EXPECT_THAT(check_error({"parallel.ep=2", "moe.rank_rows_factor=1.5"}, 2),

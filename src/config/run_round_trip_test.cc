@@ -85,7 +85,8 @@ class RandomSpec {
                   .ep = 1 + upto(9),
                   .etp = 1 + upto(9),
                   .layout = text(),
-                  .dispatcher = DispatcherKind(upto(2))};
+                  .dispatcher = DispatcherKind(upto(2)),
+                  .expert_overlap = ExpertOverlap(upto(1))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));
     if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};

@@ -15,6 +15,7 @@ Tensor StepStack::alloc(Shape shape, DType dtype) {
   }
   used_ += bytes;
   high_water_ = std::max(high_water_, used_);
+  peak_ = std::max(peak_, used_);
   return t;
 }
 

@@ -22,6 +22,17 @@ class StepStack {
   // Throws Error{internal} when the planned stack is too small.
   Tensor alloc(Shape shape, DType dtype);
 
+  // Runs body. What it allocates stays allocated until the scope around this call ends, although scopes inside body
+  // end before: work of body may still run while later work is launched.
+  template <class Body>
+  void run_kept(Body&& body) {
+    const int64_t outer = peak_;
+    peak_ = used_;
+    body();
+    used_ = peak_;
+    peak_ = peak_ > outer ? peak_ : outer;
+  }
+
   int64_t used() const { return used_; }
   int64_t high_water() const { return high_water_; }
   int64_t capacity() const { return capacity_; }
@@ -34,6 +45,7 @@ class StepStack {
   int64_t capacity_;
   int64_t used_ = 0;
   int64_t high_water_ = 0;
+  int64_t peak_ = 0;  // the most in use since the body of run_kept() began
 };
 
 // Frees everything that was allocated from the stack during its lifetime.

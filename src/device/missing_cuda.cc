@@ -1,6 +1,7 @@
 // The Accelerator of a build without CUDA: there is no GPU, and every call reports that.
 #include "core/error.h"
 #include "device/accelerator.h"
+#include "device/gpu_beside.h"
 #include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
@@ -36,6 +37,8 @@ void Accelerator::end_phase(const std::string&, Trace*) {}
 
 CudaGraph::CudaGraph(Accelerator&, GraphCapture&, const std::function<void()>&) { missing(); }
 void CudaGraph::replay(Accelerator&) const { missing(); }
+void run_beside(Accelerator&, const std::function<void()>&) { missing(); }
+void join_beside(Accelerator&) { missing(); }
 void GpuEvent::record(Accelerator&) { missing(); }
 double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }
 

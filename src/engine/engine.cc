@@ -123,9 +123,8 @@ void Engine::choose_dispatcher(DispatcherKind asked) {
   open.dispatcher = asked;
   dispatcher_ = dispatcher_choice(open);
   const bool dispatches = dispatcher_.kind != DispatcherKind::automatic;
-  // Steps of GPUs take direct by name alone, since none was tried with it.
   if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
-      spec_.device == DeviceKind::cpu) {
+      spec_.device != DeviceKind::null) {
     Stream s = stream();
     dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
   }
@@ -146,6 +145,7 @@ void Engine::make_model() {
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = spec_.dispatcher,
+                                                .expert_overlap = spec_.expert_overlap,
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
                                                 .expert_rows = spec_.expert_rows,

@@ -33,6 +33,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
       .sums = run.parallel.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
+      .expert_overlap = run.parallel.expert_overlap,
       .overlap = run.parallel.overlap,
       .device = run.device,
       .target = run.device,
@@ -62,6 +63,7 @@ DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peer
                              .ep = spec.mesh.ep,
                              .etp = spec.mesh.etp,
                              .top_k = spec.model.top_k,
+                             .num_experts = spec.model.num_experts,
                              .has_moe_layers = spec.model.num_moe_layers() > 0,
                              .captures = target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training,
                              .peers = peers});

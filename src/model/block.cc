@@ -85,8 +85,10 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool wit
   {
     StackScope scope(step.stack);
     const Tensor dn2_TD = step.alloc(TD, dtype_);
-    feed_forward_->backward_input(step, dn2_TD, dresidual_TD, *saved.feed_forward);
-    if (with_weights) feed_forward_->backward_weight(step, *saved.feed_forward);
+    if (with_weights)
+      feed_forward_->backward(step, dn2_TD, dresidual_TD, *saved.feed_forward);
+    else
+      feed_forward_->backward_input(step, dn2_TD, dresidual_TD, *saved.feed_forward);
     norm2_.backward(step, dresidual_TD, dn2_TD, saved.norm2);
   }
   StackScope scope(step.stack);

@@ -25,6 +25,8 @@ class FeedForward {
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
+  // Both, with the same bits. Parts of them may run beside each other.
+  virtual void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
 
   // For diagnosis, in the order they were computed.
   virtual std::vector<KeptTensor> kept(const Saved& saved) const = 0;

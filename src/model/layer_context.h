@@ -30,6 +30,7 @@ struct LayerContext {
   BatchShape shape;
   uint64_t seed = 0;                                      // of what is drawn in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
+  ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
   ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)

@@ -66,6 +66,7 @@ Model::Model(const ModelContext& c)
                               .shape = c.shape,
                               .seed = c.seed,
                               .dispatcher = c.dispatcher,
+                              .expert_overlap = c.expert_overlap,
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),

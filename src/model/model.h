@@ -45,6 +45,7 @@ struct ModelContext {
   std::vector<HeldStage> stages = {};                     // on this rank; none: the whole model
   std::vector<std::string> freeze = {};                   // as in ParamTable
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
+  ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h

@@ -15,9 +15,9 @@ namespace {
 std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
-  std::string key =
-      fmt::format("{} {} {} {} {} {}; {} {} {} {} {}", stage.embedding, stage.first_layer, stage.num_layers, stage.norm,
-                  stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
+  std::string key = fmt::format("{} {} {} {} {} {}; {} {} {} {} {} {}", stage.embedding, stage.first_layer,
+                                stage.num_layers, stage.norm, stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep,
+                                static_cast<int>(spec.dispatcher), static_cast<int>(spec.expert_overlap));
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
   key += fmt::format("{} ", spec.expert_rows);
@@ -117,6 +117,7 @@ class DryStage {
                               .shape = spec.shape,
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
+                              .expert_overlap = spec.expert_overlap,
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .expert_rows = rows_.get(),

@@ -98,6 +98,20 @@ TEST(Predict, SimulatesWhatTheFormulaBounds) {
   EXPECT_NEAR(few.step_s, all.step_s, 0.005 * all.step_s);
 }
 
+// The rows of x once more, and those of dx, are two of the five ways of a micro-batch.
+TEST(Predict, ExpertOverlapHidesTwoWays) {
+  PartLibrary parts;
+  const auto step = [&](const char* overlap) {
+    return predict(parts,
+                   recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=2", "parallel.dispatcher=\"direct\"",
+                                                     fmt::format("parallel.expert_overlap=\"{}\"", overlap)}),
+                   2, machine("h200"), {})
+        .step_s;
+  };
+  EXPECT_LT(step("layer"), 0.995 * step("none"));
+  EXPECT_GT(step("layer"), 0.9 * step("none"));
+}
+
 TEST(Predict, AssumptionsActAsTheySay) {
   PartLibrary parts;
   const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",

@@ -191,6 +191,18 @@ void merge(PassTime& time, const TimeContext& c) {
   for (double& seconds : time.kernels) seconds *= 1 + more / compute;
 }
 
+// With parallel.expert_overlap = "layer" two of the three ways of rows in a backward pass run beside products of the
+// experts: x, unless the pre-activations are recomputed of it, and dx (model/moe/dispatched_experts.h).
+void overlap_layer(PassTime& backward, const TimeContext& c) {
+  double sent = 0;
+  for (const auto& [axis, seconds] : backward.groups)
+    if (carries_rows(axis)) sent += seconds;
+  const double ways = c.spec.recompute.expert_up || c.spec.recompute.layer ? 1 : 2;
+  double& experts = backward.kernels[static_cast<size_t>(KernelClass::experts)];
+  backward.hidden = std::min(ways / 3 * sent, experts);
+  experts += kTakenByGroups * backward.hidden;
+}
+
 double host_share(const TimeContext& c) {
   PlanGraphs graphs = c.assume.graphs;
   if (graphs == PlanGraphs::of_recipe)
@@ -280,6 +292,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     if (is_moe) add_rows(t.backward, c, 2);
     t.backward.host += t.forward.host;
   }
+  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
+    overlap_layer(t.backward, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);
   return t;

@@ -153,6 +153,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
+          .expert_overlap = layout.expert_overlap,
           .threads = 1,
           .seed = seed_of(what)};
 }

@@ -67,6 +67,12 @@ struct LayoutWay {
   double expert_rows = 0;  // the budget of rows of experts
 };
 
+// The layout, with work beside the rows of MoE layers on their way. The same bits.
+inline ParallelSpec with_expert_overlap(ParallelSpec layout) {
+  layout.expert_overlap = ExpertOverlap::layer;
+  return layout;
+}
+
 // The engine of a rank, its first weights, and one of its steps, counted from 1.
 EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
                               const LayoutWay& way = {});

@@ -91,6 +91,11 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
     if (!graph()) return;
     expect_same_bits(train({.overlap = true, .device = DeviceKind::cuda, .graph = true}), plain);
     expect_same_bits(train({.overlap = false, .device = DeviceKind::cuda, .graph = true}), plain);
+    if (c.layout.ep * c.layout.etp == 1) return;
+    for (const bool captured : {false, true})
+      expect_same_bits(train_on(world, c.model, with_expert_overlap(c.layout), kSteps,
+                                {.device = DeviceKind::cuda, .graph = captured}),
+                       plain);
   });
 }
 

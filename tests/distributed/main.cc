@@ -1,5 +1,5 @@
 // Runs the tests over threads. If mpirun or start_ranks starts N processes, it runs the tests of N
-// ranks over MPI or TCP.
+// ranks over MPI or TCP, or those of --gtest_filter, which must be tests of N ranks.
 #include <gtest/gtest.h>
 
 #include "tests/distributed/launched.h"
@@ -12,7 +12,7 @@ int run_over_processes() {
   moebius::run_launched(moebius::test_world(), [&](moebius::Transport& world) {
     moebius::process_world() = &world;
     const std::string ranks = std::to_string(world.size());
-    GTEST_FLAG_SET(filter, "Everywhere/*/" + ranks + ":Everywhere/*_on_" + ranks);
+    if (GTEST_FLAG_GET(filter) == "*") GTEST_FLAG_SET(filter, "Everywhere/*/" + ranks + ":Everywhere/*_on_" + ranks);
     GTEST_FLAG_SET(catch_exceptions, false);  // a failure must end the process, so that the other ranks notice it
     if (world.rank() > 0) GTEST_FLAG_SET(brief, true);
     failed = RUN_ALL_TESTS();

@@ -40,6 +40,8 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                               {"tokens_of_a_rank", r.shape.T()},
                               {"busiest_over_mean", r.busiest_over_mean},
                               {"lines", lines}};
+  for (const DispatchRate& rate : r.rates)
+    json["rates"].push_back({{"name", rate.name}, {"ms", rate.ms}, {"wire_gbytes_per_s", rate.wire_gbytes_per_s}});
   if (r.copy_gbytes_per_s > 0)
     json.update({{"dispatch_combine_gbytes_per_s", r.dispatch_gbytes_per_s},
                  {"copy_gbytes_per_s", r.copy_gbytes_per_s},
@@ -57,6 +59,9 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
   for (const DispatchLine& l : r.lines)
     fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes,
                l.route_bytes, l.expected_bytes, l.logical_bytes);
+  for (const DispatchRate& rate : r.rates)
+    fmt::print("{} alone {:.3f} ms, {:.1f} GB/s on the wire from each rank\n", rate.name, rate.ms,
+               rate.wire_gbytes_per_s);
   if (r.copy_gbytes_per_s > 0)
     fmt::print("dispatch and combine {:.1f} GB/s, a copy {:.1f} GB/s: {:.2f} times slower\n", r.dispatch_gbytes_per_s,
                r.copy_gbytes_per_s, r.times_slower_than_copy());

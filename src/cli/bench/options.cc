@@ -28,12 +28,13 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--steps", {"step"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
-    {"--kernels", {"attention", "experts", "moe-layer"}},
+    {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
     {"--ranks", {"dispatch", "collectives", "step", "machine"}},
     {"--etp", {"dispatch"}},
+    {"--sms", {"dispatch"}},
     {"--dispatcher", {"dispatch"}}};
 constexpr double kLargestExponent = 100;  // popularity is a double, and 128^-100 still is above 0
 
@@ -93,7 +94,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command
-      .add_option("--kernels", o.kernels, "attention, experts, moe-layer on a GPU: auto or portable, as run.kernels")
+      .add_option("--kernels", o.kernels,
+                  "attention, experts, moe-layer, dispatch on a GPU: auto or portable, as run.kernels")
       ->capture_default_str();
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");
@@ -104,6 +106,9 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
+  command.add_option("--sms", o.sms, "dispatch on a GPU: multiprocessors for the copies of direct; 0: all it takes")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str();
   command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall or direct")
       ->capture_default_str();
   add_json_option(command, o.json);

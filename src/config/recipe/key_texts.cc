@@ -242,7 +242,7 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.schedule",
        "The order of a pipeline's passes. `1f1b` is the only one; it is interleaved where `vpp` is above 1."},
       {"parallel.dispatcher",
-       "How tokens reach experts on other ranks. In training on CPUs `auto` is `direct` if the ranks of ep reach "
+       "How tokens reach experts on other ranks. In training `auto` is `direct` if the ranks of ep reach "
        "each other's memory. Else it is `allgather` on a GPU with `run.graph`. On a CPU, or without `run.graph`, "
        "it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU `alltoall` needs `run.graph = "
        "false`. `direct` writes to the memory of the other ranks, which must be on one machine; the bits are "
@@ -251,6 +251,10 @@ std::vector<KeyText> parallel_texts() {
        "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
        "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
        "ranks and choose their own order."},
+      {"parallel.expert_overlap",
+       "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
+       "([parallelism.md](../design/parallelism.md#what-the-exchange-hides-behind)). Results do not depend on it, bit "
+       "for bit."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }

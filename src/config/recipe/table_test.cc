@@ -46,7 +46,8 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.lr "
       "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.schedule optimizer.state "
       "optimizer.warmup_steps optimizer.weight_decay "
-      "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout "
+      "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.expert_overlap "
+      "parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.sums parallel.tp parallel.vpp "
       "precision.compute precision.keep precision.recipe precision.weight_gradients "
       "run.device run.dir run.graph run.kernels run.seed run.threads "
@@ -89,6 +90,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"position\"",
                                           "\"auto\"",
                                           "\"ring\"",
+                                          "\"layer\"",
                                           "\"allgather\"",
                                           "\"1f1b\"",
                                           "\"nccl\"",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
+#include "device/gpu_beside.h"
 #include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
@@ -85,6 +86,8 @@ void check_cuda(cudaError_t status, const char* call) {
 struct Accelerator::Impl {
   int index = 0;
   cudaStream_t stream = nullptr;
+  cudaStream_t beside = nullptr;  // the second stream, made at first use
+  cudaEvent_t forked = nullptr, joined = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
   std::vector<Timed> timed;      // ended on the host, not yet read
@@ -101,6 +104,14 @@ struct Accelerator::Impl {
     }
     MOEBIUS_CUDA(cudaEventRecord(event, stream));
     return event;
+  }
+
+  // The second stream begins before the first where both could: what it has is short, and uses few multiprocessors.
+  void make_beside() {
+    int least = 0, greatest = 0;
+    MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    MOEBIUS_CUDA(cudaStreamCreateWithPriority(&beside, cudaStreamNonBlocking, greatest));
+    for (cudaEvent_t* event : {&forked, &joined}) MOEBIUS_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
 
   void end_scope(Timed scope) noexcept;
@@ -123,7 +134,7 @@ struct Accelerator::Impl {
 };
 
 struct AcceleratorAccess {
-  static Accelerator::Impl& of(Accelerator& a) { return *a.impl_; }
+  static auto& of(Accelerator& a) { return *a.impl_; }
 };
 
 namespace {
@@ -166,6 +177,9 @@ Accelerator::~Accelerator() {
   for (const Timed& t : impl_->timed) impl_->free_events.insert(impl_->free_events.end(), {t.begin, t.end});
   for (cudaEvent_t event : impl_->free_events) cudaEventDestroy(event);
   if (impl_->origin) cudaEventDestroy(impl_->origin);
+  if (impl_->forked) cudaEventDestroy(impl_->forked);
+  if (impl_->joined) cudaEventDestroy(impl_->joined);
+  if (impl_->beside) cudaStreamDestroy(impl_->beside);
   cudaStreamDestroy(impl_->stream);
 }
 
@@ -265,6 +279,22 @@ CudaGraph::CudaGraph(Accelerator& a, GraphCapture& capture, const std::function<
 void CudaGraph::replay(Accelerator& a) const {
   MOEBIUS_CUDA(
       cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
+}
+
+void run_beside(Accelerator& a, const std::function<void()>& body) {
+  auto& impl = AcceleratorAccess::of(a);
+  if (!impl.beside) impl.make_beside();
+  MOEBIUS_CUDA(cudaEventRecord(impl.forked, impl.stream));
+  MOEBIUS_CUDA(cudaStreamWaitEvent(impl.beside, impl.forked, 0));
+  std::swap(impl.stream, impl.beside);
+  const std::shared_ptr<void> back(nullptr, [&impl](void*) { std::swap(impl.stream, impl.beside); });
+  body();
+  MOEBIUS_CUDA(cudaEventRecord(impl.joined, impl.stream));
+}
+
+void join_beside(Accelerator& a) {
+  auto& impl = AcceleratorAccess::of(a);
+  MOEBIUS_CUDA(cudaStreamWaitEvent(impl.stream, impl.joined, 0));
 }
 
 void GpuEvent::record(Accelerator& accelerator) {

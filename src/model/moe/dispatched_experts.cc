@@ -1,5 +1,6 @@
 #include "model/moe/dispatched_experts.h"
 
+#include "model/beside.h"
 #include "model/moe/routed_experts_params.h"
 #include "ops/gemm/gemm.h"
 
@@ -44,6 +45,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       max_tokens_(c.stream_rows()),
       dtype_(c.dtype),
       generates_(c.params.use() == ModelUse::inference),
+      overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),
       w1_(c.params.declare(stored_first(w1_spec(checked(c), prefix)))),
       w2_(c.params.declare(stored_first(w2_spec(c, prefix)))),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
@@ -99,14 +101,17 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   return own;
 }
 
-void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route,
-                                RoutedExperts::Saved& base) const {
+void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
+                                const Meanwhile& meanwhile) const {
   Saved& saved = own(base);
   saved.x_TD = x_TD;
   dispatcher_->announce(step, route, *saved.delivery);
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
-  const Dispatched in = dispatcher_->dispatch(step, x_TD, *saved.delivery);
+  Dispatched in;
+  Beside sending(step, overlaps_ && meanwhile, [&] { in = dispatcher_->dispatch(step, x_TD, *saved.delivery); });
+  if (meanwhile) meanwhile();
+  sending.join();
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
@@ -177,22 +182,55 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
 
 void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                                        RoutedExperts::Saved& base) const {
-  Saved& saved = own(base);
-  open_gradients(step, saved);
-  const Tensor weight_R = receive(step, dy_TD, saved);
-  const int64_t R = saved.dh_R2F.dim(0);
-  StackScope scope(step.stack);
-  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
-  backward_rows(step, dx_RD, dweight_R, weight_R, saved);
-  dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery);
+  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/false);
 }
 
-Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const {
-  const Dispatched tokens = dispatcher_->dispatch(step, saved.x_TD, *saved.delivery);
+void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
+                                 RoutedExperts::Saved& base) const {
+  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_);
+  if (!overlaps_) backward_weight(step, base);
+}
+
+// With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
+// Where h is recomputed, whole or the rows beyond a budget, x must be here first.
+void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
+                                     bool with_weights) const {
+  open_gradients(step, saved);
+  const auto dispatch = [&] { return dispatcher_->dispatch(step, saved.x_TD, *saved.delivery); };
+  const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
+  if (!x_later) hold_tokens(step, dispatch(), saved);
+  const Tensor weight_R = receive_grads(step, dy_TD, saved);
+  Dispatched tokens;
+  Beside coming(step, x_later, [&] {
+    if (x_later) tokens = dispatch();
+  });
+  StackScope scope(step.stack);
+  const int64_t R = saved.dh_R2F.dim(0);
+  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
+  backward_down(step, dweight_R, weight_R, saved);
+  coming.take_all();
+  backward_up(step, dx_RD, saved);
+  coming.join();
+  if (x_later) hold_tokens(step, tokens, saved);
+  Beside going(step, overlaps_,
+               [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
+  if (with_weights) {
+    down_gradient(step, saved);
+    going.take_all();
+    up_gradient(step, saved);
+    bias_gradients(step, saved);
+  }
+  going.join();
+}
+
+void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
   bring_back_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
+}
+
+Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) const {
   const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
@@ -215,7 +253,7 @@ void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved
   });
 }
 
-void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
+void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
   {
     StackScope scope(step.stack);
@@ -234,6 +272,10 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
                   d_expert_down);
   }
   if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved);
+}
+
+void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) const {
+  const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
   run_expert_op(step,
                 DExpertUp{.dx_RD = dx_RD,
@@ -262,38 +304,45 @@ void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor we
 
 void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
   const Saved& saved = own(base);
+  down_gradient(step, saved);
+  up_gradient(step, saved);
+  bias_gradients(step, saved);
+}
+
+void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   w2_adapter_.backward_weight(
       step, {.dy = saved.grads, .x = saved.sa_RF, .rows = saved.grad_rows, .gather_dy = true, .dlow = saved.w2_dlow});
+  if (!w2_.has_grad) return;
+  const QuantizeContext c = quantize_context(step);
+  StackScope scope(step.stack);
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w2_.dw,
+                            .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
+                            .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
+                            .gather_left = true,
+                            .accumulate = !step.batch.first_of_step,
+                            .rows = saved.grad_rows},
+                expert_wgrad);
+}
+
+void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   w1_adapter_.backward_weight(step, {.dy = saved.dh_R2F,
                                      .x = saved.tokens,
                                      .rows = saved.token_rows,
                                      .gather_x = true,
                                      .low = saved.w1_low_of_dw,
                                      .dlow = saved.w1_dlow});
+  if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
-  if (w2_.has_grad) {
-    StackScope scope(step.stack);
-    run_expert_op(step,
-                  ExpertWgrad{.dw_eMN = w2_.dw,
-                              .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                              .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                              .gather_left = true,
-                              .accumulate = !step.batch.first_of_step,
-                              .rows = saved.grad_rows},
-                  expert_wgrad);
-  }
-  if (w1_.has_grad) {
-    StackScope scope(step.stack);
-    run_expert_op(step,
-                  ExpertWgrad{.dw_eMN = w1_.dw,
-                              .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
-                              .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                              .gather_right = true,
-                              .accumulate = !step.batch.first_of_step,
-                              .rows = saved.token_rows},
-                  expert_wgrad);
-  }
-  bias_gradients(step, saved);
+  StackScope scope(step.stack);
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w1_.dw,
+                            .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                            .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
+                            .gather_right = true,
+                            .accumulate = !step.batch.first_of_step,
+                            .rows = saved.token_rows},
+                expert_wgrad);
 }
 
 void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {

@@ -35,12 +35,15 @@ class DispatchedExperts final : public RoutedExperts {
   DispatchedExperts(const LayerContext& c, const std::string& prefix);
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
-  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved) const override;
+  using RoutedExperts::forward;
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
+               const Meanwhile& meanwhile) const override;
   // h is recomputed in backward_input, which dispatches x anyway.
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
+  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved) const override;
 
   // The tensors of this kind; std::bad_cast for those of another.
   static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
@@ -54,16 +57,23 @@ class DispatchedExperts final : public RoutedExperts {
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
   void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
-  // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
-  Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
-  void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights) const;
+  // The rows of x at the experts; where h was not kept it is recomputed of them.
+  void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;
+  // Brings the rows of dy to the experts. Returns the weight of each row.
+  Tensor receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
+  // From dy to h, and from there to x.
+  void backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
   // Adds what the gradients of rows get through the adapter of W2.
   void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const;
+  void down_gradient(Step& step, const Saved& saved) const;
+  void up_gradient(Step& step, const Saved& saved) const;
   void bias_gradients(Step& step, const Saved& saved) const;
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
-  bool generates_;
+  bool generates_, overlaps_;
   const Param &w1_, &w2_;
   ProductPrecision w1_precision_, w2_precision_;
   WeightOperands w1_operands_, w2_operands_;

@@ -1,5 +1,9 @@
 #include "model/moe/dispatcher_cost.h"
 
+#include <cmath>
+
+#include "config/dispatcher_choice.h"
+
 namespace moebius {
 namespace {
 
@@ -43,10 +47,7 @@ DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows) {
 }
 
 double even_direct_rows(const DispatchShape& s) {
-  const double experts_elsewhere = s.E - s.E / static_cast<double>(s.ep);
-  double misses = 1;  // the probability that none of a token's K experts is on a given rank
-  for (double k = 0; k < s.K; ++k) misses *= (experts_elsewhere - k) / (s.E - k);
-  return s.T * static_cast<double>(s.W - 1) * (1 - misses);
+  return s.T * even_rows_of_token(std::llround(s.E), std::llround(s.K), s.ep, s.W / s.ep).direct;
 }
 
 }  // namespace moebius

@@ -57,13 +57,18 @@ void DirectDispatcher::round(Step& step, const char* phase) const {
   window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
 }
 
+void DirectDispatcher::begin(Step& step, DirectDelivery& d) const {
+  if (!d.has_begun) round(step, "begin");
+  d.has_begun = true;
+}
+
 void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
   DirectDelivery& d = own(delivery);
   d.route = route;
   window_.connect(step.stream);
   exchange_counts(step, d);
   exchange_routes(step, d);
-  d.is_announced = true;
+  d.has_begun = true;
 }
 
 void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
@@ -130,8 +135,7 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
 Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
   DirectDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0);
-  if (!d.is_announced) round(step, "dispatch (begin)");  // all ranks have used what they got in earlier passes
-  d.is_announced = false;
+  begin(step, d);
   push(step, window_.tokens(), x_TD, d);
   round(step, "dispatch");
   return {.source = window_.here(window_.tokens()).rows(0, W_ * T),
@@ -142,6 +146,7 @@ void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& d
   DirectDelivery& d = own(delivery);
   return_sums(step, y_RD, d.weight_NK, y_TD.dim(0), d);
   round(step, "combine");
+  d.has_begun = false;
   sum_of_ranks(step, y_TD, window_.back(), d);
 }
 
@@ -168,6 +173,7 @@ void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectWindo
 Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
   DirectDelivery& d = own(delivery);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
+  begin(step, d);
   push(step, window_.grads(), dy_TD, d);
   round(step, "combine_bwd");
   const Dispatched grads{.source = window_.here(window_.grads()).rows(0, W_ * T),
@@ -194,6 +200,7 @@ void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK,
                              .offset = window_.back_weights().offset,
                              .rank = rank_});
   round(step, "dispatch_bwd");
+  d.has_begun = false;
   sum_of_ranks(step, dx_TD, window_.back(), d);
   sum_of_ranks(step, dweight_TK, window_.back_weights(), d);
 }

@@ -34,7 +34,7 @@ struct DirectDelivery final : Delivery {
   Tensor dest_TJ, row_TJ, back_row_TB;  // of the tokens here: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // of the N = W T rows that may arrive
   Tensor row_pair_R, pair_row_NK, weight_NK;
-  bool is_announced = false;  // no rows have been written since announce(): its last round serves dispatch()
+  bool has_begun = false;  // the rows of this pass may be written: all ranks have used those of earlier passes
 };
 
 class DirectDispatcher final : public Dispatcher {
@@ -60,6 +60,7 @@ class DirectDispatcher final : public Dispatcher {
   // Sums what came back to the tokens here over the ranks.
   void sum_of_ranks(Step& step, Tensor out_TD, const DirectWindow::Array& from, const DirectDelivery& delivery) const;
   void round(Step& step, const char* phase) const;
+  void begin(Step& step, DirectDelivery& delivery) const;  // a round, unless the pass has begun
 
   DispatcherSpec spec_;
   DirectWindow& window_;

@@ -3,13 +3,23 @@
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
+namespace {
+
+// The exchange of tp's rows in the shared expert may not run beside another exchange by messages.
+bool runs_shared_beside(const LayerContext& c) {
+  const bool is_alone = c.mesh.shape().tp == 1 || c.dispatcher == DispatcherKind::direct;
+  return c.expert_overlap == ExpertOverlap::layer && is_alone;
+}
+
+}  // namespace
 
 Moe::Moe(const LayerContext& c, const std::string& prefix, int64_t layer)
     : D_(c.model.hidden_size),
       max_tokens_(c.stream_rows()),
       dtype_(c.dtype),
       router_(c, prefix + ".gate", layer),
-      experts_(make_routed_experts(c, prefix)) {
+      experts_(make_routed_experts(c, prefix)),
+      shared_beside_(runs_shared_beside(c)) {
   if (c.model.shared_intermediate_size == 0) return;
   shared_.emplace(c, prefix + ".shared_experts", c.model.shared_intermediate_size);
   if (!c.model.shared_expert_gate) return;
@@ -34,17 +44,22 @@ void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
 void Moe::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   saved.x_TD = x_TD;
   const Route route = router_.forward(step, x_TD, saved.router);
-  experts_->forward(step, y_TD, x_TD, route, *saved.experts);
-  if (shared_) shared_forward(step, y_TD, x_TD, saved);
-}
-
-void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
-  const int64_t T = x_TD.dim(0);
+  if (!shared_) return experts_->forward(step, y_TD, x_TD, route, *saved.experts);
+  if (!shared_beside_) experts_->forward(step, y_TD, x_TD, route, *saved.experts);
   StackScope scope(step.stack);
   saved.shared_y_TD.open(step.stack);
-  const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, T) : step.alloc({T, D_}, dtype_);
-  shared_->forward(step, shared_TD, x_TD, saved.shared);
+  const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, x_TD.dim(0)) : step.alloc(x_TD.shape, dtype_);
+  const auto shared = [&] { shared_->forward(step, shared_TD, x_TD, saved.shared); };
+  if (shared_beside_)
+    experts_->forward(step, y_TD, x_TD, route, *saved.experts, shared);
+  else
+    shared();
+  add_shared(step, y_TD, shared_TD, x_TD, saved);
+}
+
+void Moe::add_shared(Step& step, Tensor y_TD, Tensor shared_TD, Tensor x_TD, const Saved& saved) const {
   if (!shared_gate_) return add(step.stream, y_TD, shared_TD);
+  const int64_t T = x_TD.dim(0);
   const Tensor gate_T = saved.gate_T.rows(0, T);
   shared_gate_->forward(step, gate_T.view({T, 1}), x_TD);
   gated_add_fwd(step.stream, {.y_TD = y_TD, .x_TD = shared_TD, .gate_T = gate_T});
@@ -61,6 +76,18 @@ void Moe::recompute(Step& step, Tensor x_TD, Saved& saved) const {
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const Tensor dweight_TK = step.alloc(saved.router.route.weight_TK.shape, DType::f32);
   experts_->backward_input(step, dx_TD, dweight_TK, dy_TD, *saved.experts);
+  after_experts(step, dx_TD, dweight_TK, dy_TD, saved);
+}
+
+void Moe::backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
+  const Tensor dweight_TK = step.alloc(saved.router.route.weight_TK.shape, DType::f32);
+  experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved.experts);
+  after_experts(step, dx_TD, dweight_TK, dy_TD, saved);
+  shared_backward_weight(step, saved);
+}
+
+// Both add to dx.
+void Moe::after_experts(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const {
   router_.backward(step, dx_TD, dweight_TK, saved.router);
   if (shared_) shared_backward_input(step, dx_TD, dy_TD, saved);
 }
@@ -80,6 +107,10 @@ void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& s
 
 void Moe::backward_weight(Step& step, const Saved& saved) const {
   experts_->backward_weight(step, *saved.experts);
+  shared_backward_weight(step, saved);
+}
+
+void Moe::shared_backward_weight(Step& step, const Saved& saved) const {
   if (shared_) shared_->backward_weight(step, saved.shared);
   if (shared_gate_) shared_gate_->backward_weight(step, saved.dgate_T, saved.x_TD);
 }

@@ -34,13 +34,16 @@ class Moe {
   void recompute(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
   void backward_weight(Step& step, const Saved& saved) const;
+  void backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // both
   static std::vector<KeptTensor> kept(const Saved& saved);
 
   const Router& router() const { return router_; }
 
  private:
-  void shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void add_shared(Step& step, Tensor y_TD, Tensor shared_TD, Tensor x_TD, const Saved& saved) const;
+  void after_experts(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const;
   void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
+  void shared_backward_weight(Step& step, const Saved& saved) const;
 
   int64_t D_, max_tokens_;
   DType dtype_;
@@ -48,6 +51,7 @@ class Moe {
   std::unique_ptr<RoutedExperts> experts_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;
+  bool shared_beside_;  // the shared expert runs beside the dispatch
 };
 
 }  // namespace moebius

@@ -227,6 +227,34 @@ INSTANTIATE_TEST_SUITE_P(Layouts, BudgetedMoe,
                                                               DispatcherKind::direct)),
                          name_of_case);
 
+class OverlappingMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {};
+
+// Rows travel at other times, and the gradients of weights are made before those of the router.
+TEST_P(OverlappingMoe, ChangesNoBit) {
+  const auto& [layout, dispatcher] = GetParam();
+  const MeshShape mesh = kLayouts[layout].mesh;
+  RecomputeSpec recomputed;
+  recomputed.expert_up = recomputed.shared_expert = true;
+  for (MoeCase c : std::vector<MoeCase>{{.mesh = mesh},
+                                        {.mesh = mesh, .dtype = DType::bf16, .shared = true},
+                                        {.mesh = mesh, .dtype = DType::bf16, .shared = true, .shared_gate = false},
+                                        {.mesh = mesh, .shared = true, .recompute = recomputed},
+                                        {.mesh = mesh, .balance = {.capacity_factor = 0.6}, .gate_std = 8}}) {
+    const auto alone = outcomes(c, dispatcher);
+    c.overlap = ExpertOverlap::layer;
+    EXPECT_EQ(outcomes(c, dispatcher), alone);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, OverlappingMoe,
+                         ::testing::Combine(::testing::Range<size_t>(0, kLayouts.size()),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall,
+                                                              DispatcherKind::direct)),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", kLayouts[std::get<0>(info.param)].name,
+                                              name_of(std::get<1>(info.param)));
+                         });
+
 // The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
 // several ranks.
 struct Balance {

@@ -31,6 +31,7 @@ struct MoeCase {
   RecomputeSpec recompute = {};
   LoraSpec lora = {};
   int64_t hidden = 20;  // columns of an expert between its products
+  ExpertOverlap overlap = ExpertOverlap::none;
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -113,9 +114,10 @@ class MoeRank {
                           .shape = shape_,
                           .seed = 3,
                           .dispatcher = c.dispatcher,
-                          .window = window_.get(),
-                          .expert_rows = expert_rows_.get(),
-                          .lora = c.lora},
+                         .expert_overlap = c.overlap,
+                         .window = window_.get(),
+                         .expert_rows = expert_rows_.get(),
+                         .lora = c.lora},
              "mlp", /*layer=*/1) {
     if (expert_rows_) expert_rows_->declare(plan_);
     moe_.declare_saved(plan_, "moe", saved_);
@@ -241,6 +243,8 @@ class MoeRank {
   void pass(Step& step) {
     StackScope scope(step.stack);
     moe_.forward(step, y_TD, x_TD, saved_);
+    moe_.recompute(step, x_TD, saved_);
+    if (c_.overlap != ExpertOverlap::none) return moe_.backward(step, dx_TD, dy_TD, saved_);
     moe_.backward_input(step, dx_TD, dy_TD, saved_);
     moe_.backward_weight(step, saved_);
   }
@@ -251,7 +255,7 @@ class MoeRank {
   Stream s_{DeviceKind::cpu, pool_};
   BatchShape shape_;
   int64_t rows_;
-  MemoryPlan plan_;
+  MemoryPlan plan_{c_.recompute};
   ParamTable params_{plan_, ModelUse::training};
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
+#include "device/block_limit.h"
 #include "io/testing.h"
 #include "ops/cpu/testing.h"
 #include "ops/dispatch/dispatch_ref.h"
@@ -20,6 +22,7 @@ struct Case {
   int64_t P = 2, etp = 1, T = 5, e = 2, K = 2, D = 8;
   DType dtype = DType::f32;
   bool one_expert = false;  // all tokens choose the experts from E / 2 on
+  int blocks = 0;           // > 0: of a GPU's kernels, so that each walks over many rows
   int64_t W() const { return P * etp; }
   int64_t E() const { return P * e; }
   int64_t J() const { return std::min(K, P); }
@@ -35,7 +38,10 @@ std::vector<Case> cases() {
           Case{.P = 4, .T = 70, .e = 2, .K = 8, .D = 72}, Case{.P = 2, .etp = 2, .T = 33, .e = 4, .K = 3, .D = 264},
           Case{.P = 5, .T = 70, .e = 3, .K = 1, .D = 1}, Case{.P = 3, .T = 1030, .e = 1, .K = 2, .D = 2},
           Case{.P = 3, .T = 64, .e = 4, .K = 4, .D = 40, .one_expert = true},
-          Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24}}) {
+          Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24},
+          Case{.P = 2, .T = 8300, .e = 1, .K = 1, .D = 1},                 // tokens of several loops of a scan
+          Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // pieces of rows, and slots in turn
+          Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2}}) {
       c.dtype = dtype;
       all.push_back(c);
     }
@@ -107,6 +113,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
  protected:
   // Up to the places: every rank knows where its rows go.
   void announce() {
+    if (c().blocks > 0 && s_.device() == DeviceKind::cuda) few_.emplace(s_, c().blocks);
     for (int64_t q = 0; q < c().W(); ++q) ranks_.push_back(std::make_unique<Rank>(c(), q));
     Values addresses;
     bases_ = Array({c().W()}, DType::i64);
@@ -181,6 +188,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
     return std::all_of(row, row + bytes, [](unsigned char byte) { return byte == 0xff; });
   }
 
+  std::optional<BlockLimitScope> few_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   Array bases_;
   std::vector<ref::TokenExperts> experts_;

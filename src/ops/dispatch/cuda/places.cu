@@ -10,7 +10,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanThreads = 1024;
+constexpr int kScanThreads = 1024, kTokensOfThread = 8;
 
 struct Choices {
   int32_t *dest_TJ, *slot_TJ;
@@ -38,25 +38,39 @@ __global__ void __launch_bounds__(kThreads) destinations_kernel(Choices a) {
   }
 }
 
-// A block owns an ep rank. It goes over the tokens in order: those that go there are numbered by it.
+// A block owns an ep rank. It goes over the tokens in order, some consecutive ones to a thread: those that go there are
+// numbered by it.
 __global__ void __launch_bounds__(kScanThreads) slots_kernel(Choices a, int32_t* count_P) {
   __shared__ int32_t of_warp[kScanThreads / 32];
   const int p = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int32_t before = 0;  // tokens of earlier rounds of the loop
-  for (int64_t first = 0; first < a.num_tokens; first += kScanThreads) {
-    const int64_t t = first + threadIdx.x;
-    int found = -1;
-    for (int j = 0; t < a.num_tokens && j < a.num_dest; ++j)
-      if (a.dest_TJ[t * a.num_dest + j] == p) found = j;
-    const uint32_t going = __ballot_sync(0xffffffffu, found >= 0);
-    if (lane == 0) of_warp[warp] = __popc(going);
+  for (int64_t first = 0; first < a.num_tokens; first += kScanThreads * kTokensOfThread) {
+    const int64_t begin = first + int64_t{threadIdx.x} * kTokensOfThread;
+    int found[kTokensOfThread];
+    int32_t going = 0;  // of the tokens of this thread
+#pragma unroll
+    for (int i = 0; i < kTokensOfThread; ++i) {
+      found[i] = -1;
+      for (int j = 0; begin + i < a.num_tokens && j < a.num_dest; ++j)
+        if (a.dest_TJ[(begin + i) * a.num_dest + j] == p) found[i] = j;
+      going += found[i] >= 0;
+    }
+    int32_t up_to_here = going;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, up_to_here, distance);
+      if (lane >= distance) up_to_here += other;
+    }
+    if (lane == 31) of_warp[warp] = up_to_here;
     __syncthreads();
-    int32_t slot = before + __popc(going & ((1u << lane) - 1)), all = 0;
+    int32_t slot = before + up_to_here - going, all = 0;
     for (int w = 0; w < kScanThreads / 32; ++w) {
       slot += w < warp ? of_warp[w] : 0;
       all += of_warp[w];
     }
-    if (found >= 0) a.slot_TJ[t * a.num_dest + found] = slot;
+#pragma unroll
+    for (int i = 0; i < kTokensOfThread; ++i)
+      if (found[i] >= 0) a.slot_TJ[(begin + i) * a.num_dest + found[i]] = slot++;
     before += all;
     __syncthreads();
   }

@@ -1,73 +1,60 @@
-// Rows between windows. A warp owns a row; grids are as small as a GPU needs, and loop. No kernel waits for
-// another rank: rounds do (comm/peer_window.h).
+// Rows between windows. A warp owns a row; a block fills a multiprocessor, and grids loop, so that a limit on blocks
+// (device/block_limit.h) is one on multiprocessors. No kernel waits for another rank: rounds do (comm/peer_window.h).
 #include <algorithm>
 
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "ops/cuda/vector.h"
+#include "ops/dispatch/cuda/windows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/dispatch/dispatch_backends.h"
 
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxBlocks = 528;  // four on each multiprocessor of a Hopper GPU
-constexpr int kAtOnce = 4;       // words of a thread on their way
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kAtOnce = 4;      // words of a thread on their way, of a row that is copied
+constexpr int kSumsAtOnce = 2;  // and of a row that is summed, from two rows
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-int blocks_for(const Stream& s, int64_t rows) {
-  return std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, kMaxBlocks)));
-}
+// On a Hopper GPU the blocks are in clusters of two, as those of products that may run beside them: what both leave
+// free is whole clusters.
+struct Grid {
+  Grid(const Stream& s, int64_t rows) {
+    const GpuLimits& gpu = gpu_limits(s);
+    const int blocks = std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, gpu.num_multiprocessors)));
+    cluster_.id = cudaLaunchAttributeClusterDimension;
+    cluster_.val.clusterDim = {.x = gpu.is_hopper() ? 2u : 1u, .y = 1, .z = 1};
+    config_.gridDim = dim3(gpu.is_hopper() ? static_cast<unsigned>(div_ceil(blocks, 2) * 2) : blocks);
+    config_.blockDim = dim3(kThreads);
+    config_.stream = cuda_stream(s);
+    config_.attrs = &cluster_;
+    config_.numAttrs = gpu.is_hopper() ? 1 : 0;
+  }
+  Grid(const Grid&) = delete;
+  template <class... Params, class... Args>
+  void launch(void (*kernel)(Params...), const Args&... args) const {
+    MOEBIUS_CUDA(cudaLaunchKernelEx(&config_, kernel, args...));
+  }
 
-// An array in the windows of all ranks.
-struct Windows {
-  const int64_t* bases;
-  int64_t offset;
-  int num_ranks, rank;
-  unsigned long long* sent;  // bytes for other ranks: a sum of integers, which no order changes
-
-  __device__ char* array(int64_t q) const { return reinterpret_cast<char*>(bases[q]) + offset; }
-};
-
-Windows windows_of(const Tensor& sent_1, const Tensor& bases_W, int64_t offset, int64_t rank) {
-  return {.bases = bases_W.ptr<int64_t>(),
-          .offset = offset,
-          .num_ranks = narrow<int>(bases_W.numel()),
-          .rank = narrow<int>(rank),
-          .sent = reinterpret_cast<unsigned long long*>(sent_1.ptr<int64_t>())};
-}
-
-__device__ void add_sent(const Windows& to, int64_t bytes_of_lane) {
-  const auto bytes = static_cast<unsigned long long>(warp_sum(static_cast<long long>(bytes_of_lane)));
-  if (threadIdx.x % 32 == 0 && bytes > 0) atomicAdd(to.sent, bytes);
-}
-
-struct Push {
-  const char* x;
-  const int32_t *dest_TJ, *row_TJ;
-  int64_t num_tokens, row_bytes;
-  int num_dest, etp;
+ private:
+  cudaLaunchAttribute cluster_ = {};
+  cudaLaunchConfig_t config_ = {};
 };
 
 // A row is read once. A lane holds the place of one of its copies.
 template <class Word>
-__global__ void __launch_bounds__(kThreads) push_rows_kernel(Push a, Windows to) {
-  const int lane = threadIdx.x % 32, copies = a.num_dest * a.etp;
+__global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows to) {
+  const int lane = threadIdx.x % 32, copies = a.copies();
   const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(Word));
   int64_t sent = 0;
   for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; t < a.num_tokens;
        t += int64_t{gridDim.x} * kWarps) {
     const Word* x = reinterpret_cast<const Word*>(a.x + t * a.row_bytes);
     for (int first = 0; first < copies; first += 32) {
-      char* place = nullptr;
-      if (first + lane < copies) {
-        const int64_t i = t * a.num_dest + (first + lane) / a.etp;
-        const int q = a.dest_TJ[i] * a.etp + (first + lane) % a.etp;
-        if (a.dest_TJ[i] >= 0) place = to.array(q) + a.row_TJ[i] * a.row_bytes;
-        if (place && q != to.rank) sent += a.row_bytes;
-      }
+      char* place = first + lane < copies ? a.place(to, t, first + lane, sent) : nullptr;
       const uint32_t places = __ballot_sync(kAllLanes, place != nullptr);
       for (int64_t at = lane; at - lane < words; at += 32 * kAtOnce) {
         Word word[kAtOnce];
@@ -88,11 +75,11 @@ __global__ void __launch_bounds__(kThreads) push_rows_kernel(Push a, Windows to)
 
 template <class Word>
 void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
-  push_rows_kernel<Word><<<blocks_for(s, a.num_tokens), kThreads, 0, cuda_stream(s)>>>(a, to);
+  Grid(s, a.num_tokens).launch(push_rows_kernel<Word>, a, to);
 }
 
 // A block owns a rank.
-__global__ void __launch_bounds__(kThreads) push_to_all_kernel(const char* x, int64_t num_bytes, Windows to) {
+__global__ void __launch_bounds__(kThreads, 1) push_to_all_kernel(const char* x, int64_t num_bytes, Windows to) {
   char* array = to.array(blockIdx.x) + to.rank * num_bytes;
   for (int64_t i = threadIdx.x; i < num_bytes; i += kThreads) array[i] = x[i];
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(to.sent, (to.num_ranks - 1) * num_bytes);
@@ -116,8 +103,22 @@ __device__ int source_of(const Return& a, const Windows& to, int64_t n) {
   return source;
 }
 
+// The pairs of a row of N, by lane: the rows of y, -1 past the last one, and their weights.
+struct Pairs {
+  int32_t row;
+  float weight;
+};
+
+__device__ Pairs pairs_of(const Return& a, int64_t n, int first) {
+  const int k = first + static_cast<int>(threadIdx.x % 32);
+  if (k >= a.top_k) return {-1, 0.0f};
+  const int64_t i = n * a.top_k + k;
+  return {a.pair_row_NK[i], a.weight_NK ? a.weight_NK[i] : 1.0f};
+}
+
+// Pieces of two rows of y are on their way at once; they are added in the order of k.
 template <class T, int kNum>
-__global__ void __launch_bounds__(kThreads) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
+__global__ void __launch_bounds__(kThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
   const int lane = threadIdx.x % 32;
   const int64_t num_rows = a.arrive_W1[to.num_ranks], row_bytes = width * static_cast<int64_t>(sizeof(T));
   int64_t sent = 0;
@@ -125,28 +126,41 @@ __global__ void __launch_bounds__(kThreads) return_sums_kernel(const T* y, int64
     const int source = source_of(a, to, n);
     T* out = reinterpret_cast<T*>(to.array(source) + (a.back_W[source] + n - a.arrive_W1[source]) * row_bytes);
     if (lane == 0 && source != to.rank) sent += row_bytes;
-    for (int64_t at = lane * kNum; at - lane * kNum < width; at += 32 * kNum * kAtOnce) {
-      float sum[kAtOnce][kNum] = {};
-      for (int k = 0; k < a.top_k; ++k) {
-        const int64_t row = a.pair_row_NK[n * a.top_k + k];
-        if (row < 0) continue;  // the same in all lanes
-        const float weight = a.weight_NK ? a.weight_NK[n * a.top_k + k] : 1.0f;
-        Raw<T, kNum> raw[kAtOnce];
+    for (int64_t at = lane * kNum; at - lane * kNum < width; at += 32 * kNum * kSumsAtOnce) {
+      float sum[kSumsAtOnce][kNum] = {};
+      for (int first = 0; first < a.top_k; first += 32) {
+        const Pairs pairs = pairs_of(a, n, first);
+        for (uint32_t left = __ballot_sync(kAllLanes, pairs.row >= 0); left != 0;) {
+          Raw<T, kNum> raw[2][kSumsAtOnce];
+          float weight[2];
+          bool is_there[2];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int64_t column = at + 32 * kNum * i;
-          raw[i] = fetch<kNum>(y + row * width + column, column < width);
-        }
+          for (int r = 0; r < 2; ++r, left &= left - 1) {
+            is_there[r] = left != 0;
+            const int from = is_there[r] ? __ffs(left) - 1 : 0;
+            const int64_t row = __shfl_sync(kAllLanes, pairs.row, from);
+            weight[r] = __shfl_sync(kAllLanes, pairs.weight, from);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          float x[kNum];
-          unpack<T>(x, raw[i]);
+            for (int i = 0; i < kSumsAtOnce; ++i) {
+              const int64_t column = at + 32 * kNum * i;
+              raw[r][i] = fetch<kNum>(y + row * width + column, is_there[r] && column < width);
+            }
+          }
 #pragma unroll
-          for (int j = 0; j < kNum; ++j) sum[i][j] += weight * x[j];
+          for (int r = 0; r < 2; ++r) {
+            if (!is_there[r]) continue;  // the same in all lanes
+#pragma unroll
+            for (int i = 0; i < kSumsAtOnce; ++i) {
+              float x[kNum];
+              unpack<T>(x, raw[r][i]);
+#pragma unroll
+              for (int j = 0; j < kNum; ++j) sum[i][j] += weight[r] * x[j];
+            }
+          }
         }
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kSumsAtOnce; ++i) {
         const int64_t column = at + 32 * kNum * i;
         if (column < width) store(out + column, sum[i]);
       }
@@ -156,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) return_sums_kernel(const T* y, int64
 }
 
 // A warp owns a row, a lane some of its pairs.
-__global__ void __launch_bounds__(kThreads) return_pairs_kernel(const float* from, Return a, Windows to) {
+__global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* from, Return a, Windows to) {
   const int lane = threadIdx.x % 32;
   const int64_t num_rows = a.arrive_W1[to.num_ranks];
   int64_t sent = 0;
@@ -194,6 +208,7 @@ void push_rows(Stream& s, const PushRows& a) {
                   .etp = narrow<int>(a.etp)};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
+  if (uses_hopper_kernels(s) && sm90::takes(push, a.offset)) return sm90::push_rows(s, push, to);
   if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
   if (places % 16 == 0)
     launch_push_rows<uint4>(s, push, to);
@@ -218,15 +233,15 @@ void return_sums(Stream& s, const ReturnSums& a) {
   Return back = return_of(a);
   if (!a.weight_NK.empty()) back.weight_NK = a.weight_NK.ptr<float>();
   const int64_t width = a.y_RD.dim(1);
-  const int blocks = blocks_for(s, a.pair_row_NK.dim(0));
+  const Grid grid(s, a.pair_row_NK.dim(0));
   with_float_type(a.y_RD.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* y = a.y_RD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), y)) {
-      return_sums_kernel<T, kPerVector<T>><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+      grid.launch(return_sums_kernel<T, kPerVector<T>>, y, width, back, to);
     } else {
       note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
-      return_sums_kernel<T, 1><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+      grid.launch(return_sums_kernel<T, 1>, y, width, back, to);
     }
   });
   check_launch("return_sums");
@@ -234,8 +249,8 @@ void return_sums(Stream& s, const ReturnSums& a) {
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  return_pairs_kernel<<<blocks_for(s, a.pair_row_NK.dim(0)), kThreads, 0, cuda_stream(s)>>>(a.from_R.ptr<float>(),
-                                                                                            return_of(a), to);
+  Grid(s, a.pair_row_NK.dim(0))
+      .launch(return_pairs_kernel, static_cast<const float*>(a.from_R.ptr<float>()), return_of(a), to);
   check_launch("return_pairs");
 }
 
