@@ -31,6 +31,7 @@ struct LayerContext {
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
+  int64_t expert_chunk = 0;  // tokens that experts take at a time; 0: by their number (model/moe/chunked_experts.h)
   LoraSpec lora = {};                                     // which matrices have adapters (model/lora/adapter.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
