@@ -7,25 +7,31 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLongChunk = 32768;
+constexpr int64_t kLongest = 32768, kShortest = 8192;
 
 ChunkedExperts::Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<ChunkedExperts::Saved&>(saved); }
 
 }  // namespace
 
-int64_t expert_chunk(int64_t T) { return std::min(T, kLongChunk); }
+int64_t expert_chunk(int64_t T) {
+  for (int64_t n = div_ceil(T, kLongest); n > 0 && T / n >= kShortest; ++n)
+    if (T % n == 0) return T / n;
+  return T;
+}
 
 ChunkedExperts::ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk)
     : T_(c.stream_rows()),
       K_(c.model.top_k),
       E_(c.model.num_experts),
       chunk_(chunk),
-      experts_(std::move(experts)) {}
+      experts_(std::move(experts)) {
+  MOEBIUS_ASSERT(T_ % chunk_ == 0);
+}
 
 std::unique_ptr<RoutedExperts::Saved> ChunkedExperts::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
   auto saved = std::make_unique<Saved>();
   saved->weights_follow = !plan.splits_backward();
-  saved->chunks.resize(div_ceil(T_, chunk_));
+  saved->chunks.resize(T_ / chunk_);
   for (size_t i = 0; i < saved->chunks.size(); ++i) {
     const std::string name = fmt::format("{}.chunk{}", prefix, i);
     Chunk& chunk = saved->chunks[i];

@@ -13,8 +13,8 @@
 
 namespace moebius {
 
-// Tokens of a chunk on a rank with T tokens in a micro-batch: T where that is not long. Chunks are
-// alike but for the last.
+// Tokens of a chunk on a rank with T tokens in a micro-batch: the largest divisor of T up to 32768. T
+// itself where it is not longer, or where no divisor of at least 8192 is: short chunks would cost time.
 int64_t expert_chunk(int64_t T);
 
 class ChunkedExperts final : public RoutedExperts {
@@ -28,7 +28,7 @@ class ChunkedExperts final : public RoutedExperts {
     std::vector<Chunk> chunks;
     bool weights_follow = true;  // backward_weight of a chunk runs right after its backward_input
   };
-  // experts: made for `chunk` tokens of the `T` of a micro-batch.
+  // experts: made for `chunk` tokens, which divide those of a micro-batch.
   ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk);
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 

@@ -27,6 +27,9 @@ struct MoeCase {
   double gate_std = 0.5;
   PrecisionSpec precision = {};
   int64_t hidden = 20;  // columns of an expert between its products
+  int64_t expert_chunk = 0;  // as LayerContext's
+  bool splits_backward = false, first_of_step = false;
+  RecomputeSpec recompute = {};
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -90,6 +93,7 @@ class MoeRank {
         mesh_(mesh),
         shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
+        plan_(c.recompute),
         window_(make_window(c)),
         moe_(LayerContext{.params = params_,
                           .plan = plan_,
@@ -102,13 +106,16 @@ class MoeRank {
                           .shape = shape_,
                           .seed = 3,
                           .dispatcher = c.dispatcher,
-                          .window = window_.get()},
+                          .window = window_.get(),
+                          .expert_chunk = c.expert_chunk},
              "mlp", /*layer=*/1) {
+    plan_.split_backward(c.splits_backward);
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
     for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
       plan_.declare(*t, "activation", {rows_, moe_model(c).hidden_size}, c.dtype, Life::saved);
     batch_.training = true;
+    batch_.first_of_step = c.first_of_step;
     Stream null(DeviceKind::null, pool_);
     StepStack counted(DeviceKind::null, nullptr, 0);
     Step step{null, counted, batch_};
@@ -216,6 +223,7 @@ class MoeRank {
   void pass(Step& step) {
     StackScope scope(step.stack);
     moe_.forward(step, y_TD, x_TD, saved_);
+    moe_.recompute(step, x_TD, saved_);
     moe_.backward_input(step, dx_TD, dy_TD, saved_);
     moe_.backward_weight(step, saved_);
   }
