@@ -59,7 +59,7 @@ struct BenchSpec {
   BenchMask mask;         // for attention
   int64_t sequences = 0;  // for attention; 0: those of the shape
   int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape
-  bool profile = false;  // for moe-layer: times every op separately too
+  bool profile = false;   // for moe-layer: times every op separately too
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
   bool first_micro_batch = false;

@@ -49,9 +49,7 @@ void set_table(json& config, json table) {
 
 }  // namespace
 
-bool extends_context(const std::string& hf_key) {
-  return hf_key == kPositions || hf_key == kTheta || hf_key == kTable;
-}
+bool extends_context(const std::string& hf_key) { return hf_key == kPositions || hf_key == kTheta || hf_key == kTable; }
 
 json with_longer_context(json config, const json& changes) {
   if (changes.contains(kTable)) set_table(config, changes[kTable]);

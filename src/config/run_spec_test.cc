@@ -225,10 +225,9 @@ TEST(Load, TheTokenizerOfAModelsFolderIsTheDefault) {
 TEST(Load, ARecipeExtendsTheContextOfAModelsFolder) {
   const ConfigFolder folder(
       "{\"model_type\": \"qwen3_moe\", \"max_position_embeddings\": 64, \"rope_theta\": 5000.0, \"num_experts\": 4}");
-  const RunSpec spec = parse_run_spec(
-      kRest, "r.toml",
-      {"model.hf=" + folder.path(), "model.max_position_embeddings=256",
-       "model.rope_scaling={rope_type=\"yarn\",factor=4.0}"});
+  const RunSpec spec = parse_run_spec(kRest, "r.toml",
+                                      {"model.hf=" + folder.path(), "model.max_position_embeddings=256",
+                                       "model.rope_scaling={rope_type=\"yarn\",factor=4.0}"});
   EXPECT_EQ(spec.model.max_position_embeddings, 256);
   EXPECT_EQ(spec.model.rope_theta, 5000.0);
   EXPECT_EQ(spec.model.rope_scaling.type, RopeType::yarn);

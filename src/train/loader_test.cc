@@ -107,8 +107,8 @@ TEST(Loader, TheSequencesOfAStepFallInCost) {
   for (int64_t step = 1; step <= 5; ++step) {
     std::vector<PlacedSequence> as_read = sequences_of(plain, engine.batch(), step),
                                 by_cost = sequences_of(sorted, engine.batch(), step);
-    EXPECT_TRUE(std::is_sorted(by_cost.begin(), by_cost.end(),
-                               [](const auto& a, const auto& b) { return a.cost > b.cost; }));
+    EXPECT_TRUE(
+        std::is_sorted(by_cost.begin(), by_cost.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; }));
     Loader resumed(sets, run, true);
     EXPECT_EQ(sequences_of(resumed, engine.batch(), step), by_cost);
     moved |= as_read != by_cost;

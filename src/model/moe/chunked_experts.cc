@@ -20,11 +20,7 @@ int64_t expert_chunk(int64_t T) {
 }
 
 ChunkedExperts::ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk)
-    : T_(c.stream_rows()),
-      K_(c.model.top_k),
-      E_(c.model.num_experts),
-      chunk_(chunk),
-      experts_(std::move(experts)) {
+    : T_(c.stream_rows()), K_(c.model.top_k), E_(c.model.num_experts), chunk_(chunk), experts_(std::move(experts)) {
   MOEBIUS_ASSERT(T_ % chunk_ == 0);
 }
 

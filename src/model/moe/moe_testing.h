@@ -26,7 +26,7 @@ struct MoeCase {
   // Draws of the gate are times this: the larger, the more unequal the experts.
   double gate_std = 0.5;
   PrecisionSpec precision = {};
-  int64_t hidden = 20;  // columns of an expert between its products
+  int64_t hidden = 20;       // columns of an expert between its products
   int64_t expert_chunk = 0;  // as LayerContext's
   bool splits_backward = false, first_of_step = false;
   RecomputeSpec recompute = {};

@@ -74,7 +74,8 @@ DsPlan cut_queries(const DsSizes& z, int64_t max_ds_bytes) {
 }  // namespace
 
 int64_t dq_parts(const DsSizes& z, const DsSlice& slice) {
-  const int64_t blocks = slice.kv_heads * (z.heads / z.kv_heads) * div_up(slice.query_tiles, dq_tiles_of_block(z.width));
+  const int64_t blocks =
+      slice.kv_heads * (z.heads / z.kv_heads) * div_up(slice.query_tiles, dq_tiles_of_block(z.width));
   return std::clamp<int64_t>(dq_slots(z.width) / blocks, 1, kMaxDqParts);
 }
 

@@ -89,7 +89,8 @@ Options options_of(const Key& key, const char* name) {
 }
 
 void describe_fwd(fe::graph::Graph& graph, const Key& key) {
-  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)), k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
+  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)),
+             k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
              v = graph.tensor(kv_heads_of(key, "v", kV, key.v_width));
   auto options = options_of<fe::graph::SDPA_attributes>(key, "attention_fwd");
   options.set_generate_stats(true);
@@ -103,7 +104,8 @@ void describe_fwd(fe::graph::Graph& graph, const Key& key) {
 }
 
 void describe_bwd(fe::graph::Graph& graph, const Key& key) {
-  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)), k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
+  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)),
+             k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
              v = graph.tensor(kv_heads_of(key, "v", kV, key.v_width)),
              o = graph.tensor(heads_of(key, "o", kO, key.v_width)),
              dout = graph.tensor(heads_of(key, "do", kDo, key.v_width));
@@ -189,7 +191,8 @@ std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
 
 template <class Op>
 std::optional<Keys> keys_of(const Op& a) {
-  if (!is_measured_cudnn(cudnn_version()) || a.q_THd.dtype != DType::bf16 || !a.doc_start_T.empty()) return std::nullopt;
+  if (!is_measured_cudnn(cudnn_version()) || a.q_THd.dtype != DType::bf16 || !a.doc_start_T.empty())
+    return std::nullopt;
   AttentionSizes z = attention_sizes(a);
   if (z.rows < kMinRows || z.kv_rows < kMinRows) return std::nullopt;
   if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence is none

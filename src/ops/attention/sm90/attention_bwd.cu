@@ -76,7 +76,7 @@ DsTiles tiles_of(const DsSizes& z, const DsSlice& slice) {
 void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsPlan& plan) {
   const DsSizes z = ds_sizes(a);
   unsigned char *const tiles = static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a),
-                *const kv_sums = tiles + plan.ds_bytes, *const q_parts = kv_sums + plan.kv_sums_bytes;
+                       *const kv_sums = tiles + plan.ds_bytes, *const q_parts = kv_sums + plan.kv_sums_bytes;
   for (const DsSlice& slice : plan.slices) {
     DsTiles ds = tiles_of(z, slice);
     ds.tiles = tiles;

@@ -44,9 +44,9 @@ struct DsTiles {
   // REQUIRES: has it.
   __device__ __forceinline__ unsigned char* tile(int of_b, int of_h, int query_tile, int key_tile) const {
     const int64_t head = int64_t{of_b - b} * kv_heads * group + (of_h - kv_head * group);
-    return tiles + (head * tiles_of_head + first_of(query_tile) - skipped + min(query_tile, band - 1) - query_tile +
-                    key_tile) *
-                       kDsTileBytes;
+    return tiles +
+           (head * tiles_of_head + first_of(query_tile) - skipped + min(query_tile, band - 1) - query_tile + key_tile) *
+               kDsTileBytes;
   }
   // Tiles of the query tiles before this one.
   __device__ __forceinline__ int64_t first_of(int query_tile) const {

@@ -38,10 +38,11 @@ struct DqWork {
 template <class Tile>
 __device__ __forceinline__ DqWork work_of_block(const AttentionSizes& z, const DsTiles& ds) {
   const int heads = ds.kv_heads * ds.group;
-  DqWork w{.b = ds.b + static_cast<int>(blockIdx.y),
-           .h = ds.kv_head * ds.group + static_cast<int>(blockIdx.x) % heads,
-           .query_tile = ds.query_begin + static_cast<int>(gridDim.z - 1 - blockIdx.z) * Tile::kTiles,  // the longest first
-           .part = static_cast<int>(blockIdx.x) / heads};
+  DqWork w{
+      .b = ds.b + static_cast<int>(blockIdx.y),
+      .h = ds.kv_head * ds.group + static_cast<int>(blockIdx.x) % heads,
+      .query_tile = ds.query_begin + static_cast<int>(gridDim.z - 1 - blockIdx.z) * Tile::kTiles,  // the longest first
+      .part = static_cast<int>(blockIdx.x) / heads};
   // The first tile sees the earliest key, and who comes last sees the latest.
   const int first = seen_tiles(z, ds, w.b, w.query_tile).first;
   int end = first;
@@ -187,8 +188,7 @@ void launch(Stream& s, const AttentionBwd& a, const DsTiles& ds) {
                     static_cast<unsigned>(div_ceil(tiles, int64_t{Tile::kTiles})));
   dq_of_ds_kernel<Tile>
       <<<blocks, Tile::kThreads, kBytes, cuda_stream(s)>>>(rows_map(a.k_TGd, a.batch, kDsEdge), dq, ds, z);
-  if (ds.parts > 1)
-    add_parts_kernel<<<static_cast<unsigned>(tiles * kDsEdge), 256, 0, cuda_stream(s)>>>(dq, ds, z);
+  if (ds.parts > 1) add_parts_kernel<<<static_cast<unsigned>(tiles * kDsEdge), 256, 0, cuda_stream(s)>>>(dq, ds, z);
   check_launch("attention_bwd");
 }
 
