@@ -1,8 +1,11 @@
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "bench/attention_check.h"
 #include "bench/timing.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 namespace {
@@ -18,15 +21,49 @@ Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
   return cost;
 }
 
+// An op, and where its lines go.
 template <class Op>
-BenchLine attention_line(BenchDevice& device, BenchTensors& tensors, const char* name, Op& op,
-                         void (*run)(Stream&, const Op&), const BenchMask& mask) {
+struct TimedAttention {
+  BenchReport& report;
+  BenchTensors& tensors;
+  const BenchMask& mask;
+  const char* name;
+  void (*run)(Stream&, const Op&);
+};
+
+template <class Op>
+void add_line(BenchDevice& device, const TimedAttention<Op>& timed, Op op, BenchLine line) {
   Stream& s = device.stream();
-  op.scratch = tensors.bytes(Op::scratch_bytes(op, s));
-  BenchLine line{.name = name, .cost = masked_cost(cost(op), mask, op.q_THd.dim(0) / op.batch)};
-  device.time(line, [&] { run(s, op); });
-  check_attention(s, line, op, mask);
-  return line;
+  const Tensor scratch = timed.tensors.bytes(Op::scratch_bytes(op, s));
+  op.scratch = scratch;
+  line.cost = masked_cost(cost(op), timed.mask, op.q_THd.dim(0) / op.batch);
+  device.time(line, [&] { timed.run(s, op); });
+  check_attention(s, line, op, timed.mask);
+  timed.report.lines.push_back(std::move(line));
+}
+
+// A line of the kernels that a run takes; two where there is a choice.
+template <class Op>
+void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool is_portable) {
+  if (!device.is_gpu() || is_portable || !cudnn_can(op)) return add_line(device, timed, op, {.name = timed.name});
+  const bool is_cudnn = cudnn_takes(op);
+  for (const auto& [kernels, name] : {std::pair(AttentionKernels::own, "own"), {AttentionKernels::cudnn, "cudnn"}}) {
+    op.kernels = kernels;
+    const bool is_chosen = is_cudnn == (kernels == AttentionKernels::cudnn);
+    add_line(device, timed, op,
+             {.name = fmt::format("{} {}", timed.name, name),
+              .kernel = is_chosen ? "the kernels that a run takes" : "not what a run takes"});
+  }
+}
+
+BenchShape shape_of(const BenchSpec& spec) {
+  BenchShape shape = bench_shape(spec.shape, spec.scale);
+  MOEBIUS_CHECK(usage, spec.sequences >= 0 && spec.length >= 0,
+                "--sequences, --length: expected at least 0; got {} and {}; 0 means those of --shape", spec.sequences,
+                spec.length);
+  if (spec.sequences > 0) shape.batch = spec.sequences;
+  if (spec.length > 0) shape.seq = spec.length;
+  return shape;
 }
 
 // Returns for each row where its document begins within its sequence.
@@ -40,7 +77,7 @@ std::vector<int32_t> document_starts(const BenchShape& shape, int64_t documents)
 }  // namespace
 
 BenchReport bench_attention(const BenchSpec& spec) {
-  const BenchShape shape = bench_shape(spec.shape, spec.scale);
+  const BenchShape shape = shape_of(spec);
   const BenchMask& mask = spec.mask;
   MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
                 mask.window);
@@ -75,8 +112,9 @@ BenchReport bench_attention(const BenchSpec& spec) {
                    .window = mask.window,
                    .scale = fwd.scale};
   BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
-  report.lines.push_back(attention_line(device, tensors, "attention_fwd", fwd, attention_fwd, mask));
-  report.lines.push_back(attention_line(device, tensors, "attention_bwd", bwd, attention_bwd, mask));
+  const bool is_portable = spec.kernels == KernelChoice::portable;
+  add_lines<AttentionFwd>(device, {report, tensors, mask, "attention_fwd", attention_fwd}, fwd, is_portable);
+  add_lines<AttentionBwd>(device, {report, tensors, mask, "attention_bwd", attention_bwd}, bwd, is_portable);
   for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
   return report;
 }

@@ -56,8 +56,10 @@ struct BenchSpec {
   double scale = 1.0;  // scales the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
-  BenchMask mask;        // for attention
-  bool profile = false;  // for moe-layer: times every op separately too
+  BenchMask mask;         // for attention
+  int64_t sequences = 0;  // for attention; 0: those of the shape
+  int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape
+  bool profile = false;   // for moe-layer: times every op separately too
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
   bool first_micro_batch = false;
@@ -72,7 +74,8 @@ struct BenchSpec {
 // On the CPU it also measures one call of oneDNN with as many threads.
 BenchReport bench_gemm(const BenchSpec& spec);
 // Measures causal attention with the shape's heads in bf16. Only operations on keys that are seen
-// are counted.
+// are counted. Where our own kernels and cuDNN's both can, each has a line, and `kernel` says which
+// of them a run takes (ops/attention/attention_choice.h).
 BenchReport bench_attention(const BenchSpec& spec);
 // Measures each op of the experts in bf16.
 BenchReport bench_experts(const BenchSpec& spec);

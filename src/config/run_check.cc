@@ -1,7 +1,9 @@
 // Checks the relations between the values of a run. The rules of the table check the range
 // of each value.
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -106,13 +108,30 @@ void check_datasets(const RunSpec& s, const char* key, const std::vector<Dataset
   }
 }
 
+int64_t largest_divisor(int64_t n, int64_t at_most) {
+  int64_t divisor = std::clamp<int64_t>(at_most, 1, std::max<int64_t>(n, 1));
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+// "are 996 and 1002", "is 996": the multiples of `of` beside n, from `of` to at_most.
+std::string nearest_multiples(int64_t n, int64_t of, int64_t at_most) {
+  const int64_t below = n / of * of, above = below + of;
+  if (below == 0) return fmt::format("is {}", above);
+  return above > at_most ? fmt::format("is {}", below) : fmt::format("are {} and {}", below, above);
+}
+
 void check_batches(const RunSpec& s, int64_t world_size) {
   const int64_t dp = s.parallel.dp(world_size), together = s.train.micro_batch * dp;
   MOEBIUS_CHECK(usage, s.train.global_batch % together == 0,
                 "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}",
                 s.train.micro_batch, dp, together, s.train.global_batch, origin(s, "train.global_batch"));
+  if (!s.data.separate_documents)
+    refuse_idle(s, "data.order_by_cost",
+                "without data.separate_documents every sequence costs the same; set that, or remove it");
   MOEBIUS_CHECK(usage, s.train.seq_len <= s.model.max_position_embeddings,
-                "train.seq_len must be at most model.max_position_embeddings = {}; got {}{}",
+                "train.seq_len must be at most model.max_position_embeddings = {}; got {}; a longer context needs "
+                "model.max_position_embeddings and, for a trained model, model.rope_scaling or rope_theta{}",
                 s.model.max_position_embeddings, s.train.seq_len, origin(s, "train.seq_len"));
 }
 
@@ -278,8 +297,9 @@ void check_layout(const RunSpec& s) {
                 p.tp);
   MOEBIUS_CHECK(usage, p.cp_comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
                 "parallel.cp_comm = \"alltoall\" shares heads: tp * cp = {} * {} must divide "
-                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or other degrees{}",
-                p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
+                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or parallel.cp = {}{}",
+                p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp),
+                origin(s, "parallel.cp_comm"));
   if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
   if (p.ep * p.etp == 1) {
     for (const char* key :
@@ -295,7 +315,9 @@ void check_layout(const RunSpec& s) {
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
-                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
+                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; the nearest {}{}", 2 * p.cp,
+                s.train.seq_len, nearest_multiples(s.train.seq_len, 2 * p.cp, s.model.max_position_embeddings),
+                origin(s, "train.seq_len"));
 }
 
 // Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on

@@ -75,8 +75,11 @@ TEST(Check, Batches) {
               HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 1 = 3; got 7 [--set]"));
   EXPECT_THAT(check_error({}, 4),
               HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 4 = 12; got 6"));
-  EXPECT_THAT(check_error({"train.seq_len=34"}),
-              HasSubstr("train.seq_len must be at most model.max_position_embeddings = 33; got 34 [--set]"));
+  EXPECT_THAT(
+      check_error({"train.seq_len=34"}),
+      HasSubstr(
+          "train.seq_len must be at most model.max_position_embeddings = 33; got 34; a longer context needs model.max_position_embeddings "
+          "and, for a trained model, model.rope_scaling or rope_theta [--set]"));
 }
 
 TEST(Check, Model) {
@@ -276,11 +279,12 @@ TEST(Check, Layout) {
               HasSubstr("parallel.tp must divide model.shared_expert_intermediate_size = 3; got 2"));
   EXPECT_THAT(check_error({"parallel.tp=2", "parallel.cp=2", "parallel.cp_comm=alltoall", "train.seq_len=8"}, 4),
               HasSubstr("parallel.cp_comm = \"alltoall\" shares heads: tp * cp = 2 * 2 must divide "
-                        "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or other degrees"));
+                        "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or parallel.cp = 1"));
   EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
               HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
-  EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
-              HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7"));
+  EXPECT_THAT(
+      check_error({"parallel.cp=2"}, 2),
+      HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8 [r.toml:15]"));
 }
 
 TEST(Check, Pipeline) {

@@ -52,6 +52,7 @@ class RandomSpec {
     s.threads = upto(99), s.graph = coin(), s.init_from = text();
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
+    s.data.order_by_cost = s.data.separate_documents && coin();
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};
     if (coin()) s.lora = {upto(64), positive(), 0.5, {"q_proj", "mlp.experts.*"}, text()};
     if (coin()) s.train.freeze = {"*.mlp.gate.*", "model.embed_tokens.weight"};

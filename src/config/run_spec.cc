@@ -8,6 +8,7 @@
 
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
+#include "config/longer_context.h"
 #include "config/nearest.h"
 #include "config/other_names.h"
 #include "config/recipe/table.h"
@@ -93,9 +94,11 @@ std::string inline_model_key(const std::string& name) {
   return find_hf_key(key) ? key : "";
 }
 
+// origin: "model.hf", beside which a recipe may extend the context, or "model.config".
 void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
   for (const auto& [name, where] : spec.provenance) {
-    MOEBIUS_CHECK(usage, inline_model_key(name).empty(),
+    const std::string key = inline_model_key(name);
+    MOEBIUS_CHECK(usage, key.empty() || (origin == "model.hf" && extends_context(key)),
                   "{}: {} and {} ({}) both give the model; keep one, or edit a copy of the config.json", where, name,
                   origin, spec.provenance.at(origin));
   }
@@ -123,7 +126,8 @@ json read_config_json(const std::string& dir) {
 void resolve_config_model(RunSpec& spec) {
   const bool held = spec.provenance.contains("model.config");
   refuse_inline_keys(spec, held ? "model.config" : "model.hf");
-  const json config = held ? *spec.model.source : read_config_json(spec.model_hf);
+  const json changes = spec.model.source ? *spec.model.source : json::object(),
+             config = held ? changes : with_longer_context(read_config_json(spec.model_hf), changes);
   spec.model = held ? read_hf_config(config, spec.provenance["model.config"] + ": model.config", ErrorKind::usage)
                     : model_spec_from_hf(config, spec.model_hf + "/config.json");
 }

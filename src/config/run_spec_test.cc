@@ -4,9 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "config/other_names.h"
 #include "config/testing.h"
@@ -20,13 +19,14 @@ using testing::HasSubstr;
 
 const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
 
+// The fewest ranks that the degrees of a recipe allow.
+int64_t ranks_of(const ParallelSpec& p) { return std::lcm(p.tp * p.cp, p.etp * p.ep) * p.pp; }
+
 TEST(Recipes, AllParseAndCheck) {
   int count = 0;
   for (const auto& file : std::filesystem::directory_iterator(kRecipes)) {
     const RunSpec spec = load_run_spec(file.path(), {});
-    const ParallelSpec& p = spec.parallel;
-    const int64_t fewest_ranks = p.pp * std::lcm(p.tp * p.cp, p.etp * p.ep);
-    EXPECT_NO_THROW(spec.check(fewest_ranks)) << file;
+    EXPECT_NO_THROW(spec.check(ranks_of(spec.parallel))) << file;
     EXPECT_EQ(without_provenance(read_back(spec, true)), without_provenance(spec)) << file;
     ++count;
   }
@@ -220,6 +220,23 @@ TEST(Load, TheTokenizerOfAModelsFolderIsTheDefault) {
   EXPECT_EQ(parse_run_spec(kRest, "r.toml", {hf, "data.tokenizer=bytes"}).data.tokenizer, "bytes");
   EXPECT_THAT(check_error({"data.tokenizer=" + folder.path() + "/tokenizer.json"}),
               HasSubstr("tokenizer.json\"; give its folder [--set]"));
+}
+
+TEST(Load, ARecipeExtendsTheContextOfAModelsFolder) {
+  const ConfigFolder folder(
+      "{\"model_type\": \"qwen3_moe\", \"max_position_embeddings\": 64, \"rope_theta\": 5000.0, \"num_experts\": 4}");
+  const RunSpec spec = parse_run_spec(kRest, "r.toml",
+                                      {"model.hf=" + folder.path(), "model.max_position_embeddings=256",
+                                       "model.rope_scaling={rope_type=\"yarn\",factor=4.0}"});
+  EXPECT_EQ(spec.model.max_position_embeddings, 256);
+  EXPECT_EQ(spec.model.rope_theta, 5000.0);
+  EXPECT_EQ(spec.model.rope_scaling.type, RopeType::yarn);
+  EXPECT_EQ(spec.model.rope_scaling.original_positions, 64) << "what the model was trained on";
+  EXPECT_EQ(spec.model.num_experts, 4);
+  EXPECT_EQ(spec.provenance.at("model.max_position_embeddings"), "--set");
+  EXPECT_EQ(read_back(spec, true).model, spec.model);
+  EXPECT_EQ(parse_run_spec(kRest, "r.toml", {"model.hf=" + folder.path(), "model.rope_theta=1e6"}).model.rope_theta,
+            1e6);
 }
 
 TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {

@@ -18,6 +18,7 @@ struct DataSpec {
   std::vector<DatasetSpec> valid;
   std::string tokenizer = "bytes";
   bool separate_documents = false;  // attention and positions restart at document borders
+  bool order_by_cost = false;       // the sequences of a step, by the squares of their documents' lengths
   bool operator==(const DataSpec&) const = default;
 };
 

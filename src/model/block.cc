@@ -59,9 +59,12 @@ void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend att
 }
 
 // In the order of forward: each tensor is computed from those before it.
-void Block::recompute(Step& step, Saved& saved) const {
+void Block::recompute_attention(Step& step, Saved& saved) const {
   saved.n1_TD.recompute(step.stack, [&] { norm1_.recompute(step, saved.n1_TD, saved.norm1); });
   attention_->recompute(step, saved.n1_TD, *saved.attention);
+}
+
+void Block::recompute_feed_forward(Step& step, Saved& saved) const {
   saved.norm2.sum_TD.recompute(step.stack, [&] {
     attention_->output(step, saved.norm2.sum_TD, *saved.attention);
     add(step.stream, saved.norm2.sum_TD, saved.norm1.sum_TD);
@@ -81,9 +84,10 @@ void Block::backward_input(Step& step, Tensor dresidual_TD, Saved& saved) const 
 void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_weights) const {
   const Shape TD = dresidual_TD.shape;
   StackScope recomputed(step.stack);
-  recompute(step, saved);
+  recompute_attention(step, saved);
   {
-    StackScope scope(step.stack);
+    StackScope scope(step.stack);  // of what attention's backward does not read
+    recompute_feed_forward(step, saved);
     const Tensor dn2_TD = step.alloc(TD, dtype_);
     if (with_weights)
       feed_forward_->backward(step, dn2_TD, dresidual_TD, *saved.feed_forward);
@@ -100,7 +104,8 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool wit
 
 void Block::backward_weight(Step& step, Saved& saved) const {
   StackScope recomputed(step.stack);
-  recompute(step, saved);
+  recompute_attention(step, saved);
+  recompute_feed_forward(step, saved);
   feed_forward_->backward_weight(step, *saved.feed_forward);
   attention_->backward_weight(step, *saved.attention);
 }

@@ -56,7 +56,8 @@ class Block {
   // Both forward passes; attend(y_TD, x_TD) computes the attention of the rows.
   template <class Attend>
   void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
-  void recompute(Step& step, Saved& saved) const;
+  void recompute_attention(Step& step, Saved& saved) const;
+  void recompute_feed_forward(Step& step, Saved& saved) const;
   void run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_weights) const;
 
   int64_t D_, max_tokens_;

@@ -56,6 +56,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
+      order_by_cost_(run.data.order_by_cost),
       mtp_coeff_(run.num_mtp() > 0 ? run.train.mtp_coeff / static_cast<double>(run.num_mtp()) : 0),
       loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
@@ -111,7 +112,27 @@ void Loader::begin_step(int64_t step) {
     samples_.push_back(order_.sample((step - 1) * global_batch_ + i));
     add_weights(samples_.back(), weights);
   }
+  if (order_by_cost_) order_by_cost();
   for (size_t k = 0; k < weights.size(); ++k) loss_scales_[k] = weights[k] > 0 ? 1.0 / weights[k] : 0.0;
+}
+
+void Loader::order_by_cost() {
+  std::vector<std::pair<double, Sample>> costs;
+  for (const Sample& sample : samples_) {
+    std::vector<int32_t> ends = document_starts(sample);
+    ends.push_back(static_cast<int32_t>(seq_));
+    double cost = 0;
+    int32_t begin = 0;
+    for (const int32_t end : ends) {
+      const double length = std::min<double>(end, static_cast<double>(seq_)) - begin;
+      cost += length * length;
+      begin = end;
+    }
+    costs.emplace_back(cost, sample);
+  }
+  // Stable: sequences of one cost stay in the order of the data.
+  std::stable_sort(costs.begin(), costs.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (size_t i = 0; i < samples_.size(); ++i) samples_[i] = costs[i].second;
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {

@@ -1,7 +1,10 @@
 // Fills micro-batches, for training or for an evaluation.
 //
 // Training: the batch is a pure function of the step. Sample (step - 1) * global_batch + i is
-// sequence i of the global batch, whatever the layout and however often the run was resumed.
+// sequence i of the global batch, whatever the layout and however often the run was resumed. With
+// data.order_by_cost the sequences of the global batch are sorted by their cost, the largest first.
+// Then the sums of a step over any two dp ranks differ by no more than its largest and its smallest
+// sequence do.
 // Micro-batch j of the global batch is its sequences j * micro_batch + [0, micro_batch), and the dp
 // ranks take them round-robin. A context rank gets its pieces of a sequence
 // (model/attention/token_runs.h), and with each row all that multi-token prediction reads and
@@ -48,6 +51,8 @@ class Loader final : public BatchSource {
 
  private:
   std::vector<int32_t> document_starts(const Sample& sample) const;
+  // Sorts samples_ by cost: the pairs of tokens in one document.
+  void order_by_cost();
   std::vector<bool> counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const;
   void add_weights(const Sample& sample, std::vector<double>& of_depth) const;
   void fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted);
@@ -56,7 +61,7 @@ class Loader final : public BatchSource {
   DataShare share_;
   std::vector<int64_t> positions_;  // in a sequence, of its tokens here
   int64_t seq_, micro_batch_, global_batch_;
-  bool separate_documents_;
+  bool separate_documents_, order_by_cost_;
   std::vector<Sample> samples_;      // those of the global batch of the step
   double mtp_coeff_ = 0;             // of each depth of multi-token prediction
   std::vector<double> loss_scales_;  // [depth], depth 0 is the next token

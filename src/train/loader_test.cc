@@ -1,5 +1,6 @@
 #include "train/loader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 
@@ -68,6 +69,54 @@ TEST(Loader, AResumedStepIsTheSameStep) {
       }
     }
   }
+}
+
+// The sequences of a step in their places: tokens, and the pairs of tokens in one document.
+struct PlacedSequence {
+  std::vector<int32_t> tokens;
+  int64_t cost = 0;
+  auto operator<=>(const PlacedSequence&) const = default;
+};
+std::vector<PlacedSequence> sequences_of(Loader& loader, MicroBatch& batch, int64_t step) {
+  std::vector<PlacedSequence> sequences;
+  loader.begin_step(step);
+  for (const int64_t m : {0, 1}) {
+    loader.fill(batch, m);
+    for (int64_t row = 0; row < 2; ++row) {
+      PlacedSequence sequence;
+      for (int64_t i = row * 7; i < row * 7 + 7; ++i) {
+        sequence.tokens.push_back(batch.token_T.ptr<int32_t>()[i]);
+        sequence.cost += 2 * batch.pos_T.ptr<int32_t>()[i] + 1;  // the sum of odd numbers is a square
+      }
+      sequences.push_back(sequence);
+    }
+  }
+  return sequences;
+}
+
+TEST(Loader, TheSequencesOfAStepFallInCost) {
+  const TestDir dir;
+  RunSpec run = tiny_run();
+  run.data.separate_documents = true;
+  const std::vector<DatasetSpec> sets{{write_dataset(dir, "a", 47), 1}};
+  Engine engine(training_engine_spec(run));
+  Loader plain(sets, run, true);
+  run.data.order_by_cost = true;
+  Loader sorted(sets, run, true);
+  bool moved = false;
+  for (int64_t step = 1; step <= 5; ++step) {
+    std::vector<PlacedSequence> as_read = sequences_of(plain, engine.batch(), step),
+                                by_cost = sequences_of(sorted, engine.batch(), step);
+    EXPECT_TRUE(
+        std::is_sorted(by_cost.begin(), by_cost.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; }));
+    Loader resumed(sets, run, true);
+    EXPECT_EQ(sequences_of(resumed, engine.batch(), step), by_cost);
+    moved |= as_read != by_cost;
+    std::sort(as_read.begin(), as_read.end());
+    std::sort(by_cost.begin(), by_cost.end());
+    EXPECT_EQ(as_read, by_cost) << "the same sequences";
+  }
+  EXPECT_TRUE(moved);
 }
 
 TEST(Loader, AMissingDatasetIsNamedWithItsKey) {

@@ -28,6 +28,8 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--steps", {"step"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
+    {"--sequences", {"attention"}},
+    {"--length", {"attention"}},
     {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
@@ -93,6 +95,10 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
+  command.add_option("--sequences", o.spec.sequences, "attention: sequences; 0: those of --shape")
+      ->capture_default_str();
+  command.add_option("--length", o.spec.length, "attention: tokens of a sequence; 0: those of --shape")
+      ->capture_default_str();
   command
       .add_option("--kernels", o.kernels,
                   "attention, experts, moe-layer, dispatch on a GPU: auto or portable, as run.kernels")

@@ -72,7 +72,10 @@ nlohmann::ordered_json case_json(const BenchOptions& o) {
   if (o.name == "gemm") return json;
   json["shape"] = o.spec.shape;
   if (o.name == "attention")
-    json.update({{"window", o.spec.mask.window}, {"documents", o.spec.mask.documents}});
+    json.update({{"window", o.spec.mask.window},
+                 {"documents", o.spec.mask.documents},
+                 {"sequences", o.spec.sequences},
+                 {"length", o.spec.length}});
   else
     json["routing"] = o.routing;
   if (o.name != "attention" && o.routing == "zipf") json["zipf_exponent"] = o.spec.routing.exponent;
@@ -80,10 +83,17 @@ nlohmann::ordered_json case_json(const BenchOptions& o) {
   return json;
 }
 
+std::string sequences_text(const BenchSpec& spec) {
+  std::string text;
+  if (spec.sequences > 0) text += fmt::format(", sequences {}", spec.sequences);
+  if (spec.length > 0) text += fmt::format(", length {}", spec.length);
+  return text;
+}
+
 std::string case_text(const BenchOptions& o) {
   if (o.name == "gemm") return "";
   if (o.name == "attention")
-    return fmt::format("{}, window {}, documents {}; ", o.spec.shape,
+    return fmt::format("{}{}, window {}, documents {}; ", o.spec.shape, sequences_text(o.spec),
                        o.spec.mask.window == 0 ? "none" : std::to_string(o.spec.mask.window), o.spec.mask.documents);
   return fmt::format("{}, routing {}{}; ", o.spec.shape, o.routing,
                      o.routing == "zipf" ? fmt::format(" {}", o.spec.routing.exponent) : "");

@@ -148,6 +148,9 @@ std::vector<KeyText> data_texts() {
        "the folder of `model.hf` where it has a `tokenizer.json`, else `\"bytes\"`"},
       {"data.separate_documents",
        "Attention and positions restart at each document. Use it for prompts and completions."},
+      {"data.order_by_cost",
+       "The sequences of a step are sorted by the sum of the squares of their documents' lengths, the largest first. "
+       "So the ranks of dp compute sequences of like cost at a time. The step has the same sequences."},
   };
 }
 

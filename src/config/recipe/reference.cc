@@ -46,7 +46,9 @@ It takes the weights, and begins with fresh moments and at step 1.
 **The model.**
 Its keys are those of a Hugging Face `config.json`.
 They are in the recipe itself, or in the folder that `model.hf` names, but not in both.
-To change one key of an existing model, copy its config.json into a folder of its own and edit it.
+`max_position_embeddings`, `rope_theta` and `rope_scaling` are exceptions: beside `model.hf` they
+extend the context of a trained model.
+To change another key of an existing model, copy its config.json into a folder of its own and edit it.
 Name that folder in `model.hf`, and the folder of the weights in `model.init_from`.
 
 Defaults are those of the model type `moebius`.

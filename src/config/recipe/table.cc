@@ -168,6 +168,7 @@ std::vector<RecipeKey> data_keys() {
       datasets("data.valid", &DataSpec::valid, free),
       data.key("tokenizer", &DataSpec::tokenizer, any_text()),
       data.key("separate_documents", &DataSpec::separate_documents, any_boolean()),
+      data.key("order_by_cost", &DataSpec::order_by_cost, any_boolean()),
   };
 }
 

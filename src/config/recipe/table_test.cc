@@ -20,7 +20,7 @@ bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf
 TEST(RecipeKeys, AreTheseAndNoOthers) {
   const std::string keys =
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
-      "data.separate_documents data.tokenizer data.train data.valid "
+      "data.order_by_cost data.separate_documents data.tokenizer data.train data.valid "
       "log.every log.tensorboard log.trace "
       "lora.alpha lora.dropout lora.init_from lora.rank lora.targets "
       "memory.expert_rows memory.recompute "

@@ -40,7 +40,7 @@ void AllGatherContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, 
   const Tensor k_UGd = gather(step, in.k_TGd), v_UGd = gather(step, in.v_TGd);
   for (int64_t b = 0; b < pieces.batch; ++b) {
     for (const int half : {0, 1}) {
-      const int64_t seen = pieces.on_rank(cp_.rank(), half) + 1;
+      const int64_t piece = pieces.on_rank(cp_.rank(), half), seen = piece + 1;
       run_attention(step, AttentionFwd{.o_THd = pieces.here(o_THd, b, half),
                                        .lse_TH = pieces.here(lse_TH, b, half),
                                        .q_THd = pieces.here(in.q_THd, b, half),
@@ -48,7 +48,9 @@ void AllGatherContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, 
                                        .v_UGd = pieces.first(v_UGd, b, seen),
                                        .doc_start_T = starts_of(step, pieces, T, b, half),
                                        .window = spec_.window,
-                                       .scale = spec_.scale});
+                                       .scale = spec_.scale,
+                                       .is_part = true,
+                                       .q_first = piece * pieces.length});
     }
   }
   add_sinks(step, o_THd, lse_TH, in.sink_H);

@@ -56,6 +56,14 @@ Qkv Gqa::alloc_qkv(Step& step, int64_t T) const {
           sinks_ ? sinks_->w : Tensor{}};
 }
 
+Qkv Gqa::qkv_in(Step& step, Tensor room_TC) const {
+  const int64_t T = room_TC.dim(0), q = T * H_ * d_, k = T * G_ * d_, aligned = StepStack::kAlign / size_of(dtype_);
+  if (q % aligned != 0 || k % aligned != 0) return alloc_qkv(step, T);
+  const Tensor room = room_TC.view({q + 2 * k});
+  return {room.rows(0, q).view({T, H_, d_}), room.rows(q, q + k).view({T, G_, d_}),
+          room.rows(q + k, q + 2 * k).view({T, G_, d_}), sinks_ ? sinks_->w : Tensor{}};
+}
+
 void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
   qkv_.forward(step, qkv_TC, x_tD, qkv_bias_ ? qkv_bias_->all() : Tensor{});
 }
@@ -124,7 +132,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
-  const Qkv r = alloc_qkv(step, T);
+  const Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);

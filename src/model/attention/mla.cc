@@ -255,7 +255,13 @@ void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
 void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   StackScope scope(step.stack);
-  const Qkv r = alloc_qkv(step, saved.q_THd.rows(0, T)), dr = alloc_qkv(step, saved.dq_THd);
+  const Qkv dr = alloc_qkv(step, saved.dq_THd);
+  Qkv r{saved.q_THd.rows(0, T), {}, step.alloc({T, H_, v_}, dtype_)};
+  // dkv is written when k has been read.
+  const int64_t k_numel = r.q_THd.numel();
+  r.k_TGd = k_numel <= saved.dkv_THw.numel()
+                ? saved.dkv_THw.view({saved.dkv_THw.numel()}).rows(0, k_numel).view(r.q_THd.shape)
+                : step.alloc(r.q_THd.shape, dtype_);
   const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
   o_.backward_input(step, as_rows(do_THv), saved.dy_TD);

@@ -39,10 +39,10 @@ void run_expert_op(Step& step, Op op, Run run) {
 
 }  // namespace
 
-DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix)
+DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens)
     : D_(c.model.hidden_size),
       F_(c.model.moe_intermediate_size / c.mesh.shape().etp),
-      max_tokens_(c.stream_rows()),
+      max_tokens_(max_tokens),
       dtype_(c.dtype),
       generates_(c.params.use() == ModelUse::inference),
       overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),

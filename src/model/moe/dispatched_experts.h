@@ -31,8 +31,8 @@ class DispatchedExperts final : public RoutedExperts {
     SavedTensor w1_low;
     WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
   };
-  // Error{usage} as make_routed_experts() says.
-  DispatchedExperts(const LayerContext& c, const std::string& prefix);
+  // max_tokens: of a call. Error{usage} as make_routed_experts() says.
+  DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens);
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
   using RoutedExperts::forward;

@@ -32,6 +32,8 @@ struct MoeCase {
   LoraSpec lora = {};
   int64_t hidden = 20;  // columns of an expert between its products
   ExpertOverlap overlap = ExpertOverlap::none;
+  int64_t expert_chunk = 0;  // as LayerContext's
+  bool splits_backward = false, first_of_step = false;
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -117,14 +119,17 @@ class MoeRank {
                          .expert_overlap = c.overlap,
                          .window = window_.get(),
                          .expert_rows = expert_rows_.get(),
+                         .expert_chunk = c.expert_chunk,
                          .lora = c.lora},
              "mlp", /*layer=*/1) {
+    plan_.split_backward(c.splits_backward);
     if (expert_rows_) expert_rows_->declare(plan_);
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
     for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
       plan_.declare(*t, "activation", {rows_, moe_model(c).hidden_size}, c.dtype, Life::saved);
     batch_.training = true;
+    batch_.first_of_step = c.first_of_step;
     Stream null(DeviceKind::null, pool_);
     StepStack counted(DeviceKind::null, nullptr, 0);
     Step step{null, counted, batch_};

@@ -45,7 +45,8 @@ class RoutedExperts {
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
 };
 
-// The routed experts of a layer of c.model, whose parameters begin with prefix. Error{usage} with the
+// The routed experts of a layer of c.model, whose parameters begin with prefix. Those of a long
+// micro-batch take it in chunks (model/moe/chunked_experts.h). Error{usage} with the
 // equation unless ep divides the experts and etp their inner width.
 std::unique_ptr<RoutedExperts> make_routed_experts(const LayerContext& c, const std::string& prefix);
 

@@ -7,6 +7,13 @@
 
 namespace moebius {
 
+// The kernels that compute a call on a GPU. Both give the same results within rounding.
+enum class AttentionKernels : uint8_t {
+  chosen,  // those that were faster for the shape when they were measured (attention_choice.h)
+  own,
+  cudnn,  // Throws Error{usage} where cuDNN does not take the call.
+};
+
 // There are B sequences. Query row b*Sq + i is at position p = Skv - Sq + i of sequence b, whose
 // keys are the rows b*Skv + j with j in [0, Skv).
 //   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)     (natural, f32)
@@ -30,6 +37,7 @@ struct AttentionFwd {
   float scale = 1.0f;
   bool is_part = false;
   int64_t q_first = 0, kv_first = 0;
+  AttentionKernels kernels = AttentionKernels::chosen;
   // Scratch bytes, any dtype; how many depends on the device that s is or stands for.
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionFwd& a, const Stream& s);
@@ -47,6 +55,7 @@ struct AttentionBwd {
   float scale = 1.0f;
   bool is_part = false;
   int64_t q_first = 0, kv_first = 0;
+  AttentionKernels kernels = AttentionKernels::chosen;
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);
 };

@@ -10,7 +10,13 @@ namespace moebius {
 
 // 9.19, by cudnnGetVersion(): the one whose workspace was measured. Of another, own kernels take every call.
 constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
-// Returns whether cuDNN takes the call. In a build without it, it takes none.
+// Returns whether cuDNN can compute the call, with a workspace that has a bound. In a build without
+// it, it can compute none.
+bool cudnn_can(const AttentionFwd& a);
+bool cudnn_can(const AttentionBwd& a);
+// Returns whether cuDNN is to compute the call: it can, and a.kernels asks for it or leaves the
+// choice to attention_choice.h. A function of the arguments alone. Throws Error{usage} where
+// a.kernels asks for cuDNN, and it cannot.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
 // The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.

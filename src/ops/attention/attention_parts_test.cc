@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_cudnn.h"
 #include "ops/attention/attention_merge.h"
 #include "ops/attention/attention_testing.h"
 #include "ops/cpu/testing.h"
@@ -36,6 +37,10 @@ std::vector<Case> cases() {
       {300, 2, 1, 64, 64, {{0, 130}, {130, 300}}, {{0, 130}, {130, 135}, {135, 300}}},
       {300, 2, 2, 128, 128, {{0, 1}, {1, 300}}, {{150, 300}, {0, 150}}},
       {210, 1, 1, 192, 128, {{0, 70}, {70, 210}}, {{70, 210}, {0, 70}}},
+      // And these cuDNN, where there are no documents and no window.
+      {256, 4, 2, 128, 128, {{0, 64}, {64, 192}, {192, 256}}, {{0, 256}}},
+      {256, 2, 2, 64, 64, {{0, 128}, {128, 256}}, {{128, 256}, {0, 128}}},
+      {256, 2, 2, 192, 128, {{0, 128}, {128, 256}}, {{128, 256}, {0, 128}}},
       // Portable kernels.
       {300, 4, 2, 96, 96, {{0, 130}, {130, 300}}, {{130, 300}, {0, 125}, {125, 130}}},
       {210, 2, 1, 256, 256, {{0, 1}, {1, 210}}, {{100, 210}, {0, 100}}},
@@ -64,8 +69,10 @@ Array document_starts(const Case& c) {
   return Array::of_ints({c.rows}, starts);
 }
 
+// With the chosen kernels where those that are asked for cannot.
 template <class Op>
-void run(Stream& s, Op a, void (*op)(Stream&, const Op&)) {
+void run(Stream& s, Op a, AttentionKernels kernels, void (*op)(Stream&, const Op&)) {
+  a.kernels = kernels == AttentionKernels::cudnn && !cudnn_can(a) ? AttentionKernels::chosen : kernels;
   Array scratch({Op::scratch_bytes(a, s)}, DType::u8);
   a.scratch = scratch.tensor();
   op(s, a);
@@ -99,7 +106,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
                      .is_part = is_part,
                      .q_first = q.begin,
                      .kv_first = kv.begin},
-        attention_bwd);
+        kernels_, attention_bwd);
   }
   void run_fwd(const Span& q, const Span& kv, Tensor o, Tensor lse, bool is_part) {
     run(s_,
@@ -114,7 +121,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
                      .is_part = is_part,
                      .q_first = q.begin,
                      .kv_first = kv.begin},
-        attention_fwd);
+        kernels_, attention_fwd);
   }
   Array poisoned(int64_t rows, int64_t heads, int64_t width) const {
     return Array::poisoned({rows, heads, width}, c_.dtype);
@@ -128,6 +135,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
   Array q_ = Array::normal({S, H, d}, c_.dtype, 1), k_ = Array::normal({S, G, d}, c_.dtype, 2),
         v_ = Array::normal({S, G, dv}, c_.dtype, 3), dout_ = Array::normal({S, H, dv}, c_.dtype, 4),
         starts_ = document_starts(c_);
+  AttentionKernels kernels_ = AttentionKernels::chosen;
   // The result over all keys.
   Array o_ = poisoned(S, H, dv), lse_ = Array::poisoned({S, H}, DType::f32);
 };
@@ -176,6 +184,15 @@ void AttentionPartsTest::expect_added_gradients() {
 
 TEST_P(AttentionPartsTest, OutputsMergeToTheWhole) { expect_merged_outputs(); }
 TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) { expect_added_gradients(); }
+
+TEST_P(AttentionPartsTest, OwnKernelsAndCudnnDoBoth) {
+  if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
+  for (const AttentionKernels kernels : {AttentionKernels::own, AttentionKernels::cudnn}) {
+    kernels_ = kernels;
+    expect_merged_outputs();
+    expect_added_gradients();
+  }
+}
 
 TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";

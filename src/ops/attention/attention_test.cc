@@ -91,6 +91,17 @@ class AttentionTest : public testing::DeviceTest<Case> {
   }
   void expect_forward();
   void expect_backward();
+  // Whether cuDNN can compute the forward pass.
+  bool can_forward(Array& o, Array& lse) {
+    return cudnn_can(AttentionFwd{.o_THd = o.tensor(),
+                                  .lse_TH = lse.tensor(),
+                                  .q_THd = q_.tensor(),
+                                  .k_UGd = k_.tensor(),
+                                  .v_UGd = v_.tensor(),
+                                  .doc_start_T = doc_start_.tensor(),
+                                  .batch = c_.batch,
+                                  .window = c_.window});
+  }
   // Documents of 13 tokens in the first sequence, 14 in the next.
   std::vector<int32_t> doc_starts() const {
     std::vector<int32_t> starts;
@@ -109,7 +120,8 @@ class AttentionTest : public testing::DeviceTest<Case> {
                    .doc_start_T = doc_start_.tensor(),
                    .batch = c_.batch,
                    .window = c_.window,
-                   .scale = static_cast<float>(scale_)};
+                   .scale = static_cast<float>(scale_),
+                   .kernels = kernels_};
     scratch_ = Array::poisoned({AttentionFwd::scratch_bytes(a, s_)}, DType::u8);
     a.scratch = scratch_.tensor();
     return a;
@@ -120,6 +132,7 @@ class AttentionTest : public testing::DeviceTest<Case> {
   // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative
   // errors of probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
+  AttentionKernels kernels_ = AttentionKernels::chosen;
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
 };
@@ -156,7 +169,9 @@ void AttentionTest::expect_backward() {
                  .doc_start_T = doc_start_.tensor(),
                  .batch = c_.batch,
                  .window = c_.window,
-                 .scale = static_cast<float>(scale_)};
+                 .scale = static_cast<float>(scale_),
+                 .kernels = kernels_};
+  if (kernels_ == AttentionKernels::cudnn && !cudnn_can(a)) return;
   Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
   a.scratch = scratch.tensor();
   attention_bwd(s_, a);
@@ -170,7 +185,7 @@ void AttentionTest::expect_backward() {
     testing::expect_close("dv", dv.values(), want.dv, 2 * eps + error_, error_);
   };
   expect_wanted();
-  if (s_.device() != DeviceKind::cuda || !cudnn_takes(a)) return;
+  if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen || !cudnn_takes(a)) return;
   // A cuDNN that asks for more scratch than there is leaves the call to the other kernels.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
   ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
@@ -184,6 +199,18 @@ void AttentionTest::expect_backward() {
 
 TEST_P(AttentionTest, ForwardEqualsTheReference) { expect_forward(); }
 TEST_P(AttentionTest, BackwardEqualsTheReference) { expect_backward(); }
+
+TEST_P(AttentionTest, OwnKernelsAndCudnnEqualTheReference) {
+  if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
+  kernels_ = AttentionKernels::own;
+  expect_forward();
+  expect_backward();
+  kernels_ = AttentionKernels::cudnn;
+  Array o({c_.batch * c_.rows, c_.heads, c_.out_width()}, c_.dtype), lse({c_.batch * c_.rows, c_.heads}, DType::f32);
+  if (!can_forward(o, lse)) GTEST_SKIP() << "cuDNN does not take it";
+  expect_forward();
+  expect_backward();
+}
 
 // A GPU without Hopper's kernels, whose shared memory holds the smaller tiles alone.
 TEST_P(AttentionTest, OtherGpusEqualTheReference) {

@@ -4,8 +4,8 @@
 
 namespace moebius {
 
-bool cudnn_takes(const AttentionFwd&) { return false; }
-bool cudnn_takes(const AttentionBwd&) { return false; }
+bool cudnn_can(const AttentionFwd&) { return false; }
+bool cudnn_can(const AttentionBwd&) { return false; }
 int64_t cudnn_version() { return 0; }
 
 namespace cuda {

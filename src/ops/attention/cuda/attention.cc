@@ -55,6 +55,15 @@ void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batc
                 to_string(q), batch);
 }
 
+// cuDNN asked for more scratch than the call has.
+template <class Op>
+void check_may_be_own(const char* who, const Op& a) {
+  MOEBIUS_CHECK(usage, a.kernels != AttentionKernels::cudnn,
+                "{}: cuDNN asks for more than the {} bytes of scratch that its bound gives it for q {}; leave the "
+                "choice of kernels out, or ask for own",
+                who, a.scratch.num_bytes(), to_string(a.q_THd));
+}
+
 }  // namespace
 
 AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_UGd, a.v_UGd); }
@@ -75,7 +84,10 @@ int64_t scratch_bytes(const AttentionBwd& a) {
 }
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (!forces_portable(s) && cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
+  if (!forces_portable(s) && cudnn_takes(a)) {
+    if (cudnn_attention_fwd(s, a)) return;
+    check_may_be_own("attention_fwd", a);
+  }
   check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
   if (a.q_THd.dtype != DType::bf16) return generic_attention_fwd(s, a);
   if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_fwd(s, a);
@@ -84,7 +96,10 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (!forces_portable(s) && cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
+  if (!forces_portable(s) && cudnn_takes(a)) {
+    if (cudnn_attention_bwd(s, a)) return;
+    check_may_be_own("attention_bwd", a);
+  }
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
   if (a.q_THd.dtype != DType::bf16) return generic_attention_bwd(s, a);
   if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_bwd(s, a);

@@ -1,5 +1,5 @@
 // The four ways in which CUDA computes attention. Which one takes a call is decided by its
-// arguments, the GPU, and run.kernels.
+// arguments, the GPU, and run.kernels; never by a clock.
 //
 // generic: f32 of any width up to 256, any mask of the header.
 //
@@ -8,7 +8,8 @@
 // sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the
 // tensor copy engine.
 //
-// cuDNN: of those of one width the causal ones without documents where it is the quicker.
+// cuDNN: of those of the sm90 widths the causal ones without documents, whole or in parts, where
+// attention_choice.h names it as the quicker.
 //
 // All are deterministic, and agree within rounding.
 #pragma once

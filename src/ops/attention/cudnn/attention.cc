@@ -1,7 +1,7 @@
-// Attention by cuDNN's fused kernels, for causal bf16 sequences without documents. Tensors are read
-// and written where they are. The backward pass is the deterministic one: cuDNN keeps a
-// [rows, rows] matrix of gradients for each head in its workspace, so that sequences, and heads of
-// a long one, are taken a few at a time.
+// Attention by cuDNN's fused kernels, for causal bf16 sequences without documents and for parts of
+// them. Tensors are read and written where they are. The backward pass is the deterministic one:
+// cuDNN keeps a [rows, kv_rows] matrix of gradients for each head in its workspace, so that
+// sequences, and heads of a long one, are taken a few at a time.
 //
 // The one file that includes cuDNN's frontend, which takes its time to compile.
 #include <cudnn_frontend.h>
@@ -10,6 +10,7 @@
 #include <compare>
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 #include "device/cuda/cuda.h"
@@ -35,10 +36,11 @@ void check(cudnnStatus_t status, const char* call) {
   throw_library_error(ErrorKind::internal, fmt::format("attention: {}: {}", call, cudnnGetErrorString(status)));
 }
 
-// A graph is built for these: sizes, and how many heads the tensors have of which these are a part.
+// A graph is built for these: sizes, and how many heads and keys the tensors have of which these are
+// a part.
 struct Key {
-  bool backward;
-  int64_t batch, rows, heads, kv_heads, width, window, all_heads, all_kv_heads;
+  bool backward, causal;  // not causal: every query sees every key
+  int64_t batch, rows, kv_rows, heads, kv_heads, width, v_width, window, all_heads, all_kv_heads, all_kv_rows;
   float scale;
   auto operator<=>(const Key&) const = default;
 };
@@ -49,13 +51,23 @@ struct Graph {
 };
 
 // [batch, rows, all heads, width] in memory, as cuDNN names its dimensions.
-fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, bool kv) {
-  const int64_t heads = kv ? key.kv_heads : key.heads, stride = (kv ? key.all_kv_heads : key.all_heads) * key.width;
+fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, int64_t width) {
+  const int64_t stride = key.all_heads * width;
   return fe::graph::Tensor_attributes()
       .set_name(name)
       .set_uid(id)
-      .set_dim({key.batch, heads, key.rows, key.width})
-      .set_stride({key.rows * stride, key.width, stride, 1});
+      .set_dim({key.batch, key.heads, key.rows, width})
+      .set_stride({key.rows * stride, width, stride, 1});
+}
+
+// The same of keys or values.
+fe::graph::Tensor_attributes kv_heads_of(const Key& key, const char* name, Id id, int64_t width) {
+  const int64_t stride = key.all_kv_heads * width;
+  return fe::graph::Tensor_attributes()
+      .set_name(name)
+      .set_uid(id)
+      .set_dim({key.batch, key.kv_heads, key.kv_rows, width})
+      .set_stride({key.all_kv_rows * stride, width, stride, 1});
 }
 
 void set_output(const std::shared_ptr<fe::graph::Tensor_attributes>& to, const fe::graph::Tensor_attributes& like) {
@@ -67,20 +79,23 @@ Options options_of(const Key& key, const char* name) {
   Options options;
   options.set_name(name);
   options.set_attn_scale(key.scale);
-  options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT);
+  if (!key.causal) return options;
+  // The last query sees the last key.
+  options.set_diagonal_alignment(key.rows == key.kv_rows ? fe::DiagonalAlignment_t::TOP_LEFT
+                                                         : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
   options.set_diagonal_band_right_bound(0);
-  // A window that covers the sequence is none.
-  if (key.window > 0 && key.window < key.rows) options.set_diagonal_band_left_bound(narrow<int>(key.window));
+  if (key.window > 0) options.set_diagonal_band_left_bound(narrow<int>(key.window));
   return options;
 }
 
 void describe_fwd(fe::graph::Graph& graph, const Key& key) {
-  const auto q = graph.tensor(heads_of(key, "q", kQ, false)), k = graph.tensor(heads_of(key, "k", kK, true)),
-             v = graph.tensor(heads_of(key, "v", kV, true));
+  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)),
+             k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
+             v = graph.tensor(kv_heads_of(key, "v", kV, key.v_width));
   auto options = options_of<fe::graph::SDPA_attributes>(key, "attention_fwd");
   options.set_generate_stats(true);
   const auto [o, lse] = graph.sdpa(q, k, v, options);
-  set_output(o, heads_of(key, "o", kO, false));
+  set_output(o, heads_of(key, "o", kO, key.v_width));
   lse->set_output(true)
       .set_uid(kLse)
       .set_data_type(fe::DataType_t::FLOAT)
@@ -89,9 +104,11 @@ void describe_fwd(fe::graph::Graph& graph, const Key& key) {
 }
 
 void describe_bwd(fe::graph::Graph& graph, const Key& key) {
-  const auto q = graph.tensor(heads_of(key, "q", kQ, false)), k = graph.tensor(heads_of(key, "k", kK, true)),
-             v = graph.tensor(heads_of(key, "v", kV, true)), o = graph.tensor(heads_of(key, "o", kO, false)),
-             dout = graph.tensor(heads_of(key, "do", kDo, false));
+  const auto q = graph.tensor(heads_of(key, "q", kQ, key.width)),
+             k = graph.tensor(kv_heads_of(key, "k", kK, key.width)),
+             v = graph.tensor(kv_heads_of(key, "v", kV, key.v_width)),
+             o = graph.tensor(heads_of(key, "o", kO, key.v_width)),
+             dout = graph.tensor(heads_of(key, "do", kDo, key.v_width));
   const auto lse = graph.tensor(fe::graph::Tensor_attributes()
                                     .set_name("lse")
                                     .set_uid(kLse)
@@ -101,9 +118,9 @@ void describe_bwd(fe::graph::Graph& graph, const Key& key) {
   auto options = options_of<fe::graph::SDPA_backward_attributes>(key, "attention_bwd");
   options.set_deterministic_algorithm(true);
   const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dout, lse, options);
-  set_output(dq, heads_of(key, "dq", kDq, false));
-  set_output(dk, heads_of(key, "dk", kDk, true));
-  set_output(dv, heads_of(key, "dv", kDv, true));
+  set_output(dq, heads_of(key, "dq", kDq, key.width));
+  set_output(dk, kv_heads_of(key, "dk", kDk, key.width));
+  set_output(dv, kv_heads_of(key, "dv", kDv, key.v_width));
 }
 
 // The state of this op on a device: cuDNN's handle, and a graph for each shape. Building one takes
@@ -155,11 +172,33 @@ class Cudnn {
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
 
+// The keys that cuDNN is given, and how they are masked.
+struct Keys {
+  int64_t rows;
+  bool causal;
+};
+
+// Of a sequence whose queries are its last rows, or of a part whose every query sees all keys, or
+// all but those after it. None: cuDNN cannot mask them so.
+std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
+  if (!is_part) return z.rows == z.kv_rows ? std::optional(Keys{z.kv_rows, true}) : std::nullopt;
+  if (z.window > 0 || z.shift < 0) return std::nullopt;
+  if (z.shift >= z.kv_rows - 1) return Keys{z.kv_rows, false};
+  // Keys after the last query are left out.
+  if (z.shift + z.rows <= z.kv_rows) return Keys{z.shift + z.rows, true};
+  return std::nullopt;
+}
+
 template <class Op>
-bool takes(const Op& a, const Tensor& k, const Tensor& v) {
-  const int64_t width = a.q_THd.dim(2), rows = a.q_THd.dim(0);
-  return is_measured_cudnn(cudnn_version()) && a.q_THd.dtype == DType::bf16 && (width == 64 || width == 128) &&
-         v.dim(2) == width && !a.is_part && rows == k.dim(0) && a.doc_start_T.empty() && rows / a.batch >= kMinRows;
+std::optional<Keys> keys_of(const Op& a) {
+  if (!is_measured_cudnn(cudnn_version()) || a.q_THd.dtype != DType::bf16 || !a.doc_start_T.empty())
+    return std::nullopt;
+  AttentionSizes z = attention_sizes(a);
+  if (z.rows < kMinRows || z.kv_rows < kMinRows) return std::nullopt;
+  if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence is none
+  const bool is_latent = z.width == 192 && z.v_width == 128;
+  if (!is_latent && (z.width != z.v_width || (z.width != 64 && z.width != 128))) return std::nullopt;
+  return keys_of(z, a.is_part);
 }
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
@@ -168,8 +207,8 @@ int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
 // scores in bf16, in tiles of 64 x 128; dk and dv of each query head where heads share them;
 // <do, o>.
 int64_t head_bytes(const AttentionSizes& z) {
-  const int64_t rows = round_up(z.rows, 128);
-  return rows * rows * 2 + 2 * rows * z.width * 2 + rows * 4;
+  const int64_t rows = round_up(z.rows, 128), kv_rows = round_up(z.kv_rows, 128);
+  return rows * kv_rows * 2 + kv_rows * (z.width + z.v_width) * 2 + rows * 4;
 }
 
 // Sequences, or kv heads of one sequence, that the backward pass takes at a time.
@@ -201,16 +240,20 @@ int64_t bwd_workspace_bytes(const AttentionSizes& z, int64_t batch) {
 
 int64_t lse_bytes(const AttentionBwd& a) { return round_up(a.lse_TH.num_bytes(), 256); }
 
-Key key_of(const AttentionSizes& z, bool backward, Part part) {
+Key key_of(const AttentionSizes& z, bool backward, Part part, const Keys& keys) {
   return {.backward = backward,
+          .causal = keys.causal,
           .batch = part.batch,
           .rows = z.rows,
+          .kv_rows = keys.rows,
           .heads = part.kv_heads * (z.heads / z.kv_heads),
           .kv_heads = part.kv_heads,
           .width = z.width,
-          .window = z.window,
+          .v_width = z.v_width,
+          .window = z.window < z.kv_rows ? z.window : 0,
           .all_heads = z.heads,
           .all_kv_heads = z.kv_heads,
+          .all_kv_rows = z.kv_rows,
           .scale = z.scale};
 }
 
@@ -219,13 +262,13 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
   return static_cast<char*>(t.data) + (row * t.dim(1) + head) * t.dim(2) * size_of(t.dtype);
 }
 
-// Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head
-// each: elsewhere that one is the quicker, and needs no workspace.
-bool takes_backward(const AttentionBwd& a) {
+bool can(const AttentionFwd& a) { return keys_of(a).has_value(); }
+
+// Keys that no query sees would need their gradients cleared: own kernels do it.
+bool can(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&
-         a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
-         head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
+  const std::optional<Keys> keys = keys_of(a);
+  return keys && keys->rows == z.kv_rows && head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }
 
 }  // namespace
@@ -240,7 +283,7 @@ bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
   const AttentionSizes z = attention_sizes(a);
   Pointers pointers{
       {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
-  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data,
+  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}, *keys_of(a)), pointers, a.scratch.data,
                                 a.scratch.num_bytes());
 }
 
@@ -251,16 +294,16 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   heads_first(s, {.to = lse, .from = a.lse_TH.ptr<float>(), .batch = a.batch, .rows = z.rows, .heads = z.heads});
   void* const workspace = static_cast<char*>(a.scratch.data) + lse_bytes(a);
   const Part part = part_of(z, a.batch);
-  const Key key = key_of(z, true, part);
+  const Key key = key_of(z, true, part, *keys_of(a));
   const int64_t group = z.heads / z.kv_heads;
   Cudnn& cudnn = op_state<Cudnn>(s);
   for (int64_t b = 0; b < a.batch; b += part.batch) {
     for (int64_t g = 0; g < z.kv_heads; g += part.kv_heads) {
-      const int64_t row = b * z.rows, h = g * group;
+      const int64_t row = b * z.rows, key_row = b * z.kv_rows, h = g * group;
       Pointers pointers{
-          {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
-          {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
-          {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
+          {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, key_row, g)},   {kV, at(a.v_TGd, key_row, g)},
+          {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)},     {kLse, lse + (b * z.heads + h) * z.rows},
+          {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, key_row, g)}, {kDv, at(a.dv_TGd, key_row, g)}};
       // All parts are alike: the first is refused, or none.
       if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - lse_bytes(a))) return false;
     }
@@ -272,8 +315,8 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
 
 namespace moebius {
 
-bool cudnn_takes(const AttentionFwd& a) { return cuda::takes(a, a.k_UGd, a.v_UGd); }
-bool cudnn_takes(const AttentionBwd& a) { return cuda::takes_backward(a); }
+bool cudnn_can(const AttentionFwd& a) { return cuda::can(a); }
+bool cudnn_can(const AttentionBwd& a) { return cuda::can(a); }
 int64_t cudnn_version() { return static_cast<int64_t>(cudnnGetVersion()); }
 
 }  // namespace moebius

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
@@ -42,68 +40,59 @@ void launch_row_sums(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   check_launch("attention_bwd");
 }
 
-// Sequences, or kv heads of one, whose ds is kept at a time; none: it is not.
-struct Slice {
-  int64_t sequences = 0, kv_heads = 0;
-};
-
 constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
-// A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are
-// overlapped with others.
-constexpr int64_t kMinBlocks = 256, kKeysOfBlock = 128;
 
-// The tiles of ds of one head, without an address.
-DsTiles ds_tiles(const AttentionSizes& z) {
-  const auto tiles = narrow<int>(div_ceil(z.rows, kDsEdge));
-  const int64_t seen = z.window > 0 ? div_ceil(z.window - 1, kDsEdge) + 1 : tiles;
-  DsTiles ds{.group = z.heads / z.kv_heads, .band = static_cast<int>(std::min<int64_t>(seen, tiles))};
-  ds.tiles_of_head = ds.first_of(tiles);
-  return ds;
-}
-int64_t ds_bytes_of_kv_head(const AttentionSizes& z) {
-  return z.heads / z.kv_heads * ds_tiles(z).tiles_of_head * kDsTileBytes;
-}
-
-// In slices of one size, but for the last.
-int64_t even_slice(int64_t all, int64_t at_most) { return div_ceil(all, div_ceil(all, at_most)); }
-
-Slice slice_of(const AttentionBwd& a) {
+DsSizes ds_sizes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  if (a.is_part || z.width == 192 || z.rows == 0) return {};
-  const int64_t fit = kMaxDsBytes / ds_bytes_of_kv_head(z), all = a.batch * z.kv_heads;
-  if (fit < std::min(all, div_ceil(kMinBlocks, div_ceil(z.rows, kKeysOfBlock)))) return {};
-  // Blocks of any length in any order: a slice would end with few of them.
-  if (!a.doc_start_T.empty() && fit < all) return {};
-  if (fit >= z.kv_heads) return {even_slice(a.batch, fit / z.kv_heads), z.kv_heads};
-  return {1, even_slice(z.kv_heads, fit)};
+  return {.batch = a.batch,
+          .rows = z.rows,
+          .heads = z.heads,
+          .kv_heads = z.kv_heads,
+          .width = z.width,
+          .v_width = z.v_width,
+          .window = z.window,
+          .has_documents = !a.doc_start_T.empty()};
 }
+
+DsPlan plan_of(const AttentionBwd& a) { return a.is_part ? DsPlan{} : ds_plan(ds_sizes(a), kMaxDsBytes); }
 
 int64_t sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
 
+DsTiles tiles_of(const DsSizes& z, const DsSlice& slice) {
+  const int64_t end = slice.query_tile + slice.query_tiles;
+  return {.b = narrow<int>(slice.sequence),
+          .kv_head = narrow<int>(slice.kv_head),
+          .sequences = narrow<int>(slice.sequences),
+          .kv_heads = narrow<int>(slice.kv_heads),
+          .group = narrow<int>(z.heads / z.kv_heads),
+          .band = narrow<int>(z.band()),
+          .query_begin = narrow<int>(slice.query_tile),
+          .query_end = narrow<int>(end),
+          .skipped = z.tiles_before(slice.query_tile),
+          .tiles_of_head = z.tiles_before(end) - z.tiles_before(slice.query_tile)};
+}
+
 // dq of one slice after the other, right after its ds.
-void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const Slice& slice) {
-  const AttentionSizes z = attention_sizes(a);
-  DsTiles ds = ds_tiles(z);
-  ds.tiles = static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a);
-  for (int64_t b = 0; b < a.batch; b += slice.sequences) {
-    for (int64_t g = 0; g < z.kv_heads; g += slice.kv_heads) {
-      ds.b = static_cast<int>(b);
-      ds.kv_head = static_cast<int>(g);
-      ds.sequences = static_cast<int>(std::min(slice.sequences, a.batch - b));
-      ds.kv_heads = static_cast<int>(std::min(slice.kv_heads, z.kv_heads - g));
-      sm90_dkv(s, a, sums, ds);
-      sm90_dq_of_ds(s, a, ds);
+void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsPlan& plan) {
+  const DsSizes z = ds_sizes(a);
+  unsigned char *const tiles = static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a),
+                       *const kv_sums = tiles + plan.ds_bytes, *const q_parts = kv_sums + plan.kv_sums_bytes;
+  for (const DsSlice& slice : plan.slices) {
+    DsTiles ds = tiles_of(z, slice);
+    ds.tiles = tiles;
+    if (plan.cuts_queries) {
+      ds.kv_sums = reinterpret_cast<float4*>(kv_sums);
+      ds.parts = narrow<int>(dq_parts(z, slice));
+      ds.q_parts = reinterpret_cast<float*>(q_parts);
     }
+    sm90_dkv(s, a, sums, ds);
+    sm90_dq_of_ds(s, a, ds);
   }
 }
 
 }  // namespace
 
-int64_t sm90_scratch_bytes(const AttentionBwd& a) {
-  const Slice slice = slice_of(a);
-  if (slice.sequences == 0) return sums_bytes(a);
-  return sums_bytes(a) + slice.sequences * slice.kv_heads * ds_bytes_of_kv_head(attention_sizes(a));
-}
+int64_t sm90_scratch_bytes(const AttentionBwd& a) { return sums_bytes(a) + plan_of(a).bytes(); }
 
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   auto* const lse2 = static_cast<float*>(a.scratch.data);
@@ -113,8 +102,9 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   else
     launch_row_sums<128>(s, a, sums);
   // With scratch for the sums alone ds is not kept: where other kernels were to take the call.
-  const Slice slice = a.scratch.num_bytes() < sm90_scratch_bytes(a) ? Slice{} : slice_of(a);
-  if (slice.sequences > 0) return launch_slices(s, a, sums, slice);
+  const DsPlan plan = plan_of(a);
+  if (!plan.slices.empty() && a.scratch.num_bytes() >= sums_bytes(a) + plan.bytes())
+    return launch_slices(s, a, sums, plan);
   sm90_dkv(s, a, sums, {.sequences = static_cast<int>(a.batch), .kv_heads = narrow<int>(a.k_TGd.dim(1))});
   sm90_dq(s, a, sums);
 }

@@ -1,5 +1,7 @@
 // dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the
 // queries that see them, head by head of the group. Keys run along the rows of its scores.
+#include <algorithm>
+
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
@@ -7,6 +9,7 @@ namespace {
 
 using T = __nv_bfloat16;
 
+constexpr int kConsumers = 2 * kGroupThreads;
 constexpr int kDsWarpBytes = kDsTileBytes / 4;
 
 // Sums of width 192 leave registers for 32 queries only.
@@ -131,22 +134,44 @@ __device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[k
   }
 }
 
-// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory.
-// The last ones have left the warp's place by then: a step is longer than the copy engine takes.
-__device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[16]) {
+// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory; with
+// 32 queries a step, after the second half of the tile. The last ones have left the warp's place by
+// then: a step is longer than the copy engine takes.
+template <int kWords>
+__device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[kWords],
+                                        int half) {
+  constexpr bool kHalves = kWords == 8;
+  static_assert(kHalves || kWords == 16);
   const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);
-  if (lane == 0) tma_wait_read<0>();
-  __syncwarp();
-#pragma unroll
-  for (uint32_t j = 0; j < 4; ++j) {
-    stmatrix_4(at + swizzle_128(lane % 16, 2 * j + lane / 16), words[4 * j], words[4 * j + 1], words[4 * j + 2],
-               words[4 * j + 3]);
+  if (!kHalves || half == 0) {
+    if (lane == 0) tma_wait_read<0>();
+    __syncwarp();
   }
+#pragma unroll
+  for (uint32_t j = 0; j < kWords / 4; ++j) {
+    const uint32_t chunk = (kHalves ? 4 * half : 0) + 2 * j + lane / 16;
+    stmatrix_4(at + swizzle_128(lane % 16, chunk), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
+  }
+  if (kHalves && half == 0) return;
   fence_proxy_async();
   __syncwarp();
   if (lane != 0) return;
   bulk_store(tile + threadIdx.x / 32 % 4 * kDsWarpBytes, at, kDsWarpBytes);
   tma_commit();
+}
+
+// sums += those that earlier slices left, if any. Where later ones follow, the sums go back to `at`.
+template <int kNum>
+__device__ __forceinline__ void through_memory(float (&sums)[kNum], float4* at, bool has_earlier, bool has_later) {
+#pragma unroll
+  for (int i = 0; i < kNum / 4; ++i) {
+    float4* const mine = at + i * kGroupThreads;
+    if (has_earlier) {
+      const float4 x = *mine;
+      sums[4 * i] += x.x, sums[4 * i + 1] += x.y, sums[4 * i + 2] += x.z, sums[4 * i + 3] += x.w;
+    }
+    if (has_later) *mine = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+  }
 }
 
 template <class Tile>
@@ -177,7 +202,8 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
       const int query_tile = walk.row / kDsEdge, key_tile = (key + group_row) / kDsEdge;
       if (!ds.has(query_tile, key_tile)) return;  // nothing is seen, and nothing will be read
       const int h = kv_head * ds.group + walk.head;
-      keep_ds(ds.tile(b, h, query_tile, key_tile), shared.ds[threadIdx.x / 32 - 4], words);
+      keep_ds(ds.tile(b, h, query_tile, key_tile), shared.ds[threadIdx.x / 32 - 4], words,
+              walk.row / Tile::kQueries % 2);
     }
   };
   Ring<Tile::kStages> ring;
@@ -218,6 +244,20 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
   wgmma_wait<0>();
   hold_registers(dv);
   hold_registers(dk);
+  if constexpr (Tile::kKeepsDs) {
+    if (ds.kv_sums) {
+      const int64_t block = int64_t{key / Tile::kKeys} * ds.kv_heads + kv_head - ds.kv_head;
+      float4* const at = ds.kv_sums + (block * kConsumers * (kWidth + kValues) / 8 + threadIdx.x % kGroupThreads) +
+                         group_row / 64 * kGroupThreads * ((kWidth + kValues) / 8);
+      const bool has_earlier = ds.query_begin * kDsEdge > key, has_later = ds.query_end * kDsEdge < z.rows;
+      through_memory(dk, at, has_earlier, has_later);
+      through_memory(dv, at + kWidth / 8 * kGroupThreads, has_earlier, has_later);
+      if (has_later) {
+        tma_wait<0>();
+        return;
+      }
+    }
+  }
   const float scale[2] = {z.scale, z.scale}, one[2] = {1, 1};
   store_sums<kWidth>(dk_out, dk, scale, first_key_row, end, z.kv_heads, kv_head);
   store_sums<kValues>(dv_out, dv, one, first_key_row, end, z.kv_heads, kv_head);
@@ -230,11 +270,17 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
   const int kv_head = ds.kv_head + blockIdx.x, b = ds.b + blockIdx.y;
-  const int key = blockIdx.z * Tile::kKeys;                                   // the longest first
-  const int first_row = key > z.shift ? static_cast<int>(key - z.shift) : 0;  // the first that sees a key
+  const int key = blockIdx.z * Tile::kKeys;  // the longest first
+  // The first of the slice that sees a key.
+  const int first_row = max(static_cast<int>(key - z.shift), ds.query_begin * static_cast<int>(kDsEdge));
   if (threadIdx.x < 32) {
     const int64_t key_end = key + Tile::kKeys < z.kv_rows ? key + Tile::kKeys : z.kv_rows;
-    const int64_t rows_end = seen_end(z, b, first_row, key_end);
+    int64_t rows_end = seen_end(z, b, first_row, key_end);
+    if constexpr (Tile::kKeepsDs) {
+      // Whole tiles of ds are written. What queries past the end see is zero.
+      const int64_t tile_end = (rows_end + kDsEdge - 1) / kDsEdge, slice_end = ds.query_end;
+      rows_end = (tile_end < slice_end ? tile_end : slice_end) * kDsEdge;
+    }
     if (threadIdx.x == 0) {
       shared.rows_end = static_cast<int>(rows_end);
       mbarrier_init(smem_addr(&shared.keys_full), 1);
@@ -265,7 +311,8 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Tile::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const dim3 blocks(ds.kv_heads, ds.sequences, static_cast<unsigned>(div_ceil(z.kv_rows, Tile::kKeys)));
+  const int64_t keys = ds.kv_sums ? std::min(z.kv_rows, ds.query_end * kDsEdge) : z.kv_rows;
+  const dim3 blocks(ds.kv_heads, ds.sequences, static_cast<unsigned>(div_ceil(keys, Tile::kKeys)));
   dkv_kernel<Tile><<<blocks, kSm90Threads, kBytes, cuda_stream(s)>>>(bwd_maps(a, Tile::kQueries, Tile::kKeys),
                                                                      static_cast<T*>(a.dk_TGd.data),
                                                                      static_cast<T*>(a.dv_TGd.data), sums, ds, z);
@@ -276,8 +323,9 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles
 
 void sm90_dkv(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds) {
   const int64_t width = a.q_THd.dim(2);
-  if (width == 192) return launch<DkvTile<192, 128, false>>(s, a, sums, ds);
-  if (width == 64)
+  if (width == 192)
+    ds.tiles ? launch<DkvTile<192, 128, true>>(s, a, sums, ds) : launch<DkvTile<192, 128, false>>(s, a, sums, ds);
+  else if (width == 64)
     ds.tiles ? launch<DkvTile<64, 64, true>>(s, a, sums, ds) : launch<DkvTile<64, 64, false>>(s, a, sums, ds);
   else
     ds.tiles ? launch<DkvTile<128, 128, true>>(s, a, sums, ds) : launch<DkvTile<128, 128, false>>(s, a, sums, ds);

@@ -1,0 +1,78 @@
+// Experts that take a micro-batch in chunks compute what they compute of all of it.
+#include "model/moe/chunked_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/moe/moe_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::MoeCase;
+using testing::MoeRank;
+using testing::Outcome;
+
+// Elements that a rank has, relative to the largest of the tensor.
+void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
+  for (const auto& [name, values] : got) {
+    const std::vector<double>& expected = want.at(name);
+    ASSERT_EQ(values.size(), expected.size()) << name;
+    double largest = 1e-30, off = 0;
+    for (const double x : expected) largest = std::max(largest, std::abs(x));
+    for (size_t i = 0; i < values.size(); ++i)
+      if (values[i] != MoeRank::kAbsent) off = std::max(off, std::abs(values[i] - expected[i]));
+    EXPECT_LE(off / largest, tolerance) << name;
+  }
+}
+
+TEST(ChunkedExperts, ChunksFollowFromTheNumberOfTokens) {
+  EXPECT_EQ(expert_chunk(0), 0);
+  EXPECT_EQ(expert_chunk(7), 7);
+  EXPECT_EQ(expert_chunk(32768), 32768);
+  EXPECT_EQ(expert_chunk(131072), 32768);
+  EXPECT_EQ(expert_chunk(3 * 20000), 30000);
+  EXPECT_EQ(expert_chunk(5 * 9001), 9001);
+  EXPECT_EQ(expert_chunk(32771), 32771);  // a prime
+}
+
+// Only the order of the sums of weight gradients differs.
+TEST(ChunkedExperts, ComputeWhatExpertsOfAllTokensDo) {
+  BalanceSpec drops;
+  drops.capacity_factor = 0.8;
+  for (const BalanceSpec& balance : {BalanceSpec{}, drops}) {
+    for (const int64_t chunk : {1, 4, 8}) {
+      const MoeCase whole{.balance = balance};
+      MoeCase chunked = whole;
+      chunked.expert_chunk = chunk;
+      expect_close(testing::on_one_rank(chunked), testing::on_one_rank(whole), 2e-6);
+    }
+  }
+}
+
+// Also where other passes come between, where the activation is recomputed, and where the first chunk
+// stores the gradients that the others add to.
+TEST(ChunkedExperts, MemoryChangesNoBit) {
+  const MoeCase chunked{.expert_chunk = 4};
+  const Outcome want = testing::on_one_rank(chunked);
+  MoeCase split = chunked, recomputed = chunked, stored = chunked;
+  split.splits_backward = true;
+  recomputed.recompute.expert_up = true;
+  stored.first_of_step = true;
+  for (const MoeCase& c : {split, recomputed, stored}) expect_close(testing::on_one_rank(c), want, 0);
+}
+
+TEST(ChunkedExperts, EqualOneRankOnEveryDispatcher) {
+  for (const DispatcherKind dispatcher :
+       {DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct}) {
+    for (const MeshShape& mesh : {MeshShape{.dp = 2, .ep = 2}, MeshShape{.dp = 2, .etp = 2}}) {
+      const MoeCase c{.mesh = mesh, .dispatcher = dispatcher, .expert_chunk = 4};
+      const Outcome want = testing::on_one_rank(c);
+      testing::on_ranks(c, [&](const Outcome& got, int) { expect_close(got, want, 2e-6); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moebius

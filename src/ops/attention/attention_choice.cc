@@ -1,0 +1,61 @@
+#include "ops/attention/attention_choice.h"
+
+#include "ops/attention/attention_cudnn.h"
+
+namespace moebius {
+namespace {
+
+// Blocks of our kernel of dk and dv: 128 keys of a kv head each.
+int64_t dkv_blocks(const AttentionShape& z) { return z.batch * z.kv_heads * ((z.kv_rows + 127) / 128); }
+
+template <class Op>
+AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
+  AttentionShape z{.batch = a.batch,
+                   .rows = a.q_THd.dim(0) / a.batch,
+                   .kv_rows = k.dim(0) / a.batch,
+                   .heads = a.q_THd.dim(1),
+                   .kv_heads = k.dim(1),
+                   .width = a.q_THd.dim(2),
+                   .v_width = v.dim(2)};
+  z.window = a.window < z.kv_rows ? a.window : 0;  // a window that covers the sequence is none
+  return z;
+}
+
+// Whether the kernels that were asked for are cuDNN's; those of the table where none were.
+template <class Op>
+bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&)) {
+  if (a.kernels == AttentionKernels::own) return false;
+  const bool can = cudnn_can(a);
+  if (a.kernels == AttentionKernels::chosen) return can && is_faster(attention_shape(a));
+  MOEBIUS_CHECK(usage, can,
+                "{}: cuDNN cannot compute q {} in {} sequences; leave the choice of kernels out, or ask for own", who,
+                to_string(a.q_THd), a.batch);
+  return true;
+}
+
+}  // namespace
+
+AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
+AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
+
+// One H100, 2026-11-25, TFLOP/s, ours and cuDNN 9.19:
+//   heads of 128, 8 x 4096 573 and 619; 1 x 32768 630 and 617; 1 x 131072 640 and 578
+//   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
+bool cudnn_is_faster_fwd(const AttentionShape& z) {
+  constexpr int64_t kLong = 32768;
+  return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
+}
+
+// The same, cuDNN's deterministic pass:
+//   32/4 heads of 128, 8 x 4096 419 and 368; 16/16 heads 372 and 375
+//   64/8 heads of 64, 8 x 4096 289 and 245; latent, 8 x 4096 377 and 333
+// Ours fill a GPU from two blocks a multiprocessor on.
+bool cudnn_is_faster_bwd(const AttentionShape& z) {
+  if (z.width != z.v_width || z.window > 0) return false;
+  return dkv_blocks(z) < 256;
+}
+
+bool cudnn_takes(const AttentionFwd& a) { return takes("attention_fwd", a, cudnn_is_faster_fwd); }
+bool cudnn_takes(const AttentionBwd& a) { return takes("attention_bwd", a, cudnn_is_faster_bwd); }
+
+}  // namespace moebius

@@ -1,0 +1,53 @@
+#include "ops/attention/attention_choice.h"
+
+#include "ops/attention/attention_cudnn.h"
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+AttentionShape causal(int64_t batch, int64_t rows, int64_t heads, int64_t kv_heads, int64_t width) {
+  return {.batch = batch,
+          .rows = rows,
+          .kv_rows = rows,
+          .heads = heads,
+          .kv_heads = kv_heads,
+          .width = width,
+          .v_width = width == 192 ? 128 : width};
+}
+
+TEST(AttentionChoice, IsTheTableOfWhatWasMeasured) {
+  const AttentionShape qwen = causal(8, 4096, 32, 4, 128), long_qwen = causal(1, 131072, 32, 4, 128),
+                       latent = causal(1, 32768, 128, 128, 192), small = causal(1, 512, 32, 4, 128);
+  EXPECT_TRUE(cudnn_is_faster_fwd(qwen));
+  EXPECT_FALSE(cudnn_is_faster_fwd(long_qwen));
+  EXPECT_TRUE(cudnn_is_faster_fwd(latent));
+  EXPECT_FALSE(cudnn_is_faster_bwd(qwen));
+  EXPECT_FALSE(cudnn_is_faster_bwd(long_qwen));
+  EXPECT_FALSE(cudnn_is_faster_bwd(latent));
+  EXPECT_TRUE(cudnn_is_faster_bwd(small));
+}
+
+TEST(AttentionChoice, AWindowThatCoversTheSequenceIsNone) {
+  const Tensor q = testing::null_tensor({600, 4, 64}, DType::bf16);
+  AttentionFwd a{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2, .window = 299};
+  EXPECT_EQ(attention_shape(a).window, 299);
+  a.window = 300;
+  EXPECT_EQ(attention_shape(a).window, 0);
+}
+
+TEST(AttentionChoice, CudnnIsNotTakenWhereItCannotOrIsNotWanted) {
+  Tensor q = testing::null_tensor({600, 4, 33}, DType::bf16);
+  AttentionFwd a{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2};
+  EXPECT_FALSE(cudnn_takes(a));
+  a.kernels = AttentionKernels::cudnn;
+  EXPECT_EQ(testing::error_of([&] { cudnn_takes(a); }),
+            "attention_fwd: cuDNN cannot compute q bf16[600, 4, 33] in 2 sequences; leave the choice of kernels out, "
+            "or ask for own");
+  a.q_THd = a.k_UGd = a.v_UGd = testing::null_tensor({600, 4, 64}, DType::bf16);
+  a.kernels = AttentionKernels::own;
+  EXPECT_FALSE(cudnn_takes(a));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,92 @@
+#include "ops/attention/attention_slices.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kKeysOfBlock = 128;
+// A slice is a kernel of its own, and is to fill a GPU: blocks of dk and dv of which the long ones are
+// overlapped with others.
+constexpr int64_t kMinBlocks = 256;
+// Where queries are cut, the blocks of a slice have one length, and the last wave of them is seldom full.
+constexpr int64_t kBlocksOfCutSlice = 1024;
+// Blocks of dq that run together on a GPU of Hopper's size: two a multiprocessor, one of width 192.
+constexpr int64_t dq_slots(int64_t width) { return width == 192 ? 132 : 264; }
+constexpr int64_t kMaxDqParts = 8;
+
+int64_t div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// In slices of one size, but for the last.
+int64_t even_slice(int64_t all, int64_t at_most) { return div_up(all, div_up(all, at_most)); }
+
+int64_t ds_bytes(const DsSizes& z, const DsSlice& s) {
+  const int64_t tiles = z.tiles_before(s.query_tile + s.query_tiles) - z.tiles_before(s.query_tile);
+  return s.sequences * s.kv_heads * (z.heads / z.kv_heads) * tiles * kDsTileBytes;
+}
+
+void add_slice(const DsSizes& z, DsPlan& plan, const DsSlice& slice) {
+  plan.ds_bytes = std::max(plan.ds_bytes, ds_bytes(z, slice));
+  plan.slices.push_back(slice);
+}
+
+// Whole sequences, or whole heads of a sequence.
+DsPlan whole_heads(const DsSizes& z, int64_t fit) {
+  const bool whole = fit >= z.kv_heads;
+  const int64_t sequences = whole ? even_slice(z.batch, fit / z.kv_heads) : 1,
+                kv_heads = whole ? z.kv_heads : even_slice(z.kv_heads, fit);
+  DsPlan plan;
+  for (int64_t b = 0; b < z.batch; b += sequences) {
+    for (int64_t g = 0; g < z.kv_heads; g += kv_heads) {
+      add_slice(z, plan,
+                {b, std::min(sequences, z.batch - b), g, std::min(kv_heads, z.kv_heads - g), 0, z.num_tiles()});
+    }
+  }
+  return plan;
+}
+
+// Some queries of some heads of a sequence. Blocks of dq have whole groups of query tiles.
+DsPlan cut_queries(const DsSizes& z, int64_t max_ds_bytes) {
+  const int64_t blocks = div_up(z.rows, kKeysOfBlock), step = dq_tiles_of_block(z.width),
+                kv_heads = even_slice(z.kv_heads, std::max<int64_t>(1, div_up(kBlocksOfCutSlice, blocks)));
+  DsPlan plan{.cuts_queries = true};
+  for (int64_t b = 0; b < z.batch; ++b) {
+    for (int64_t g = 0; g < z.kv_heads; g += kv_heads) {
+      for (int64_t tile = 0; tile < z.num_tiles();) {
+        DsSlice slice{b, 1, g, std::min(kv_heads, z.kv_heads - g), tile, 0};
+        do {
+          slice.query_tiles = std::min(slice.query_tiles + step, z.num_tiles() - tile);
+          DsSlice more = slice;
+          more.query_tiles = std::min(more.query_tiles + step, z.num_tiles() - tile);
+          if (ds_bytes(z, more) > max_ds_bytes) break;
+        } while (tile + slice.query_tiles < z.num_tiles());
+        add_slice(z, plan, slice);
+        tile += slice.query_tiles;
+        if (const int64_t parts = dq_parts(z, slice); parts > 1) {
+          const int64_t rows = slice.query_tiles * kDsEdge, heads = slice.kv_heads * (z.heads / z.kv_heads);
+          plan.q_parts_bytes = std::max(plan.q_parts_bytes, parts * rows * heads * z.width * 4);
+        }
+      }
+    }
+  }
+  plan.kv_sums_bytes = kv_heads * blocks * kKeysOfBlock * (z.width + z.v_width) * 4;
+  return plan;
+}
+
+}  // namespace
+
+int64_t dq_parts(const DsSizes& z, const DsSlice& slice) {
+  const int64_t blocks =
+      slice.kv_heads * (z.heads / z.kv_heads) * div_up(slice.query_tiles, dq_tiles_of_block(z.width));
+  return std::clamp<int64_t>(dq_slots(z.width) / blocks, 1, kMaxDqParts);
+}
+
+DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes) {
+  if (z.rows == 0) return {};
+  const int64_t group_bytes = ds_bytes(z, {0, 1, 0, 1, 0, z.num_tiles()}), all = z.batch * z.kv_heads,
+                fit = max_ds_bytes / group_bytes;
+  // Blocks of any length in any order: a slice would end with few of them.
+  if (z.has_documents && fit < all) return {};
+  if (fit >= std::min(all, div_up(kMinBlocks, div_up(z.rows, kKeysOfBlock)))) return whole_heads(z, fit);
+  return z.window > 0 ? DsPlan{} : cut_queries(z, max_ds_bytes);
+}
+
+}  // namespace moebius

@@ -1,0 +1,60 @@
+// How the backward pass of the sm90 kernels is cut into slices, so that the gradients of its scores,
+// ds, fit in scratch. Of each slice, one kernel computes dk and dv and leaves ds, and the next one
+// multiplies ds with the keys for dq. So five products are computed, not seven, at every length.
+//
+// The cut is a function of the sizes alone, as are the orders of all sums.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace moebius {
+
+// ds of a head is kept in tiles of 64 keys x 64 queries in bf16.
+inline constexpr int64_t kDsEdge = 64, kDsTileBytes = kDsEdge * kDsEdge * 2;
+
+struct DsSizes {
+  int64_t batch, rows;  // sequences, and rows of one
+  int64_t heads, kv_heads, width, v_width;
+  int64_t window = 0;  // 0: none
+  bool has_documents = false;
+  int64_t num_tiles() const { return (rows + kDsEdge - 1) / kDsEdge; }
+  // Key tiles that a query tile sees, at most.
+  int64_t band() const {
+    const int64_t seen = window > 0 ? (window - 1 + kDsEdge - 1) / kDsEdge + 1 : num_tiles();
+    return std::min(seen, num_tiles());
+  }
+  // Tiles of the query tiles before this one, of one head: those at and below the diagonal.
+  int64_t tiles_before(int64_t query_tile) const {
+    const int64_t rising = std::min(query_tile, band());
+    return rising * (rising + 1) / 2 + (query_tile - rising) * band();
+  }
+};
+
+// Sequences, kv heads and query tiles from the first ones on.
+struct DsSlice {
+  int64_t sequence = 0, sequences = 0, kv_head = 0, kv_heads = 0, query_tile = 0, query_tiles = 0;
+};
+
+struct DsPlan {
+  std::vector<DsSlice> slices;  // in the order of the sums; none: ds is not kept, and scores are computed twice
+  // Query tiles are cut too. Then a slice adds its dk and dv to f32 sums of the kv heads of a slice,
+  // and several blocks share the keys of a query, whose dq are added in the order of the keys.
+  bool cuts_queries = false;
+  int64_t ds_bytes = 0;       // of the largest slice
+  int64_t kv_sums_bytes = 0;  // of dk and dv of a slice
+  int64_t q_parts_bytes = 0;  // of dq of a slice, where several blocks share the keys
+  int64_t bytes() const { return ds_bytes + kv_sums_bytes + q_parts_bytes; }
+};
+
+// Documents are given to the device only. With them ds is kept where all of it fits.
+// max_ds_bytes: where one tile of queries of one kv head needs more, that is taken all the same.
+DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes);
+
+// Blocks that share the keys of a query tile of a slice: as many as fill a GPU of Hopper's size.
+int64_t dq_parts(const DsSizes& z, const DsSlice& slice);
+// Query tiles of a block of dq.
+constexpr int64_t dq_tiles_of_block(int64_t width) { return width == 192 ? 4 : 2; }
+
+}  // namespace moebius

@@ -1,0 +1,73 @@
+#include "ops/attention/attention_slices.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Expects that the slices have each query tile of each kv head once, in order, and that no slice
+// needs more than it may.
+void expect_covers(const DsSizes& z, const DsPlan& plan, int64_t max_ds_bytes) {
+  std::set<std::tuple<int64_t, int64_t, int64_t>> seen;
+  for (const DsSlice& s : plan.slices) {
+    ASSERT_GT(s.sequences * s.kv_heads * s.query_tiles, 0);
+    const int64_t tiles = z.tiles_before(s.query_tile + s.query_tiles) - z.tiles_before(s.query_tile);
+    const int64_t bytes = s.sequences * s.kv_heads * (z.heads / z.kv_heads) * tiles * kDsTileBytes;
+    EXPECT_LE(bytes, plan.ds_bytes);
+    for (int64_t b = s.sequence; b < s.sequence + s.sequences; ++b)
+      for (int64_t g = s.kv_head; g < s.kv_head + s.kv_heads; ++g)
+        for (int64_t t = s.query_tile; t < s.query_tile + s.query_tiles; ++t)
+          EXPECT_TRUE(seen.emplace(b, g, t).second) << b << " " << g << " " << t;
+  }
+  EXPECT_EQ(static_cast<int64_t>(seen.size()), z.batch * z.kv_heads * z.num_tiles());
+  EXPECT_LE(plan.ds_bytes, max_ds_bytes);
+}
+
+TEST(AttentionSlices, TilesOfAWindowAreABand) {
+  const DsSizes causal{1, 300, 1, 1, 64, 64}, window{1, 300, 1, 1, 64, 64, 65};
+  EXPECT_EQ(causal.num_tiles(), 5);
+  EXPECT_EQ(causal.tiles_before(5), 1 + 2 + 3 + 4 + 5);
+  EXPECT_EQ(window.band(), 2);
+  EXPECT_EQ(window.tiles_before(5), 1 + 2 + 2 + 2 + 2);
+}
+
+TEST(AttentionSlices, HeadsAreWholeWhereSomeFit) {
+  const DsSizes qwen{8, 4096, 32, 4, 128, 128}, latent{8, 4096, 128, 128, 192, 128};
+  for (const DsSizes& z : {qwen, latent}) {
+    const DsPlan plan = ds_plan(z, 1280 * kMiB);
+    EXPECT_FALSE(plan.cuts_queries);
+    EXPECT_EQ(plan.bytes(), plan.ds_bytes);
+    expect_covers(z, plan, 1280 * kMiB);
+  }
+}
+
+TEST(AttentionSlices, QueriesOfLongSequencesAreCut) {
+  for (const int64_t rows : {8192, 32768, 131072, 262144, 100001}) {
+    for (const DsSizes& z : {DsSizes{1, rows, 32, 4, 128, 128}, DsSizes{2, rows, 64, 8, 64, 64}}) {
+      const DsPlan plan = ds_plan(z, 1280 * kMiB);
+      EXPECT_TRUE(plan.cuts_queries);
+      expect_covers(z, plan, 1280 * kMiB);
+      EXPECT_LT(plan.bytes(), 1700 * kMiB);
+      int64_t last_end = 0;
+      for (const DsSlice& s : plan.slices) {
+        EXPECT_EQ(s.query_tile, s.query_tile == 0 ? 0 : last_end) << "slices of the same heads follow each other";
+        EXPECT_EQ(s.query_tile % dq_tiles_of_block(z.width), 0);
+        last_end = s.query_tile + s.query_tiles;
+      }
+    }
+  }
+}
+
+TEST(AttentionSlices, NoneWhereDocumentsDoNotFitOrNothingIsThere) {
+  EXPECT_TRUE(ds_plan({1, 32768, 32, 4, 128, 128, 0, true}, 1280 * kMiB).slices.empty());
+  EXPECT_TRUE(ds_plan({1, 0, 32, 4, 128, 128}, 1280 * kMiB).slices.empty());
+  EXPECT_EQ(ds_plan({1, 2048, 8, 4, 128, 128, 0, true}, 1280 * kMiB).slices.size(), 1u);
+}
+
+}  // namespace
+}  // namespace moebius
