@@ -36,8 +36,11 @@ Model::Model(const ModelContext& c)
       params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)) {
+  params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
+    // Two backward passes of a layer would leave dw to other layers in between.
+    MOEBIUS_ASSERT(c.optimizer.grad == GradFormat::f32 || !held.splits_backward);
     const size_t begin = params_.all().size();
     const LayerContext layers{.params = params_,
                               .plan = c.plan,

@@ -47,6 +47,7 @@ struct ModelContext {
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
+  OptimizerSpec optimizer = {};                           // its formats: ParamTable::set_formats
 };
 
 class Model {
