@@ -58,21 +58,41 @@ std::string text_of(const NamedTensor& t) {
 bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
   const TensorSlice slice = slice_of(asked);
   const bool is_narrowed = asked.converts && (saved.dtype == DType::f32 || saved.dtype == DType::bf16);
-  return (saved.dtype == asked.tensor.dtype || is_narrowed) && saved.shape == slice.shape &&
+  const bool is_coded = asked.code && saved.dtype == DType::u8;
+  return (saved.dtype == asked.tensor.dtype || is_narrowed || is_coded) && saved.shape == slice.shape &&
          slice.numel() == asked.tensor.numel();
 }
 
-// bf16 elements as f32, or f32 elements rounded to the nearest bf16.
-std::vector<std::byte> converted(const std::vector<std::byte>& from, DType dtype, int64_t numel) {
-  std::vector<std::byte> to(bytes_of(dtype == DType::f32 ? DType::bf16 : DType::f32, numel));
-  const auto convert = [&]<class From, class To>(const From* x, To* y) {
-    for (int64_t i = 0; i < numel; ++i) y[i] = from_f32<To>(to_f32(x[i]));
-  };
-  if (dtype == DType::f32)
-    convert(reinterpret_cast<const float*>(from.data()), reinterpret_cast<bf16*>(to.data()));
-  else
-    convert(reinterpret_cast<const bf16*>(from.data()), reinterpret_cast<float*>(to.data()));
+// The values in another dtype; codes of u8 are rounded to nearest, and get their scales.
+std::vector<std::byte> as_dtype(const std::vector<float>& values, const NamedTensor& into, std::vector<float>& scales) {
+  std::vector<std::byte> to(bytes_of(into.tensor.dtype, std::ssize(values)));
+  if (into.tensor.dtype == DType::f32) {
+    std::memcpy(to.data(), values.data(), to.size());
+  } else if (into.tensor.dtype == DType::bf16) {
+    auto* x = reinterpret_cast<bf16*>(to.data());
+    for (size_t i = 0; i < values.size(); ++i) x[i] = to_bf16(values[i]);
+  } else {
+    scales.resize(values.size() / kCodeBlock);
+    encode_blocks(*into.code, reinterpret_cast<uint8_t*>(to.data()), scales.data(), values.data(), nullptr,
+                  std::ssize(values));
+  }
   return to;
+}
+
+// In memory of the stream's device, or of the CPU without one.
+void fill(const Tensor& to, const void* from, Stream* s) {
+  if (!s) {
+    std::memcpy(to.data, from, to.num_bytes());
+    return;
+  }
+  copy_to_device(*s, to.data, from, to.num_bytes());
+  synchronize(*s);
+}
+
+// Whether the tensor of which these are the scales is saved as codes.
+bool holds_codes(const CheckpointManifest& manifest, const std::string& scales_name) {
+  const auto it = manifest.tensors.find(scales_name.substr(0, scales_name.size() - kScalesSuffix.size()));
+  return it != manifest.tensors.end() && it->second.dtype == DType::u8;
 }
 
 // "2 missing (a, b)"; nothing for none.
@@ -202,34 +222,70 @@ void CheckpointReader::read(const std::string& name, const Tensor& into, Stream*
   read({.name = name, .tensor = into}, s);
 }
 
+// What is saved, in f32.
+std::vector<float> CheckpointReader::values_of(const NamedTensor& into) const {
+  const CheckpointTensor& saved = at(into.name);
+  const TensorSlice slice = slice_of(into);
+  const int64_t n = slice.numel();
+  std::vector<float> values(n);
+  std::vector<std::byte> bytes(bytes_of(saved.dtype, n));
+  copy_slice(into.name, slice, bytes.data());
+  if (saved.dtype == DType::f32) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+  } else if (saved.dtype == DType::bf16) {
+    for (int64_t i = 0; i < n; ++i) values[i] = to_f32(reinterpret_cast<const bf16*>(bytes.data())[i]);
+  } else {
+    std::vector<float> scales(n / kCodeBlock);
+    copy_slice(into.name + std::string(kScalesSuffix), scales_slice(slice),
+               reinterpret_cast<std::byte*>(scales.data()));
+    decode_blocks(*into.code, values.data(), reinterpret_cast<const uint8_t*>(bytes.data()), scales.data(), n);
+  }
+  return values;
+}
+
 void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
-  const auto& [name, tensor, slice, is_replica, converts] = into;
+  const Tensor& tensor = into.tensor;
   MOEBIUS_CHECK(usage, tensor.device == (s ? s->device() : DeviceKind::cpu),
                 "checkpoint: expected {} memory for \"{}\"; got {}; copy it after", s ? name_of(s->device()) : "CPU",
-                name, name_of(tensor.device));
-  MOEBIUS_CHECK(input, is_like(at(name), into),
-                "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, name, text_of(into),
-                text_of(at(name)));
+                into.name, name_of(tensor.device));
+  if (into.is_scales && !tensors().contains(into.name)) return;
+  MOEBIUS_CHECK(input, is_like(at(into.name), into),
+                "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, into.name,
+                text_of(into), text_of(at(into.name)));
   if (tensor.empty()) return;  // a rank may own nothing of a tensor, and then has no memory for it
-  const DType saved = at(name).dtype;
-  if (tensor.device == DeviceKind::cpu && saved == tensor.dtype)
-    return copy_slice(name, slice_of(into), static_cast<std::byte*>(tensor.data));
-  std::vector<std::byte> bytes(bytes_of(saved, tensor.numel()));
-  copy_slice(name, slice_of(into), bytes.data());
-  if (saved != tensor.dtype) bytes = converted(bytes, saved, tensor.numel());
-  if (tensor.device == DeviceKind::cpu) {
-    std::memcpy(tensor.data, bytes.data(), bytes.size());
-    return;
+  const bool on_cpu = tensor.device == DeviceKind::cpu;
+  if (at(into.name).dtype == tensor.dtype) {
+    if (on_cpu) return copy_slice(into.name, slice_of(into), static_cast<std::byte*>(tensor.data));
+    std::vector<std::byte> bytes(tensor.num_bytes());
+    copy_slice(into.name, slice_of(into), bytes.data());
+    return fill(tensor, bytes.data(), s);
   }
-  copy_to_device(*s, tensor.data, bytes.data(), tensor.num_bytes());
-  synchronize(*s);
+  std::vector<float> scales;
+  const std::vector<std::byte> bytes = as_dtype(values_of(into), into, scales);
+  fill(tensor, bytes.data(), on_cpu ? nullptr : s);
+  if (!scales.empty()) fill(into.scales, scales.data(), on_cpu ? nullptr : s);
 }
+
+namespace {
+
+// The names that may be saved: with a code, those of scales too.
+std::vector<std::string> names_of(const std::vector<NamedTensor>& into) {
+  std::vector<std::string> names;
+  for (const NamedTensor& t : into) {
+    names.push_back(t.name);
+    if (t.code) names.push_back(t.name + std::string(kScalesSuffix));
+  }
+  return names;
+}
+
+}  // namespace
 
 void CheckpointReader::check_names(const std::vector<NamedTensor>& into, const std::set<std::string>& asked) const {
   std::vector<std::string> missing, unexpected, different;
   for (const NamedTensor& t : into) {
     const auto it = manifest_->tensors.find(t.name);
     if (it == manifest_->tensors.end()) {
+      if (t.is_scales && !holds_codes(*manifest_, t.name)) continue;
       missing.push_back(t.name);
     } else if (!is_like(it->second, t)) {
       different.push_back(fmt::format("{}: {} asked, {} saved", t.name, text_of(t), text_of(it->second)));
@@ -246,8 +302,8 @@ void CheckpointReader::check_names(const std::vector<NamedTensor>& into, const s
 }
 
 void CheckpointReader::read_all(const std::vector<NamedTensor>& into, Stream* s) const {
-  std::set<std::string> asked;
-  for (const NamedTensor& t : into) asked.insert(t.name);
+  const std::vector<std::string> names = names_of(into);
+  const std::set<std::string> asked(names.begin(), names.end());
   check_names(into, asked);
   for (const NamedTensor& t : into) read(t, s);
 }
@@ -258,7 +314,7 @@ namespace {
 // share of the model.
 std::set<std::string> names_of_all(Control& ranks, const std::vector<NamedTensor>& into) {
   std::string mine;
-  for (const NamedTensor& t : into) mine += t.name + '\n';
+  for (const std::string& name : names_of(into)) mine += name + '\n';
   std::set<std::string> names;
   for (const std::string& text : ranks.gather(mine)) {
     std::istringstream lines(text);

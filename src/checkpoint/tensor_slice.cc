@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "core/block_code.h"
+
 namespace moebius {
 namespace {
 
@@ -46,6 +48,18 @@ bool tiles(const std::vector<TensorSlice>& slices, size_t begin, size_t end) {
 }
 
 }  // namespace
+
+TensorSlice scales_slice(const TensorSlice& codes) {
+  TensorSlice s = codes;
+  s.shape.back() /= kCodeBlock;
+  if (s.shard.dim + 1 == std::ssize(s.shape)) {
+    s.shard.begin /= kCodeBlock;
+    s.shard.count /= kCodeBlock;
+  }
+  s.begin /= kCodeBlock;
+  s.end /= kCodeBlock;
+  return s;
+}
 
 TensorSlice whole_slice(std::vector<int64_t> shape) {
   const int64_t numel = numel_of(shape);

@@ -22,6 +22,9 @@ struct TensorSlice {
   bool operator==(const TensorSlice&) const = default;
 };
 
+// The scales of the blocks of codes of a slice. REQUIRES: has_code_blocks, and no block is cut.
+TensorSlice scales_slice(const TensorSlice& codes);
+
 TensorSlice whole_slice(std::vector<int64_t> shape);
 std::vector<int64_t> dims_of(const Shape& shape);
 int64_t numel_of(const std::vector<int64_t>& shape);  // -1 for a negative dimension or a product that overflows

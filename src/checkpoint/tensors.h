@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/tensor_slice.h"
+#include "core/block_code.h"
 #include "core/tensor.h"
 
 namespace moebius {
@@ -18,7 +20,14 @@ struct NamedTensor {
   std::optional<TensorSlice> slice = {};  // what this rank holds of the global tensor; none: all of it
   bool is_replica = false;                // another rank saves the same
   bool converts = false;                  // f32 or bf16, and read from either
+  // With a code, the tensor is read from f32, bf16 and u8 codes alike (core/block_code.h), whatever its
+  // own dtype is. Where it is u8, scales are the scales of its blocks. They are saved as a tensor of their own.
+  std::optional<BlockCode> code = {};
+  Tensor scales = {};
+  bool is_scales = false;  // of the codes of another tensor; a checkpoint without codes has none
 };
+
+inline constexpr std::string_view kScalesSuffix = ".scales";  // after the name of the codes
 
 // The place of a slice in the files of a checkpoint.
 struct CheckpointPiece {

@@ -138,22 +138,27 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
 // The bytes of one trained parameter. Masters and moments are those of its owner: each rank of the group
 // that shares a parameter owns a part of it.
 struct ParameterBytes {
-  int64_t weight, gradient, master, state;
-  int64_t total() const { return weight + gradient + master + state; }
+  int64_t weight, gradient, master;
+  double state;
+  double total() const { return static_cast<double>(weight + gradient + master) + state; }
 };
 
 ParameterBytes parameter_bytes(const RunSpec& run) {
   const DType weights = run.precision.compute;
   return {.weight = size_of(weights),
-          .gradient = size_of(DType::f32),
+          .gradient = run.optimizer.grad == GradFormat::bf16 ? 2 : 4,
           .master = master_bytes(run.optimizer, weights),
           .state = state_bytes(run.optimizer)};
 }
 
 std::string parameter_text(const RunSpec& run) {
   const ParameterBytes b = parameter_bytes(run);
-  return fmt::format("{} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {}",
-                     b.total(), b.weight, b.gradient, b.master, b.state);
+  return fmt::format(
+      "{:.4g} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {:.4g}{}", b.total(),
+      b.weight, b.gradient, b.master, b.state,
+      run.optimizer.offload_grad ? "; gradient, master and state are in host memory"
+      : run.optimizer.offload    ? "; master and state are in host memory"
+                                 : "");
 }
 
 nlohmann::ordered_json parameter_json(const RunSpec& run) {

@@ -24,26 +24,35 @@ constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30
 
 // The memory that check_device_memory asks for. A build without CUDA knows only the plan.
 int64_t needed_of_gpu(Engine& engine) {
-  if (engine.spec().target != DeviceKind::cuda) return engine.plan().total_bytes() + kDeviceReserveBytes;
+  if (engine.spec().target != DeviceKind::cuda) return engine.plan().device_bytes() + kDeviceReserveBytes;
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
 }
 
-MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks) {
+// "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
+std::string pinned_text(Engine& engine, int64_t available) {
+  const int64_t pinned = engine.plan().bytes(Life::host);
+  if (pinned == 0) return "";
+  return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here", bytes_text(pinned),
+                     bytes_text(available));
+}
+
+MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, int64_t available) {
   MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
                        num_ranks == 1 ? "" : " by a rank that does not share it");
   if (Accelerator::count() > 0) {
     const AcceleratorInfo gpu = Accelerator::describe(0);
-    v.fits = v.needed_bytes <= gpu.free_bytes;
+    v.fits = v.needed_bytes <= gpu.free_bytes && engine.plan().bytes(Life::host) <= available;
     v.text = fmt::format("{}: {}, {} are free of the first GPU here, {}", *v.fits ? "yes" : "no", v.text,
                          bytes_text(gpu.free_bytes), gpu.name);
+    v.text += pinned_text(engine, available);
     return v;
   }
   for (const KnownGpu& gpu : kKnownGpus)
     v.text += fmt::format("{} {} {}", &gpu == kKnownGpus ? ":" : ",",
                           v.needed_bytes <= gpu.free_bytes ? "fits" : "does not fit", gpu.name);
-  v.text += "; no GPU is here to ask";
+  v.text += "; no GPU is here to ask" + pinned_text(engine, available);
   return v;
 }
 
@@ -74,7 +83,7 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
 }
 
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available) {
-  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks);
+  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks, available);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

@@ -156,6 +156,19 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
+void check_grad(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  if (s.precision.compute == DType::f32)
+    refuse_idle(s, "optimizer.grad",
+                "precision.compute is \"f32\", and gradients of f32 weights are f32; set \"bf16\", or remove it");
+  if (o.grad == GradFormat::f32)
+    refuse_idle(s, "optimizer.offload_grad", "optimizer.grad is \"f32\"; set \"bf16\", or remove it");
+  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32 || o.master != MasterFormat::bf16_remainder,
+                "optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = \"bf16_remainder\" "
+                "are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" or \"f32\"{}",
+                origin(s, "optimizer.grad"));
+}
+
 void check_optimizer(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
   if (o.kind == OptimizerKind::adamw)
@@ -168,6 +181,7 @@ void check_optimizer(const RunSpec& s) {
   if (s.precision.compute == DType::f32)
     refuse_idle(s, "optimizer.master",
                 "precision.compute is \"f32\", and f32 weights are their own masters; set \"bf16\", or remove it");
+  check_grad(s);
 }
 
 void check_sinkhorn(const RunSpec& s) {

@@ -115,6 +115,20 @@ TEST(Check, MastersOfF32Weights) {
   }
 }
 
+TEST(Check, SumsOfGradientsInBf16) {
+  parse({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.offload_grad=true"}).check(1);
+  EXPECT_THAT(check_error({"precision.compute=f32", "optimizer.grad=bf16"}),
+              HasSubstr("optimizer.grad = \"bf16\" would do nothing: precision.compute is \"f32\", and gradients of "
+                        "f32 weights are f32; set \"bf16\", or remove it [--set]"));
+  EXPECT_THAT(check_error({"optimizer.offload_grad=true"}),
+              HasSubstr("optimizer.offload_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
+                        "remove it [--set]"));
+  EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.master=bf16_remainder"}),
+              HasSubstr("optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = "
+                        "\"bf16_remainder\" are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" "
+                        "or \"f32\" [--set]"));
+}
+
 TEST(Check, Schedule) {
   EXPECT_THAT(check_error({"optimizer.min_lr=0.6"}),
               HasSubstr("optimizer.min_lr must be at most lr = 0.5; got 0.6 [--set]"));

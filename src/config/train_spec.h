@@ -38,8 +38,13 @@ enum class LrSchedule { constant, cosine, linear, wsd };
 
 enum class OptimizerKind { adamw, sgd };
 
-// The elements of an optimizer's state. bf16 is rounded stochastically.
-enum class StateFormat { f32, bf16 };
+// The elements of an optimizer's state. bf16 and the codes of 8-bit blocks are rounded stochastically. Only
+// matrices with whole blocks in a row are in blocks (core/block_code.h), all else stays in f32.
+enum class StateFormat { f32, bf16, blocks_8bit };
+
+// The sums of gradients over the micro-batches of a step. With bf16, those of bf16 weights of
+// layers are rounded after each micro-batch, and one layer at a time has gradients in f32.
+enum class GradFormat { f32, bf16 };
 
 // The masters of bf16 weights:
 //   f32              a copy in f32
@@ -51,6 +56,9 @@ struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::adamw;
   StateFormat state = StateFormat::f32;
   MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
+  GradFormat grad = GradFormat::f32;        // the same
+  bool offload = false;                     // masters and state are in host memory
+  bool offload_grad = false;                // sums of gradients in bf16 too
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;

@@ -20,7 +20,9 @@ int64_t whole_pages(int64_t bytes) { return div_ceil(bytes, kPageBytes) * kPageB
 
 int64_t pages_of(const std::array<int64_t, kNumLives>& life_bytes) {
   int64_t whole = 0, shared = 0;
-  for (const int64_t bytes : life_bytes) {
+  for (int life = 0; life < kNumLives; ++life) {
+    if (static_cast<Life>(life) == Life::host) continue;
+    const int64_t bytes = life_bytes[static_cast<size_t>(life)];
     if (bytes < kPageBytes / 2)
       shared += bytes;
     else
@@ -32,7 +34,7 @@ int64_t pages_of(const std::array<int64_t, kNumLives>& life_bytes) {
 // The bytes that are held whatever the batch is.
 int64_t fixed_bytes(const MemoryPlan& plan) {
   int64_t bytes = 0;
-  for (const Life life : {Life::param, Life::master, Life::grad, Life::optimizer, Life::state})
+  for (const Life life : {Life::param, Life::master, Life::grad, Life::layer_grad, Life::optimizer, Life::state})
     bytes += plan.bytes(life);
   return bytes;
 }
@@ -110,6 +112,15 @@ void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t avai
                 "out of memory: {} are needed, {} of them for the step stack, and {} are available; {}\n{}",
                 bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), memory_advice(use, plan, available),
                 plan.table());
+}
+
+void check_pinned_memory(const MemoryPlan& plan, int64_t available) {
+  const int64_t needed = plan.bytes(Life::host);
+  MOEBIUS_CHECK(usage, needed <= available,
+                "out of memory: optimizer.offload keeps {} in pinned memory of the host, and {} are available; set "
+                "optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more machines, "
+                "or keep it on the GPU (optimizer.offload = false)\n{}",
+                bytes_text(needed), bytes_text(available), plan.table());
 }
 
 int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes) {

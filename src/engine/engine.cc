@@ -149,7 +149,8 @@ void Engine::make_model() {
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
                                                 .expert_rows = spec_.expert_rows,
-                                                .moe_passes_in_flight = moe_passes_in_flight(spec_, rank)});
+                                                .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
+                                                .optimizer = spec_.optimizer.value_or(OptimizerSpec{})});
   if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
@@ -159,7 +160,6 @@ void Engine::make_model() {
 
 void Engine::make_optimizer() {
   ParamTable& params = model_->params();
-  params.set_master_format(spec_.optimizer->master);
   sharding_ =
       make_sharding(params, mesh_, plan_,
                     {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
@@ -484,7 +484,7 @@ int64_t Engine::peak_bytes() {
 
 int64_t Engine::pinned_bytes() const {
   if (spec_.target != DeviceKind::cuda) return 0;
-  return batches_->num_mirrors() * plan_.bytes(Life::batch) + plan_.bytes(Life::metrics);
+  return batches_->num_mirrors() * plan_.bytes(Life::batch) + plan_.bytes(Life::metrics) + plan_.bytes(Life::host);
 }
 
 }  // namespace moebius

@@ -34,6 +34,7 @@ void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec,
   const MemoryUse use = memory_use(spec);
   if (spec.device == DeviceKind::cpu) return check_host_memory(plan, stack_bytes, available_memory_bytes(), use);
   if (!gpu) return;
+  check_pinned_memory(plan, available_memory_bytes());
   const int64_t free = gpu->info().free_bytes;
   if (!ranks) return check_device_memory(plan, stack_bytes, free, use);
   const int64_t mine = needed_bytes(plan, stack_bytes), others = ranks->sum_of_sharing(mine) - mine;

@@ -1,12 +1,13 @@
 #include "memory/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state", "batch",
-                                                 "saved", "rows",   "comm", "metrics",   "stack"};
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "layer_grad", "optimizer", "state", "batch",
+                                                 "saved", "rows",   "comm", "metrics",    "host",      "stack"};
   return names[static_cast<int>(life)];
 }
 
@@ -21,7 +22,8 @@ void MemoryPlan::declare_rows(Tensor& view, std::string name, Shape shape, DType
 void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
   MOEBIUS_ASSERT(!bound_ && life != Life::stack && life != Life::rows);
   view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
-  entries_.push_back({.name = std::move(name), .view = &view, .life = life});
+  const bool reuses = std::exchange(reused_[static_cast<int>(life)], false);
+  entries_.push_back({.name = std::move(name), .view = &view, .life = life, .reuses = reuses});
   place(entries_.back());
 }
 
@@ -59,10 +61,13 @@ SpillBuffer MemoryPlan::rows_buffer(DeviceKind device) const {
 
 void MemoryPlan::place(Entry& e) {
   if (e.life == Life::rows) return place_rows(e);
-  int64_t& used = bytes_[static_cast<int>(e.life)];
+  int64_t& used = used_[static_cast<int>(e.life)];
+  int64_t& bytes = bytes_[static_cast<int>(e.life)];
+  if (e.reuses) used = 0;
   const int64_t align = alignment_of(e.view->dtype);
   e.offset = div_ceil(used, align) * align;
   used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
+  bytes = std::max(bytes, used);
 }
 
 int64_t MemoryPlan::joined_numel(const std::vector<const Tensor*>& views, int64_t multiple) {
@@ -83,7 +88,7 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   const int64_t held = joined_numel(views, kAlign);
   joined.back().free_bytes = (joined_numel(views, multiple) - held) * size_of(views[0]->dtype);
   std::move(joined.begin(), joined.end(), std::back_inserter(entries_));
-  bytes_ = {};
+  used_ = bytes_ = {};
   rows_extent_ = 0;
   for (Entry& e : entries_) place(e);
 }
@@ -102,6 +107,8 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
       comm_ = PeerMemory(device, bytes_[life]);
     else if (static_cast<Life>(life) == Life::rows)
       rows_ = rows_buffer(device);
+    else if (static_cast<Life>(life) == Life::host && device != DeviceKind::null)
+      host_ = HostBuffer(device, bytes_[life]);
     else
       buffers_[life] = Buffer(device, bytes_[life]);
   }
@@ -114,6 +121,7 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
 
 void* MemoryPlan::base(Life life) const {
   if (life == Life::rows) return rows_.data();
+  if (life == Life::host) return host_.data();
   return life == Life::comm && shares_comm_ ? comm_.data() : buffers_[static_cast<int>(life)].data();
 }
 
@@ -125,9 +133,13 @@ int64_t MemoryPlan::total_bytes() const {
   return total;
 }
 
+int64_t MemoryPlan::device_bytes() const { return total_bytes() - bytes(Life::host); }
+
 std::string MemoryPlan::table() const {
   std::string text = "memory plan\n";
   for (int life = 0; life < kNumLives; ++life) {
+    const bool is_rare = static_cast<Life>(life) == Life::layer_grad || static_cast<Life>(life) == Life::host;
+    if (is_rare && bytes_[life] == 0) continue;
     int64_t count = 0;
     const Entry* largest = nullptr;
     for (const Entry& e : entries_) {
@@ -143,6 +155,8 @@ std::string MemoryPlan::table() const {
   if (spill_bytes() > 0)
     text += fmt::format("  beyond: {} of host memory where tokens choose more rows than are planned\n",
                         bytes_text(spill_bytes()));
+  if (bytes(Life::host) > 0)
+    text += fmt::format("  {:<10} {:>11}  without what is kept in host memory\n", "", bytes_text(device_bytes()));
   if (recomputed_bytes_ > 0)
     text += fmt::format("  not kept: {} that backward recomputes\n", bytes_text(recomputed_bytes_));
   return text;

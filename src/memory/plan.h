@@ -23,7 +23,8 @@ namespace moebius {
 enum class Life : int {
   param,      // weights in the dtype of the computation
   master,     // f32 weights, where param is not f32
-  grad,       // f32 gradients
+  grad,       // sums of gradients
+  layer_grad, // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
   optimizer,  // moments
   state,      // values that training changes without a gradient: expert biases, load of the last step,
               // quantised copies of weights
@@ -32,9 +33,10 @@ enum class Life : int {
   rows,       // rows of experts in one layer, whose number the tokens decide
   comm,       // data that arrives from other ranks
   metrics,    // sums read at the end of a step
+  host,       // what is kept in host memory, which a GPU reads and writes where it is
   stack,      // the step stack: scratch memory of a step
 };
-inline constexpr int kNumLives = 11;
+inline constexpr int kNumLives = 13;
 std::string_view name_of(Life life);
 
 class MemoryPlan {
@@ -52,6 +54,8 @@ class MemoryPlan {
   // before they are written.
   void declare_rows(Tensor& view, std::string name, Shape shape, DType dtype, int64_t near_rows);
   int64_t spill_bytes() const { return rows_extent_ - bytes(Life::rows); }  // of those others
+  // What is declared of this life from now on is in the same memory as what was declared before.
+  void reuse(Life life) { reused_[static_cast<int>(life)] = true; }
 
   // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,
   // and stays one.
@@ -81,13 +85,14 @@ class MemoryPlan {
   StepStack& stack() { return stack_; }
 
   int64_t bytes(Life life) const;  // planned
+  int64_t device_bytes() const;    // of all lives but Life::host
   void* base(Life life) const;     // after bind(); a life is one piece
   int64_t total_bytes() const;
   // Returns the table that is printed before the first step: bytes per life, and
   // the largest tensors.
   std::string table() const;
 
-  static constexpr int64_t kAlign = 128;
+  static constexpr int64_t kAlign = 256;  // a block of 8-bit codes: core/block_code.h
 
  private:
   struct Entry {
@@ -97,6 +102,7 @@ class MemoryPlan {
     int64_t offset = 0;
     int64_t free_bytes = 0;  // left free after it
     int64_t near_bytes = 0;  // of Life::rows: in the memory of the device
+    bool reuses = false;     // begins where its life does
   };
   void place(Entry& entry);
   void place_rows(Entry& entry);
@@ -106,10 +112,12 @@ class MemoryPlan {
   bool splits_backward_ = false;
   int64_t recomputed_bytes_ = 0;
   std::deque<Entry> entries_;
-  std::array<int64_t, kNumLives> bytes_{};
+  std::array<int64_t, kNumLives> used_{}, bytes_{};  // bytes_: the most that are used, where a life is reused
+  std::array<bool, kNumLives> reused_{};
   int64_t rows_extent_ = 0;  // addresses of Life::rows
   std::array<Buffer, kNumLives> buffers_;
   SpillBuffer rows_;  // instead of a buffer
+  HostBuffer host_;   // instead of a buffer
   PeerMemory comm_;   // instead of a buffer
   bool shares_comm_ = false;
   StepStack stack_{DeviceKind::null, nullptr, 0};

@@ -10,7 +10,7 @@ namespace {
 
 TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
   MemoryPlan plan;
-  const Shape shapes[] = {{3, 5}, {1}, {129}, {0}, {128}, {7, 2, 3}};
+  const Shape shapes[] = {{3, 5}, {1}, {257}, {0}, {256}, {7, 2, 3}};
   std::vector<Tensor> params(std::size(shapes)), masters(std::size(shapes));
   for (size_t i = 0; i < std::size(shapes); ++i) {
     plan.declare(params[i], "p", shapes[i], DType::bf16, Life::param);
@@ -23,10 +23,10 @@ TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
     EXPECT_GE(params[i].ptr<bf16>(), params[i - 1].ptr<bf16>() + params[i - 1].numel());
     EXPECT_EQ(params[i].ptr<bf16>() - params[0].ptr<bf16>(), masters[i].ptr<float>() - masters[0].ptr<float>());
   }
-  EXPECT_EQ(plan.bytes(Life::master), 4 * 128 * 6 - 4 * 128 + 4 * 128);  // 1+1+2+0+1+1 blocks of 128
+  EXPECT_EQ(plan.bytes(Life::master), 4 * 256 * 6);  // 1+1+2+0+1+1 blocks of 256
   EXPECT_EQ(plan.total_bytes(), plan.bytes(Life::param) + plan.bytes(Life::master) + 4096);
   EXPECT_EQ(plan.stack().capacity(), 4096);
-  EXPECT_NE(plan.table().find("largest m f32[129]"), std::string::npos) << plan.table();
+  EXPECT_NE(plan.table().find("largest m f32[257]"), std::string::npos) << plan.table();
 }
 
 // Rows that are not planned have addresses, and no bytes.
@@ -51,17 +51,47 @@ TEST(MemoryPlan, JoinedTensorsAreOnePiece) {
   MemoryPlan plan;
   Tensor a, b, c, d;
   plan.declare(a, "a", {3}, DType::f32, Life::grad);
-  plan.declare(b, "b", {200}, DType::f32, Life::grad);
+  plan.declare(b, "b", {400}, DType::f32, Life::grad);
   plan.declare(c, "c", {5}, DType::f32, Life::grad);
   plan.declare(d, "d", {7}, DType::f32, Life::grad);
-  plan.join({&c, &a}, 3 * MemoryPlan::kAlign);  // 2 blocks of 128, and one that stays free
-  EXPECT_EQ(MemoryPlan::joined_numel({&c, &a}, 3 * MemoryPlan::kAlign), 3 * 128);
+  plan.join({&c, &a}, 3 * MemoryPlan::kAlign);  // 2 blocks of 256, and one that stays free
+  EXPECT_EQ(MemoryPlan::joined_numel({&c, &a}, 3 * MemoryPlan::kAlign), 3 * 256);
   plan.bind(DeviceKind::cpu, 0);
-  EXPECT_EQ(a.ptr<float>() - c.ptr<float>(), 128);
-  EXPECT_EQ(plan.bytes(Life::grad), 4 * (256 + 128 + 3 * 128));
-  const float* end = c.ptr<float>() + 3 * 128;
+  EXPECT_EQ(a.ptr<float>() - c.ptr<float>(), 256);
+  EXPECT_EQ(plan.bytes(Life::grad), 4 * (512 + 256 + 3 * 256));
+  const float* end = c.ptr<float>() + 3 * 256;
   for (const Tensor* other : {&b, &d})
     EXPECT_TRUE(other->ptr<float>() >= end || other->ptr<float>() + other->numel() <= c.ptr<float>());
+}
+
+// What is declared after reuse() lies where the first of its life do, and the most counts.
+TEST(MemoryPlan, ALifeCanBeReused) {
+  MemoryPlan plan;
+  Tensor first, second, third, other;
+  plan.reuse(Life::layer_grad);
+  plan.declare(first, "first", {300}, DType::f32, Life::layer_grad);
+  plan.declare(other, "other", {3}, DType::f32, Life::grad);
+  plan.reuse(Life::layer_grad);
+  plan.declare(second, "second", {100}, DType::f32, Life::layer_grad);
+  plan.declare(third, "third", {10}, DType::f32, Life::layer_grad);
+  plan.join({&other}, MemoryPlan::kAlign);  // places all anew
+  EXPECT_EQ(plan.bytes(Life::layer_grad), 4 * 512);
+  EXPECT_EQ(plan.bytes(Life::grad), 4 * 256);
+  plan.bind(DeviceKind::cpu, 0);
+  EXPECT_EQ(second.data, first.data);
+  EXPECT_EQ(third.ptr<float>() - second.ptr<float>(), 256);
+}
+
+TEST(MemoryPlan, WhatIsOnTheHostIsNoMemoryOfTheDevice) {
+  MemoryPlan plan;
+  Tensor here, there;
+  plan.declare(here, "here", {3}, DType::f32, Life::optimizer);
+  plan.declare(there, "there", {600}, DType::f32, Life::host);
+  plan.bind(DeviceKind::cpu, 0);
+  EXPECT_EQ(plan.bytes(Life::host), 4 * 768);
+  EXPECT_EQ(plan.device_bytes(), 4 * 256);
+  EXPECT_EQ(there.ptr<float>()[599], 0);
+  EXPECT_NE(plan.table().find("without what is kept in host memory"), std::string::npos) << plan.table();
 }
 
 TEST(MemoryPlan, DeclaringAfterBindIsABug) {

@@ -4,6 +4,7 @@
 
 #include "model/attention/rope_frequencies.h"
 #include "model/attention/token_runs.h"
+#include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
 #include "ops/rope/rope.h"
@@ -28,13 +29,15 @@ std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vec
   int64_t passes = 0;
   for (const HeldStage& held : stages) passes += held.num_saved * moe_layers_of(c.model, held.spec, c.shape.num_mtp);
   if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
+  // Experts take a long micro-batch in chunks, each of which keeps its rows.
+  const int64_t T = rows_between_projections(c.shape, c.mesh.shape()), chunk = expert_chunk(T);
   return make_expert_rows(c.model, c.mesh,
                           {.budget = c.expert_rows,
-                           .max_tokens = rows_between_projections(c.shape, c.mesh.shape()),
+                           .max_tokens = chunk,
                            .dispatcher = c.dispatcher,
                            .rows_factor = c.balance.rank_rows_factor,
                            .dtype = c.precision.compute,
-                           .passes_in_flight = passes});
+                           .passes_in_flight = passes * (T / chunk)});
 }
 
 }  // namespace
@@ -52,8 +55,11 @@ Model::Model(const ModelContext& c)
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)),
       expert_rows_(expert_rows_of(c, held_)) {
+  params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
+    // Two backward passes of a layer would leave dw to other layers in between.
+    MOEBIUS_ASSERT(c.optimizer.grad == GradFormat::f32 || !held.splits_backward);
     const size_t begin = params_.all().size();
     const LayerContext layers{.params = params_,
                               .plan = c.plan,

@@ -85,8 +85,16 @@ const Param& ParamTable::declare(ParamSpec spec) {
   p.has_grad = p.spec.trainable && use_ != ModelUse::inference;
   p.owned = {.begin = 0, .count = p.spec.shape.numel()};
   plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, life);
-  if (p.has_grad) plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, Life::grad);
+  if (p.has_grad) declare_gradient(p);
   return p;
+}
+
+void ParamTable::declare_gradient(Param& p) {
+  const bool apart = in_layer_ && optimizer_.grad == GradFormat::bf16 && p.spec.dtype == DType::bf16;
+  plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, apart ? Life::layer_grad : Life::grad);
+  if (apart)
+    plan_.declare(p.grad_sum, p.spec.name + ".grad_sum", p.spec.shape, DType::bf16,
+                  optimizer_.offload_grad ? Life::host : Life::grad);
 }
 
 void ParamTable::own(size_t i, const ElementRange& range) {
@@ -94,11 +102,11 @@ void ParamTable::own(size_t i, const ElementRange& range) {
   MOEBIUS_ASSERT(p.has_grad && !p.has_master && !p.has_remainder && range.begin >= 0 && range.end() <= p.w.numel());
   p.owned = range;
   if (p.spec.dtype == DType::f32) return;
-  p.has_master = master_format_ == MasterFormat::f32;
-  p.has_remainder = master_format_ == MasterFormat::bf16_remainder;
-  if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, Life::master);
-  if (p.has_remainder)
-    plan_.declare(p.remainder_n, p.spec.name + ".remainder", {range.count}, DType::u16, Life::master);
+  p.has_master = optimizer_.master == MasterFormat::f32;
+  p.has_remainder = optimizer_.master == MasterFormat::bf16_remainder;
+  const Life life = optimizer_.offload ? Life::host : Life::master;
+  if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, life);
+  if (p.has_remainder) plan_.declare(p.remainder_n, p.spec.name + ".remainder", {range.count}, DType::u16, life);
 }
 
 void ParamTable::gather(Stream& s, const ParamSpan& span) {
@@ -252,12 +260,25 @@ void ParamTable::clear_masters(Stream& s) const {
 void ParamTable::zero_grads(Stream& s) const {
   for (const Param& p : params_) {
     if (p.has_grad) fill_zero(s, p.dw);
+    if (p.sums_apart()) fill_zero(s, p.grad_sum);
+  }
+}
+
+void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_step) const {
+  for (size_t i = span.begin; i < span.end; ++i) {
+    const Param& p = params_[i];
+    if (!p.sums_apart()) continue;
+    if (first_of_step)
+      copy(s, p.grad_sum, p.dw);
+    else
+      add(s, p.grad_sum, p.dw);
+    if (!p.spec.grad_stored_first) fill_zero(s, p.dw);
   }
 }
 
 void ParamTable::zero_added_grads(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_grad && !p.spec.grad_stored_first) fill_zero(s, p.dw);
+    if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart()) fill_zero(s, p.dw);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "config/train_spec.h"
 #include "memory/plan.h"
 #include "model/residency.h"
+#include "model/step.h"
 
 namespace moebius {
 
@@ -78,7 +79,10 @@ struct ParamSpec {
 struct Param {
   ParamSpec spec;
   Tensor w;   // what ops read, spec.dtype
-  Tensor dw;  // f32, the sum over the micro-batches of a step; only with has_grad
+  Tensor dw;  // f32, what ops add gradients to; only with has_grad
+  // bf16, where gradients are summed in bf16: dw then holds those of one micro-batch, until
+  // ParamTable::sum_gradients(), in memory that all layers use one after the other. Else empty.
+  Tensor grad_sum;
   bool has_grad = false;
   bool has_master = false;     // f32, in memory of its own
   bool has_remainder = false;  // f32, as a bf16 weight and 16 more bits
@@ -93,6 +97,13 @@ struct Param {
   // weights are rounded stochastically; else of w's dtype. With has_remainder this is the memory of
   // the gradient, which holds them after ParamTable::join_masters().
   Tensor master() const;
+  // The sum over the micro-batches of a step.
+  const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
+  bool sums_apart() const { return !grad_sum.empty(); }
+  // Whether products add to dw in a pass, or store it (ParamSpec::grad_stored_first).
+  bool adds_to_grad(const MicroBatch& batch) const {
+    return batch.later_part || (!batch.first_of_step && !sums_apart());
+  }
 };
 
 // The same declaration, with grad_stored_first.
@@ -129,8 +140,21 @@ class ParamTable {
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
-  // Sets the masters that bf16 weights get in own(); f32 without this call.
-  void set_master_format(MasterFormat format) { master_format_ = format; }
+  // Sets the formats of masters and gradients, and where masters are; those of OptimizerSpec{} without
+  // this call. It comes before the first declare().
+  void set_formats(const OptimizerSpec& optimizer) { optimizer_ = optimizer; }
+
+  // Declares the parameters of one layer, in body. Only these may have sums of gradients in bf16.
+  template <class Body>
+  void layer(Body&& body) {
+    plan_.reuse(Life::layer_grad);
+    in_layer_ = true;
+    body();
+    in_layer_ = false;
+  }
+  // Adds dw of the span to the sums that are apart, or stores them, once the backward pass of a
+  // micro-batch has made it. dw is then clear where ops add to it.
+  void sum_gradients(Stream& s, const ParamSpan& span, bool first_of_step) const;
 
   // Sets the object that acts on the four calls below; null: weights are always on this rank. The
   // order of the calls is given in model/residency.h, and checked: Error{internal}.
@@ -175,11 +199,13 @@ class ParamTable {
 
  private:
   bool is_frozen(const ParamSpec& spec) const;
+  void declare_gradient(Param& p);
 
   MemoryPlan& plan_;
   ModelUse use_;
   std::vector<std::string> freeze_;
-  MasterFormat master_format_ = MasterFormat::f32;
+  OptimizerSpec optimizer_;
+  bool in_layer_ = false;
   std::deque<Param> params_;
   struct CopiesOf {
     size_t param;

@@ -36,7 +36,7 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   };
   if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
   for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i)
-    of_block_.push_back(span_of([&] { blocks_.emplace_back(c, i); }));
+    of_block_.push_back(span_of([&] { c.params.layer([&] { blocks_.emplace_back(c, i); }); }));
   share_block_sets();
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
@@ -271,6 +271,7 @@ void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved
   with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
     if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    params_.sum_gradients(step.stream, of_block_[i], step.batch.first_of_step);
     params_.grad_ready(step.stream, of_block_[i]);
   });
 }

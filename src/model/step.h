@@ -89,6 +89,8 @@ struct MicroBatch : Targets {
   // The first of its step: products store the gradients of their weights instead of adding to them
   // (ParamSpec::grad_stored_first).
   bool first_of_step = false;
+  // A part of a micro-batch after its first: products add to the gradients that the first has stored.
+  bool later_part = false;
 
   StepScalars scalars;         // on the host, also of a batch in a device's memory
   Tensor scalars_memory;       // u8: the same where ops read them

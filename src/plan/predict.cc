@@ -11,9 +11,9 @@ namespace {
 // Bytes that an optimizer reads and writes for an element that a rank owns: gradient, master and
 // moments are read, all but the first and a bf16 weight are written, and the sum of squares reads the gradient.
 double update_bytes(const OptimizerSpec& optimizer) {
-  const int64_t kept = master_bytes(optimizer, DType::bf16) + state_bytes(optimizer);
+  const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
   const int64_t weight = optimizer.master == MasterFormat::f32 ? 2 : 4;  // which is read too, unless it has a master
-  return static_cast<double>(4 + 2 * kept + weight + 4);
+  return static_cast<double>(4 + weight + 4) + 2 * kept;
 }
 constexpr double kClearBytes = 4;  // of each gradient
 

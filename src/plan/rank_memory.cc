@@ -126,7 +126,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     add(m, Life::grad, bucket.numel * 4);
     for_owned(spec, place, bucket, [&](int64_t owned) {
       add(m, Life::master, master_bytes(spec.optimizer.value(), bucket.dtype) * aligned(owned));
-      add(m, Life::optimizer, state_bytes(spec.optimizer.value()) * aligned(owned));
+      add(m, Life::optimizer, static_cast<int64_t>(state_bytes(spec.optimizer.value())) * aligned(owned));
     });
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);

@@ -33,7 +33,7 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   for (size_t i = span.end; i-- > span.begin;) {
     const Param& p = model.params().all()[i];
     if (!p.has_grad) continue;
-    if (auto found = first_in(s, "gradient of " + p.spec.name, p.dw)) return found;
+    if (auto found = first_in(s, "gradient of " + p.spec.name, p.grad())) return found;
   }
   return std::nullopt;
 }

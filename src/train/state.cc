@@ -28,10 +28,33 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
   }
 }
 
-// A checkpoint holds tensors whose elements are values by themselves.
-Tensor plain(const OptimizerState& state) {
-  check_plain("training_state", state.param->spec.name.c_str(), state.values);
-  return state.values.data;
+// The scales of the n owned elements of a part.
+Tensor scales_of_part(const OptimizerState& state, const ParamPart& part, int64_t n) {
+  if (n == 0) return state.scales.rows(0, 0);
+  const int64_t first = part.offset + owned_of(*state.param, part).begin - state.param->owned.begin;
+  return state.scales.rows(first / kCodeBlock, (first + n) / kCodeBlock);
+}
+
+// Codes of 8-bit blocks are saved with their scales beside them.
+void add_state(std::vector<NamedTensor>& all, const OptimizerState& state, const Mesh& mesh) {
+  const Param& p = *state.param;
+  for (const ParamPart& part : p.spec.parts) {
+    NamedTensor values{.name = std::string(state.prefix) + part.name,
+                       .tensor = owned_part_of(state.values, p, part),
+                       .slice = slice_of(p, part),
+                       .is_replica = is_replica(p, mesh),
+                       .converts = true};
+    if (has_code_blocks(part.shape)) values.code = state.code;
+    const bool is_coded = state.values.dtype == DType::u8;
+    if (is_coded) values.scales = scales_of_part(state, part, values.tensor.numel());
+    all.push_back(values);
+    if (!is_coded) continue;
+    all.push_back({.name = values.name + std::string(kScalesSuffix),
+                   .tensor = values.scales,
+                   .slice = scales_slice(*values.slice),
+                   .is_replica = values.is_replica,
+                   .is_scales = true});
+  }
 }
 
 }  // namespace
@@ -43,8 +66,7 @@ std::vector<NamedTensor> training_state(Engine& engine) {
     if (has_adapters && p.frozen) continue;
     add_parts(state, "", p.master(), p, engine.mesh());
   }
-  for (const OptimizerState& each : engine.optimizer().state())
-    add_parts(state, std::string(each.prefix), plain(each), *each.param, engine.mesh());
+  for (const OptimizerState& each : engine.optimizer().state()) add_state(state, each, engine.mesh());
   return state;
 }
 

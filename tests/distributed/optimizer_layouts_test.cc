@@ -25,11 +25,12 @@ constexpr double kRate = 1e-2;
 struct Choice {
   const char* name;
   OptimizerSpec optimizer;
+  bool wide = false;  // rows of some matrices are whole blocks of 8-bit codes on every layout, and others are shorter
 };
 void PrintTo(const Choice& choice, std::ostream* out) { *out << choice.name; }
 
 using enum MasterFormat;
-constexpr StateFormat kHalf = StateFormat::bf16;
+constexpr StateFormat kHalf = StateFormat::bf16, kBlocks = StateFormat::blocks_8bit;
 const Choice kChoices[] = {
     {"adamw", {}},
     {"adamw_remainder", {.master = bf16_remainder}},
@@ -40,6 +41,12 @@ const Choice kChoices[] = {
     {"sgd", {.kind = OptimizerKind::sgd}},
     {"sgd_without_momentum", {.kind = OptimizerKind::sgd, .momentum = 0}},
     {"sgd_half_state_remainder", {.kind = OptimizerKind::sgd, .state = kHalf, .master = bf16_remainder}},
+    {"adamw_blocks", {.state = kBlocks}, true},
+    {"adamw_blocks_remainder_offload", {.state = kBlocks, .master = bf16_remainder, .offload = true}, true},
+    {"adamw_blocks_stochastic_half_grad",
+     {.state = kBlocks, .master = bf16_stochastic, .grad = GradFormat::bf16, .offload = true, .offload_grad = true},
+     true},
+    {"sgd_blocks_half_grad", {.kind = OptimizerKind::sgd, .state = kBlocks, .grad = GradFormat::bf16}, true},
 };
 
 struct OnRanks {
@@ -54,8 +61,13 @@ const OnRanks kRing[] = {{8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
                          {2, {.tp = 2}},
                          {}};
 
-EngineSpec engine_spec(Transport& world, const OptimizerSpec& optimizer, const ParallelSpec& layout) {
+EngineSpec engine_spec(Transport& world, const OptimizerSpec& optimizer, const ParallelSpec& layout,
+                       bool wide = false) {
   EngineSpec spec = layout_engine_spec(world, {}, layout);
+  if (wide) {
+    spec.model.hidden_size = 256;
+    spec.model.moe_intermediate_size = 512;
+  }
   spec.precision.compute = DType::bf16;
   spec.optimizer = optimizer;
   spec.optimizer->clip = 0;  // the norm is a sum over ranks
@@ -69,9 +81,14 @@ void fill_gradients(Engine& engine, int64_t step) {
     const bool is_first = engine.mesh().group(p.spec.grad_axis).rank() == 0;
     for (const ParamPart& part : p.spec.parts) {
       const Rng rng(17, RngSite::bench, static_cast<uint64_t>(step), key_of(part.name.c_str()));
-      const Tensor dw = part_of(p.dw, part);
-      for (int64_t i = 0; i < dw.numel(); ++i)
-        dw.ptr<float>()[i] = is_first ? 0.1f * rng.normal(static_cast<uint64_t>(flat_index(part, i))) : 0.0f;
+      const Tensor grad = part_of(p.grad(), part);
+      for (int64_t i = 0; i < grad.numel(); ++i) {
+        const float x = is_first ? 0.1f * rng.normal(static_cast<uint64_t>(flat_index(part, i))) : 0.0f;
+        if (grad.dtype == DType::bf16)
+          grad.ptr<bf16>()[i] = to_bf16(x);
+        else
+          grad.ptr<float>()[i] = x;
+      }
     }
   }
 }
@@ -150,11 +167,12 @@ class OptimizerLayouts : public ::testing::TestWithParam<Choice> {};
 
 TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
   const OptimizerSpec& optimizer = GetParam().optimizer;
+  const bool wide = GetParam().wide;
   const auto num_steps = std::ssize(kRing);
   const TestDir dir;
   run_threads(1, test_world(), [&](Transport& world) {
     Control control(world);
-    Engine engine(engine_spec(world, optimizer, {}));
+    Engine engine(engine_spec(world, optimizer, {}, wide));
     init_layout(engine, {});
     save(engine, control, dir.path("alone"), 0);
     for (int64_t step = 1; step <= num_steps; ++step) {
@@ -168,7 +186,7 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
     SCOPED_TRACE(fmt::format("step {} on {} ranks", step, on.ranks));
     run_threads(on.ranks, test_world(), [&](Transport& world) {
       Control control(world);
-      Engine engine(engine_spec(world, optimizer, on.layout));
+      Engine engine(engine_spec(world, optimizer, on.layout, wide));
       if (step == 1) {
         init_layout(engine, {});
         save(engine, control, dir.path("ring"), 0);
@@ -187,6 +205,44 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Choices, OptimizerLayouts, ::testing::ValuesIn(kChoices),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(OptimizerFormats, BlocksThatALayoutCutsAreRefused) {
+  const auto body = [](Transport& world) {
+    EngineSpec spec = engine_spec(world, {.state = kBlocks}, {.tp = 2}, /*wide=*/true);
+    spec.model.intermediate_size = 256;
+    const Engine engine(spec);
+  };
+  expect_error(ErrorKind::usage,
+               "optimizer.state: \"8bit\" has a scale for each 256 elements of a row, and this layout cuts the rows of "
+               "model.layers.0.mlp.down_proj.weight, 256 elements, into 128; lower parallel.tp or parallel.etp, or set "
+               "optimizer.state = \"bf16\"",
+               [&] { run_threads(2, test_world(), body); });
+}
+
+// Where masters, moments and sums are changes no bit of them.
+TEST(OptimizerFormats, AreTheSameOnTheHost) {
+  const TestDir dir;
+  for (const Choice& choice : kChoices) {
+    const auto run = [&](const char* name, bool offload) {
+      const std::string folder = dir.path(fmt::format("{}_{}", choice.name, name));
+      run_threads(2, test_world(), [&](Transport& world) {
+        Control control(world);
+        OptimizerSpec optimizer = choice.optimizer;
+        optimizer.offload = offload;
+        optimizer.offload_grad = offload && optimizer.grad == GradFormat::bf16;
+        Engine engine(engine_spec(world, optimizer, {}, choice.wide));
+        EXPECT_EQ(engine.plan().bytes(Life::host) > 0, offload);
+        EXPECT_EQ(engine.plan().bytes(Life::optimizer) == 0, offload || choice.optimizer.momentum == 0);
+        init_layout(engine, {});
+        for (int64_t step = 1; step <= 2; ++step) update(engine, step);
+        save(engine, control, folder, 2);
+      });
+      return folder_of(folder, 2);
+    };
+    SCOPED_TRACE(choice.name);
+    expect_same(run("host", true), run("device", false));
+  }
+}
 
 // A checkpoint of each choice is read by a run of each other choice. The numbers of a narrower format are
 // rounded to nearest, and all others keep their bits.

@@ -1,6 +1,7 @@
-// Whole training with masters as remainders beside bf16 weights.
+// Whole training with masters as remainders beside bf16 weights, and with sums of gradients in bf16.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 
 #include "tests/equivalence/tiny.h"
@@ -75,6 +76,75 @@ TEST(OptimizerFormats, RemaindersTrainAsF32MastersDo) {
     return;
   }
   FAIL() << "every seed has a master halfway between two bf16 numbers";
+}
+
+// The gradients of each micro-batch by itself, f32, are rounded into the sum one after the other. What is not in a
+// layer, and the router's f32 gate, have sums in f32.
+TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
+  EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 2);
+  Engine wide(spec);
+  spec.optimizer->grad = GradFormat::bf16;
+  Engine half(spec);
+  init_params(wide);
+  init_params(half);
+  const auto params = [](Engine& e) -> const std::deque<Param>& { return e.model().params().all(); };
+  const size_t num_params = params(wide).size();
+  std::vector<std::vector<float>> expected(num_params);
+  for (int step = 1; step <= 2; ++step) {
+    for (int64_t m = 0; m < 3; ++m) {
+      fill_random(wide.batch(), spec.model, step, 2 * m, 6);
+      wide.forward_backward();
+      fill_random(half.batch(), spec.model, step, 2 * m, 6);
+      half.forward_backward();
+      for (size_t i = 0; i < num_params; ++i) {
+        const Param& p = params(wide)[i];
+        if (!params(half)[i].sums_apart()) continue;
+        expected[i].resize(static_cast<size_t>(p.dw.numel()));
+        for (int64_t j = 0; j < p.dw.numel(); ++j) {
+          const float x = p.dw.ptr<float>()[j];
+          expected[i][j] = to_f32(to_bf16(m == 0 ? x : expected[i][j] + x));
+        }
+      }
+      wide.end_of_step();
+    }
+    int64_t num_half = 0;
+    for (size_t i = 0; i < num_params; ++i) {
+      const Param& p = params(half)[i];
+      if (!p.has_grad) continue;
+      EXPECT_EQ(p.sums_apart(), p.spec.name.starts_with("model.layers.") && p.w.dtype == DType::bf16) << p.spec.name;
+      if (!p.sums_apart()) continue;
+      ++num_half;
+      int64_t different = 0;
+      for (int64_t j = 0; j < p.w.numel(); ++j) different += to_f32(p.grad().ptr<bf16>()[j]) != expected[i][j];
+      EXPECT_EQ(different, 0) << p.spec.name << " step " << step;
+    }
+    EXPECT_GT(num_half, 10);
+    half.end_of_step();
+  }
+}
+
+// Layers take turns with the memory of f32 gradients.
+TEST(OptimizerFormats, SumsInBf16TakeHalfOfTheMemory) {
+  const auto plan = [](GradFormat grad, bool offload) {
+    EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 1);
+    spec.optimizer->grad = grad;
+    spec.optimizer->offload_grad = offload;
+    const Engine engine(spec);
+    int64_t in_layers = 0;
+    for (const Param& p : engine.model().params().all()) in_layers += p.sums_apart() ? p.w.numel() : 0;
+    return std::array{engine.plan().bytes(Life::grad), engine.plan().bytes(Life::layer_grad),
+                      engine.plan().bytes(Life::host), in_layers};
+  };
+  const auto wide = plan(GradFormat::f32, false), half = plan(GradFormat::bf16, false),
+             away = plan(GradFormat::bf16, true);
+  EXPECT_EQ(wide[1], 0);
+  const int64_t slack = 100 * MemoryPlan::kAlign * 4;  // of tensors that begin at a multiple
+  EXPECT_NEAR(wide[0] - half[0], 2 * half[3], slack);
+  EXPECT_LT(half[1], 4 * half[3] * 2 / 3);  // one of three layers
+  EXPECT_GT(half[1], 4 * half[3] / 3);
+  EXPECT_EQ(half[2], 0);
+  EXPECT_NEAR(away[2], 2 * half[3], slack);
+  EXPECT_NEAR(wide[0] - away[0], 4 * half[3], slack);
 }
 
 TEST(OptimizerFormats, TakeTheMemoryThatTheyName) {

@@ -182,11 +182,18 @@ std::vector<KeyText> optimizer_texts() {
   return {
       {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum."},
       {"optimizer.state",
-       "The moments of the optimizer: `f32`, or `bf16` with stochastic rounding. A run may resume with another "
-       "choice."},
+       "The moments of the optimizer: `f32`; `bf16` with stochastic rounding; or `8bit`, codes with a scale for each "
+       "256 elements of a row, for matrices whose rows are a multiple of that. A run may resume with another choice."},
       {"optimizer.master",
        "The masters of bf16 weights: `f32`; `bf16_remainder`, the weights and 16 more bits, which are an exact f32; "
        "or `bf16_stochastic`, the weights themselves with stochastic rounding. A run may resume with another choice."},
+      {"optimizer.grad",
+       "The sums of gradients over the micro-batches of a step: `f32`; or `bf16` for the bf16 weights of layers, "
+       "rounded after each micro-batch."},
+      {"optimizer.offload",
+       "Masters and moments are in pinned host memory, which the GPU reads and writes during the update. The results "
+       "are the same bits."},
+      {"optimizer.offload_grad", "The sums of gradients in `bf16` are in pinned host memory too."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},

@@ -198,12 +198,17 @@ std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
       optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}),
-      optimizer.named("state", &OptimizerSpec::state, {{"f32", StateFormat::f32}, {"bf16", StateFormat::bf16}}, free),
+      optimizer.named("state", &OptimizerSpec::state,
+                      {{"f32", StateFormat::f32}, {"bf16", StateFormat::bf16}, {"8bit", StateFormat::blocks_8bit}},
+                      free),
       optimizer.named("master", &OptimizerSpec::master,
                       {{"f32", MasterFormat::f32},
                        {"bf16_remainder", MasterFormat::bf16_remainder},
                        {"bf16_stochastic", MasterFormat::bf16_stochastic}},
                       free),
+      optimizer.named("grad", &OptimizerSpec::grad, {{"f32", GradFormat::f32}, {"bf16", GradFormat::bf16}}, free),
+      optimizer.key("offload", &OptimizerSpec::offload, any_boolean(), free),
+      optimizer.key("offload_grad", &OptimizerSpec::offload_grad, any_boolean(), free),
       required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),
       optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),

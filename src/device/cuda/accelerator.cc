@@ -355,12 +355,12 @@ void release_pinned(void* data) noexcept { cudaFreeHost(data); }
 
 void copy_to_device(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
   MOEBIUS_CUDA(
-      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(a.native_stream())));
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
   MOEBIUS_CUDA(
-      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(a.native_stream())));
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void synchronize(Accelerator& a) {

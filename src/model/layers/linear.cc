@@ -38,7 +38,7 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
                      .a = precision_.dy_for_dw(c, dy),
                      .b = precision_.x_for_dw(c, x),
                      .trans_a = true,
-                     .accumulate = !step.batch.first_of_step});
+                     .accumulate = w_.adds_to_grad(step.batch)});
 }
 
 void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C) const {

@@ -64,9 +64,10 @@ Route ChunkedExperts::route_of(Step& step, const Chunk& chunk, const Route& whol
   return route;
 }
 
-void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route,
-                             RoutedExperts::Saved& base) const {
+void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
+                             const Meanwhile& meanwhile) const {
   Saved& saved = own(base);
+  if (meanwhile) meanwhile();
   const int64_t T = x_TD.dim(0);
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
@@ -91,6 +92,7 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
   const int64_t T = dy_TD.dim(0);
   MicroBatch later = step.batch;
   later.first_of_step = false;
+  later.later_part = true;
   Step of_later{step.stream, step.stack, later};
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
@@ -103,11 +105,18 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
   }
 }
 
+void ChunkedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
+                              RoutedExperts::Saved& base) const {
+  backward_input(step, dx_TD, dweight_TK, dy_TD, base);
+  backward_weight(step, base);
+}
+
 void ChunkedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
   const auto& saved = dynamic_cast<const Saved&>(base);
   if (saved.weights_follow) return;
   MicroBatch later = step.batch;
   later.first_of_step = false;
+  later.later_part = true;
   Step of_later{step.stream, step.stack, later};
   for (size_t i = 0; i < saved.chunks.size(); ++i)
     experts_->backward_weight(i == 0 ? step : of_later, *saved.chunks[i].experts);

@@ -32,12 +32,16 @@ class ChunkedExperts final : public RoutedExperts {
   ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk);
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
-  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved) const override;
+  using RoutedExperts::forward;
+  // parallel.expert_overlap hides nothing between chunks: `meanwhile` runs before the first.
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
+               const Meanwhile& meanwhile) const override;
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
   // Adds to the weights' gradients too where no other pass comes between.
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
+  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved) const override;
 
  private:
   // Sorts the rows of the chunk's tokens by expert.

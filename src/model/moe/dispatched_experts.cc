@@ -320,7 +320,7 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
                             .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
                             .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
                             .gather_left = true,
-                            .accumulate = !step.batch.first_of_step,
+                            .accumulate = w2_.adds_to_grad(step.batch),
                             .rows = saved.grad_rows},
                 expert_wgrad);
 }
@@ -340,7 +340,7 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
                             .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
                             .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
                             .gather_right = true,
-                            .accumulate = !step.batch.first_of_step,
+                            .accumulate = w1_.adds_to_grad(step.batch),
                             .rows = saved.token_rows},
                 expert_wgrad);
 }

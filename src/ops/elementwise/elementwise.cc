@@ -64,8 +64,8 @@ void copy(Stream& s, Tensor to, Tensor from) {
 
 void add(Stream& s, Tensor y, Tensor x) {
   check_float("add", "x", x);
-  check_tensor("add", "y", y, x.dtype, x.shape);
-  OpScope scope(s, "add", moved(3 * x.num_bytes(), x.numel()));
+  check_tensor("add", "y", y, x.dtype == DType::f32 && y.dtype == DType::bf16 ? DType::bf16 : x.dtype, x.shape);
+  OpScope scope(s, "add", moved(2 * y.num_bytes() + x.num_bytes(), x.numel()));
   if (x.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:

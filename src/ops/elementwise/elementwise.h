@@ -10,7 +10,7 @@ namespace moebius {
 
 void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);  // same shape; converts f32 <-> bf16
-void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape and dtype
+void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape; x is of y's dtype, or f32
 
 // y[s,:] += row[0,:]
 //

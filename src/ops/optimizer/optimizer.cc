@@ -1,5 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
+#include "core/block_code.h"
 #include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius {
@@ -9,15 +10,31 @@ constexpr int64_t kChunk = 1 << 16;  // elements of a partial sum
 
 DType f32_or_bf16(const Tensor& t) { return t.dtype == DType::bf16 ? DType::bf16 : DType::f32; }
 
+DType moment_dtype(const Tensor& t) { return t.dtype == DType::u8 ? DType::u8 : f32_or_bf16(t); }
+
+// The scales of moments in 8-bit blocks.
+void check_scales(const char* who, const UpdatedTensor& t, int num_moments) {
+  const int64_t n = t.param_n.numel();
+  if (t.m_n.dtype != DType::u8 || t.m_n.empty()) return;
+  MOEBIUS_CHECK(usage, n % kCodeBlock == 0, "{}: expected a multiple of {} elements for 8-bit blocks; got {}", who,
+                kCodeBlock, n);
+  check_tensor(who, "m_scale", t.m_scale_b, DType::f32, {n / kCodeBlock});
+  if (num_moments > 1) check_tensor(who, "v_scale", t.v_scale_b, DType::f32, {n / kCodeBlock});
+  for (const Tensor* each : {&t.param_n, &t.master_n, &t.remainder_n, &t.m_n, &t.v_n, &t.grad_n})
+    MOEBIUS_CHECK(usage, reinterpret_cast<uintptr_t>(each->data) % 16 == 0,
+                  "{}: expected tensors at multiples of 16 bytes beside 8-bit blocks; got another address", who);
+}
+
 void check_updated(const char* who, const UpdatedTensor& t, int num_moments) {
   const Shape n{t.param_n.numel()};
   const bool by_itself = t.master_n.empty() && !t.param_n.empty();
   check_tensor(who, "param", t.param_n, by_itself ? DType::bf16 : f32_or_bf16(t.param_n), n);
   if (!t.master_n.empty()) check_tensor(who, "master", t.master_n, DType::f32, n);
   if (!t.remainder_n.empty()) check_tensor(who, "remainder", t.remainder_n, DType::u16, n);
-  if (num_moments > 0) check_tensor(who, "m", t.m_n, f32_or_bf16(t.m_n), n);
+  if (num_moments > 0) check_tensor(who, "m", t.m_n, moment_dtype(t.m_n), n);
   if (num_moments > 1) check_tensor(who, "v", t.v_n, t.m_n.dtype, n);
-  check_tensor(who, "grad", t.grad_n, DType::f32, n);
+  check_scales(who, t, num_moments);
+  check_tensor(who, "grad", t.grad_n, f32_or_bf16(t.grad_n), n);
   MOEBIUS_CHECK(usage, t.master_n.empty() || t.remainder_n.empty(),
                 "{}: expected a master or a remainder of each tensor; got both", who);
   MOEBIUS_CHECK(usage, t.draws.run >= 1, "{}: expected runs of at least one element; got {}", who, t.draws.run);
@@ -37,7 +54,7 @@ Cost cost_of(std::span<const UpdatedTensor> tensors, double flops) {
     const bool is_value = t.master_n.empty();
     const bool is_master = t.param_n.dtype == DType::f32 && t.param_n.data == t.master_n.data;
     int64_t bytes = t.grad_n.num_bytes() + (is_value ? 2 : is_master ? 0 : 1) * t.param_n.num_bytes();
-    for (const Tensor* both : {&t.master_n, &t.remainder_n, &t.m_n, &t.v_n}) {
+    for (const Tensor* both : {&t.master_n, &t.remainder_n, &t.m_n, &t.v_n, &t.m_scale_b, &t.v_scale_b}) {
       if (!both->empty()) bytes += 2 * both->num_bytes();
     }
     all.flops += flops * static_cast<double>(t.param_n.numel());
@@ -49,7 +66,7 @@ Cost cost_of(std::span<const UpdatedTensor> tensors, double flops) {
 }  // namespace
 
 bool UpdatedTensor::draws_bits() const {
-  return (!m_n.empty() && m_n.dtype == DType::bf16) || (master_n.empty() && remainder_n.empty());
+  return (!m_n.empty() && m_n.dtype != DType::f32) || (master_n.empty() && remainder_n.empty());
 }
 
 int64_t SumSquares::num_partials(const Tensor& x) { return div_ceil(x.numel(), kChunk); }
@@ -62,7 +79,7 @@ int64_t SumSquares::num_partials(std::span<const Tensor> x) {
 
 void sum_squares(Stream& s, const SumSquares& a) {
   const char* who = "sum_squares";
-  for (const Tensor& x : a.x) check_tensor(who, "x", x, DType::f32, {x.numel()});
+  for (const Tensor& x : a.x) check_tensor(who, "x", x, f32_or_bf16(x), {x.numel()});
   check_tensor(who, "sum", a.sum_1, DType::f64, {1});
   check_tensor(who, "partial", a.partial_P, DType::f64, {SumSquares::num_partials(a.x)});
   OpScope scope(s, who, cost(a));

@@ -16,7 +16,7 @@ namespace moebius {
 struct SumSquares {
   Tensor sum_1;               // inout f64
   Tensor partial_P;           // scratch f64
-  std::span<const Tensor> x;  // in f32 [n]
+  std::span<const Tensor> x;  // in f32 or bf16 [n]
   static int64_t num_partials(std::span<const Tensor> x);
   static int64_t num_partials(const Tensor& x);  // of these, one after the other
 };
@@ -50,15 +50,19 @@ struct RoundingDraws {
 //   master                 f32, and param is rounded from it to nearest even, or is the master itself
 //   param and remainder    a bf16 and 16 more bits that together are an f32
 //   param alone            bf16, rounded stochastically
-// m and v are f32, or bf16 that is rounded stochastically. The arithmetic is in f32 and the same
-// bits in each form.
+// m and v are f32; or bf16 that is rounded stochastically; or u8 codes of 8-bit blocks, m with a sign
+// and v without one (core/block_code.h), which are rounded stochastically too. n is then a multiple
+// of kCodeBlock, blocks begin at the first element, and all tensors at 16 bytes. The arithmetic is in
+// f32 and the same bits in each form.
 struct UpdatedTensor {
   Tensor param_n, master_n;  // out f32 or bf16; inout f32, or empty
-  Tensor m_n, v_n;           // inout f32 or bf16; empty where the optimizer has none
-  Tensor grad_n;             // in f32
+  Tensor m_n, v_n;           // inout f32, bf16 or u8; empty where the optimizer has none
+  Tensor grad_n;             // in f32 or bf16
   float weight_decay = 0;
   Tensor remainder_n = {};   // inout u16, or empty
   RoundingDraws draws = {};  // where something is rounded stochastically
+  // inout f32 [n / kCodeBlock], the scales of codes; else empty
+  Tensor m_scale_b = {}, v_scale_b = {};
   bool draws_bits() const;   // whether something is
 };
 

@@ -42,7 +42,18 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context) {
 
 int64_t num_moments(const OptimizerSpec& spec) { return entry_of(spec.kind).num_moments(spec); }
 
-int64_t state_bytes(const OptimizerSpec& spec) { return num_moments(spec) * (spec.state == StateFormat::bf16 ? 2 : 4); }
+double state_bytes(const OptimizerSpec& spec) {
+  const auto moments = static_cast<double>(num_moments(spec));
+  switch (spec.state) {
+    case StateFormat::f32:
+      return 4 * moments;
+    case StateFormat::bf16:
+      return 2 * moments;
+    case StateFormat::blocks_8bit:
+      return moments * (1 + 4.0 / kCodeBlock);
+  }
+  MOEBIUS_FAIL(internal, "optimizer: unknown state format {}", static_cast<int>(spec.state));
+}
 
 int64_t master_bytes(const OptimizerSpec& spec, DType weights) {
   if (weights == DType::f32) return 0;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "config/train_spec.h"
-#include "core/quantized.h"
+#include "core/block_code.h"
 #include "model/params.h"
 #include "model/step.h"
 
@@ -31,9 +31,9 @@ struct OptimizerStepArgs {
 struct OptimizerState {
   std::string_view prefix;  // "adam_m."
   const Param* param = nullptr;
-  // [param->owned.count], in the order of the owned elements. Its dtype, and its scales where it is
-  // quantised, are the optimizer's choice.
-  Operand values;
+  Tensor values;  // f32, bf16 or u8 [param->owned.count], in the order of the owned elements
+  Tensor scales;  // f32 [param->owned.count / kCodeBlock] of u8 codes; else empty
+  BlockCode code = BlockCode::with_sign;  // of u8 codes, or in which a checkpoint may hold the values
 };
 
 class Optimizer {
@@ -68,7 +68,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context);
 int64_t num_moments(const OptimizerSpec& spec);
 
 // The bytes that one element of a parameter takes on the rank that owns it.
-int64_t state_bytes(const OptimizerSpec& spec);                  // of all moments
+double state_bytes(const OptimizerSpec& spec);                   // of all moments, and their scales
 int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // beside weights of that dtype
 
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.

@@ -67,11 +67,11 @@ TEST(Optimizer, NamesItsState) {
   for (const OptimizerState& each : rig.optimizer->state()) {
     names.push_back(std::string(each.prefix) + each.param->spec.name);
     EXPECT_TRUE(is_optimizer_state(names.back()));
-    EXPECT_EQ(each.values.data.numel(), each.param->owned.count);
+    EXPECT_EQ(each.values.numel(), each.param->owned.count);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"adam_m.matrix", "adam_v.matrix", "adam_m.bias", "adam_v.bias"}));
-  EXPECT_GT(rig.optimizer->state()[2].values.data.ptr<float>()[0], 0);
-  EXPECT_EQ(rig.optimizer->state()[0].values.data.ptr<float>()[0], 0);
+  EXPECT_GT(rig.optimizer->state()[2].values.ptr<float>()[0], 0);
+  EXPECT_EQ(rig.optimizer->state()[0].values.ptr<float>()[0], 0);
   for (const char* name : {"model.norm.weight", "adam", "m.adam_m."}) EXPECT_FALSE(is_optimizer_state(name)) << name;
 }
 
@@ -91,7 +91,7 @@ TEST(Sgd, UpdatesWithMomentumAndNamesItsState) {
     EXPECT_TRUE(is_optimizer_state(names.back()));
   }
   EXPECT_EQ(names, (std::vector<std::string>{"sgd_m.matrix", "sgd_m.bias"}));
-  EXPECT_EQ(rig.optimizer->state()[0].values.data.ptr<float>()[0], 1.5f);
+  EXPECT_EQ(rig.optimizer->state()[0].values.ptr<float>()[0], 1.5f);
 }
 
 TEST(Sgd, WithoutMomentumThereIsNoState) {

@@ -9,6 +9,28 @@ namespace moebius {
 namespace {
 
 constexpr std::string_view kNames[] = {".m", ".v"};  // in the memory plan
+constexpr BlockCode kCodes[] = {BlockCode::with_sign, BlockCode::without_sign};
+
+// The layout must not cut a block of codes: bits would depend on it.
+void check_blocks(const ParamPart& part) {
+  const int last = part.shape.rank() - 1;
+  if (part.shard.dim != last) return;
+  MOEBIUS_CHECK(usage, part.shard.begin % kCodeBlock == 0 && part.shard.count % kCodeBlock == 0,
+                "optimizer.state: \"8bit\" has a scale for each {} elements of a row, and this layout cuts the rows of "
+                "{}, {} elements, into {}; lower parallel.tp or parallel.etp, or set optimizer.state = \"bf16\"",
+                kCodeBlock, part.name, part.shape[last], part.shard.count);
+}
+
+DType moment_dtype(const Param& p, StateFormat format) {
+  if (format == StateFormat::bf16) return DType::bf16;
+  if (format == StateFormat::f32) return DType::f32;
+  const std::vector<ParamPart>& parts = p.spec.parts;
+  if (!std::all_of(parts.begin(), parts.end(), [](const ParamPart& part) { return has_code_blocks(part.shape); }))
+    return DType::f32;
+  for (const ParamPart& part : parts) check_blocks(part);
+  MOEBIUS_ASSERT(p.owned.begin % kCodeBlock == 0 && p.owned.count % kCodeBlock == 0);
+  return DType::u8;
+}
 
 // The draws of the owned elements of a part, whose shard is `outer` runs of the global tensor.
 RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_t seed) {
@@ -28,6 +50,8 @@ RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_
 UpdatedTensor rows_of(UpdatedTensor all, int64_t begin, int64_t end) {
   for (Tensor* each : {&all.param_n, &all.master_n, &all.m_n, &all.v_n, &all.grad_n, &all.remainder_n})
     if (!each->empty()) *each = each->rows(begin, end);
+  for (Tensor* each : {&all.m_scale_b, &all.v_scale_b})
+    if (!each->empty()) *each = each->rows(begin / kCodeBlock, end / kCodeBlock);
   return all;
 }
 
@@ -37,15 +61,19 @@ TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const st
     : prefixes_(prefixes), seed_(context.seed) {
   MOEBIUS_ASSERT(prefixes.size() <= std::size(kNames));
   const std::vector<ParamGroup> groups = param_groups(context.spec);
-  const DType dtype = context.spec.state == StateFormat::bf16 ? DType::bf16 : DType::f32;
+  const Life life = context.spec.offload ? Life::host : Life::optimizer;
   for (const Param& p : context.params.all()) {
     if (!p.spec.trainable) continue;
     Trained& trained = all_.emplace_back();
     trained.param = &p;
     trained.weight_decay = static_cast<float>(group_of(groups, p.spec.kind).weight_decay);
-    for (size_t i = 0; i < prefixes.size(); ++i)
-      context.plan.declare(trained.moments[i], p.spec.name + std::string(kNames[i]), {p.owned.count}, dtype,
-                           Life::optimizer);
+    const DType dtype = moment_dtype(p, context.spec.state);
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      const std::string name = p.spec.name + std::string(kNames[i]);
+      context.plan.declare(trained.moments[i], name, {p.owned.count}, dtype, life);
+      if (dtype == DType::u8)
+        context.plan.declare(trained.scales[i], name + ".scales", {p.owned.count / kCodeBlock}, DType::f32, life);
+    }
   }
 }
 
@@ -58,9 +86,11 @@ std::vector<UpdatedTensor> TrainedParams::tensors() const {
                               .master_n = has_f32 ? p.master() : Tensor{},
                               .m_n = each.moments[0],
                               .v_n = each.moments[1],
-                              .grad_n = owned_elements(p, p.dw),
+                              .grad_n = owned_elements(p, p.grad()),
                               .weight_decay = each.weight_decay,
-                              .remainder_n = p.remainder_n};
+                              .remainder_n = p.remainder_n,
+                              .m_scale_b = each.scales[0],
+                              .v_scale_b = each.scales[1]};
     if (!whole.draws_bits()) {
       tensors.push_back(whole);
       continue;
@@ -80,7 +110,11 @@ std::vector<OptimizerState> TrainedParams::state() const {
   std::vector<OptimizerState> state;
   for (const Trained& each : all_)
     for (size_t i = 0; i < prefixes_.size(); ++i)
-      state.push_back({.prefix = prefixes_[i], .param = each.param, .values = each.moments[i]});
+      state.push_back({.prefix = prefixes_[i],
+                       .param = each.param,
+                       .values = each.moments[i],
+                       .scales = each.scales[i],
+                       .code = kCodes[i]});
   return state;
 }
 

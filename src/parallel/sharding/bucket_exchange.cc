@@ -85,8 +85,9 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
   const size_t slot = num_started_++ % kInFlight;
   gradients_[slot].wait();
   const Tensor all = bucket.gradients();
-  gradients_[slot] =
-      bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived_[slot].rows(0, bucket.numel));
+  Tensor arrived = arrived_[slot].rows(0, bucket.numel);
+  arrived.dtype = all.dtype;  // in half of the memory where it is bf16
+  gradients_[slot] = bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived);
 }
 
 void BucketExchange::reduce(Stream& s) {

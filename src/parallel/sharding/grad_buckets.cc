@@ -1,6 +1,7 @@
 #include "parallel/sharding/grad_buckets.h"
 
 #include <map>
+#include <tuple>
 
 namespace moebius {
 namespace {
@@ -23,7 +24,7 @@ Tensor joined(const Tensor& first, int64_t numel) {
 }  // namespace
 
 Tensor GradBucket::weights() const { return joined(params.front()->w, numel); }
-Tensor GradBucket::gradients() const { return joined(params.front()->dw, numel); }
+Tensor GradBucket::gradients() const { return joined(params.front()->grad(), numel); }
 
 GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel)
     : bucket_of_(params.all().size(), -1) {
@@ -32,11 +33,11 @@ GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
 }
 
 void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, int64_t bucket_numel) {
-  std::map<std::pair<Axis, DType>, size_t> open;
+  std::map<std::tuple<Axis, DType, DType>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
     if (!p.has_grad) continue;
-    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.spec.dtype}, buckets_.size());
+    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.spec.dtype, p.grad().dtype}, buckets_.size());
     if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis)});
     GradBucket& bucket = buckets_[found->second];
     bucket_of_[i] = static_cast<int>(found->second);
@@ -51,7 +52,7 @@ void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan
   const int64_t multiple = multiple_of(*bucket.group);
   bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
   plan.join(views_of(bucket, &Param::w), multiple);
-  plan.join(views_of(bucket, &Param::dw), multiple);
+  plan.join(views_of(bucket, bucket.params.front()->sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   const int64_t share = bucket.numel / bucket.group->size();
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};
   int64_t offset = 0;

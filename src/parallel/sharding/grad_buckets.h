@@ -1,6 +1,6 @@
 // The share of the parameters that each rank owns (ZeRO-1, arXiv 1910.02054).
 //
-// The trainable parameters that share a reduction axis and a dtype are a chain. A chain is cut into
+// The trainable parameters that share a reduction axis and their dtypes are a chain. A chain is cut into
 // buckets of whole parameters, from the last declared to the first, the order in which their
 // gradients appear. The weights of a bucket are contiguous in memory, and so are its gradients.
 // Rank r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the

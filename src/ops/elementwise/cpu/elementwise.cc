@@ -76,15 +76,14 @@ void copy(Stream& s, Tensor to, Tensor from) {
 }
 
 void add(Stream& s, Tensor y, Tensor x) {
-  with_float_type(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    T* sum = y.ptr<T>();
-    const T* term = x.ptr<T>();
+  const auto add_all = [&]<class Y, class X>(Y* sum, const X* term) {
     parallel_rows(s.pool(), x.numel(), kGrain, [&](int64_t begin, int64_t end) {
 #pragma omp simd
-      for (int64_t i = begin; i < end; ++i) sum[i] = from_f32<T>(to_f32(sum[i]) + to_f32(term[i]));
+      for (int64_t i = begin; i < end; ++i) sum[i] = from_f32<Y>(to_f32(sum[i]) + to_f32(term[i]));
     });
-  });
+  };
+  if (y.dtype != x.dtype) return add_all(y.ptr<bf16>(), x.ptr<float>());
+  with_float_type(x.dtype, [&]<class T>(T) { add_all(y.ptr<T>(), static_cast<const T*>(x.ptr<T>())); });
 }
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {

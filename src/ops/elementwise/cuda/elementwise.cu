@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(To* to, const From* f
   store(to + i, x);
 }
 
-template <int kNum, class T>
-__global__ void __launch_bounds__(kThreads) add_kernel(T* y, const T* x, int64_t n) {
+template <int kNum, class Y, class X>
+__global__ void __launch_bounds__(kThreads) add_kernel(Y* y, const X* x, int64_t n) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kNum;
   if (i >= n) return;
   float sum[kNum], term[kNum];
@@ -175,6 +175,16 @@ void convert(Stream& s, To* to, const From* from, int64_t n) {
   check_launch("copy");
 }
 
+template <class Y, class X>
+void add_all(Stream& s, Y* sum, const X* term, int64_t n) {
+  constexpr int kNum = kPerVector<Y>;
+  if (is_whole(n, kNum, sum, term))
+    add_kernel<kNum><<<num_blocks(n / kNum, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
+  else
+    add_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
+  check_launch("add");
+}
+
 int threads_for(int64_t width, int num) { return std::min(kThreads, whole_warps(div_ceil(width, num))); }
 
 }  // namespace
@@ -186,22 +196,16 @@ void copy(Stream& s, Tensor to, Tensor from) {
     return convert(s, to.ptr<bf16>(), from.ptr<float>(), to.numel());
   if (to.dtype == DType::f32 && from.dtype == DType::bf16)
     return convert(s, to.ptr<float>(), from.ptr<bf16>(), to.numel());
-  MOEBIUS_CUDA(cudaMemcpyAsync(to.data, from.data, to.num_bytes(), cudaMemcpyDeviceToDevice, cuda_stream(s)));
+  MOEBIUS_CUDA(cudaMemcpyAsync(to.data, from.data, to.num_bytes(), cudaMemcpyDefault, cuda_stream(s)));
 }
 
 void add(Stream& s, Tensor y, Tensor x) {
   const int64_t n = x.numel();
+  if (y.dtype != x.dtype) return add_all(s, y.ptr<bf16>(), static_cast<const float*>(x.ptr<float>()), n);
   with_float_type(x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int kNum = kPerVector<T>;
-    T* sum = y.ptr<T>();
-    const T* term = x.ptr<T>();
-    if (is_whole(n, kNum, sum, term))
-      add_kernel<kNum><<<num_blocks(n / kNum, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
-    else
-      add_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
+    add_all(s, y.ptr<T>(), static_cast<const T*>(x.ptr<T>()), n);
   });
-  check_launch("add");
 }
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {

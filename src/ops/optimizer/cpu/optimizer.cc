@@ -11,15 +11,17 @@ namespace moebius::cpu {
 namespace {
 
 // In 32 sums, so that it is bound by memory and not by the latency of one.
-double squares_of(const float* x, int64_t n) {
+template <class T>
+double squares_of(const T* x, int64_t n) {
+  const auto at = [&](int64_t i) { return static_cast<double>(to_f32(x[i])); };
   constexpr int64_t kSums = 32;
   double sums[kSums] = {}, rest = 0;
   int64_t i = 0;
   for (; i + kSums <= n; i += kSums) {
 #pragma omp simd
-    for (int64_t j = 0; j < kSums; ++j) sums[j] += static_cast<double>(x[i + j]) * static_cast<double>(x[i + j]);
+    for (int64_t j = 0; j < kSums; ++j) sums[j] += at(i + j) * at(i + j);
   }
-  for (; i < n; ++i) rest += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (; i < n; ++i) rest += at(i) * at(i);
   for (const double sum : sums) rest += sum;
   return rest;
 }
@@ -32,10 +34,9 @@ void sum_squares(Stream& s, const SumSquares& a) {
     const int64_t n = tensor.numel(), num_partials = SumSquares::num_partials(tensor);
     if (n == 0) continue;
     const int64_t chunk = div_ceil(n, num_partials);
-    const float* x = tensor.ptr<float>();
     s.pool().run(num_partials, [&](int64_t p, int) {
-      const int64_t begin = p * chunk;
-      partial[p] = squares_of(x + begin, std::min(n, begin + chunk) - begin);
+      const int64_t begin = p * chunk, count = std::min(n, begin + chunk) - begin;
+      with_float_type(tensor.dtype, [&]<class T>(T) { partial[p] = squares_of(tensor.ptr<T>() + begin, count); });
     });
     for (int64_t p = 0; p < num_partials; ++p) *a.sum_1.ptr<double>() += partial[p];
     partial += num_partials;

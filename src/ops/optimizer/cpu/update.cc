@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/block_code.h"
 #include "core/rng.h"
 #include "ops/cpu/vector.h"
 #include "ops/optimizer/optimizer.h"
@@ -72,7 +73,7 @@ struct SgdRule {
   }
 };
 
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = kCodeBlock;
 
 // The draws of a block's elements.
 class Draws {
@@ -117,6 +118,17 @@ void store(const Tensor& to, const float* from, const uint32_t* draws, int64_t b
   for (int64_t i = 0; i < n; ++i) x[i] = to_bf16_stochastic(from[i], draws[i]);
 }
 
+void load_moment(float* to, const Tensor& from, const Tensor& scales, BlockCode code, int64_t begin, int64_t n) {
+  if (from.dtype != DType::u8) return load(to, from, begin, n);
+  decode_blocks(code, to, from.ptr<uint8_t>() + begin, scales.ptr<float>() + begin / kCodeBlock, n);
+}
+
+void store_moment(const Tensor& to, const Tensor& scales, BlockCode code, const float* from, const uint32_t* draws,
+                  int64_t begin, int64_t n) {
+  if (to.dtype != DType::u8) return store(to, from, draws, begin, n);
+  encode_blocks(code, to.ptr<uint8_t>() + begin, scales.ptr<float>() + begin / kCodeBlock, from, draws, n);
+}
+
 void join(float* master, const bf16* weight, const uint16_t* remainder, int64_t n) {
   for (int64_t i = 0; i < n; ++i) master[i] = joined(weight[i], remainder[i]);
 }
@@ -148,18 +160,19 @@ void store_master(const UpdatedTensor& t, const float* from, const uint32_t* dra
 
 template <class Rule>
 void update_in_blocks(const Rule& rule, const UpdatedTensor& t, int64_t step, int64_t begin, int64_t end) {
-  float master[kBlock], m[kBlock], v[kBlock];
+  float master[kBlock], m[kBlock], v[kBlock], grad[kBlock];
   Draws draws(t.draws, step);
   const bool has_m = !t.m_n.empty(), has_v = !t.v_n.empty();
   for (; begin < end; begin += kBlock) {
     const int64_t n = std::min(kBlock, end - begin);
     load_master(master, t, begin, n);
-    if (has_m) load(m, t.m_n, begin, n);
-    if (has_v) load(v, t.v_n, begin, n);
-    rule.update(master, master, has_m ? m : nullptr, v, t.grad_n.ptr<float>() + begin, n);
+    if (has_m) load_moment(m, t.m_n, t.m_scale_b, BlockCode::with_sign, begin, n);
+    if (has_v) load_moment(v, t.v_n, t.v_scale_b, BlockCode::without_sign, begin, n);
+    load(grad, t.grad_n, begin, n);
+    rule.update(master, master, has_m ? m : nullptr, v, grad, n);
     if (t.draws_bits()) draws.fill(begin, n);
-    if (has_m) store(t.m_n, m, draws.m, begin, n);
-    if (has_v) store(t.v_n, v, draws.v, begin, n);
+    if (has_m) store_moment(t.m_n, t.m_scale_b, BlockCode::with_sign, m, draws.m, begin, n);
+    if (has_v) store_moment(t.v_n, t.v_scale_b, BlockCode::without_sign, v, draws.v, begin, n);
     store_master(t, master, draws.weight, begin, n);
   }
 }
@@ -183,8 +196,11 @@ void update_all(Stream& s, const Op& a) {
   }
   for (const UpdatedTensor& t : a.tensors) {
     const Rule rule(now, scale, t.weight_decay);
-    const bool in_place = !t.master_n.empty() && (t.m_n.empty() || t.m_n.dtype == DType::f32);
-    parallel_rows(s.pool(), t.param_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    const bool in_place = !t.master_n.empty() && (t.m_n.empty() || t.m_n.dtype == DType::f32) &&
+                          t.grad_n.dtype == DType::f32;
+    // In whole blocks, which no thread shares with another.
+    parallel_rows(s.pool(), div_ceil(t.param_n.numel(), kBlock), 64, [&](int64_t first, int64_t last) {
+      const int64_t begin = first * kBlock, end = std::min(t.param_n.numel(), last * kBlock);
       in_place ? update_in_place(rule, t, begin, end) : update_in_blocks(rule, t, now.step, begin, end);
     });
   }

@@ -10,15 +10,16 @@ namespace {
 constexpr int kThreads = 256;
 // A piece is a chunk with a partial sum of its own.
 struct Squares {
-  const float* x;
+  const void* x;
   int64_t n, chunk;
   int first, num_partials;
-  bool whole;  // in vectors of four
+  bool whole;    // in vectors of four
+  bool is_bf16;  // else f32
 };
 static_assert(sizeof(Tensors<Squares>) <= 4000);
 
-template <int kNum>
-__device__ double squares_of_thread(const float* x, int64_t begin, int64_t end) {
+template <int kNum, class T>
+__device__ double squares_of_thread(const T* x, int64_t begin, int64_t end) {
   double sums[kNum] = {};
 #pragma unroll 8
   for (int64_t i = begin + threadIdx.x * kNum; i < end; i += kThreads * kNum) {
@@ -32,12 +33,18 @@ __device__ double squares_of_thread(const float* x, int64_t begin, int64_t end) 
   return sums[0];
 }
 
+template <class T>
+__device__ double squares_of_thread(const Squares& t, int64_t begin, int64_t end) {
+  const T* x = static_cast<const T*>(t.x);
+  return t.whole ? squares_of_thread<4>(x, begin, end) : squares_of_thread<1>(x, begin, end);
+}
+
 __global__ void __launch_bounds__(kThreads)
     partial_squares_kernel(double* partial, const __grid_constant__ Tensors<Squares> tensors) {
   __shared__ double shared[32];
   const Squares& t = owner_of(tensors, blockIdx.x);
   const int64_t begin = (static_cast<int>(blockIdx.x) - t.first) * t.chunk, end = min(t.n, begin + t.chunk);
-  const double mine = t.whole ? squares_of_thread<4>(t.x, begin, end) : squares_of_thread<1>(t.x, begin, end);
+  const double mine = t.is_bf16 ? squares_of_thread<bf16>(t, begin, end) : squares_of_thread<float>(t, begin, end);
   const double sum = block_sum(mine, shared);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
@@ -74,11 +81,12 @@ void sum_squares(Stream& s, const SumSquares& a) {
   const auto make = [](const Tensor& x) {
     const int64_t n = x.numel(), num = SumSquares::num_partials(x);
     // Whole vectors, so that each chunk starts where one does.
-    return Squares{.x = x.ptr<float>(),
+    return Squares{.x = x.data,
                    .n = n,
                    .chunk = div_ceil(div_ceil(n, num), 4) * 4,
                    .num_partials = static_cast<int>(num),
-                   .whole = is_whole(n, 4, x.ptr<float>())};
+                   .whole = is_whole(n, 4, static_cast<const char*>(x.data)),
+                   .is_bf16 = x.dtype == DType::bf16};
   };
   const auto pieces = [](const Tensor& x) { return SumSquares::num_partials(x); };
   for_each_group<Squares>(a.x, make, pieces, [&](const Tensors<Squares>& group, int num_partials) {
