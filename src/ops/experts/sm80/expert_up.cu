@@ -10,13 +10,16 @@ namespace {
 template <int kCopies, int kRowsAtOnce>
 class GateAndUpRows {
  public:
-  static_assert(kRowsAtOnce == 32 || kRowsAtOnce % 64 == 0);
+  static_assert(32 % kRowsAtOnce == 0 || kRowsAtOnce % 64 == 0);
   // first: the first of these rows; first_f: the f of the tile's first row.
   __device__ __forceinline__ GateAndUpRows(int32_t first, int32_t first_f, int32_t F)
       : f_(first_f + first / 64 * 32 + first % 32), up_(first / 32 % 2 * F), F_(F) {}
-  __device__ __forceinline__ GateAndUpRows() = default;
+  GateAndUpRows() = default;
   __device__ __forceinline__ int32_t row(int i) const {
-    if constexpr (kRowsAtOnce == 32) return min(f_ + i / 2 * 32, F_ - 1) + i % 2 * F_;
+    if constexpr (kRowsAtOnce <= 32) {
+      const int32_t at = i * kRowsAtOnce;
+      return min(f_ + at / 64 * 32 + at % 32, F_ - 1) + at / 32 % 2 * F_;
+    }
     return min(f_ + i * (kRowsAtOnce / 2), F_ - 1) + up_;
   }
 

@@ -43,7 +43,7 @@ class KeptRows {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) rows_[i] = row_of(first + i * kRowsAtOnce);
   }
-  __device__ __forceinline__ KeptRows() = default;
+  KeptRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return rows_[i]; }
 
  private:
@@ -55,7 +55,7 @@ template <int kCopies, int kRowsAtOnce>
 class NeighbouringRows {
  public:
   __device__ __forceinline__ NeighbouringRows(int32_t first, int32_t last) : first_(first), last_(last) {}
-  __device__ __forceinline__ NeighbouringRows() = default;
+  NeighbouringRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return min(first_ + i * kRowsAtOnce, last_); }
 
  private:
