@@ -64,6 +64,8 @@ struct LayoutWay {
   RecomputeSpec recompute = {};
   DeviceKind device = DeviceKind::cpu;
   bool graph = true;
+  DType compute = DType::f32;
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 
 // The engine of a rank, its first weights, and one of its steps, counted from 1.
