@@ -94,10 +94,9 @@ std::string why_not_usable(const GpusFound& found, int index) {
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice) {
   const GpuFound& gpu = found.visible[index];
   const int native = native_code_for(found, gpu);
-  const std::string code =
-      native != 0 ? "native code for " + capability_text(native)
-                  : fmt::format("PTX of {}, which the driver compiles when a program first runs",
-                                capability_text(found.lowest_capability));
+  const std::string code = native != 0 ? "native code for " + capability_text(native)
+                                       : fmt::format("PTX of {}, which the driver compiles when a program first runs",
+                                                     capability_text(found.lowest_capability));
   const std::string name = fmt::format("{} (compute capability {})", gpu.name, capability_text(capability_of(gpu)));
   if (capability_of(gpu) == kHopper) return fmt::format("{}: {}; {}", name, meaning_of(choice), code);
   return fmt::format("{} has none of Hopper's own kernels, so all are portable; {}", name, code);

@@ -84,8 +84,7 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
 }
 
 TEST(GpusFound, SayWhichKernelsRun) {
-  const GpusFound found{
-      .built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
+  const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
   const auto text = [&](int index, KernelChoice choice) { return kernels_text(found, index, choice); };
   EXPECT_EQ(text(0, KernelChoice::automatic),
             "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the GPU and the shape allow them, else "

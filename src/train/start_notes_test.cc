@@ -53,9 +53,10 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   RunSpec run = quiet_run();
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
-  EXPECT_EQ(all_notes(run), "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
-                            "are portable; native code for 8.0\n" +
-                                kLocal);
+  EXPECT_EQ(all_notes(run),
+            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
+            "are portable; native code for 8.0\n" +
+                kLocal);
 }
 
 TEST(StartNotes, SavesAtTheEndAlone) {

@@ -99,10 +99,8 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
 TEST_P(GpuLayouts, PortableKernelsTrainTheModelOfOneRankWithTheSameBitsCaptured) {
   const GpuLayout& c = GetParam();
   constexpr double kRounding = 0x1p-6;
-  const LayoutWay eager{.device = DeviceKind::cuda,
-                        .graph = false,
-                        .compute = DType::bf16,
-                        .kernels = KernelChoice::portable};
+  const LayoutWay eager{
+      .device = DeviceKind::cuda, .graph = false, .compute = DType::bf16, .kernels = KernelChoice::portable};
   run_ranks(c.ranks, [&](Transport& world) {
     const LayoutOutcome got = train_on(world, c.model, c.layout, kSteps, eager);
     if (graph()) {

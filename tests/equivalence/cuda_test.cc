@@ -14,7 +14,7 @@
 namespace moebius {
 namespace {
 
-// What a run computes in, and the kernels that it may use.
+// A run computes in this, with kernels of this choice.
 struct Way {
   DType compute;
   KernelChoice kernels = KernelChoice::automatic;
@@ -186,8 +186,7 @@ TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
   for (const auto spec : {balanced_on, recomputed_on}) {
-    Engine evaluated(on_gpu(spec)), plain(on_gpu(spec)),
-        cpu(on_cpu(spec));
+    Engine evaluated(on_gpu(spec)), plain(on_gpu(spec)), cpu(on_cpu(spec));
     const RunSpec run = evaluation_of(plain.spec(), prefix);
     Loader loader(run.data.valid, run, /*shuffle=*/false, evaluated.data_share());
     initialised(evaluated);
@@ -225,8 +224,7 @@ std::vector<double> losses_of(const EngineSpec& spec, int64_t num_steps = 20) {
 // Two such runs differ by sqrt(2) of the noise. Twice the noise is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
-    const auto gpu = losses_of(on_gpu(spec)),
-               cpu = losses_of(on_cpu(spec));
+    const auto gpu = losses_of(on_gpu(spec)), cpu = losses_of(on_cpu(spec));
     if (compute() == DType::f32) {
       for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
     } else {
@@ -241,8 +239,7 @@ TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
 TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
   if (compute() != DType::f32) GTEST_SKIP() << "bf16 rounds the logits that choose";
   for (const auto spec : kSpecs) {
-    const auto gpu = losses_of(on_gpu(spec), 4),
-               cpu = losses_of(on_cpu(spec), 4);
+    const auto gpu = losses_of(on_gpu(spec), 4), cpu = losses_of(on_cpu(spec), 4);
     for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
   }
 }

@@ -12,10 +12,9 @@ struct RowsGemm {
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = kMajor;
   using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), NeighbouringRows>;
-  using CopyB =
-      std::conditional_t<kMajor == Major::k,
-                         RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), NeighbouringRows>,
-                         RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>>;
+  using CopyB = std::conditional_t<kMajor == Major::k,
+                                   RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), NeighbouringRows>,
+                                   RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>>;
 
   struct Params {
     Tiles tiles;

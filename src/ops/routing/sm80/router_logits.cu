@@ -60,7 +60,8 @@ __device__ __forceinline__ void copy_operand(uint32_t to, const GateOperand& x, 
     const bf16* from = x.data + (valid ? (first_row + row) * x.width + first_column + 8 * chunk : 0);
 #pragma unroll
     for (int term = 0; term < kTerms; ++term)
-      copy_16(to + term * kTermBytes + swizzled<kChunks>(row, chunk), from + (valid ? term * x.rows * x.width : 0), valid);
+      copy_16(to + term * kTermBytes + swizzled<kChunks>(row, chunk), from + (valid ? term * x.rows * x.width : 0),
+              valid);
   }
 }
 
@@ -110,7 +111,8 @@ __device__ __forceinline__ void multiply_slot(Sums& product, uint32_t slot, uint
 
 // Two neighbouring columns of a row of out, which are there.
 template <Gate kGate>
-__device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_t row, int64_t column, float x, float y) {
+__device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_t row, int64_t column, float x,
+                                    float y) {
   if constexpr (kGate == Gate::dx) {  // D is even
     uint32_t* word = static_cast<uint32_t*>(out) + (row * e.columns + column) / 2;
     *word = pack_pair(low_of(*word) + x, high_of(*word) + y);
@@ -202,13 +204,12 @@ void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
   const GateOperand x{a.x_TD.ptr<bf16>(), T, D}, dlogits{scratch.dlogits_3TE, T, scratch.e};
   split_terms(s, scratch.dlogits_3TE, a.dlogits_TE.ptr<float>(), T, E, scratch.e, kNumTerms);
-  launch<Gate::dw, kNumTerms>(
-      s, x, dlogits, {.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))},
-      a.partial_PED.ptr<float>());
+  launch<Gate::dw, kNumTerms>(s, x, dlogits,
+                              {.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))},
+                              a.partial_PED.ptr<float>());
   if (a.dx_TD.empty()) return;
   const Extent e{.rows = T, .columns = D, .depth = E, .parts = 1};
-  if (a.w_ED.dtype == DType::bf16)
-    return launch<Gate::dx, 1>(s, dlogits, {a.w_ED.ptr<bf16>(), E, D}, e, a.dx_TD.data);
+  if (a.w_ED.dtype == DType::bf16) return launch<Gate::dx, 1>(s, dlogits, {a.w_ED.ptr<bf16>(), E, D}, e, a.dx_TD.data);
   split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
   launch<Gate::dx, 2>(s, dlogits, {scratch.w_3ED, E, D}, e, a.dx_TD.data);
 }

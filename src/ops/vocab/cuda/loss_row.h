@@ -70,8 +70,8 @@ __device__ __forceinline__ void loss_of_row(const LossRows<T>& a, int64_t row, T
   const float weight = a.weight[row];
   Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
-  // Of this thread: the largest logit, and where logits are read again, the sum of e^(logit - largest), which
-  // shrinks when a larger one comes.
+  // A thread keeps its largest logit. Where logits are read again it also keeps the sum of e^(logit - largest),
+  // which shrinks when a larger one comes.
   float largest = -INFINITY, sum = 0;
   logits.each([&](int, float(&x)[kNum]) {
     float larger = largest;
