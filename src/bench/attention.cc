@@ -10,6 +10,8 @@
 namespace moebius {
 namespace {
 
+constexpr int64_t kMaxBenchHeadDim = 256;  // what attention takes on a GPU
+
 // Returns, from the cost of causal sequences, the cost of the keys that the mask leaves.
 Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
   const auto pairs = [](int64_t rows, int64_t window) {
@@ -77,8 +79,12 @@ std::vector<int32_t> document_starts(const BenchShape& shape, int64_t documents)
 }  // namespace
 
 BenchReport bench_attention(const BenchSpec& spec) {
-  const BenchShape shape = shape_of(spec);
+  BenchShape shape = shape_of(spec);
   const BenchMask& mask = spec.mask;
+  MOEBIUS_CHECK(usage, spec.head_dim >= 0 && spec.head_dim <= kMaxBenchHeadDim,
+                "--head-dim: expected 0 to {}; got {}; 0 takes the widths of the shape", kMaxBenchHeadDim,
+                spec.head_dim);
+  if (spec.head_dim > 0) shape.head = shape.v_head = spec.head_dim;
   MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
                 mask.window);
   MOEBIUS_CHECK(

@@ -64,6 +64,7 @@ struct BenchSpec {
   // step, instead of adding to them.
   bool first_micro_batch = false;
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  int64_t head_dim = 0;                            // for attention: the width of every head; 0: the shape's
   // A GPU is timed while it is busy, at the clocks that its power limit leaves in a long run. Otherwise each
   // line begins after a second of rest.
   bool under_load = false;

@@ -68,7 +68,8 @@ std::string kernels_line() {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) return "none";
   std::string text;
   for (const auto& [name, choice] : kKernelChoiceNames)
-    text += fmt::format("{}run.kernels = \"{}\": {}", text.empty() ? "" : "; ", name, meaning_of(choice));
+    text += fmt::format("{}run.kernels = \"{}\": {}", text.empty() ? "" : "; ", name,
+                        kernels_text(gpus_found(), 0, choice));
   return text;
 }
 

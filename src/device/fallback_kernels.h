@@ -26,11 +26,6 @@ inline void note_fallback_kernel(const Stream& s, std::string_view op, const std
   if (!slow.why.contains(op)) slow.why.emplace(op, why);
 }
 
-// Notes an op whose fastest kernels are for Hopper alone, where those are not used.
-inline void note_no_portable_kernel(const Stream& s, std::string_view op) {
-  note_fallback_kernel(s, op, "its fastest kernels are Hopper's alone");
-}
-
 // Notes rows of `width` elements, which must be read one element at a time.
 inline void note_odd_rows(const Stream& s, std::string_view op, DType dtype, int64_t width) {
   if (dtype != DType::bf16) return;

@@ -9,15 +9,41 @@ namespace {
 
 constexpr int kHopper = 90;
 
+int capability_of(const GpuFound& gpu) { return 10 * gpu.capability_major + gpu.capability_minor; }
+
 bool has_kernels_for(const GpusFound& found, const GpuFound& gpu) {
-  const int capability = 10 * gpu.capability_major + gpu.capability_minor;
+  const int capability = capability_of(gpu);
   return found.lowest_capability == kHopper ? capability == kHopper : capability >= found.lowest_capability;
+}
+
+std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
+
+// The native code that a GPU runs; 0: none, so that it needs PTX.
+int native_code_for(const GpusFound& found, const GpuFound& gpu) {
+  int best = 0;
+  for (const int native : found.native) {
+    const bool runs = native / 10 == gpu.capability_major && native <= capability_of(gpu);
+    if (runs && (native != kHopper || capability_of(gpu) == kHopper)) best = std::max(best, native);
+  }
+  return best;
+}
+
+// Only a driver that is as new as the compiler knows its PTX.
+std::string why_no_ptx(const GpusFound& found, int index) {
+  const GpuFound& gpu = found.visible[index];
+  if (native_code_for(found, gpu) != 0 || found.driver >= found.built_with) return "";
+  return fmt::format(
+      "GPU {} is {} (compute capability {}), for which this build has no native code, and the driver for CUDA {} is too "
+      "old for its PTX; update the driver to one for CUDA {} or later, or build with "
+      "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;{}\"",
+      index, gpu.name, capability_text(capability_of(gpu)), cuda_version_text(found.driver),
+      cuda_version_text(found.built_with), gpu.capability_major * 10);
 }
 
 std::string capabilities_text(const GpusFound& found) {
   if (found.lowest_capability == kHopper)
     return "9.0 (Hopper) alone; -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later";
-  return fmt::format("{}.{} and later", found.lowest_capability / 10, found.lowest_capability % 10);
+  return capability_text(found.lowest_capability) + " and later";
 }
 
 // Any driver of the same major version is enough.
@@ -62,7 +88,18 @@ std::string why_not_usable(const GpusFound& found, int index) {
         "expected a GPU with index {}; got {} visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
         "nvidia-smi -L lists",
         index, count);
-  return has_kernels_for(found, found.visible[index]) ? "" : why_no_kernels(found, index);
+  return has_kernels_for(found, found.visible[index]) ? why_no_ptx(found, index) : why_no_kernels(found, index);
+}
+
+std::string kernels_text(const GpusFound& found, int index, KernelChoice choice) {
+  const GpuFound& gpu = found.visible[index];
+  const int native = native_code_for(found, gpu);
+  const std::string code = native != 0 ? "native code for " + capability_text(native)
+                                       : fmt::format("PTX of {}, which the driver compiles when a program first runs",
+                                                     capability_text(found.lowest_capability));
+  const std::string name = fmt::format("{} (compute capability {})", gpu.name, capability_text(capability_of(gpu)));
+  if (capability_of(gpu) == kHopper) return fmt::format("{}: {}; {}", name, meaning_of(choice), code);
+  return fmt::format("{} has none of Hopper's own kernels, so all are portable; {}", name, code);
 }
 
 std::string cuda_versions_text(const GpusFound& found) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "device/kernel_choice.h"
+
 namespace moebius {
 
 struct GpuFound {
@@ -17,6 +19,9 @@ struct GpusFound {
   // The least compute capability, as 10 * major + minor, that this program has kernels for. Later GPUs run
   // them too, but not those of 90: Hopper's own kernels run on Hopper alone.
   int lowest_capability = 80;
+  // Those that the portable kernels have native code for. A GPU runs the code of an earlier one with the same major
+  // number; for the others the driver compiles PTX of lowest_capability when a program first runs.
+  std::vector<int> native{80, 90};
   int driver = 0;  // the newest CUDA that the driver runs, in the same form; 0: there is no driver
   std::vector<GpuFound> visible;
   std::string error;  // CUDA's message where it could not count the GPUs
@@ -29,6 +34,10 @@ GpusFound gpus_found();  // on this machine
 bool driver_is_too_old(const GpusFound& found);
 // Returns an empty string when the kernels of this program run on the GPU with this index.
 std::string why_not_usable(const GpusFound& found, int index);
+// The kernels that a run with this choice has on the GPU with this index, and the code that it runs. REQUIRES: the GPU
+// is visible and usable.
+//   "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code for 8.0"
+std::string kernels_text(const GpusFound& found, int index, KernelChoice choice);
 // "built with 13.0, driver for 12.4: too old"
 std::string cuda_versions_text(const GpusFound& found);
 std::string cuda_version_text(int version);  // "13.0"

@@ -8,6 +8,8 @@ namespace {
 const GpuFound kH200{.name = "NVIDIA H200", .uuid = "GPU-h", .capability_major = 9, .capability_minor = 0};
 const GpuFound kT4{.name = "Tesla T4", .uuid = "GPU-t", .capability_major = 7, .capability_minor = 5};
 const GpuFound kB200{.name = "NVIDIA B200", .uuid = "GPU-b", .capability_major = 10, .capability_minor = 0};
+const GpuFound kRtx5090{.name = "NVIDIA RTX 5090", .uuid = "GPU-r", .capability_major = 12, .capability_minor = 0};
+const GpuFound kRtx4090{.name = "NVIDIA RTX 4090", .uuid = "GPU-l", .capability_major = 8, .capability_minor = 9};
 const GpuFound kA100{.name = "NVIDIA A100", .uuid = "GPU-a", .capability_major = 8, .capability_minor = 0};
 
 struct Case {
@@ -61,12 +63,45 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},
+      // But PTX needs a driver that knows it.
+      {{.built_with = 13020, .driver = 13000, .visible = {kRtx4090, kRtx5090}},
+       1,
+       "GPU 1 is NVIDIA RTX 5090 (compute capability 12.0), for which this build has no native code, and the driver for "
+       "CUDA 13.0 is too old for its PTX; update the driver to one for CUDA 13.2 or later, or build with "
+       "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;120\"",
+       "built with 13.2, driver for 13.0"},
+      {{.built_with = 13020, .driver = 13000, .visible = {kRtx4090}}, 0, "", "built with 13.2, driver for 13.0"},
+      {{.built_with = 13020, .native = {80, 90, 120}, .driver = 13000, .visible = {kRtx5090}},
+       0,
+       "",
+       "built with 13.2, driver for 13.0"},
       {{.built_with = 13000, .driver = 14000, .visible = {kA100, kH200}}, 1, "", "built with 13.0, driver for 14.0"}};
   for (const Case& c : cases) {
     EXPECT_EQ(why_not_usable(c.found, c.index), c.why);
     EXPECT_EQ(cuda_versions_text(c.found), c.versions);
   }
   EXPECT_EQ(cuda_versions_text({}), "not part of this build");
+}
+
+TEST(GpusFound, SayWhichKernelsRun) {
+  const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
+  const auto text = [&](int index, KernelChoice choice) { return kernels_text(found, index, choice); };
+  EXPECT_EQ(text(0, KernelChoice::automatic),
+            "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the GPU and the shape allow them, else "
+            "portable ones; native code for 9.0");
+  EXPECT_EQ(text(0, KernelChoice::portable),
+            "NVIDIA H200 (compute capability 9.0): portable kernels alone, none of Hopper's own; native code for 9.0");
+  for (const KernelChoice choice : {KernelChoice::automatic, KernelChoice::portable}) {
+    EXPECT_EQ(text(1, choice),
+              "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code "
+              "for 8.0");
+    EXPECT_EQ(text(2, choice),
+              "NVIDIA RTX 4090 (compute capability 8.9) has none of Hopper's own kernels, so all are portable; native "
+              "code for 8.0");
+  }
+  EXPECT_EQ(text(3, KernelChoice::automatic),
+            "NVIDIA B200 (compute capability 10.0) has none of Hopper's own kernels, so all are portable; PTX of 8.0, "
+            "which the driver compiles when a program first runs");
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const Par
                     .max_segments = t.batch * t.seq,
                     .num_mtp = spec.mtp_coeff > 0 ? model.num_mtp_layers : 0},
           .device = spec.device,
+          .kernels = spec.kernels,
           .threads = spec.threads};
 }
 

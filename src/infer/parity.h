@@ -9,6 +9,7 @@
 
 #include "config/model_spec.h"
 #include "core/tensor.h"
+#include "device/kernel_choice.h"
 #include "weights/not_finite.h"
 
 namespace moebius {
@@ -22,6 +23,7 @@ struct ParitySpec {
   double mtp_coeff = 0.0;  // with gradients: weight of multi-token prediction in the objective; 0: without it
   DType compute = DType::f32;
   DeviceKind device = DeviceKind::cpu;
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   int threads = 1;
 };
 

@@ -21,20 +21,20 @@
 namespace moebius {
 
 enum class Life : int {
-  param,      // weights in the dtype of the computation
-  master,     // f32 weights, where param is not f32
-  grad,       // sums of gradients
-  layer_grad, // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
-  optimizer,  // moments
-  state,      // values that training changes without a gradient: expert biases, load of the last step,
-              // quantised copies of weights
-  batch,      // tokens, targets, positions of a micro-batch
-  saved,      // tensors that forward leaves for backward, one micro-batch
-  rows,       // rows of experts in one layer, whose number the tokens decide
-  comm,       // data that arrives from other ranks
-  metrics,    // sums read at the end of a step
-  host,       // what is kept in host memory, which a GPU reads and writes where it is
-  stack,      // the step stack: scratch memory of a step
+  param,       // weights in the dtype of the computation
+  master,      // f32 weights, where param is not f32
+  grad,        // sums of gradients
+  layer_grad,  // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
+  optimizer,   // moments
+  state,       // values that training changes without a gradient: expert biases, load of the last step,
+               // quantised copies of weights
+  batch,       // tokens, targets, positions of a micro-batch
+  saved,       // tensors that forward leaves for backward, one micro-batch
+  rows,        // rows of experts in one layer, whose number the tokens decide
+  comm,        // data that arrives from other ranks
+  metrics,     // sums read at the end of a step
+  host,        // what is kept in host memory, which a GPU reads and writes where it is
+  stack,       // the step stack: scratch memory of a step
 };
 inline constexpr int kNumLives = 13;
 std::string_view name_of(Life life);

@@ -43,9 +43,9 @@ std::optional<StartNote> dispatcher_note(const RunSpec& run, const DispatcherCho
   return StartNote{fmt::format("dispatcher {}: {}", choice.name, choice.reason)};
 }
 
-std::optional<StartNote> kernels_note(const RunSpec& run) {
-  if (run.device != DeviceKind::cuda) return std::nullopt;
-  return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), meaning_of(run.kernels))};
+std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus) {
+  if (run.device != DeviceKind::cuda || gpus.visible.empty()) return std::nullopt;
+  return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), kernels_text(gpus, 0, run.kernels))};
 }
 
 std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
@@ -64,10 +64,10 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
 
 }  // namespace
 
-std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher) {
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus) {
   std::vector<StartNote> notes;
   for (const auto& note :
-       {kernels_note(run), dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
+       {kernels_note(run, gpus), dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   return notes;
 }

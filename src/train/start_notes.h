@@ -7,6 +7,7 @@
 #include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
 #include "data/dataset_order.h"
+#include "device/gpus_found.h"
 
 namespace moebius {
 
@@ -15,9 +16,10 @@ struct StartNote {
   bool is_warning = false;
 };
 
-// On a GPU the kernels that the run may use; the dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances
-// the experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
-std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher);
+// On a GPU the kernels that the run has on the first of gpus; the dispatcher of the MoE layers and why it is chosen; and
+// these if they are so: nothing balances the experts, checkpoints are saved at the end alone, the learning rate is 0
+// in every step.
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus);
 
 // The note of a run without model.init_from: a warning where model.hf names a model that has
 // weights of its own.

@@ -14,7 +14,10 @@ using ::testing::HasSubstr;
 
 std::string all_notes(const RunSpec& run) {
   std::string text;
-  for (const StartNote& note : start_notes(run, resolve_dispatcher(run)))
+  const GpusFound gpus{.built_with = 13000,
+                       .driver = 13000,
+                       .visible = {{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9}}};
+  for (const StartNote& note : start_notes(run, resolve_dispatcher(run), gpus))
     text += (note.is_warning ? "warning: " : "") + note.text + "\n";
   return text;
 }
@@ -40,7 +43,8 @@ TEST(StartNotes, TheDispatcherAndWhy) {
             "than all-gather\n");
   run.device = DeviceKind::cuda;
   EXPECT_EQ(all_notes(run),
-            "run.kernels = \"auto\": Hopper's own kernels where the GPU and the shape allow them, else portable ones\n"
+            "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
+            "portable; native code for 8.0\n"
             "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
             "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
 }
@@ -49,7 +53,10 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   RunSpec run = quiet_run();
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
-  EXPECT_EQ(all_notes(run), "run.kernels = \"portable\": portable kernels alone, none of Hopper's own\n" + kLocal);
+  EXPECT_EQ(all_notes(run),
+            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
+            "are portable; native code for 8.0\n" +
+                kLocal);
 }
 
 TEST(StartNotes, SavesAtTheEndAlone) {

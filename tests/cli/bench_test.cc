@@ -119,6 +119,8 @@ TEST(CliBench, ValuesThatMeanNothingAreRefused) {
                    "--zipf: expected 0, with which all experts are chosen alike, to 100; got ");
   expect_refused(run_moebius(dir, {"bench", "experts", "--zipf", "2"}), 2,
                  "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing balanced");
+  expect_refused(run_moebius(dir, {"bench", "attention", "--head-dim", "257"}), 2,
+                 "--head-dim: expected 0 to 256; got 257; 0 takes the widths of the shape");
   expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,
                  "--window: expected at least 0; got -1; 0 lets a query see all keys before it");
   expect_refused(

@@ -434,6 +434,8 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.expert_rows = way.expert_rows;
   spec.device = spec.target = way.device;
   spec.graph = way.graph;
+  spec.precision.compute = way.compute;
+  spec.kernels = way.kernels;
   spec.bucket_numel = 2000;  // several in each layer
   // A layout that names no dispatcher gets one that sends messages: others name direct.
   spec.dispatcher = resolved(spec).dispatcher;

@@ -65,6 +65,8 @@ struct LayoutWay {
   DeviceKind device = DeviceKind::cpu;
   bool graph = true;
   double expert_rows = 0;  // the budget of rows of experts
+  DType compute = DType::f32;
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 
 // The layout, with work beside the rows of MoE layers on their way. The same bits.

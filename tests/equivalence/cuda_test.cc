@@ -14,17 +14,34 @@
 namespace moebius {
 namespace {
 
-class OnGpu : public ::testing::TestWithParam<DType> {
+// A run computes in this, with kernels of this choice.
+struct Way {
+  DType compute;
+  KernelChoice kernels = KernelChoice::automatic;
+};
+
+void PrintTo(const Way& way, std::ostream* out) { *out << name_of(way.compute) << " " << name_of(way.kernels); }
+
+class OnGpu : public ::testing::TestWithParam<Way> {
  protected:
+  using SpecOn = EngineSpec (*)(DeviceKind, DType, bool);
+
   void SetUp() override {
     const std::string why = Accelerator::why_missing();
     if (!why.empty()) GTEST_SKIP() << why;
   }
+  static DType compute() { return GetParam().compute; }
+  static EngineSpec on_gpu(SpecOn spec_on, bool graph = true) {
+    EngineSpec spec = spec_on(DeviceKind::cuda, compute(), graph);
+    spec.kernels = GetParam().kernels;
+    return spec;
+  }
+  static EngineSpec on_cpu(SpecOn spec_on) { return spec_on(DeviceKind::cpu, compute(), true); }
 };
 
 TEST_P(OnGpu, CapturingChangesNoBit) {
   for (const auto spec : kSpecs) {
-    Engine captured(spec(DeviceKind::cuda, GetParam(), true)), eager(spec(DeviceKind::cuda, GetParam(), false));
+    Engine captured(on_gpu(spec)), eager(on_gpu(spec, false));
     EXPECT_EQ(train(initialised(captured), 6), train(initialised(eager), 6));
     EXPECT_EQ(masters(captured), masters(eager));
   }
@@ -32,14 +49,14 @@ TEST_P(OnGpu, CapturingChangesNoBit) {
 
 TEST_P(OnGpu, TheSameRunGivesTheSameBits) {
   for (const auto spec : kSpecs) {
-    Engine one(spec(DeviceKind::cuda, GetParam(), true)), other(spec(DeviceKind::cuda, GetParam(), true));
+    Engine one(on_gpu(spec)), other(on_gpu(spec));
     EXPECT_EQ(train(initialised(one), 5), train(initialised(other), 5));
     EXPECT_EQ(masters(one), masters(other));
   }
 }
 
 TEST_P(OnGpu, NothingIsAllocatedOnceTheStepIsRecorded) {
-  Engine engine(wide_spec_on(DeviceKind::cuda, GetParam()));
+  Engine engine(on_gpu(wide_spec_on));
   train(initialised(engine), 3);
   Accelerator& gpu = engine.stream().accelerator();
   const int64_t before = gpu.info().free_bytes;
@@ -49,18 +66,18 @@ TEST_P(OnGpu, NothingIsAllocatedOnceTheStepIsRecorded) {
 
 TEST_P(OnGpu, TheStackIsWhatWasPlanned) {
   for (const auto spec : kSpecs) {
-    Engine engine(spec(DeviceKind::cuda, GetParam(), true));
+    Engine engine(on_gpu(spec));
     train(initialised(engine), 1);
     EXPECT_EQ(EngineTestAccess::stack_high_water(engine), engine.plan().bytes(Life::stack));
   }
 }
 
 TEST_P(OnGpu, RecomputeChangesNoBit) {
-  Engine kept(wide_spec_on(DeviceKind::cuda, GetParam()));
+  Engine kept(on_gpu(wide_spec_on));
   const std::vector<double> expected = train(initialised(kept), 4);
   for (const auto& [name, flag] : kRecomputeNames) {
     SCOPED_TRACE(name);
-    EngineSpec spec = wide_spec_on(DeviceKind::cuda, GetParam());
+    EngineSpec spec = on_gpu(wide_spec_on);
     spec.recompute.*flag = true;
     Engine recomputed(spec);
     EXPECT_EQ(train(initialised(recomputed), 4), expected);
@@ -72,9 +89,9 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
 
 TEST_P(OnGpu, FusionChangesNoBit) {
   for (const auto spec : {spec_on, wide_spec_on}) {
-    EngineSpec apart = spec(DeviceKind::cuda, GetParam(), true);
+    EngineSpec apart = on_gpu(spec);
     apart.fusion = false;
-    Engine one(spec(DeviceKind::cuda, GetParam(), true)), two(apart);
+    Engine one(on_gpu(spec)), two(apart);
     EXPECT_EQ(train(initialised(one), 4), train(initialised(two), 4));
     EXPECT_EQ(masters(one), masters(two));
   }
@@ -84,10 +101,10 @@ TEST_P(OnGpu, FusionChangesNoBit) {
 // what is captured.
 TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {
-    Engine kept(kept_spec(DeviceKind::cuda, GetParam(), true));
+    Engine kept(on_gpu(kept_spec));
     const std::vector<double> expected = train(initialised(kept), 4);
     for (const bool layer : {false, true}) {
-      EngineSpec spec = kept_spec(DeviceKind::cuda, GetParam(), true);
+      EngineSpec spec = on_gpu(kept_spec);
       for (const auto& [name, flag] : kRecomputeNames) spec.recompute.*flag = (flag == &RecomputeSpec::layer) == layer;
       Engine recomputed(spec);
       EXPECT_EQ(train(initialised(recomputed), 4), expected);
@@ -97,7 +114,7 @@ TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
 }
 
 TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
-  Engine engine(frozen_on(DeviceKind::cuda, GetParam()));
+  Engine engine(on_gpu(frozen_on));
   Stream s = engine.stream();
   const auto weights = [&] {
     std::vector<std::vector<std::byte>> all;
@@ -125,7 +142,7 @@ TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
 
 // Each micro-batch is filled while the one before it is computed.
 TEST_P(OnGpu, FillingInTurnChangesNoBit) {
-  Engine loaded_late(many_on(DeviceKind::cuda, GetParam())), before(many_on(DeviceKind::cuda, GetParam()));
+  Engine loaded_late(on_gpu(many_on)), before(on_gpu(many_on));
   const std::vector<double> expected = train(initialised(before), 5);
   initialised(loaded_late);
   std::vector<double> got;
@@ -141,7 +158,7 @@ TEST_P(OnGpu, FillingInTurnChangesNoBit) {
 
 // A traced step is eager, between replayed ones.
 TEST_P(OnGpu, ATraceChangesNoBit) {
-  Engine traced(wide_spec_on(DeviceKind::cuda, GetParam())), plain(wide_spec_on(DeviceKind::cuda, GetParam()));
+  Engine traced(on_gpu(wide_spec_on)), plain(on_gpu(wide_spec_on));
   std::vector<double> got = train(initialised(traced), 4);
   Trace trace;
   traced.set_trace(&trace);
@@ -169,15 +186,14 @@ TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
   for (const auto spec : {balanced_on, recomputed_on}) {
-    Engine evaluated(spec(DeviceKind::cuda, GetParam(), true)), plain(spec(DeviceKind::cuda, GetParam(), true)),
-        cpu(spec(DeviceKind::cpu, GetParam(), true));
+    Engine evaluated(on_gpu(spec)), plain(on_gpu(spec)), cpu(on_cpu(spec));
     const RunSpec run = evaluation_of(plain.spec(), prefix);
     Loader loader(run.data.valid, run, /*shuffle=*/false, evaluated.data_share());
     initialised(evaluated);
     const EvalResult first = evaluate(evaluated, loader, 2), expected = evaluate(initialised(cpu), loader, 2);
     EXPECT_EQ(first.tokens, expected.tokens);
     EXPECT_GT(first.tokens, 0);
-    EXPECT_NEAR(first.loss, expected.loss, (GetParam() == DType::f32 ? 1e-5 : 1e-2) * expected.loss);
+    EXPECT_NEAR(first.loss, expected.loss, (compute() == DType::f32 ? 1e-5 : 1e-2) * expected.loss);
     EXPECT_EQ(evaluate(evaluated, loader, 2).loss, first.loss);
     std::vector<double> got;
     for (int64_t step = 1; step <= 6; ++step) {
@@ -208,9 +224,8 @@ std::vector<double> losses_of(const EngineSpec& spec, int64_t num_steps = 20) {
 // Two such runs differ by sqrt(2) of the noise. Twice the noise is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
-    const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true)),
-               cpu = losses_of(spec(DeviceKind::cpu, GetParam(), true));
-    if (GetParam() == DType::f32) {
+    const auto gpu = losses_of(on_gpu(spec)), cpu = losses_of(on_cpu(spec));
+    if (compute() == DType::f32) {
       for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
     } else {
       const auto exact = losses_of(spec(DeviceKind::cpu, DType::f32, true));
@@ -222,10 +237,9 @@ TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
 // Every kind of batch and balance is compared. The steps are few, since an expert chosen by a
 // narrow margin changes all after it.
 TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
-  if (GetParam() != DType::f32) GTEST_SKIP() << "bf16 rounds the logits that choose";
+  if (compute() != DType::f32) GTEST_SKIP() << "bf16 rounds the logits that choose";
   for (const auto spec : kSpecs) {
-    const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true), 4),
-               cpu = losses_of(spec(DeviceKind::cpu, GetParam(), true), 4);
+    const auto gpu = losses_of(on_gpu(spec), 4), cpu = losses_of(on_cpu(spec), 4);
     for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
   }
 }
@@ -311,8 +325,11 @@ TEST(GpuSpecs, TrainOnTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, OnGpu, ::testing::Values(DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Ways, OnGpu,
+                         ::testing::Values(Way{DType::f32}, Way{DType::bf16}, Way{DType::bf16, KernelChoice::portable}),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", name_of(info.param.compute), name_of(info.param.kernels));
+                         });
 
 // The memory that a run will hold is predicted within 3 % before it holds any.
 // Kernels that earlier tests have loaded are not loaded again, so a run may hold less.

@@ -26,6 +26,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--recipe", {"step", "precision"}},
     {"--set", {"step", "precision"}},
     {"--steps", {"step"}},
+    {"--head-dim", {"attention"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
     {"--sequences", {"attention"}},
@@ -91,6 +92,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                      "step, precision: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
   command.add_option("--set", o.overrides, "step, precision: section.key=value")->take_all()->allow_extra_args(false);
   command.add_option("--steps", o.steps, "step: timed steps; they follow one warm-up step, on a GPU three")
+      ->capture_default_str();
+  command.add_option("--head-dim", o.spec.head_dim, "attention: width of every head; 0: the widths of the shape")
       ->capture_default_str();
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
       ->capture_default_str();

@@ -72,7 +72,8 @@ nlohmann::ordered_json case_json(const BenchOptions& o) {
   if (o.name == "gemm") return json;
   json["shape"] = o.spec.shape;
   if (o.name == "attention")
-    json.update({{"window", o.spec.mask.window},
+    json.update({{"head_dim", o.spec.head_dim},
+                 {"window", o.spec.mask.window},
                  {"documents", o.spec.mask.documents},
                  {"sequences", o.spec.sequences},
                  {"length", o.spec.length}});
@@ -93,7 +94,8 @@ std::string sequences_text(const BenchSpec& spec) {
 std::string case_text(const BenchOptions& o) {
   if (o.name == "gemm") return "";
   if (o.name == "attention")
-    return fmt::format("{}{}, window {}, documents {}; ", o.spec.shape, sequences_text(o.spec),
+    return fmt::format("{}{}{}, window {}, documents {}; ", o.spec.shape, sequences_text(o.spec),
+                       o.spec.head_dim == 0 ? "" : fmt::format(", heads of {}", o.spec.head_dim),
                        o.spec.mask.window == 0 ? "none" : std::to_string(o.spec.mask.window), o.spec.mask.documents);
   return fmt::format("{}, routing {}{}; ", o.spec.shape, o.routing,
                      o.routing == "zipf" ? fmt::format(" {}", o.spec.routing.exponent) : "");

@@ -116,11 +116,11 @@ class MoeRank {
                           .shape = shape_,
                           .seed = 3,
                           .dispatcher = c.dispatcher,
-                         .expert_overlap = c.overlap,
-                         .window = window_.get(),
-                         .expert_rows = expert_rows_.get(),
-                         .expert_chunk = c.expert_chunk,
-                         .lora = c.lora},
+                          .expert_overlap = c.overlap,
+                          .window = window_.get(),
+                          .expert_rows = expert_rows_.get(),
+                          .expert_chunk = c.expert_chunk,
+                          .lora = c.lora},
              "mlp", /*layer=*/1) {
     plan_.split_backward(c.splits_backward);
     if (expert_rows_) expert_rows_->declare(plan_);

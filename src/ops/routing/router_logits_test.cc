@@ -1,6 +1,7 @@
 // The gate's products, and what acts on the whole batch: the expert bias and the loss
 // of uniform routing.
 #include "device/block_limit.h"
+#include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
 #include "ops/routing/routing.h"
 
@@ -80,9 +81,12 @@ Outputs run(Stream& s, const Case& c, Array& x, Array& w, Array& dlogits) {
   return o;
 }
 
-class RouterLogitsTest : public testing::DeviceTest<Case> {};
+class RouterLogitsTest : public testing::DeviceTest<Case> {
+ protected:
+  void expect_reference();
+};
 
-TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) {
+void RouterLogitsTest::expect_reference() {
   const Case& c = this->c();
   Array x = Array::normal({c.T, c.D}, c.x, 1), w = Array::normal({c.E, c.D}, c.w, 2);
   Array dlogits = Array::normal({c.T, c.E}, DType::f32, 3);
@@ -121,6 +125,14 @@ TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) {
     const Outputs o = run(on, c, x, w, dlogits);
     return std::vector<Array>{o.logits, o.dx, o.dw};
   });
+}
+
+TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) { expect_reference(); }
+
+TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBitsOnOtherGpus) {
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
+  const GpuLimitsScope other(s_, {8, 9, 2, 99 << 10});
+  expect_reference();
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RouterLogitsTest, ::testing::ValuesIn(testing::on_each_device(cases())));

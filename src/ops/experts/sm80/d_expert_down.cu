@@ -11,7 +11,7 @@ struct DDownGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = Major::mn;
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads()>;
+  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows>;
   using CopyB = RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>;
   static_assert(kDWeightCols == 64, "a warp has the columns of one partial sum");
 

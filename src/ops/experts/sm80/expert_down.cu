@@ -11,8 +11,9 @@ struct RowsGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = kMajor;
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads()>;
-  using CopyB = std::conditional_t<kMajor == Major::k, RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads()>,
+  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), NeighbouringRows>;
+  using CopyB = std::conditional_t<kMajor == Major::k,
+                                   RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), NeighbouringRows>,
                                    RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>>;
 
   struct Params {
@@ -25,10 +26,10 @@ struct RowsGemm {
   };
 
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
-    open_rows(a, p.rows, tile);
+    a.open(p.rows.rows, p.rows.chunks, {tile.m + static_cast<int32_t>(CopyA::first_row()), tile.end_m - 1});
     const int32_t first = tile.n * kConfig.tile_n;
     if constexpr (kMajor == Major::k) {
-      b.open(p.w.of(tile.expert), p.w.chunks, [&](int32_t i) { return first + i < p.N ? first + i : -1; });
+      b.open(p.w.of(tile.expert), p.w.chunks, {first + static_cast<int32_t>(CopyB::first_row()), p.N - 1});
     } else {
       b.open(p.w.of(tile.expert), nullptr, p.w.chunks, static_cast<uint32_t>(first / 8), 0, p.w.rows);
     }

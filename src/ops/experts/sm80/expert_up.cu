@@ -6,14 +6,35 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
+// The rows of W1 in a tile: 32 gate rows and the 32 up rows of the same f in turns, but none past the last f.
+template <int kCopies, int kRowsAtOnce>
+class GateAndUpRows {
+ public:
+  static_assert(32 % kRowsAtOnce == 0 || kRowsAtOnce % 64 == 0);
+  // first: the first of these rows; first_f: the f of the tile's first row.
+  __device__ __forceinline__ GateAndUpRows(int32_t first, int32_t first_f, int32_t F)
+      : f_(first_f + first / 64 * 32 + first % 32), up_(first / 32 % 2 * F), F_(F) {}
+  GateAndUpRows() = default;
+  __device__ __forceinline__ int32_t row(int i) const {
+    if constexpr (kRowsAtOnce <= 32) {
+      const int32_t at = i * kRowsAtOnce;
+      return min(f_ + at / 64 * 32 + at % 32, F_ - 1) + at / 32 % 2 * F_;
+    }
+    return min(f_ + i * (kRowsAtOnce / 2), F_ - 1) + up_;
+  }
+
+ private:
+  int32_t f_ = 0, up_ = 0, F_ = 0;
+};
+
 template <PortableGemmConfig kOpConfig>
 struct UpGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = Major::k;
   static constexpr int kCols = kConfig.tile_n / 2;  // f of a tile
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads()>;
-  using CopyB = RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads()>;
+  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows>;
+  using CopyB = RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), GateAndUpRows>;
 
   struct Params {
     Tiles tiles;
@@ -27,10 +48,7 @@ struct UpGemm {
 
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
     open_rows(a, p.x, tile);
-    b.open(p.w1.of(tile.expert), p.w1.chunks, [&](int32_t i) {
-      const int32_t f = tile.n * kCols + i / 64 * 32 + i % 32;
-      return f < p.F ? i / 32 % 2 * p.F + f : -1;
-    });
+    b.open(p.w1.of(tile.expert), p.w1.chunks, {static_cast<int32_t>(CopyB::first_row()), tile.n * kCols, p.F});
   }
 
   __device__ __forceinline__ static int32_t first_f(const Tile& tile) {

@@ -42,12 +42,13 @@ struct Copies {
   uint32_t slots;  // their shared address
   typename Op::CopyA a{};
   typename Op::CopyB b{};
-  int32_t left = 0;  // depth of the tile that is not copied
+  int32_t left = 0;  // depth of the tile that is not copied yet
   bool more = true;
   uint32_t slot = 0;
 
-  // Fills the next slot, where there is more to multiply; a group of copies in any case.
-  __device__ __forceinline__ void step() {
+  // The next slot is filled by open(), copy() of all kParts in order, and close(). Nothing branches in a
+  // part, so that the compiler can put its copies between products.
+  __device__ __forceinline__ void open() {
     while (more && left <= 0) {
       Tile tile;
       more = walk.next(tile);
@@ -56,13 +57,20 @@ struct Copies {
         Op::open(p, a, b, tile);
       }
     }
-    if (more) {
-      const uint32_t to = slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
-      a.copy(to);
-      b.copy(to + kConfig.slot_bytes_a());
-      left -= kConfig.tile_k;
-    }
+  }
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy() const {
+    if (!more) return;
+    const uint32_t to = slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
+    a.template copy<kPart, kParts>(to);
+    b.template copy<kPart, kParts>(to + kConfig.slot_bytes_a());
+  }
+  // Its copies are a group, where there were any or not.
+  __device__ __forceinline__ void close() {
     commit_copies();
+    a.next();
+    b.next();
+    left -= kConfig.tile_k;
     slot = slot + 1 == kConfig.num_slots ? 0 : slot + 1;
   }
 };
@@ -72,6 +80,7 @@ template <class Op>
 struct Products {
   static constexpr PortableGemmConfig kConfig = Op::kConfig;
   static constexpr int kSteps = kConfig.tile_k / 16;
+  static constexpr int kParts = kSteps - 1;  // of the copies of a slot, one a step, before the wait in the last one
   static constexpr int kRowChunksA = (Op::kMajorA == Major::k ? kConfig.tile_k : kConfig.tile_m) / 8;
   static constexpr int kRowChunksB = (Op::kMajorB == Major::k ? kConfig.tile_k : kConfig.tile_n) / 8;
   static_assert(kSteps % 2 == 0);
@@ -105,6 +114,7 @@ struct Products {
   // Multiplies a slot whose first fragments are loaded. more: loads those of the next one, which is of the
   // same tile. (Between tiles the registers are needed to store one.)
   __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies, bool more) {
+    copies.open();
     for_each_constant<0, kSteps>([&](auto step) {
       constexpr int kStep = decltype(step)::value;
       if constexpr (kStep == kSteps - 1) {
@@ -113,8 +123,9 @@ struct Products {
         if (more) load<0>();
       } else {
         load<kStep + 1>();
+        copies.template copy<kStep, kParts>();
+        if constexpr (kStep == kParts - 1) copies.close();
       }
-      if constexpr (kStep == 0) copies.step();
       multiply_step(sums, kStep);
     });
   }
@@ -131,7 +142,11 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   using Walk = TileWalk<Op::kCut, kConfig.tile_m, kConfig.l2_group>;
   const uint32_t slots = shared_address(shared);
   Copies<Op> copies{p, Walk(p.tiles, offsets), slots};
-  for (int i = 0; i < kConfig.num_slots - 1; ++i) copies.step();
+  for (int i = 0; i < kConfig.num_slots - 1; ++i) {
+    copies.open();
+    copies.template copy<0, 1>();
+    copies.close();
+  }
   Products<Op> products{slots};
   products.wait();
   Walk walk(p.tiles, offsets);

@@ -27,51 +27,85 @@ __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i
   return row;
 }
 
-// Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of
-// kCopies rows.
-template <int kRows, int kDepth, int kThreads>
+// The copies of a slot are made in parts, between products: part kPart of kParts has those in [kBegin, kEnd).
+template <int kCopies, int kPart, int kParts>
+struct CopyRange {
+  static constexpr int kBegin = kCopies * kPart / kParts, kEnd = kCopies * (kPart + 1) / kParts;
+};
+
+// The rows of the source that a thread copies, where a tile has any: they are found once and kept.
+template <int kCopies, int kRowsAtOnce>
+class KeptRows {
+ public:
+  // row_of(i): the row of the source that is row i of the tile.
+  template <class RowOf>
+  __device__ __forceinline__ KeptRows(int32_t first, RowOf row_of) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) rows_[i] = row_of(first + i * kRowsAtOnce);
+  }
+  KeptRows() = default;
+  __device__ __forceinline__ int32_t row(int i) const { return rows_[i]; }
+
+ private:
+  int32_t rows_[kCopies] = {};
+};
+
+// The same for tiles of neighbouring rows, which take fewer registers: from first on, but none past last.
+template <int kCopies, int kRowsAtOnce>
+class NeighbouringRows {
+ public:
+  __device__ __forceinline__ NeighbouringRows(int32_t first, int32_t last) : first_(first), last_(last) {}
+  NeighbouringRows() = default;
+  __device__ __forceinline__ int32_t row(int i) const { return min(first_ + i * kRowsAtOnce, last_); }
+
+ private:
+  int32_t first_ = 0, last_ = 0;
+};
+
+// Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of kCopies rows,
+// those that SourceRows names. Where the tile has fewer rows, it may name any: those only give elements of the
+// product that are not stored.
+template <int kRows, int kDepth, int kThreads, template <int, int> class SourceRowsOf>
 class RowsAlongK {
  public:
   static constexpr int kChunks = kDepth / 8, kRowsAtOnce = kThreads / kChunks, kCopies = kRows / kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0 && kCopies * kRowsAtOnce == kRows);
+  using SourceRows = SourceRowsOf<kCopies, kRowsAtOnce>;
 
-  __device__ __forceinline__ RowsAlongK() : to_(swizzled<kChunks>(row(), chunk())) {}
+  __device__ __forceinline__ RowsAlongK() : to_(swizzled<kChunks>(first_row(), chunk())) {}
 
-  // row_of(i): the row of the source that is row i of the tile; negative: zeros.
-  template <class RowOf>
-  __device__ __forceinline__ void open(const char* rows, uint32_t chunks, RowOf row_of) {
-    rows_ = rows;
+  // The first row of the tile that this thread copies.
+  static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kChunks; }
+
+  __device__ __forceinline__ void open(const char* rows, uint32_t chunks, const SourceRows& source_rows) {
+    rows_ = rows + chunk() * 16;
+    chunks_ = chunks;
     left_ = static_cast<int32_t>(chunks) - static_cast<int32_t>(chunk());
-    there_ = 0;
-    int32_t from[kCopies];
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) from[i] = row_of(static_cast<int32_t>(row()) + i * kRowsAtOnce);
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      there_ |= (from[i] >= 0 ? 1u : 0u) << i;
-      first_[i] = static_cast<uint32_t>(max(from[i], 0)) * chunks + chunk();
-    }
+    source_rows_ = source_rows;
   }
 
-  // The next slot of k: slots are copied in order.
-  __device__ __forceinline__ void copy(uint32_t slot) {
+  // A part of the next slot of k: slots are copied in order, with next() between them.
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy(uint32_t slot) const {
+    using Range = CopyRange<kCopies, kPart, kParts>;
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{first_[i]} * 16,
-              left_ > 0 && (there_ >> i & 1) != 0);
+    for (int i = Range::kBegin; i < Range::kEnd; ++i) {
+      const uint32_t from = static_cast<uint32_t>(source_rows_.row(i)) * chunks_;
+      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * 16, left_ > 0);
     }
+  }
+  __device__ __forceinline__ void next() {
     rows_ += kChunks * 16;
     left_ -= kChunks;
   }
 
  private:
-  static __device__ __forceinline__ uint32_t row() { return threadIdx.x / kChunks; }
   static __device__ __forceinline__ uint32_t chunk() { return threadIdx.x % kChunks; }
 
-  uint32_t to_, there_ = 0;
+  uint32_t to_, chunks_ = 0;
   int32_t left_ = 0;  // chunks from the next one on
   const char* rows_ = nullptr;
-  uint32_t first_[kCopies] = {};
+  SourceRows source_rows_{};
 };
 
 // Tiles whose rows run along m (or n): kDepth rows of kCols elements. A thread copies one chunk of each of
@@ -84,34 +118,39 @@ class RowsAcrossK {
 
   __device__ __forceinline__ RowsAcrossK() : to_(swizzled<kChunks>(row(), chunk())) {}
 
-  // Rows [k, end_k) of the source, from chunk `first` on.
+  // Rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
+  // it only gives elements of the product that are not stored.
   __device__ __forceinline__ void open(const char* rows, const int32_t* index, uint32_t chunks, uint32_t first,
                                        int32_t k, int32_t end_k) {
-    rows_ = rows + uint64_t{first + chunk()} * 16;
-    index_ = index;
     row_bytes_ = chunks * 16;
-    inside_ = first + chunk() < chunks;
+    rows_ = rows + uint64_t{min(first + chunk(), chunks - 1)} * 16;
+    index_ = index;
     k_ = k + static_cast<int32_t>(row());
     end_k_ = end_k;
+    if constexpr (!kIndexed) rows_ += uint64_t{static_cast<uint32_t>(k_)} * row_bytes_;
     find();
   }
 
-  __device__ __forceinline__ void copy(uint32_t slot) {
+  template <int kPart, int kParts>
+  __device__ __forceinline__ void copy(uint32_t slot) const {
+    using Range = CopyRange<kCopies, kPart, kParts>;
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int32_t from = kIndexed ? next_[i] : k_ + i * kRowsAtOnce;
-      const bool there = inside_ && (kIndexed ? from >= 0 : from < end_k_);
-      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{static_cast<uint32_t>(from)} * row_bytes_,
-              there);
+    for (int i = Range::kBegin; i < Range::kEnd; ++i) {
+      const uint32_t from = kIndexed ? static_cast<uint32_t>(next_[i]) : i * kRowsAtOnce;
+      const bool there = kIndexed ? next_[i] >= 0 : k_ + i * kRowsAtOnce < end_k_;
+      copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * row_bytes_, there);
     }
+  }
+  __device__ __forceinline__ void next() {
     k_ += kDepth;
+    if constexpr (!kIndexed) rows_ += uint64_t{row_bytes_} * kDepth;
     find();
   }
 
  private:
   static __device__ __forceinline__ uint32_t row() { return threadIdx.x / kChunks; }
   static __device__ __forceinline__ uint32_t chunk() { return threadIdx.x % kChunks; }
-  // The rows that the next copy reads, one slot before it does.
+  // The rows that the next slot has, found one slot before it is copied.
   __device__ __forceinline__ void find() {
     if constexpr (kIndexed) {
 #pragma unroll
@@ -123,7 +162,6 @@ class RowsAcrossK {
   }
 
   uint32_t to_, row_bytes_ = 0;
-  bool inside_ = false;
   int32_t k_ = 0, end_k_ = 0;
   const char* rows_ = nullptr;
   const int32_t* index_ = nullptr;

@@ -2,18 +2,10 @@
 // one store of 16 bytes.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "ops/grouped_gemm/sm80/kernel.h"
+#include "ops/sm80/pairs.h"
 
 namespace moebius::cuda::sm80 {
-
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // The lanes of a quad exchange words: word i of lane q becomes word q of lane i.
 __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {

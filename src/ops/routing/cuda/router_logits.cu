@@ -1,6 +1,6 @@
 // The gate's matrix products in f32 multiply-adds, for any shape and dtype. Each of the three is
 //   out[m, n] = sum over k of a(m, k) b(n, k)
-// with its own strides; what the tensor cores can do (sm90/router_logits.cu) goes there first.
+// with its own strides; what the tensor cores can do goes there first (sm90/router_logits.cu, sm80/router_logits.cu).
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -127,11 +127,10 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
 }
 
 bool takes_tensor_cores(const Stream& s, const char* op, const Tensor& x_TD) {
-  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD), hopper = uses_hopper_kernels(s);
-  if (takes && !hopper) note_no_portable_kernel(s, op);
+  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD);
   if (!takes && x_TD.dtype == DType::bf16)
     note_fallback_kernel(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
-  return takes && hopper;
+  return takes;
 }
 
 template <class X>
@@ -144,7 +143,8 @@ void fill_partials(Stream& s, const RouterLogitsBwd& a) {
 }  // namespace
 
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
-  if (takes_tensor_cores(s, "router_logits_fwd", a.x_TD)) return router_logits_on_tensor_cores(s, a);
+  if (takes_tensor_cores(s, "router_logits_fwd", a.x_TD))
+    return uses_hopper_kernels(s) ? router_logits_on_tensor_cores(s, a) : sm80::router_logits_on_tensor_cores(s, a);
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
     product(s, Operand<X>{a.x_TD.ptr<X>(), D, 1, T}, Operand<W>{a.w_ED.ptr<W>(), D, 1, E}, Extent{D, D, E}, 1,
@@ -155,7 +155,7 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0), n = a.dw_ED.numel();
   if (takes_tensor_cores(s, "router_logits_bwd", a.x_TD)) {
-    router_grads_on_tensor_cores(s, a);
+    uses_hopper_kernels(s) ? router_grads_on_tensor_cores(s, a) : sm80::router_grads_on_tensor_cores(s, a);
   } else {
     with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
       if (!a.dx_TD.empty()) {

@@ -47,9 +47,24 @@ struct GateScratch {
   }
 };
 
+// A bf16 matrix, or the terms of an f32 one, one after the other.
+struct GateOperand {
+  const bf16* data;
+  int64_t rows, width;  // of a term
+};
+
+// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`, a multiple of 8
+void split_terms(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms);
+
 // sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, x at a multiple of 16 bytes.
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
 // dx, and the partials of dw.
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
+
+// The same for any GPU of compute capability 8.0 and later: sm80/router_logits.cu.
+namespace sm80 {
+void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
+void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
+}  // namespace sm80
 
 }  // namespace moebius::cuda

@@ -13,12 +13,6 @@ namespace moebius::cuda {
 constexpr int kGateRows = 128, kGateDepth = 64, kBoxBytes = 64 * 128;  // a box: 64 rows of 128 bytes
 constexpr int kGateGroups = 2, kMultipliers = kGateGroups * 128;       // warpgroups of a block that multiply
 
-// An operand in memory: terms of rows of `width` elements.
-struct GateOperand {
-  const bf16* data;
-  int64_t rows, width;
-};
-
 // Boxes of 64 elements of `rows` rows of all terms.
 inline CUtensorMap map_of(const GateOperand& x, int rows, int terms) {
   return make_tensor_map<3>(x.data, {BoxDim{x.width, 1, 64}, BoxDim{x.rows, x.width, static_cast<uint32_t>(rows)},

@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kThreads = kMultipliers + 32;
 constexpr int kSharedBytes = 200 * 1024;
-constexpr int kSplitThreads = 256, kSplitWidth = 8;
 
 enum class Gate { logits, dx, dw };
 
@@ -222,36 +221,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`
-//
-// A thread splits kSplitWidth elements.
-__global__ void __launch_bounds__(kSplitThreads)
-    split_kernel(bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x) * kSplitWidth;
-  if (i >= rows * width) return;
-  const int64_t row = i / width, first = i % width;
-  float rest[kSplitWidth];
-#pragma unroll
-  for (int j = 0; j < kSplitWidth; ++j) rest[j] = first + j < columns ? x[row * columns + first + j] : 0.0f;
-  for (int n = 0; n < num_terms; ++n) {
-    uint4 packed;
-    uint32_t* word = reinterpret_cast<uint32_t*>(&packed);
-#pragma unroll
-    for (int j = 0; j < kSplitWidth; j += 2) {
-      word[j / 2] = pack_bf16(rest[j], rest[j + 1]);
-      rest[j] -= low_bf16(word[j / 2]);
-      rest[j + 1] -= high_bf16(word[j / 2]);
-    }
-    *reinterpret_cast<uint4*>(terms + n * rows * width + i) = packed;
-  }
-}
-
-void split(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms) {
-  const auto blocks = static_cast<unsigned>(div_ceil(rows * width, kSplitThreads * kSplitWidth));
-  split_kernel<<<blocks, kSplitThreads, 0, cuda_stream(s)>>>(terms, x, rows, columns, width, num_terms);
-  check_launch("router_logits");
-}
-
 template <Gate kGate, int kColumns, int kTerms>
 void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, void* out) {
   using L = Layout<kGate, kColumns, kTerms>;
@@ -285,7 +254,7 @@ void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
   float* logits = a.logits_TE.ptr<float>();
   if (a.w_ED.dtype == DType::bf16)
     return launch_by_experts<Gate::logits, 1>(s, x, {a.w_ED.ptr<bf16>(), E, D}, e, logits);
-  split(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, kNumTerms);
+  split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, kNumTerms);
   launch_by_experts<Gate::logits, 3>(s, x, {scratch.w_3ED, E, D}, e, logits);
 }
 
@@ -293,13 +262,13 @@ void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
   const GateOperand x{a.x_TD.ptr<bf16>(), T, D}, dlogits{scratch.dlogits_3TE, T, scratch.e};
-  split(s, scratch.dlogits_3TE, a.dlogits_TE.ptr<float>(), T, E, scratch.e, kNumTerms);
+  split_terms(s, scratch.dlogits_3TE, a.dlogits_TE.ptr<float>(), T, E, scratch.e, kNumTerms);
   launch_by_experts<Gate::dw, 3>(s, x, dlogits,
                                  {.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))},
                                  a.partial_PED.ptr<float>());
   if (a.dx_TD.empty()) return;
   const bool split_w = a.w_ED.dtype == DType::f32;
-  if (split_w) split(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
+  if (split_w) split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
   const GateOperand w{split_w ? scratch.w_3ED : a.w_ED.ptr<bf16>(), E, D};
   if (E <= kMaxExpertsOfDx && is_aligned(a.dx_TD)) return add_router_dx(s, a.dx_TD, dlogits, w, split_w ? 2 : 1);
   const Extent e{.rows = T, .columns = D, .depth = E, .parts = 1};

@@ -70,23 +70,31 @@ __device__ __forceinline__ void loss_of_row(const LossRows<T>& a, int64_t row, T
   const float weight = a.weight[row];
   Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
-  float max = -INFINITY;
+  // A thread keeps its largest logit. Where logits are read again it also keeps the sum of e^(logit - largest),
+  // which shrinks when a larger one comes.
+  float largest = -INFINITY, sum = 0;
   logits.each([&](int, float(&x)[kNum]) {
+    float larger = largest;
 #pragma unroll
-    for (int i = 0; i < kNum; ++i) max = fmaxf(max, x[i]);
+    for (int i = 0; i < kNum; ++i) larger = fmaxf(larger, x[i]);
+    if (kVectors == 0 && larger != -INFINITY) {
+      if (larger > largest) sum *= expf(largest - larger);
+#pragma unroll
+      for (int i = 0; i < kNum; ++i) sum += expf(x[i] - larger);
+    }
+    largest = larger;
   });
-  max = block_max(max, shared[0]);
+  const float max = block_max(largest, shared[0]);
   // A block without a logit above -inf: any finite number serves.
   const float base = max == -INFINITY ? 0.0f : max;
-  float sum = 0;
-  logits.each([&](int, float(&x)[kNum]) {
+  if constexpr (kVectors > 0) {
+    logits.each([&](int, float(&x)[kNum]) {
 #pragma unroll
-    for (int i = 0; i < kNum; ++i) {
-      const float e = expf(x[i] - base);
-      if constexpr (kVectors > 0) x[i] = e;
-      sum += e;
-    }
-  });
+      for (int i = 0; i < kNum; ++i) sum += x[i] = expf(x[i] - base);
+    });
+  } else {
+    sum *= expf(largest - base);  // 0 where the thread has no logit above -inf
+  }
   sum = block_sum(sum, shared[1]);
   const LossPart all = add_up(LossPart{base, sum});
   const float row_max = all.max, row_sum = all.sum;

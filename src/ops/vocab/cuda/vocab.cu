@@ -13,13 +13,13 @@
 namespace moebius::cuda {
 namespace {
 
-// A block owns a row of logits, which it reads three times.
-template <int kNum, class T>
+// A block owns a row of logits. It reads the row once, or twice where its registers do not hold it (kVectors 0).
+template <int kNum, int kVectors, class T>
 __global__ void __launch_bounds__(kLossThreads) block_loss_rows_kernel(LossRows<T> a) {
   constexpr Team kAlone{0, 1};
   const int64_t row = blockIdx.x;
   if (a.weight[row] == 0) return skip_row<kNum>(a, row, kAlone);
-  loss_of_row<kNum, 0>(a, row, kAlone, [](const LossPart& mine) { return mine; });
+  loss_of_row<kNum, kVectors>(a, row, kAlone, [](const LossPart& mine) { return mine; });
 }
 
 template <class T>
@@ -27,8 +27,11 @@ void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const bool aligned =
       rows_are_aligned(a.vocab, 4, a.logits) && reinterpret_cast<uintptr_t>(a.dlogits) % (4 * sizeof(T)) == 0;
   if (uses_hopper_kernels(s)) return hopper_loss_rows(s, a, rows, aligned);
-  note_no_portable_kernel(s, "lm_loss");
-  const auto kernel = aligned ? block_loss_rows_kernel<4, T> : block_loss_rows_kernel<1, T>;
+  constexpr int kVectors = 16;
+  const bool holds = a.vocab <= kLossThreads * kVectors * (aligned ? 4 : 1);
+  const auto kernel = aligned ? holds ? block_loss_rows_kernel<4, kVectors, T> : block_loss_rows_kernel<4, 0, T>
+                      : holds ? block_loss_rows_kernel<1, kVectors, T>
+                              : block_loss_rows_kernel<1, 0, T>;
   kernel<<<narrow<int>(rows), kLossThreads, 0, cuda_stream(s)>>>(a);
   check_launch("lm_loss");
 }

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Checks with cuobjdump which GPUs a program has native code for, and the PTX for later ones.
+
+usage: tools/gpu_code.py --architectures "80;90a" [--cuobjdump FILE] PROGRAM
+
+Every kernel of cuda/ and sm80/ must have code for each architecture, and PTX of the lowest one below 90. Those of
+sm90/ have code for 90a alone. The exit status is 1 where something is missing, and 77 without a cuobjdump.
+"""
+import argparse
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+HOPPER = "90a"
+SKIPPED = 77
+LISTED = re.compile(r":\s*(?:\S*/)?(.+?)\.(?:\d+\.)?sm_(\d+)a?\.(?:cubin|ptx)\s*$")
+
+
+def parse(listing):
+    """Returns a Counter of source names for each architecture, from the output of cuobjdump --list-elf or --list-ptx."""
+    found = collections.defaultdict(collections.Counter)
+    for line in listing.splitlines():
+        if match := LISTED.search(line):
+            found[match.group(2)][match.group(1)] += 1
+    return found
+
+
+def problems(architectures, native, ptx):
+    """Returns what is missing, as lines. native and ptx are results of parse()."""
+    portable = [a for a in architectures if a != HOPPER]
+    names = collections.Counter()
+    for a in portable:
+        names |= native[a]
+    lines = []
+    for a in architectures:
+        have = native[a.rstrip("a")]
+        if not have:
+            lines.append(f"expected native code for {a}; there is none")
+        elif lacking := names - have:
+            lines.append(f"expected native code for {a} of every portable kernel; there is none of {', '.join(sorted(lacking))}")
+    for a in sorted(set(native) - {a.rstrip("a") for a in architectures}):
+        lines.append(f"expected no native code for {a}, which MOEBIUS_CUDA_ARCHITECTURES does not name")
+    below = [a for a in portable if int(a) < 90]
+    if below and (lacking := names - ptx[min(below, key=int)]):
+        lines.append(f"expected PTX of {min(below, key=int)} for later GPUs; there is none of {', '.join(sorted(lacking))}")
+    return lines
+
+
+def find_cuobjdump():
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.path.join(home, "bin"))
+
+
+def list_code(cuobjdump, option, program):
+    ran = subprocess.run([cuobjdump, option, program], capture_output=True, text=True, check=False)
+    # cuobjdump fails where a program has none of what it lists.
+    return parse(ran.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--architectures", required=True)
+    parser.add_argument("--cuobjdump", default=find_cuobjdump())
+    parser.add_argument("program")
+    args = parser.parse_args()
+    if not args.cuobjdump:
+        print("skipped: there is no cuobjdump; install the toolkit's (Debian: cuda-cuobjdump), or set CUDA_HOME")
+        return SKIPPED
+    native = list_code(args.cuobjdump, "--list-elf", args.program)
+    ptx = list_code(args.cuobjdump, "--list-ptx", args.program)
+    for a in sorted(native, key=int):
+        print(f"native code for {a}: {sum(native[a].values())} sources")
+    for a in sorted(ptx, key=int):
+        print(f"PTX of {a}: {sum(ptx[a].values())} sources")
+    wrong = problems(args.architectures.split(";"), native, ptx)
+    for line in wrong:
+        print(f"{args.program}: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
