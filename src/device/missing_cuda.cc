@@ -4,6 +4,7 @@
 #include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
+#include "device/pinned_memory.h"
 
 namespace moebius {
 namespace {
@@ -44,6 +45,7 @@ void* allocate(int64_t) { missing(); }
 void release(void*) noexcept {}
 void* allocate_pinned(int64_t) { missing(); }
 void release_pinned(void*) noexcept {}
+std::shared_ptr<void> map_pinned(int64_t) { missing(); }
 void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
 void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
 void synchronize(Accelerator&) { missing(); }

@@ -47,7 +47,7 @@ class MemoryPlan {
   // the same declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
-  // What is declared of this life from now on is in the same memory as what was declared before.
+  // Tensors of this life that are declared from now on are in the memory of those declared before.
   void reuse(Life life) { reused_[static_cast<int>(life)] = true; }
 
   // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,

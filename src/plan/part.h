@@ -67,6 +67,8 @@ struct ParamSize {
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
+  bool sums_apart = false;  // Param::sums_apart
+  bool has_blocks = false;  // of 8-bit codes: core/block_code.h
 };
 
 struct PartWork {
