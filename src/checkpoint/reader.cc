@@ -89,7 +89,7 @@ void fill(const Tensor& to, const void* from, Stream* s) {
   synchronize(*s);
 }
 
-// Whether the tensor of which these are the scales is saved as codes.
+// Returns whether the tensor of which these are the scales is saved as codes.
 bool holds_codes(const CheckpointManifest& manifest, const std::string& scales_name) {
   const auto it = manifest.tensors.find(scales_name.substr(0, scales_name.size() - kScalesSuffix.size()));
   return it != manifest.tensors.end() && it->second.dtype == DType::u8;
@@ -222,7 +222,7 @@ void CheckpointReader::read(const std::string& name, const Tensor& into, Stream*
   read({.name = name, .tensor = into}, s);
 }
 
-// What is saved, in f32.
+// Returns what is saved, in f32.
 std::vector<float> CheckpointReader::values_of(const NamedTensor& into) const {
   const CheckpointTensor& saved = at(into.name);
   const TensorSlice slice = slice_of(into);

@@ -36,10 +36,9 @@ class CheckpointReader {
   // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
   // into.converts, f32 and bf16 may take each other's place; f32 is then rounded to nearest even. With
   // into.code, u8 codes may too, rounded to nearest; scales that the checkpoint does not have are then
-  // filled with their codes. It reads the
-  // parts of the files that hold it, and checks their hashes. Error{input} when there is no such
-  // tensor, when its dtype or shape differs, or when its bytes are not those that were saved;
-  // into.tensor is then undefined.
+  // filled with their codes. It reads the parts of the files that hold it, and checks their hashes.
+  // Error{input} when there is no such tensor, when its dtype or shape differs, or when its bytes are
+  // not those that were saved; into.tensor is then undefined.
   // A tensor of a GPU is filled on the stream s of its device.
   void read(const NamedTensor& into, Stream* s = nullptr) const;
   void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;  // all of it, shapes equal

@@ -33,8 +33,8 @@ int64_t needed_of_gpu(Engine& engine) {
 std::string pinned_text(Engine& engine, int64_t available) {
   const int64_t pinned = engine.plan().bytes(Life::host);
   if (pinned == 0) return "";
-  return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here", bytes_text(pinned),
-                     bytes_text(available));
+  return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
+                     bytes_text(pinned), bytes_text(available));
 }
 
 MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, int64_t available) {

@@ -70,7 +70,8 @@ constexpr uint8_t encoded(BlockCode code, const CodeValues& values, float x, flo
   const bool negative = x < 0;
   const float magnitude = (negative ? -x : x) / scale;
   if (code == BlockCode::without_sign) return code_of(values.without_sign, 256, magnitude, draw, true);
-  return static_cast<uint8_t>(code_of(values.with_sign, 128, magnitude, draw, false) | (negative ? 0x80u : 0u));
+  const uint8_t k = code_of(values.with_sign, 128, magnitude, draw, false);
+  return static_cast<uint8_t>(k | (negative && k > 0 ? 0x80u : 0u));  // zero has one code
 }
 
 constexpr float decoded(BlockCode code, const CodeValues& values, uint8_t bits, float scale) {

@@ -31,7 +31,7 @@ TEST(BlockCodes, EveryCodeIsItself) {
       const auto bits = static_cast<uint8_t>(k);
       const float x = decoded(BlockCode::without_sign, kCodeValues, bits, scale);
       EXPECT_EQ(encoded(BlockCode::without_sign, kCodeValues, x, scale, 0x8000u), bits) << scale;
-      if (bits == 0x80u) continue;  // zero with a sign
+      if (bits == 0x80u) continue;  // not a code
       const float y = decoded(BlockCode::with_sign, kCodeValues, bits, scale);
       EXPECT_EQ(encoded(BlockCode::with_sign, kCodeValues, y, scale, 0x8000u), bits) << scale;
     }
@@ -54,6 +54,11 @@ TEST(BlockCodes, RoundToANeighbour) {
       EXPECT_EQ(std::signbit(got), std::signbit(x));
     }
   }
+}
+
+TEST(BlockCodes, ZeroHasOneCode) {
+  for (const float x : {-0.0f, 0.0f, -1e-9f, 1e-9f})
+    EXPECT_EQ(encoded(BlockCode::with_sign, kCodeValues, x, 1, 0x8000u), 0) << x;
 }
 
 // The mean of n draws has a deviation of at most half a step / sqrt(n); five of them are allowed.

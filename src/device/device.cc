@@ -12,6 +12,7 @@
 
 #include "device/accelerator.h"
 #include "device/out_of_memory.h"
+#include "device/pinned_memory.h"
 
 namespace moebius {
 namespace {
@@ -119,7 +120,9 @@ double time_on_device(Stream& s, const std::function<void()>& body) {
 
 HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes) {
   if (num_bytes == 0) return;
-  if (device == DeviceKind::cuda)
+  if (device == DeviceKind::cuda && num_bytes >= cuda::kMappedBytes)
+    data_ = cuda::map_pinned(num_bytes);
+  else if (device == DeviceKind::cuda)
     data_ = std::shared_ptr<void>(cuda::allocate_pinned(num_bytes), cuda::release_pinned);
   else
     data_ = std::shared_ptr<void>(std::calloc(num_bytes, 1), std::free);

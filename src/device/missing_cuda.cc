@@ -5,6 +5,7 @@
 #include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
+#include "device/pinned_memory.h"
 #include "device/spill_buffer.h"
 
 namespace moebius {
@@ -49,6 +50,7 @@ void release(void*) noexcept {}
 void* allocate_spilling(int64_t, const std::vector<SpillBuffer::Range>&) { missing(); }
 void* allocate_pinned(int64_t) { missing(); }
 void release_pinned(void*) noexcept {}
+std::shared_ptr<void> map_pinned(int64_t) { missing(); }
 void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
 void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
 void synchronize(Accelerator&) { missing(); }

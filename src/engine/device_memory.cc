@@ -116,11 +116,12 @@ void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t avai
 
 void check_pinned_memory(const MemoryPlan& plan, int64_t available) {
   const int64_t needed = plan.bytes(Life::host);
-  MOEBIUS_CHECK(usage, needed <= available,
-                "out of memory: optimizer.offload keeps {} in pinned memory of the host, and {} are available; set "
-                "optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more machines, "
-                "or keep it on the GPU (optimizer.offload = false)\n{}",
-                bytes_text(needed), bytes_text(available), plan.table());
+  MOEBIUS_CHECK(
+      usage, needed <= available,
+      "out of memory: optimizer.offload keeps {} in pinned memory of the host, and {} are available; set "
+      "optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more machines, "
+      "or keep it on the GPU (optimizer.offload = false)\n{}",
+      bytes_text(needed), bytes_text(available), plan.table());
 }
 
 int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes) {

@@ -112,6 +112,21 @@ TEST(DeviceMemory, OfRanksThatShareAGpuIsASumWithoutTheirContexts) {
             "workspaces of matrix products 520.0 MiB, kernels 24.0 MiB)");
 }
 
+// A GPU's memory is not counted, and the host's is.
+TEST(DeviceMemory, WhatIsPinnedIsComparedWithTheHost) {
+  MemoryPlan plan;
+  Tensor here, there;
+  plan.declare(here, "here", {(3 << 20) / 4}, DType::f32, Life::grad);
+  plan.declare(there, "there", {(8 << 20) / 4}, DType::f32, Life::host);
+  EXPECT_EQ(device_memory(plan, 0).plan_bytes, 4 << 20);
+  check_pinned_memory(plan, 8 << 20);
+  expect_error(ErrorKind::usage,
+               "out of memory: optimizer.offload keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
+               "set optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more "
+               "machines, or keep it on the GPU (optimizer.offload = false)\nmemory plan\n",
+               [&] { check_pinned_memory(plan, 7 << 20); });
+}
+
 // One dense and one MoE layer.
 EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
   return {.model = {.vocab_size = vocab,

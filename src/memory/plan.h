@@ -54,7 +54,7 @@ class MemoryPlan {
   // before they are written.
   void declare_rows(Tensor& view, std::string name, Shape shape, DType dtype, int64_t near_rows);
   int64_t spill_bytes() const { return rows_extent_ - bytes(Life::rows); }  // of those others
-  // What is declared of this life from now on is in the same memory as what was declared before.
+  // Tensors of this life that are declared from now on are in the memory of those declared before.
   void reuse(Life life) { reused_[static_cast<int>(life)] = true; }
 
   // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,

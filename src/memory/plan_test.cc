@@ -64,7 +64,7 @@ TEST(MemoryPlan, JoinedTensorsAreOnePiece) {
     EXPECT_TRUE(other->ptr<float>() >= end || other->ptr<float>() + other->numel() <= c.ptr<float>());
 }
 
-// What is declared after reuse() lies where the first of its life do, and the most counts.
+// A tensor after reuse() begins where its life does, and the most counts.
 TEST(MemoryPlan, ALifeCanBeReused) {
   MemoryPlan plan;
   Tensor first, second, third, other;

@@ -268,10 +268,11 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
   for (size_t i = span.begin; i < span.end; ++i) {
     const Param& p = params_[i];
     if (!p.sums_apart()) continue;
-    if (first_of_step)
-      copy(s, p.grad_sum, p.dw);
-    else
-      add(s, p.grad_sum, p.dw);
+    const Shape all{p.w.numel()};
+    sum_gradient(s, {.sum_n = p.grad_sum.view(all),
+                     .grad_n = p.dw.view(all),
+                     .adds = !first_of_step,
+                     .on_host = optimizer_.offload_grad});
     if (!p.spec.grad_stored_first) fill_zero(s, p.dw);
   }
 }

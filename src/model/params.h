@@ -100,7 +100,7 @@ struct Param {
   // The sum over the micro-batches of a step.
   const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
   bool sums_apart() const { return !grad_sum.empty(); }
-  // Whether products add to dw in a pass, or store it (ParamSpec::grad_stored_first).
+  // Returns whether products add to dw in a pass. Else they store it (ParamSpec::grad_stored_first).
   bool adds_to_grad(const MicroBatch& batch) const {
     return batch.later_part || (!batch.first_of_step && !sums_apart());
   }

@@ -34,23 +34,12 @@ std::vector<int64_t> sets_at_peak(const RankProgram& program) {
 
 }  // namespace
 
-// The planner adds up buckets itself, and knows only sums in f32 and what is in the memory of the device.
-static void check_planned(const OptimizerSpec& o) {
-  const char* key = o.state == StateFormat::blocks_8bit ? "state = \"8bit\""
-                    : o.grad == GradFormat::bf16        ? "grad = \"bf16\""
-                    : o.offload                         ? "offload = true"
-                                                        : nullptr;
-  MOEBIUS_CHECK(usage, !key,
-                "plan: optimizer.{} is not planned yet; `moebius config` has the memory of one layout with it", key);
-}
-
 EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks) {
   MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMostRanks, "plan: expected 1 to {} ranks; got {}", kMostRanks, ranks);
   RunSpec run = asked;
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
   run.check(ranks);
-  check_planned(run.optimizer);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
   EngineSpec spec = training_engine_spec(run, mesh);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/transport/transport.h"
+#include "core/block_code.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
 #include "model/stage.h"
@@ -21,6 +22,7 @@ std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
   key += fmt::format("{} ", spec.expert_rows);
+  if (spec.optimizer) key += fmt::format("{} ", static_cast<int>(spec.optimizer->grad));
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
   return key;
 }
@@ -90,6 +92,7 @@ class DryStage {
         mesh_(mesh_shape_, *world_),
         plan_(spec.recompute),
         params_(plan_, ModelUse::training, with_idle_modules(spec.freeze, spec.model, spec.shape.num_mtp)) {
+    params_.set_formats(spec.optimizer.value_or(OptimizerSpec{}));
     plan_.declare(rope_, "rope_table", {spec.max_positions, spec.model.rope_dim()}, DType::f32, Life::state);
     plan_.declare(loss_sum_, "loss_sum", {1}, DType::f64, Life::state);
     if (spec.shape.num_mtp > 0)
@@ -143,14 +146,18 @@ class DryStage {
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
     work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
     for (const Param& p : params_.all())
-      work.params.push_back({.axis = p.spec.grad_axis,
-                             .dtype = p.spec.dtype,
-                             .numel = p.w.numel(),
-                             .copies_bytes = params_.copies_bytes(p),
-                             .kind = p.spec.kind,
-                             .has_grad = p.has_grad,
-                             .trainable = p.spec.trainable,
-                             .tied_copy = p.spec.tied_copy});
+      work.params.push_back(
+          {.axis = p.spec.grad_axis,
+           .dtype = p.spec.dtype,
+           .numel = p.w.numel(),
+           .copies_bytes = params_.copies_bytes(p),
+           .kind = p.spec.kind,
+           .has_grad = p.has_grad,
+           .trainable = p.spec.trainable,
+           .tied_copy = p.spec.tied_copy,
+           .sums_apart = p.sums_apart(),
+           .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
+                                     [](const ParamPart& part) { return has_code_blocks(part.shape); })});
     return work;
   }
 

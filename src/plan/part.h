@@ -67,6 +67,8 @@ struct ParamSize {
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
+  bool sums_apart = false;  // Param::sums_apart
+  bool has_blocks = false;  // of 8-bit codes: core/block_code.h
 };
 
 // The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).

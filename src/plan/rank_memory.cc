@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
+#include "core/block_code.h"
 #include "engine/engine_memory.h"
 #include "model/moe/expert_rows.h"
 #include "parallel/optim/optimizer.h"
@@ -22,6 +24,13 @@ void add_weights(RankMemory& m, int64_t numel, DType dtype) {
 }
 
 void add(RankMemory& m, Life life, int64_t bytes) { m.life[static_cast<size_t>(life)] += bytes; }
+
+// Adds a tensor after the others of its life, as the plan places it.
+void place(RankMemory& m, Life life, int64_t numel, DType dtype) {
+  int64_t& bytes = m.life[static_cast<size_t>(life)];
+  const int64_t align = kAlign * size_of(dtype);
+  bytes = div_ceil(bytes, align) * align + aligned(numel) * size_of(dtype);
+}
 
 // The world rank whose memory is counted: the one that `moebius config` looks at.
 RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
@@ -57,6 +66,8 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
 struct Bucket {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
+  bool sums_apart = false;
+  DType grad() const { return sums_apart ? DType::bf16 : DType::f32; }
   std::vector<int64_t> numels;
   std::vector<const ParamSize*> params;
   int64_t sum = 0, numel = 0;  // numel: with padding
@@ -64,12 +75,12 @@ struct Bucket {
 
 std::vector<Bucket> buckets_of(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
   std::vector<Bucket> buckets;
-  std::map<std::pair<Axis, DType>, size_t> open;
+  std::map<std::tuple<Axis, DType, bool>, size_t> open;
   for (size_t i = params.size(); i-- > 0;) {
     const ParamSize& p = *params[i];
     if (!p.has_grad) continue;
-    const auto [found, is_new] = open.try_emplace({p.axis, p.dtype}, buckets.size());
-    if (is_new) buckets.push_back({.axis = p.axis, .dtype = p.dtype});
+    const auto [found, is_new] = open.try_emplace({p.axis, p.dtype, p.sums_apart}, buckets.size());
+    if (is_new) buckets.push_back({.axis = p.axis, .dtype = p.dtype, .sums_apart = p.sums_apart});
     Bucket& bucket = buckets[found->second];
     bucket.params.push_back(&p);
     bucket.sum += p.numel;
@@ -105,13 +116,38 @@ void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& buc
   const int64_t begin = share * rank_in_group(spec, place, bucket.axis), end = begin + share;
   int64_t offset = 0;
   for (const ParamSize* p : bucket.params) {
-    body(std::max<int64_t>(0, std::min(end, offset + p->numel) - std::max(begin, offset)));
+    body(*p, std::max<int64_t>(0, std::min(end, offset + p->numel) - std::max(begin, offset)));
     offset += aligned(p->numel);
   }
 }
 
+// Masters, bucket by bucket, and then moments in the order of declaration.
+void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_t owned) {
+  const OptimizerSpec& optimizer = spec.optimizer.value();
+  const Life life = optimizer.offload ? Life::host : Life::optimizer;
+  for (int64_t i = 0; i < num_moments(optimizer); ++i) {
+    const bool is_coded = optimizer.state == StateFormat::blocks_8bit && p.has_blocks;
+    place(m, life, owned, is_coded ? DType::u8 : optimizer.state == StateFormat::bf16 ? DType::bf16 : DType::f32);
+    if (is_coded) place(m, life, owned / kCodeBlock, DType::f32);
+  }
+}
+
+void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, int64_t owned) {
+  const int64_t bytes = master_bytes(optimizer, weights);
+  if (bytes > 0) place(m, optimizer.offload ? Life::host : Life::master, owned, bytes == 4 ? DType::f32 : DType::u16);
+}
+
+// f32 gradients of the largest layer, where sums are in bf16.
+void add_layer_gradients(RankMemory& m, const PartWork& layer) {
+  RankMemory one;
+  for (const ParamSize& p : layer.params)
+    if (p.sums_apart) place(one, Life::layer_grad, p.numel, DType::f32);
+  int64_t& most = m.life[static_cast<size_t>(Life::layer_grad)];
+  most = std::max(most, one.of(Life::layer_grad));
+}
+
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
-                const RankPlace& place) {
+                const RankPlace& rank) {
   for (const ParamSize* p : params) {  // before the buckets, as in the engine's plan
     if (p->has_grad) continue;
     if (p->kind == ParamKind::state)
@@ -119,18 +155,27 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     else
       add_weights(m, aligned(p->numel), p->dtype);
   }
+  const OptimizerSpec& optimizer = spec.optimizer.value();
   int64_t largest = 0;
+  std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
   for (const Bucket& bucket : buckets_of(spec, params)) {
     if (group_size(spec.mesh, bucket.axis) > 1) largest = std::max(largest, bucket.numel);
     add_weights(m, bucket.numel, bucket.dtype);
-    add(m, Life::grad, bucket.numel * 4);
-    for_owned(spec, place, bucket, [&](int64_t owned) {
-      add(m, Life::master, master_bytes(spec.optimizer.value(), bucket.dtype) * aligned(owned));
-      add(m, Life::optimizer, static_cast<int64_t>(state_bytes(spec.optimizer.value())) * aligned(owned));
+    place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad, bucket.numel, bucket.grad());
+    for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t owned) {
+      add_master(m, optimizer, bucket.dtype, owned);
+      owned_of[&p].push_back(owned);
     });
   }
+  // Buckets hold parameters from the last to the first.
+  for (const ParamSize* p : params) {
+    if (!p->has_grad) continue;
+    add_owned(m, spec, *p, owned_of.at(p).back());
+    owned_of.at(p).pop_back();
+  }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
-  if (spec.overlap) add(m, Life::comm, 2 * 4 * largest);
+  if (spec.overlap && largest > 0)
+    for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }
 
 void add_batch(RankMemory& m, const EngineSpec& spec) {
@@ -210,7 +255,7 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
 int64_t RankMemory::total() const {
   int64_t sum = beside_bytes;
   for (const int64_t bytes : life) sum += bytes;
-  return sum;
+  return sum - of(Life::host);
 }
 
 StageLayout stages_of(const EngineSpec& spec) {
@@ -226,13 +271,13 @@ StageLayout stages_of(const EngineSpec& spec) {
 RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   RankMemory m{.pp_rank = pp_rank};
-  add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
   int64_t window = 0;
-  for_parts(parts, layout, pp_rank,
-            [&](int64_t, const PartWork& part) { window = std::max(window, part.window_bytes); });
-  // Gradients that arrive are f32, and come after the window.
-  const int64_t grad_align = kAlign * size_of(DType::f32);
-  add(m, Life::comm, m.of(Life::comm) > 0 ? div_ceil(window, grad_align) * grad_align : window);
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    window = std::max(window, part.window_bytes);
+    add_layer_gradients(m, part);
+  });
+  add(m, Life::comm, window);
+  add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
   for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);
@@ -254,10 +299,10 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
-    r.grad_wire_bytes[bucket.axis] += 4 * numel * (n - 1) / n;
+    r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
     r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
     ++r.buckets[bucket.axis];
-    for_owned(spec, place, bucket, [&](int64_t owned) { r.owned += owned; });
+    for_owned(spec, place, bucket, [&](const ParamSize&, int64_t owned) { r.owned += owned; });
   }
   return r;
 }

@@ -14,7 +14,7 @@ struct RankMemory {
   int64_t pp_rank = 0;
   std::array<int64_t, kNumLives> life{};  // bytes
   int64_t beside_bytes = 0;               // on a GPU: workspaces and kernels
-  int64_t total() const;                  // all of it
+  int64_t total() const;                  // all of it but Life::host
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 

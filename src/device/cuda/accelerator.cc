@@ -354,13 +354,11 @@ void* allocate_pinned(int64_t num_bytes) {
 void release_pinned(void* data) noexcept { cudaFreeHost(data); }
 
 void copy_to_device(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(
-      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(
-      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void synchronize(Accelerator& a) {

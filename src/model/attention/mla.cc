@@ -146,8 +146,11 @@ void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
-  gemm(step.stream,
-       {.c_MN = down_rows(kv_a_.dw, rope), .a = d, .b = x, .trans_a = true, .accumulate = kv_a_.adds_to_grad(step.batch)});
+  gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, rope),
+                     .a = d,
+                     .b = x,
+                     .trans_a = true,
+                     .accumulate = kv_a_.adds_to_grad(step.batch)});
 }
 
 void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {

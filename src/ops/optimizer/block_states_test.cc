@@ -17,9 +17,12 @@ struct Case {
   bool adamw = true;
   DType grad = DType::f32;
 };
-const std::vector<Case> kCases = {{Master::f32},          {Master::remainder},
-                                  {Master::param},        {Master::itself},
-                                  {Master::param, false}, {Master::param, true, DType::bf16},
+const std::vector<Case> kCases = {{Master::f32},
+                                  {Master::remainder},
+                                  {Master::param},
+                                  {Master::itself},
+                                  {Master::param, false},
+                                  {Master::param, true, DType::bf16},
                                   {Master::f32, false, DType::bf16}};
 
 class BlockStates : public testing::DeviceTest<Case> {
@@ -177,6 +180,24 @@ TEST_P(BlockStates, SquaresOfBf16AreThoseOfTheirValues) {
   EXPECT_EQ(sum_of(half), sum_of(wide));
 }
 
+// A sum in bf16 of f32 gradients, of whole vectors and of others.
+TEST_P(BlockStates, SumsOfGradientsAreRoundedOnce) {
+  for (const int64_t n : {1, 7, 4096, 70000, 70001}) {
+    for (const bool on_host : {false, true}) {
+      Array sum = Array::normal({n}, DType::bf16, 3), grad = Array::normal({n}, DType::f32, 4),
+            stored({n}, DType::bf16);
+      const Array before = sum;
+      sum_gradient(s_, {.sum_n = sum.tensor(), .grad_n = grad.tensor(), .on_host = on_host});
+      sum_gradient(s_, {.sum_n = stored.tensor(), .grad_n = grad.tensor(), .adds = false, .on_host = on_host});
+      const testing::Values was = before.values(), x = grad.values(), is = sum.values(), copied = stored.values();
+      for (int64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(is[i], to_f32(to_bf16(static_cast<float>(was[i]) + static_cast<float>(x[i])))) << n << " " << i;
+        ASSERT_EQ(copied[i], to_f32(to_bf16(static_cast<float>(x[i])))) << n << " " << i;
+      }
+    }
+  }
+}
+
 TEST(BlockStateErrors, AreNamed) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
@@ -194,7 +215,10 @@ TEST(BlockStateErrors, AreNamed) {
   EXPECT_EQ(error(t), "adamw: v_scale must be f32[1]; got f32[2]");
   t.v_n = half.tensor();
   EXPECT_EQ(error(t), "adamw: v must be u8[256]; got bf16[256]");
-  t = {.param_n = half.tensor().rows(0, 100), .m_n = few.tensor(), .v_n = few.tensor(), .grad_n = grad.tensor().rows(0, 100)};
+  t = {.param_n = half.tensor().rows(0, 100),
+       .m_n = few.tensor(),
+       .v_n = few.tensor(),
+       .grad_n = grad.tensor().rows(0, 100)};
   EXPECT_EQ(error(t), "adamw: expected a multiple of 256 elements for 8-bit blocks; got 100");
 }
 

@@ -154,6 +154,22 @@ void sgd(Stream& s, const Sgd& a) {
 
 Cost cost(const Sgd& a) { return cost_of(a.tensors, 6); }
 
+void sum_gradient(Stream& s, const SumGradient& a) {
+  const char* who = "sum_gradient";
+  check_tensor(who, "sum", a.sum_n, DType::bf16, {a.grad_n.numel()});
+  check_tensor(who, "grad", a.grad_n, DType::f32, {a.grad_n.numel()});
+  OpScope scope(s, who, {0, (a.adds ? 8.0 : 6.0) * static_cast<double>(a.grad_n.numel())});
+  if (a.grad_n.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::sum_gradient(s, a);
+    case DeviceKind::cuda:
+      return cuda::sum_gradient(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
 void join_master(Stream& s, const JoinMaster& a) {
   const char* who = "join_master";
   const Shape n{a.master_n.numel()};

@@ -63,7 +63,7 @@ struct UpdatedTensor {
   RoundingDraws draws = {};  // where something is rounded stochastically
   // inout f32 [n / kCodeBlock], the scales of codes; else empty
   Tensor m_scale_b = {}, v_scale_b = {};
-  bool draws_bits() const;   // whether something is
+  bool draws_bits() const;  // whether something is
 };
 
 // Loshchilov & Hutter, arXiv 1711.05101, as torch.optim.AdamW:
@@ -99,6 +99,18 @@ struct Sgd {
 };
 void sgd(Stream& s, const Sgd& a);
 Cost cost(const Sgd& a);
+
+// sum += grad, or sum = grad; in f32, and rounded to nearest even
+//
+// With on_host the sum is in host memory. On a GPU it is then bound by the bus, and a few blocks do it beside
+// other work.
+struct SumGradient {
+  Tensor sum_n;   // inout bf16
+  Tensor grad_n;  // in f32
+  bool adds = true;
+  bool on_host = false;
+};
+void sum_gradient(Stream& s, const SumGradient& a);
 
 // master = the f32 that weight and remainder make
 struct JoinMaster {

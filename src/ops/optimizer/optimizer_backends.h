@@ -10,6 +10,7 @@ struct SumSquares;
 struct ClipScale;
 struct AdamW;
 struct Sgd;
+struct SumGradient;
 struct JoinMaster;
 struct SplitMaster;
 
@@ -18,6 +19,7 @@ void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
 void sgd(Stream& s, const Sgd& a);
+void sum_gradient(Stream& s, const SumGradient& a);
 void join_master(Stream& s, const JoinMaster& a);
 void split_master(Stream& s, const SplitMaster& a);
 }  // namespace cpu
@@ -27,6 +29,7 @@ void sum_squares(Stream& s, const SumSquares& a);
 void clip_scale(Stream& s, const ClipScale& a);
 void adamw(Stream& s, const AdamW& a);
 void sgd(Stream& s, const Sgd& a);
+void sum_gradient(Stream& s, const SumGradient& a);
 void join_master(Stream& s, const JoinMaster& a);
 void split_master(Stream& s, const SplitMaster& a);
 }  // namespace cuda

@@ -31,8 +31,8 @@ struct OptimizerStepArgs {
 struct OptimizerState {
   std::string_view prefix;  // "adam_m."
   const Param* param = nullptr;
-  Tensor values;  // f32, bf16 or u8 [param->owned.count], in the order of the owned elements
-  Tensor scales;  // f32 [param->owned.count / kCodeBlock] of u8 codes; else empty
+  Tensor values;                          // f32, bf16 or u8 [param->owned.count], in the order of the owned elements
+  Tensor scales;                          // f32 [param->owned.count / kCodeBlock] of u8 codes; else empty
   BlockCode code = BlockCode::with_sign;  // of u8 codes, or in which a checkpoint may hold the values
 };
 

@@ -196,8 +196,8 @@ void update_all(Stream& s, const Op& a) {
   }
   for (const UpdatedTensor& t : a.tensors) {
     const Rule rule(now, scale, t.weight_decay);
-    const bool in_place = !t.master_n.empty() && (t.m_n.empty() || t.m_n.dtype == DType::f32) &&
-                          t.grad_n.dtype == DType::f32;
+    const bool in_place =
+        !t.master_n.empty() && (t.m_n.empty() || t.m_n.dtype == DType::f32) && t.grad_n.dtype == DType::f32;
     // In whole blocks, which no thread shares with another.
     parallel_rows(s.pool(), div_ceil(t.param_n.numel(), kBlock), 64, [&](int64_t first, int64_t last) {
       const int64_t begin = first * kBlock, end = std::min(t.param_n.numel(), last * kBlock);
@@ -211,6 +211,17 @@ void update_all(Stream& s, const Op& a) {
 void adamw(Stream& s, const AdamW& a) { update_all<AdamWRule>(s, a); }
 
 void sgd(Stream& s, const Sgd& a) { update_all<SgdRule>(s, a); }
+
+void sum_gradient(Stream& s, const SumGradient& a) {
+  bf16* sum = a.sum_n.ptr<bf16>();
+  const float* grad = a.grad_n.ptr<float>();
+  parallel_rows(s.pool(), a.grad_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+    if (a.adds)
+      for (int64_t i = begin; i < end; ++i) sum[i] = to_bf16(to_f32(sum[i]) + grad[i]);
+    else
+      for (int64_t i = begin; i < end; ++i) sum[i] = to_bf16(grad[i]);
+  });
+}
 
 void join_master(Stream& s, const JoinMaster& a) {
   parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {

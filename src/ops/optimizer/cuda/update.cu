@@ -97,6 +97,34 @@ void update_all(Stream& s, const Op& a, const Rule& rule) {
   update_blocks(s, a.tensors, rule, step);
 }
 
+constexpr int kSumLoads = 4;  // of 16 bytes, on their way at once: the bus has a long latency
+constexpr int kHostBlocks = 48;
+
+// kNum elements a thread at a time, and kSumLoads of these before the first is used.
+template <int kNum>
+__global__ void __launch_bounds__(kThreads) sum_gradient_kernel(bf16* sum, const float* grad, int64_t n, bool adds) {
+  constexpr int64_t kStep = int64_t{kThreads} * kNum;
+  for (int64_t first = blockIdx.x * kStep * kSumLoads; first < n; first += gridDim.x * kStep * kSumLoads) {
+    Raw<bf16, kNum> before[kSumLoads];
+#pragma unroll
+    for (int k = 0; k < kSumLoads; ++k) {
+      const int64_t i = first + k * kStep + threadIdx.x * kNum;
+      before[k] = fetch<kNum>(sum + i, adds && i < n);
+    }
+#pragma unroll
+    for (int k = 0; k < kSumLoads; ++k) {
+      const int64_t i = first + k * kStep + threadIdx.x * kNum;
+      if (i >= n) break;
+      float x[kNum], y[kNum];
+      load(x, grad + i);
+      unpack<bf16>(y, before[k]);
+#pragma unroll
+      for (int j = 0; j < kNum; ++j) y[j] = adds ? y[j] + x[j] : x[j];
+      store(sum + i, y);
+    }
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     join_kernel(float* master, const bf16* weight, const uint16_t* remainder, int64_t n) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -123,6 +151,23 @@ void adamw(Stream& s, const AdamW& a) {
 void sgd(Stream& s, const Sgd& a) {
   update_all(s, a, SgdRule{.momentum = a.momentum});
   check_launch("sgd");
+}
+
+void sum_gradient(Stream& s, const SumGradient& a) {
+  const int64_t n = a.grad_n.numel();
+  bf16* sum = a.sum_n.ptr<bf16>();
+  const float* grad = a.grad_n.ptr<float>();
+  const auto launch = [&](auto kernel, int num) {
+    const int64_t pieces = div_ceil(n, int64_t{kThreads} * num * kSumLoads);
+    const int blocks =
+        static_cast<int>(std::min<int64_t>(pieces, limited_blocks(s, a.on_host ? kHostBlocks : kMaxBlocks)));
+    kernel<<<blocks, kThreads, 0, cuda_stream(s)>>>(sum, grad, n, a.adds);
+  };
+  if (is_whole(n, 8, sum, grad))
+    launch(sum_gradient_kernel<8>, 8);
+  else
+    launch(sum_gradient_kernel<1>, 1);
+  check_launch("sum_gradient");
 }
 
 void join_master(Stream& s, const JoinMaster& a) {

@@ -1,0 +1,53 @@
+#include "device/pinned_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "device/cuda/cuda.h"
+#include "device/out_of_memory.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20, kSmallPage = 4096;
+
+[[noreturn]] void out_of_pinned_memory(int64_t num_bytes) {
+  cudaGetLastError();
+  throw OutOfMemory(fmt::format(
+      "out of pinned host memory: {:.3f} GiB were requested in one piece, which a GPU reads and writes where it is; "
+      "the GPU's own memory is not short: raise the memory limit of this container or group, or stop other programs "
+      "that hold host memory",
+      static_cast<double>(num_bytes) / 1073741824.0));
+}
+
+// The kernel gives zeroed pages when they are first touched.
+void touch_pages(char* p, int64_t num_bytes) {
+  const int64_t num_pages = div_ceil(num_bytes, kHugePage), num_threads = std::min(num_available_cpus(), 16);
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < num_threads; ++t)
+    threads.emplace_back([=] {
+      for (int64_t page = t; page < num_pages; page += num_threads)
+        for (int64_t at = page * kHugePage; at < std::min(num_bytes, (page + 1) * kHugePage); at += kSmallPage)
+          *static_cast<volatile char*>(p + at) = 0;
+    });
+  for (std::thread& each : threads) each.join();
+}
+
+}  // namespace
+
+std::shared_ptr<void> map_pinned(int64_t num_bytes) {
+  void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) out_of_pinned_memory(num_bytes);
+  const std::shared_ptr<void> memory(mapped, [num_bytes](void* p) { munmap(p, num_bytes); });
+  madvise(mapped, num_bytes, MADV_HUGEPAGE);  // where the kernel has none, pages are small
+  touch_pages(static_cast<char*>(mapped), num_bytes);
+  const cudaError_t status = cudaHostRegister(mapped, num_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (status == cudaErrorMemoryAllocation) out_of_pinned_memory(num_bytes);
+  check_cuda(status, "cudaHostRegister");
+  return {mapped, [memory](void* p) { cudaHostUnregister(p); }};
+}
+
+}  // namespace moebius::cuda
