@@ -48,7 +48,8 @@ Its keys are those of a Hugging Face `config.json`.
 They are in the recipe itself, or in the folder that `model.hf` names, but not in both.
 `max_position_embeddings`, `rope_theta` and `rope_scaling` are exceptions: beside `model.hf` they
 extend the context of a trained model.
-To change another key of an existing model, copy its config.json into a folder of its own and edit it.
+To change another key of an existing model, copy its config.json into a folder of its own and edit
+it.
 Name that folder in `model.hf`, and the folder of the weights in `model.init_from`.
 
 Defaults are those of the model type `moebius`.

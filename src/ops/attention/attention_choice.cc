@@ -21,7 +21,7 @@ AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
   return z;
 }
 
-// Whether the kernels that were asked for are cuDNN's; those of the table where none were.
+// Returns whether cuDNN's kernels were asked for, or are those of the table where none were.
 template <class Op>
 bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&)) {
   if (a.kernels == AttentionKernels::own) return false;

@@ -1,6 +1,7 @@
-// Which kernels compute attention of a shape on a Hopper GPU where both ours and cuDNN's can.
+// The choice between our kernels and cuDNN's for attention of a shape that both can compute, on a
+// Hopper GPU.
 //
-// The choice was made by measurement, once: `moebius bench attention` times both, and this is the
+// It was made by measurement, once: `moebius bench attention` times both, and this is the
 // table of the faster ones. It is a function of the shape alone. So ranks agree, a run that is
 // resumed computes the bits of one that was not, and no choice depends on a clock.
 #pragma once
@@ -11,7 +12,7 @@
 
 namespace moebius {
 
-// What the choice depends on.
+// The sizes that the choice depends on.
 struct AttentionShape {
   int64_t batch = 1, rows = 0, kv_rows = 0;  // sequences, and the rows of one
   int64_t heads = 1, kv_heads = 1, width = 0, v_width = 0;

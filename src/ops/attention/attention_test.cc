@@ -91,7 +91,7 @@ class AttentionTest : public testing::DeviceTest<Case> {
   }
   void expect_forward();
   void expect_backward();
-  // Whether cuDNN can compute the forward pass.
+  // Returns whether cuDNN can compute the forward pass.
   bool can_forward(Array& o, Array& lse) {
     return cudnn_can(AttentionFwd{.o_THd = o.tensor(),
                                   .lse_TH = lse.tensor(),

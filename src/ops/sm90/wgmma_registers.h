@@ -12,6 +12,19 @@ namespace moebius::cuda {
 // lane / 4 and lane / 4 + 8, then the same of columns 8 more. So the accumulators of a 64 x 16 k tile,
 // packed two by two, are k operands in order. The words must not change until the product has ended.
 template <Major kMajorB>
+__device__ __forceinline__ void wgmma_registers(float (&d)[16], const uint32_t* a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),
+        "n"(static_cast<int>(kMajorB))
+      : "memory");
+}
+template <Major kMajorB>
 __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t* a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"

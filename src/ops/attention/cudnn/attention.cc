@@ -178,8 +178,8 @@ struct Keys {
   bool causal;
 };
 
-// Of a sequence whose queries are its last rows, or of a part whose every query sees all keys, or
-// all but those after it. None: cuDNN cannot mask them so.
+// The keys of a sequence, or of a part whose every query sees all keys, or all but those after it.
+// None: cuDNN cannot mask them so.
 std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
   if (!is_part) return z.rows == z.kv_rows ? std::optional(Keys{z.kv_rows, true}) : std::nullopt;
   if (z.window > 0 || z.shift < 0) return std::nullopt;

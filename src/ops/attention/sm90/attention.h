@@ -59,16 +59,32 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kNum], uint32_t x, i
   wgmma_commit();
 }
 
-// Rows [row, row + 64) of a tile as left operand in registers.
-template <class X, int kWidth>
-__device__ __forceinline__ void load_words(uint32_t (&words)[kWidth / 4], uint32_t x, int row) {
+// The first 16 kSteps columns of rows [row, row + 64) of a tile as left operand in registers.
+template <class X, int kSteps, int kWords>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], uint32_t x, int row) {
   const int lane = threadIdx.x % 32, my_row = row + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-  for (int step = 0; step < kWidth / 16; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     uint32_t* to = words + 4 * step;
     ldmatrix_4(x + step / 4 * X::kBlockBytes + swizzle_128(my_row, step % 4 * 2 + lane / 16), to[0], to[1], to[2],
                to[3]);
   }
+}
+
+// sums [64, .] = x rows [row, row + 64) times y rows, over the width, of which `words` holds the first
+// 16 kHeld columns of x.
+template <class X, class Y, int kWidth, int kHeld, int kNum, int kWords>
+__device__ __forceinline__ void multiply_held(float (&sums)[kNum], const uint32_t (&words)[kWords], uint32_t x, int row,
+                                              uint32_t y) {
+#pragma unroll
+  for (int step = 0; step < kHeld; ++step) {
+    wgmma_registers<Major::k>(sums, words + 4 * step, Y::across(y, 0, step), step > 0);
+  }
+#pragma unroll
+  for (int step = kHeld; step < kWidth / 16; ++step) {
+    Wgmma<Major::k, Major::k>::multiply(sums, X::across(x, row, step), Y::across(y, 0, step), step > 0);
+  }
+  wgmma_commit();
 }
 
 // sums [64, 64] = x in registers times y rows, over the width.

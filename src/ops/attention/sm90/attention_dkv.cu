@@ -12,12 +12,15 @@ using T = __nv_bfloat16;
 constexpr int kConsumers = 2 * kGroupThreads;
 constexpr int kDsWarpBytes = kDsTileBytes / 4;
 
-// Sums of width 192 leave registers for 32 queries only.
+// Sums of width 192 leave registers for 32 queries only. Where registers are left, they hold columns of
+// a warpgroup's rows of k and v, in steps of 16: reading them from shared memory for each tile of
+// queries takes as long as the products.
 template <int kWidth_, int kValues_, bool kKeepsDs_>
 struct DkvTile {
   static constexpr bool kKeepsDs = kKeepsDs_;
   static constexpr int kWidth = kWidth_, kValues = kValues_;
   static constexpr int kKeys = 128, kQueries = kWidth == 192 ? 32 : 64, kStages = kWidth == 64 ? 4 : 192 / kQueries;
+  static constexpr int kHeldKeys = kWidth == 64 ? 4 : 0, kHeldValues = kWidth == 64 ? 4 : kWidth == 192 ? 2 : 0;
   using Keys = Sm90Tile<kKeys, kWidth>;
   using Values = Sm90Tile<kKeys, kValues>;
   using Queries = Sm90Tile<kQueries, kWidth>;
@@ -180,6 +183,7 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
   using Keys = typename Tile::Keys;
   using Queries = typename Tile::Queries;
   using Outputs = typename Tile::Outputs;
+  using Values = typename Tile::Values;
   constexpr int kWidth = Tile::kWidth, kValues = Tile::kValues, kScores = Tile::kQueries / 2;
   const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
   const int64_t base = b * z.kv_rows, first_key_row = base + key + group_row, end = base + z.kv_rows;
@@ -190,12 +194,13 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
   const float scale2 = z.scale * kLog2E;
   float dk[kWidth / 2] = {}, dv[kValues / 2] = {}, s[kScores], dp[kScores];
   uint32_t words[kScores / 2];  // of p, then of ds
+  uint32_t k_words[Tile::kHeldKeys * 4 + 1], v_words[Tile::kHeldValues * 4 + 1];
   const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
     mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
+    const uint32_t q = smem_addr(shared.q[ring.stage]), dout = smem_addr(shared.dout[ring.stage]);
     wgmma_fence();
-    multiply_rows<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[ring.stage]));
-    multiply_rows<typename Tile::Values, Outputs, kValues>(dp, smem_addr(shared.v), group_row,
-                                                           smem_addr(shared.dout[ring.stage]));
+    multiply_held<Keys, Queries, kWidth, Tile::kHeldKeys>(s, k_words, smem_addr(shared.k), group_row, q);
+    multiply_held<Values, Outputs, kValues, Tile::kHeldValues>(dp, v_words, smem_addr(shared.v), group_row, dout);
   };
   const auto keep = [&] {
     if constexpr (Tile::kKeepsDs) {
@@ -208,6 +213,8 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
   };
   Ring<Tile::kStages> ring;
   mbarrier_wait(smem_addr(&shared.keys_full), 0);
+  load_words<Keys, Tile::kHeldKeys>(k_words, smem_addr(shared.k), group_row);
+  load_words<Values, Tile::kHeldValues>(v_words, smem_addr(shared.v), group_row);
   start_scores(ring);
   for (int step = 0;; walk.next()) {
     const int stage = ring.stage;

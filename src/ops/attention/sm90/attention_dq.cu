@@ -117,7 +117,7 @@ __device__ void consume_keys(typename Tile::Shared& shared, T* dq_out, const Row
     add_product<Keys, 4>(dq, ds_words, smem_addr(shared.k[stage]));
   };
   mbarrier_wait(smem_addr(&shared.queries_full), 0);
-  if constexpr (Tile::kHoldsOutputs) load_words<Outputs, kValues>(dout, smem_addr(shared.dout), group_row);
+  if constexpr (Tile::kHoldsOutputs) load_words<Outputs, kValues / 16>(dout, smem_addr(shared.dout), group_row);
   Ring<Tile::kStages> ring;
   start_scores(ring);
   start_sums(0);  // of zeros, so that every step finds the same products running

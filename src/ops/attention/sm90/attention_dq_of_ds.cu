@@ -1,5 +1,7 @@
-// dq = scale ds k from tiles of ds in scratch. Reading them bounds this kernel: two blocks share a
-// multiprocessor, or one of width 192, which has twice the queries for each tile of keys.
+// dq = scale ds k, from tiles of ds in scratch
+//
+// Reading them bounds this kernel: two blocks share a multiprocessor. One of width 192 has it alone,
+// and twice the queries for each tile of keys.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
