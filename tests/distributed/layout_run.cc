@@ -149,7 +149,8 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .freeze = what.freeze,
-          .lora = what.lora ? LoraSpec{.rank = 3, .alpha = 4.5, .targets = {"*"}} : LoraSpec{},
+          .lora = what.lora ? LoraSpec{.rank = 3, .alpha = 4.5, .dropout = what.dropout ? 0.25 : 0, .targets = {"*"}}
+                            : LoraSpec{},
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
