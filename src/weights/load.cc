@@ -84,10 +84,10 @@ class PartLoader {
     const int64_t most = std::max(block.rows, kMostElements / here[1] / block.rows * block.rows);
     for (int64_t begin = 0; begin < here[0]; begin += most) {
       const int64_t end = std::min(begin + most, here[0]);
-      const Operand to(rows_of(p.w, part.offset / here[1] + begin, end - begin, here[1]),
-                       rows_of(scales.w, first_block_row(p, part) + begin / block.rows,
-                               div_ceil(end - begin, block.rows), across),
-                       layout);
+      const Operand to(
+          rows_of(p.w, part.offset / here[1] + begin, end - begin, here[1]),
+          rows_of(scales.w, first_block_row(p, part) + begin / block.rows, div_ceil(end - begin, block.rows), across),
+          layout);
       layout == on_disk ? copy_blocks(entry, part, begin, to) : quantise_blocks(entry, part, begin, to);
     }
   }

@@ -62,7 +62,8 @@ class LoraBase8 : public ::testing::Test {
         for (int64_t i = 0; i < part.shape.numel(); ++i) data[i] = to_f8_e4m3(1000 * draw(i)).bits;
         const std::vector<int64_t> blocks_of = {div_ceil(shape[0], int64_t{128}), div_ceil(shape[1], int64_t{128})};
         auto* scales = reinterpret_cast<float*>(add(part.name + "_scale_inv", DType::f32, blocks_of));
-        for (int64_t i = 0; i < blocks_of[0] * blocks_of[1]; ++i) scales[i] = 0.001f * (1.0f + 0.1f * static_cast<float>(i));
+        for (int64_t i = 0; i < blocks_of[0] * blocks_of[1]; ++i)
+          scales[i] = 0.001f * (1.0f + 0.1f * static_cast<float>(i));
       } else {
         auto* data = reinterpret_cast<bf16*>(add(part.name, DType::bf16, shape));
         for (int64_t i = 0; i < part.shape.numel(); ++i) data[i] = from_f32<bf16>(draw(i));
@@ -139,6 +140,41 @@ TEST_F(LoraBase8, OtherWeightsAreQuantisedWhenTheyAreRead) {
     dequantize(s, {.x = p.w, .q = q});
   }
   EXPECT_EQ(losses(*held), losses(*wide));
+}
+
+// The experts of a released gpt_oss, in MXFP4.
+TEST_F(LoraBase8, Mxfp4ExpertsEqualTheSameWeightsInBf16BitForBit) {
+  const std::string folder = MOEBIUS_SOURCE_DIR "/tests/golden/data/gpt_oss_mxfp4";
+  const auto run = [&](LoraBase base) {
+    EngineSpec spec = tiny_engine(read_model_spec(folder), 2, DType::bf16, 2);
+    spec.balance = {};
+    spec.lora = {.rank = 4, .alpha = 8, .targets = {"*"}, .base = base};
+    auto engine = std::make_unique<Engine>(spec);
+    Stream s = engine->stream();
+    engine->model().params().init(s, spec.seed);
+    load_weights(s, engine->model(), folder);
+    return engine;
+  };
+  const auto wide = run(LoraBase::compute), held = run(LoraBase::mxfp4);
+  const std::vector<double> want = losses(*wide);
+  EXPECT_EQ(losses(*held), want);
+  EXPECT_LT(want.back(), want.front());
+  EXPECT_EQ(all_elements(*held, false), all_elements(*wide, false));
+  for (const Param& p : held->model().params().all())
+    EXPECT_EQ(p.w.dtype == DType::f4_e2m1, p.spec.kind == ParamKind::experts && p.w.dtype != DType::e8m0)
+        << p.spec.name;
+}
+
+TEST_F(LoraBase8, Mxfp4IsReadAndNotMade) {
+  EngineSpec spec = spec_of("bf16", LoraBase::mxfp4);
+  try {
+    started(spec, "bf16");
+    FAIL() << "expected an error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    EXPECT_THAT(e.what(), HasSubstr("model.layers.1.mlp.experts.0.gate_proj.weight in MXFP4, since lora.base = "
+                                    "\"mxfp4\" holds experts as they are read"));
+  }
 }
 
 TEST_F(LoraBase8, RefusesMatricesThatShareABlock) {

@@ -36,8 +36,7 @@ std::vector<Adapter::Window> Adapter::windows(int64_t first, int64_t count) cons
     const AdapterBlock& block = blocks_[b];
     const int64_t begin = std::max(block.column, first), end = std::min(block.column + block.count, first + count);
     if (begin >= end) continue;
-    all.push_back(
-        {.y = {begin - first, end - begin}, .low = low_of(b), .row = block.row + begin - block.column});
+    all.push_back({.y = {begin - first, end - begin}, .low = low_of(b), .row = block.row + begin - block.column});
   }
   return all;
 }
@@ -66,10 +65,10 @@ Tensor Adapter::dropped(Step& step, int64_t block, const Tensor& x, int64_t R, c
 
 void Adapter::down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows, const Tokens& given) const {
   if (!dropout_.is_on(step)) {
-    run_op(step,
-           LowRankProduct{
-               .y_RM = low, .x_TK = x, .w_ePQ = a_->w, .y = {0, low.dim(1)}, .x = {0, x.dim(1)}, .rows = rows},
-           low_rank_product);
+    run_op(
+        step,
+        LowRankProduct{.y_RM = low, .x_TK = x, .w_ePQ = a_->w, .y = {0, low.dim(1)}, .x = {0, x.dim(1)}, .rows = rows},
+        low_rank_product);
     return;
   }
   StackScope scope(step.stack);

@@ -34,12 +34,9 @@ void AdapterDropout::apply(Step& step, const Apply& a) const {
   draw.draw_2 = step.batch.draw_2();
   draw.index_N = a.index;
   draw.matrix = matrices_[static_cast<size_t>(a.block)];
-  low_rank_dropout(step.stream, {.y_RK = a.y,
-                                 .x_TK = a.x,
-                                 .draw = draw,
-                                 .gather = a.gather,
-                                 .accumulate = a.accumulate,
-                                 .rows = a.rows});
+  low_rank_dropout(
+      step.stream,
+      {.y_RK = a.y, .x_TK = a.x, .draw = draw, .gather = a.gather, .accumulate = a.accumulate, .rows = a.rows});
 }
 
 }  // namespace moebius

@@ -126,10 +126,8 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .rows = {.offsets_e1 = in.rows.offsets_e1},
                            .few_rows = generates_ && in.source.dim(0) <= kFewRows},
                 expert_down);
-  w2_adapter_.forward(step, {.y = y_RD,
-                             .x = a_RF,
-                             .rows = {.offsets_e1 = in.rows.offsets_e1},
-                             .tokens = tokens(step, in.rows, saved)});
+  w2_adapter_.forward(
+      step, {.y = y_RD, .x = a_RF, .rows = {.offsets_e1 = in.rows.offsets_e1}, .tokens = tokens(step, in.rows, saved)});
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
 }
 

@@ -19,7 +19,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (Case c : {Case{}, Case{13, 13}, Case{5, 21, 7}, Case{256, 512, 256, true}, Case{40, 40, 0, true, true},
-                   Case{40, 40, 0, true, false, true}, Case{3, 9, 6, true, true, true, 0.9}, Case{8, 8, 0, false, false, false, 0}}) {
+                   Case{40, 40, 0, true, false, true}, Case{3, 9, 6, true, true, true, 0.9},
+                   Case{8, 8, 0, false, false, false, 0}}) {
       c.dtype = dtype;
       all.push_back(c);
     }

@@ -1,5 +1,5 @@
-#include "ops/cpu/vector.h"
 #include "ops/low_rank/low_rank_dropout.h"
+#include "ops/cpu/vector.h"
 #include "ops/low_rank/low_rank_dropout_bits.h"
 
 namespace moebius::cpu {
@@ -43,9 +43,13 @@ void row_tokens(Stream&, const RowTokens& a) {
 
 void low_rank_dropout(Stream& s, const LowRankDropout& a) {
   const Tensor &offsets = a.rows.offsets_e1, &token = a.rows.token_R;
-  const Dropout dropout{a, Rng(a.draw.seed, kDropoutSite, static_cast<uint64_t>(a.draw.draw_2.ptr<int64_t>()[0]), a.draw.matrix),
-                        dropout_threshold(a.draw.rate), offsets.empty() ? nullptr : offsets.ptr<int32_t>(),
-                        token.empty() ? nullptr : token.ptr<int32_t>(), a.draw.index_N.ptr<int32_t>()};
+  const Dropout dropout{
+      a,
+      Rng(a.draw.seed, kDropoutSite, static_cast<uint64_t>(a.draw.draw_2.ptr<int64_t>()[0]), a.draw.matrix),
+      dropout_threshold(a.draw.rate),
+      offsets.empty() ? nullptr : offsets.ptr<int32_t>(),
+      token.empty() ? nullptr : token.ptr<int32_t>(),
+      a.draw.index_N.ptr<int32_t>()};
   const int64_t num_experts = offsets.empty() ? 1 : offsets.numel() - 1;
   with_float_type(a.y_RK.dtype, [&]<class T>(T) {
     for (int64_t e = 0; e < num_experts; ++e) {

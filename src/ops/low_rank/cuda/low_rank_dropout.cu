@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kThreads) dropout_kernel(const __grid_constant
   if (row >= a.num_rows || (grouped && (row < a.offsets[0] || row >= a.offsets[a.experts_here]))) return;
   const int64_t expert = a.first_expert + (grouped ? expert_of(a.offsets, a.experts_here, row) : 0);
   const int64_t token = a.token != nullptr ? a.token[row] : row, from = a.gather ? token : row;
-  const uint64_t first = dropout_row(a.index[token], expert, a.num_experts, a.num_columns) +
-                         static_cast<uint64_t>(a.first_column);
+  const uint64_t first =
+      dropout_row(a.index[token], expert, a.num_experts, a.num_columns) + static_cast<uint64_t>(a.first_column);
   const DeviceRng rng = a.any_step.at_step(static_cast<uint64_t>(a.draw[0]));
   for (int64_t c = int64_t{threadIdx.x % 32} * kNum; c < a.width; c += 32 * kNum) {
     float x[kNum], y[kNum];
