@@ -107,6 +107,10 @@ class PartLoader {
   void copy_blocks(size_t entry, const ParamPart& part, int64_t begin, const Operand& to) {
     std::vector<std::byte> data(to.data.num_bytes()), scales(to.scales.num_bytes());
     reader_.read_blocks(entry, part.shard, begin, begin + to.data.dim(0), data.data(), scales.data());
+    if (to.data.dtype == DType::f8_e4m3) {
+      const auto is_nan = [](std::byte code) { return (code & std::byte{0x7f}) == std::byte{0x7f}; };
+      add_not_finite(&not_finite_, part.name, std::count_if(data.begin(), data.end(), is_nan));
+    }
     copy_to_device(s_, to.data.data, data.data(), to.data.num_bytes());
     copy_to_device(s_, to.scales.data, scales.data(), to.scales.num_bytes());
     synchronize(s_);

@@ -4,6 +4,7 @@
 
 #include "checkpoint/tensor_slice.h"
 #include "core/narrow_float.h"
+#include "device/accelerator.h"
 #include "io/files.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
@@ -122,6 +123,27 @@ TEST_F(LoraBase8, AsReadEqualsTheSameWeightsInBf16BitForBit) {
     const bool is_base = is_projection(p.spec.parts.front().name) && p.spec.kind != ParamKind::adapter;
     EXPECT_EQ(p.w.dtype == DType::f8_e4m3, is_base) << p.spec.name;
   }
+}
+
+// In a captured step, from the same folder.
+TEST_F(LoraBase8, OnAGpuToo) {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
+  const auto run = [&](LoraBase base) {
+    EngineSpec spec = spec_of("fp8", base, 0.1);
+    spec.device = DeviceKind::cuda;
+    const auto engine = started(spec, "fp8");
+    std::vector<double> all;
+    for (int64_t step = 1; step <= 5; ++step) {
+      fill_random(engine->batch(), spec.model, step, 0, 2);
+      engine->step(step, 1e-2);
+      all.push_back(engine->loss());
+      engine->end_of_step();
+    }
+    return all;
+  };
+  const std::vector<double> want = run(LoraBase::compute);
+  EXPECT_EQ(run(LoraBase::fp8_block), want);
+  EXPECT_NE(want.front(), want.back());
 }
 
 TEST_F(LoraBase8, OtherWeightsAreQuantisedWhenTheyAreRead) {
