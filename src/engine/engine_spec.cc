@@ -31,6 +31,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .mesh = mesh,
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
+      .sums = run.parallel.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
       .overlap = run.parallel.overlap,
       .device = run.device,
       .target = run.device,

@@ -247,6 +247,10 @@ std::vector<KeyText> parallel_texts() {
        "it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU `alltoall` needs `run.graph = "
        "false`. `direct` writes to the memory of the other ranks, which must be on one machine; the bits are "
        "those of `allgather`."},
+      {"parallel.sums",
+       "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
+       "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
+       "ranks and choose their own order."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }
