@@ -272,16 +272,24 @@ void check_precision(const RunSpec& s) {
 // With adapters the model itself does not change: keys that would change it are refused.
 void check_lora(const RunSpec& s) {
   if (!s.lora.is_on()) {
-    for (const char* key : {"lora.targets", "lora.init_from", "lora.alpha", "lora.dropout"})
+    for (const char* key : {"lora.targets", "lora.init_from", "lora.alpha", "lora.dropout", "lora.base"})
       refuse_idle(s, key, "lora.rank is 0, so there are no adapters; set lora.rank to at least 1, or remove it");
     return;
   }
   MOEBIUS_CHECK(usage, !s.lora.targets.empty(),
                 "lora.targets must name the matrices that get adapters, as [\"q_proj\", \"v_proj\"]; got none{}",
                 origin(s, "lora.targets"));
-  MOEBIUS_CHECK(usage, s.lora.dropout == 0,
-                "lora.dropout must be 0, since dropout of adapters is not built; got {}; set it to 0{}", s.lora.dropout,
-                origin(s, "lora.dropout"));
+  if (s.lora.base != LoraBase::compute) {
+    const char* base = s.lora.base == LoraBase::mxfp4 ? "mxfp4" : "fp8_block";
+    MOEBIUS_CHECK(usage, !s.init_from.empty(),
+                  "lora.base = \"{}\" keeps the weights of model.init_from in few bits; got none to read; set "
+                  "model.init_from, or lora.base = \"compute\"{}",
+                  base, origin(s, "lora.base"));
+    MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::none,
+                  "lora.base = \"{}\" multiplies in the dtype of the computation; got precision.recipe = \"{}\", "
+                  "which quantises weights anew; remove one of them{}",
+                  base, name_of(s.precision.recipe), origin(s, "lora.base"));
+  }
   refuse_idle(s, "train.freeze", "with lora.rank above 0 all but the adapters is frozen; remove it");
   MOEBIUS_CHECK(usage, !s.moe.bias,
                 "moe.balance \"bias\" changes the model, which lora.rank = {} keeps as it is; choose another balance{}",

@@ -7,8 +7,10 @@ namespace {
 
 int64_t blocks_in(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
+// MXFP4 is f4_e2m1 with mx_blocks: quantize() does not make it, and released weights have it.
 bool is_element(DType dtype, ScaleLayout layout) {
   if (layout == ScaleLayout::nv_blocks) return dtype == DType::f4_e2m1;
+  if (layout == ScaleLayout::mx_blocks && dtype == DType::f4_e2m1) return true;
   return dtype == DType::f8_e4m3 || dtype == DType::f8_e5m2;
 }
 

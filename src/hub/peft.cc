@@ -126,7 +126,7 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const std:
           {"inference_mode", true},
           {"r", lora.rank},
           {"lora_alpha", static_cast<double>(whole) == lora.alpha ? json(whole) : json(lora.alpha)},
-          {"lora_dropout", 0.0},
+          {"lora_dropout", lora.dropout},
           {"bias", "none"},
           {"fan_in_fan_out", false},
           {"init_lora_weights", true},

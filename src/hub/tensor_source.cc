@@ -68,23 +68,40 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
   }
 }
 
+// Whole blocks of rows, of all columns.
+struct Band {
+  std::vector<uint8_t> packed;
+  std::vector<float> scale;
+  int64_t first_row = 0, first_col = 0;  // of the source, in the band
+  int64_t scales_of_row = 0;
+};
+
 // Scales belong to blocks of the whole tensor. So whole blocks of rows are read, and the columns
 // are cut out of them.
-void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
+Band read_band(const HfFolder& folder, const TensorSource& source) {
   const int64_t width = source.row_stride, block = source.packing.block_rows;
-  const int64_t first_row = source.offset / width, first_col = source.offset % width;
-  const int64_t begin = first_row / block * block, rows = first_row + source.rows - begin;
-  const int64_t scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols;
-  std::vector<uint8_t> packed(rows * width);
-  std::vector<float> scale((rows + block - 1) / block * scales_of_row), band(rows * width);
-  folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(packed.data()));
-  const int64_t first_scale = begin / block * scales_of_row * static_cast<int64_t>(sizeof(float));
-  folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(scale.size() * sizeof(float)),
-              reinterpret_cast<char*>(scale.data()));
-  check_scales(source, scale, packed);
-  unpack_fp8(band.data(), packed.data(), scale.data(), rows, width, source.packing);
+  const int64_t first_row = source.offset / width, begin = first_row / block * block,
+                rows = first_row + source.rows - begin;
+  Band band{.first_row = first_row - begin,
+            .first_col = source.offset % width,
+            .scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols};
+  band.packed.resize(rows * width);
+  band.scale.resize((rows + block - 1) / block * band.scales_of_row);
+  folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(band.packed.data()));
+  const int64_t first_scale = begin / block * band.scales_of_row * static_cast<int64_t>(sizeof(float));
+  folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(band.scale.size() * sizeof(float)),
+              reinterpret_cast<char*>(band.scale.data()));
+  check_scales(source, band.scale, band.packed);
+  return band;
+}
+
+void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
+  const Band band = read_band(folder, source);
+  const int64_t width = source.row_stride;
+  std::vector<float> values(band.packed.size());
+  unpack_fp8(values.data(), band.packed.data(), band.scale.data(), std::ssize(values) / width, width, source.packing);
   for (int64_t r = 0; r < source.rows; ++r)
-    std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
+    std::copy_n(values.data() + (band.first_row + r) * width + band.first_col, source.cols, dst + r * source.cols);
 }
 
 // The orientations of a fused tensor that its shape allows.
@@ -214,19 +231,49 @@ TensorSource gpt_oss_expert_source(const HfFolder& folder, const ExpertName& exp
   return source_of(place, entry->name, entry->dtype);
 }
 
-void read_mxfp4(const HfFolder& folder, const TensorSource& s, bf16* dst) {
+// The blocks and scales that the rows of a source are in, from number `first` on.
+struct Mxfp4Band {
+  std::vector<uint8_t> blocks, scales;
+  int64_t first = 0;
+};
+
+Mxfp4Band read_mxfp4_band(const HfFolder& folder, const TensorSource& s) {
   const int64_t first = s.offset / kMxfp4Block, end = s.offset + (s.rows - 1) * s.row_stride + s.cols;
   const int64_t num_blocks = (end + kMxfp4Block - 1) / kMxfp4Block - first, bytes = kMxfp4Block / 2;
-  std::vector<uint8_t> blocks(num_blocks * bytes), scales(num_blocks);
-  folder.read(s.hf_name, first * bytes, (first + num_blocks) * bytes, blocks.data());
-  folder.read(s.scale_name, first, first + num_blocks, scales.data());
+  Mxfp4Band band{.first = first * kMxfp4Block};
+  band.blocks.resize(num_blocks * bytes);
+  band.scales.resize(num_blocks);
+  folder.read(s.hf_name, first * bytes, (first + num_blocks) * bytes, reinterpret_cast<char*>(band.blocks.data()));
+  folder.read(s.scale_name, first, first + num_blocks, reinterpret_cast<char*>(band.scales.data()));
+  return band;
+}
+
+[[noreturn]] void refuse_mxfp4_scale(const TensorSource& s) {
+  MOEBIUS_FAIL(input,
+               "model weights: expected scales from 0 to 254 in \"{}\"; "
+               "got 255, which is not a number; fetch them again",
+               s.scale_name);
+}
+
+void read_mxfp4(const HfFolder& folder, const TensorSource& s, bf16* dst) {
+  const Mxfp4Band band = read_mxfp4_band(folder, s);
   for (int64_t r = 0; r < s.rows; ++r) {
-    const int64_t begin = s.offset + r * s.row_stride - first * kMxfp4Block;
-    MOEBIUS_CHECK(input, unpack_mxfp4(dst + r * s.cols, blocks.data(), scales.data(), begin, s.cols),
-                  "model weights: expected scales from 0 to 254 in \"{}\"; "
-                  "got 255, which is not a number; fetch them again",
-                  s.scale_name);
+    const int64_t begin = s.offset + r * s.row_stride - band.first;
+    if (!unpack_mxfp4(dst + r * s.cols, band.blocks.data(), band.scales.data(), begin, s.cols)) refuse_mxfp4_scale(s);
   }
+}
+
+// REQUIRES: rows of whole blocks.
+void read_mxfp4_blocks(const HfFolder& folder, const TensorSource& s, uint8_t* data, uint8_t* scales) {
+  const Mxfp4Band band = read_mxfp4_band(folder, s);
+  const int64_t blocks = s.cols / kMxfp4Block;
+  MOEBIUS_ASSERT(s.cols % kMxfp4Block == 0 && s.offset % kMxfp4Block == 0 && s.row_stride % kMxfp4Block == 0);
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const int64_t begin = (s.offset + r * s.row_stride - band.first) / kMxfp4Block;
+    std::copy_n(band.blocks.data() + begin * kMxfp4Block / 2, s.cols / 2, data + r * s.cols / 2);
+    std::copy_n(band.scales.data() + begin, blocks, scales + r * blocks);
+  }
+  if (std::find(scales, scales + s.rows * blocks, uint8_t{255}) != scales + s.rows * blocks) refuse_mxfp4_scale(s);
 }
 
 // dst[r, c] = band[r * row_stride + c * col_stride]
@@ -308,6 +355,33 @@ void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) 
   std::vector<char> band(span * size);
   folder.read(source.hf_name, source.offset * size, (source.offset + span) * size, band.data());
   transpose_bytes(dst, band.data(), source);
+}
+
+ScaleLayout blocks_of(const TensorSource& source) {
+  if (source.packing.kind == WeightPacking::Kind::mxfp4) return ScaleLayout::mx_blocks;
+  const bool is_fp8 = !source.scale_name.empty() && source.packing.kind == WeightPacking::Kind::fp8;
+  const BlockSize block = block_size(ScaleLayout::square_blocks);
+  return is_fp8 && source.packing.block_rows == block.rows && source.packing.block_cols == block.cols
+             ? ScaleLayout::square_blocks
+             : ScaleLayout::none;
+}
+
+void read_blocks(const HfFolder& folder, const TensorSource& source, void* data, void* scales) {
+  const ScaleLayout layout = blocks_of(source);
+  MOEBIUS_ASSERT(layout != ScaleLayout::none);
+  if (source.rows == 0 || source.cols == 0) return;
+  if (layout == ScaleLayout::mx_blocks)
+    return read_mxfp4_blocks(folder, source, static_cast<uint8_t*>(data), static_cast<uint8_t*>(scales));
+  const Band band = read_band(folder, source);
+  const BlockSize block = block_size(layout);
+  MOEBIUS_ASSERT(band.first_row == 0 && band.first_col % block.cols == 0);
+  for (int64_t r = 0; r < source.rows; ++r)
+    std::copy_n(band.packed.data() + r * source.row_stride + band.first_col, source.cols,
+                static_cast<uint8_t*>(data) + r * source.cols);
+  const int64_t across = div_ceil(source.cols, block.cols);
+  for (int64_t r = 0; r < div_ceil(source.rows, block.rows); ++r)
+    std::copy_n(band.scale.data() + r * band.scales_of_row + band.first_col / block.cols, across,
+                static_cast<float*>(scales) + r * across);
 }
 
 }  // namespace moebius

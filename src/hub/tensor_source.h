@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/quantized.h"
 #include "hub/hf_folder.h"
 #include "hub/hf_names.h"
 #include "hub/packed_weights.h"
@@ -56,5 +57,12 @@ TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_
 // Writes rows * cols elements of source.dtype, row by row. Reads only this part of the tensor.
 // Throws Error{input} for a scale that is not a number.
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
+
+// How a matrix is quantised on disk: square_blocks for 8-bit floats with a scale for each block of 128 x 128,
+// mx_blocks for 4-bit blocks, else none.
+ScaleLayout blocks_of(const TensorSource& source);
+// Writes rows * cols elements and the scales of their blocks as they are on disk. Throws as read_tensor.
+// REQUIRES: blocks_of() is not none; the source begins at a row and a column of blocks.
+void read_blocks(const HfFolder& folder, const TensorSource& source, void* data, void* scales);
 
 }  // namespace moebius

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/nearest.h"
+#include "model/layers/precision_of.h"
 #include "model/lora/adapter_params.h"
 #include "model/stage.h"
 
@@ -107,7 +108,9 @@ ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
 
 namespace {
 
+// Scales of weights that are held in few bits are no parameters of the model.
 int64_t numel_of(const ModelCatalog::Entry& entry) {
+  if (entry.spec.name.ends_with(scales_name(""))) return 0;
   int64_t count = 0;
   for (const ParamPart& part : entry.spec.parts) count += part.shape.numel();
   return count;

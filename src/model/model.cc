@@ -29,15 +29,15 @@ std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vec
   int64_t passes = 0;
   for (const HeldStage& held : stages) passes += held.num_saved * moe_layers_of(c.model, held.spec, c.shape.num_mtp);
   if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
-  // Experts take a long micro-batch in chunks, each of which keeps its rows.
-  const int64_t T = rows_between_projections(c.shape, c.mesh.shape()), chunk = expert_chunk(T);
+  const int64_t T = rows_between_projections(c.shape, c.mesh.shape());
   return make_expert_rows(c.model, c.mesh,
                           {.budget = c.expert_rows,
-                           .max_tokens = chunk,
+                           .max_tokens = T,
+                           .chunk = expert_chunk(T, c.lora),
                            .dispatcher = c.dispatcher,
                            .rows_factor = c.balance.rank_rows_factor,
                            .dtype = c.precision.compute,
-                           .passes_in_flight = passes * (T / chunk)});
+                           .passes_in_flight = passes});
 }
 
 }  // namespace

@@ -217,9 +217,14 @@ void init_param(Stream& s, const Param& p, uint64_t seed) {
 
 }  // namespace
 
+// Weights of few bits and their scales are only read.
+namespace {
+bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
+}  // namespace
+
 void ParamTable::init(Stream& s, uint64_t seed) const {
   for (const Param& p : params_)
-    if (p.spec.trainable || p.frozen) init_param(s, p, seed);
+    if ((p.spec.trainable || p.frozen) && is_drawn(p)) init_param(s, p, seed);
   split_masters(s);
 }
 

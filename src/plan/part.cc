@@ -5,6 +5,7 @@
 
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
+#include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
 #include "model/stage.h"
@@ -105,6 +106,7 @@ class DryStage {
     rows_ = make_expert_rows(spec.model, mesh_,
                              {.budget = spec.expert_rows,
                               .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+                              .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
                               .dispatcher = spec.dispatcher,
                               .rows_factor = spec.balance.rank_rows_factor,
                               .dtype = spec.precision.compute,

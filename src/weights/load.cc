@@ -5,6 +5,8 @@
 
 #include "checkpoint/reader.h"
 #include "io/json_text.h"
+#include "model/layers/precision_of.h"
+#include "ops/quantize/quantize.h"
 #include "weights/import.h"
 #include "weights/source.h"
 
@@ -68,9 +70,63 @@ class PartLoader {
     for (int64_t begin = 0; begin < numel; begin += kMostElements)
       load(entry, p, part, {.begin = begin, .count = std::min(kMostElements, numel - begin)});
   }
+  // Weights that are held in few bits: as they are on disk where they have the blocks, else quantised. Whole rows
+  // of blocks at a time.
+  void load_blocks(size_t entry, const Param& p, const Param& scales, const ParamPart& part) {
+    const ScaleLayout layout = held_layout(p.w.dtype), on_disk = reader_.blocks_on_disk(entry);
+    MOEBIUS_CHECK(input, layout == on_disk || layout == ScaleLayout::square_blocks,
+                  "{}: expected {} in MXFP4, since lora.base = \"mxfp4\" holds experts as they are read; got other "
+                  "numbers; choose another lora.base",
+                  who_, part.name);
+    const Shape here = part.local_shape();
+    const BlockSize block = block_size(layout);
+    const int64_t across = div_ceil(here[1], block.cols);
+    const int64_t most = std::max(block.rows, kMostElements / here[1] / block.rows * block.rows);
+    for (int64_t begin = 0; begin < here[0]; begin += most) {
+      const int64_t end = std::min(begin + most, here[0]);
+      const Operand to(
+          rows_of(p.w, part.offset / here[1] + begin, end - begin, here[1]),
+          rows_of(scales.w, first_block_row(p, part) + begin / block.rows, div_ceil(end - begin, block.rows), across),
+          layout);
+      layout == on_disk ? copy_blocks(entry, part, begin, to) : quantise_blocks(entry, part, begin, to);
+    }
+  }
   const std::vector<NotFinite>& not_finite() const { return not_finite_; }
 
  private:
+  static Tensor rows_of(const Tensor& whole, int64_t begin, int64_t count, int64_t columns) {
+    return whole.view({whole.numel()}).rows(begin * columns, (begin + count) * columns).view({count, columns});
+  }
+  // The row of scales where a part's begin: each matrix of the parameter has whole blocks.
+  static int64_t first_block_row(const Param& p, const ParamPart& part) {
+    const int rank = p.spec.shape.rank();
+    const int64_t block = block_size(held_layout(p.w.dtype)).rows, rows = p.spec.shape[rank - 2],
+                  row = part.offset / p.spec.shape[rank - 1];
+    return row / rows * div_ceil(rows, block) + row % rows / block;
+  }
+  void copy_blocks(size_t entry, const ParamPart& part, int64_t begin, const Operand& to) {
+    std::vector<std::byte> data(to.data.num_bytes()), scales(to.scales.num_bytes());
+    reader_.read_blocks(entry, part.shard, begin, begin + to.data.dim(0), data.data(), scales.data());
+    if (to.data.dtype == DType::f8_e4m3) {
+      const auto is_nan = [](std::byte code) { return (code & std::byte{0x7f}) == std::byte{0x7f}; };
+      add_not_finite(&not_finite_, part.name, std::count_if(data.begin(), data.end(), is_nan));
+    }
+    copy_to_device(s_, to.data.data, data.data(), to.data.num_bytes());
+    copy_to_device(s_, to.scales.data, scales.data(), to.scales.num_bytes());
+    synchronize(s_);
+  }
+  void quantise_blocks(size_t entry, const ParamPart& part, int64_t begin, const Operand& to) {
+    const WeightsEntry& e = reader_.entries()[entry];
+    const int64_t first = begin * to.data.dim(1), numel = to.data.numel();
+    bytes_.resize(numel * size_of(e.dtype));
+    reader_.read_slice(entry, {dims_of(part.shape), part.shard, first, first + numel}, bytes_.data());
+    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, numel, DType::f32));
+    const Buffer memory(to.data.device, numel * size_of(DType::f32));
+    const Tensor values{.data = memory.data(), .shape = to.data.shape, .dtype = DType::f32, .device = to.data.device};
+    convert(e, values.view({numel}), 0);
+    quantize(s_, {.q = to, .x_RC = values});
+    synchronize(s_);
+  }
   void load(size_t entry, const Param& p, const ParamPart& part, const ElementRange& range) {
     const WeightsEntry& e = reader_.entries()[entry];
     bytes_.resize(range.count * size_of(e.dtype));
@@ -101,10 +157,19 @@ std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& 
   const std::unique_ptr<WeightsReader> reader = open_weights(from, model.base_catalog());
   std::map<std::string, size_t> entries;
   for (size_t i = 0; i < reader->entries().size(); ++i) entries[reader->entries()[i].name] = i;
+  std::map<std::string, const Param*> params;
+  for (const Param& p : model.params().all()) params[p.spec.name] = &p;
   PartLoader loader(s, *reader, from.path);
   for (const Param& p : model.params().all()) {
-    for (const ParamPart& part : p.spec.parts)
-      if (const auto it = entries.find(part.name); it != entries.end()) loader.load(it->second, p, part);
+    const bool in_blocks = held_layout(p.spec.dtype) != ScaleLayout::none;
+    for (const ParamPart& part : p.spec.parts) {
+      const auto it = entries.find(part.name);
+      if (it == entries.end()) continue;
+      if (in_blocks)
+        loader.load_blocks(it->second, p, *params.at(scales_name(p.spec.name)), part);
+      else
+        loader.load(it->second, p, part);
+    }
   }
   model.params().split_masters(s);
   return loader.not_finite();

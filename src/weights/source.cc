@@ -33,6 +33,10 @@ std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Mod
   return base.empty() ? open_checkpoint(from.path, catalog) : open_merged(find_weights(base), from.path, catalog);
 }
 
+void WeightsReader::read_blocks(size_t, const Shard&, int64_t, int64_t, void*, void*) const {
+  MOEBIUS_ASSERT(false);  // blocks_on_disk() is none
+}
+
 void WeightsReader::read_slice(size_t entry, const TensorSlice& slice, void* dst) const {
   const WeightsEntry& e = entries()[entry];
   std::vector<char> all(e.bytes());

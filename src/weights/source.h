@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/tensor_slice.h"
+#include "core/quantized.h"
 #include "model/catalog.h"
 
 namespace moebius {
@@ -46,6 +47,12 @@ class WeightsReader {
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
   // Reads the elements of a slice of it. This default reads the whole tensor to do so.
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
+  // How it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
+  // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and
+  // the scales of their blocks. REQUIRES: the shard and begin are at blocks.
+  virtual ScaleLayout blocks_on_disk(size_t) const { return ScaleLayout::none; }
+  virtual void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
+                           void* scales) const;
 };
 
 // The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or

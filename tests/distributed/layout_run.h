@@ -34,6 +34,7 @@ struct LayoutModel {
   bool whole_norm = false;   // q and k normed over all heads, which are divided over ranks
   std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
   bool lora = false;                     // adapters beside every matrix that can have one; nothing else is trained
+  bool dropout = false;                  // of the input of adapters
   auto operator<=>(const LayoutModel&) const = default;
 };
 

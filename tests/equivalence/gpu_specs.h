@@ -158,9 +158,16 @@ inline EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true
   return spec;
 }
 
+// Adapters everywhere, with dropout.
+inline EngineSpec adapted_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = wide_spec_on(device, compute, graph);
+  spec.lora = {.rank = 8, .alpha = 64, .dropout = 0.2, .targets = {"*"}};
+  return spec;
+}
+
 inline constexpr auto kSpecs = {spec_on,     wide_spec_on,   documents_on,  balanced_on, sinkhorn_on,
                                 jittered_on, many_on,        whole_norm_on, frozen_on,   recomputed_on,
-                                latent_on,   wide_latent_on, mtp_on,        gpt_oss_on};
+                                latent_on,   wide_latent_on, mtp_on,        gpt_oss_on,  adapted_on};
 
 inline void split_documents(MicroBatch& b) {
   const int64_t S = b.shape.seq, cut = S / 3;

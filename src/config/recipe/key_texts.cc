@@ -293,7 +293,14 @@ std::vector<KeyText> other_texts() {
        "Columns of the low-rank adapters beside the matrices of `lora.targets`; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},
       {"lora.alpha", "The term of an adapter is multiplied by `alpha` / `rank`."},
-      {"lora.dropout", "Must be 0: dropout of the adapters' input is not built."},
+      {"lora.dropout",
+       "The probability that an element of an adapter's input is dropped in training, as in PEFT. Each matrix draws "
+       "anew, and the draws do not depend on the layout."},
+      {"lora.base",
+       "How the frozen matrices of projections and experts are held: `compute` in the dtype of the computation, "
+       "`fp8_block` in 8 bits with a scale for each block of 128 x 128, as read where `model.init_from` has them so, "
+       "`mxfp4` with the 4-bit experts of gpt_oss as they were read "
+       "([fine-tune.md](../guide/fine-tune.md#a-base-in-few-bits))."},
       {"lora.targets",
        "Patterns (`*`, `?`, `[0-3]`) of the names of matrices, or of their ends after a dot: `q_proj`, `mlp.gate` (the "
        "router), `mlp.experts.*`. `moebius checkpoint ls` prints names."},

@@ -361,6 +361,8 @@ std::vector<RecipeKey> lora_keys() {
       lora.key("dropout", &LoraSpec::dropout, float_in_unit()),
       lora.key("targets", &LoraSpec::targets, name_patterns()),
       optional_text("lora.init_from", &LoraSpec::init_from, lora.get, fixed),
+      lora.named("base", &LoraSpec::base,
+                 {{"compute", LoraBase::compute}, {"fp8_block", LoraBase::fp8_block}, {"mxfp4", LoraBase::mxfp4}}),
   };
 }
 

@@ -22,7 +22,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
       "data.order_by_cost data.separate_documents data.tokenizer data.train data.valid "
       "log.every log.tensorboard log.trace "
-      "lora.alpha lora.dropout lora.init_from lora.rank lora.targets "
+      "lora.alpha lora.base lora.dropout lora.init_from lora.rank lora.targets "
       "memory.expert_rows memory.recompute "
       "model.attention_bias model.attention_dropout model.attention_sinks model.clip_qkv model.config "
       "model.decoder_sparse_step "

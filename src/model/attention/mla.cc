@@ -129,7 +129,7 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
   const QuantizeContext c = quantize_context(step);
   const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
   gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = generates_});
-  kv_a_adapter_.forward(step, y, x_tD, {}, first_down_row(rope));
+  kv_a_adapter_.forward(step, {.y = y, .x = x_tD, .first = first_down_row(rope)});
 }
 
 void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const {

@@ -20,7 +20,7 @@ void Linear::forward(Step& step, const Tensor& y, const Tensor& x, const Tensor&
                      .trans_b = true,
                      .accumulate = accumulate,
                      .few_rows = generates_});
-  adapter_.forward(step, y, x);
+  adapter_.forward(step, {.y = y, .x = x});
 }
 
 void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) const {

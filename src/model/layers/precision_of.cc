@@ -1,6 +1,7 @@
 #include "model/layers/precision_of.h"
 
 #include "core/rng.h"
+#include "ops/quantize/quantize.h"
 
 namespace moebius {
 namespace {
@@ -34,6 +35,38 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients};
+}
+
+std::string scales_name(const std::string& param) { return param + "_scale_inv"; }
+
+ScaleLayout held_layout(DType held) {
+  if (held == DType::f8_e4m3) return ScaleLayout::square_blocks;
+  return held == DType::f4_e2m1 ? ScaleLayout::mx_blocks : ScaleLayout::none;
+}
+
+ParamSpec held_as_base(const LayerContext& c, ParamSpec spec) {
+  if (!c.lora.is_on() || c.params.use() != ModelUse::training) return spec;
+  if (c.lora.base == LoraBase::compute || (c.lora.base == LoraBase::mxfp4 && spec.kind != ParamKind::experts))
+    return spec;
+  spec.dtype = c.lora.base == LoraBase::mxfp4 ? DType::f4_e2m1 : DType::f8_e4m3;
+  const char* name = c.lora.base == LoraBase::mxfp4 ? "mxfp4" : "fp8_block";
+  const BlockSize block = block_size(held_layout(spec.dtype));
+  for (const ParamPart& part : spec.parts) {
+    const int64_t rows = part.local_shape()[0];
+    const bool is_alone = spec.shape[spec.shape.rank() - 2] == rows;
+    MOEBIUS_CHECK(usage, is_alone || rows % block.rows == 0,
+                  "lora.base = \"{}\" has blocks of {} rows: {} has {} and is stored with other matrices; set "
+                  "lora.base = \"compute\"",
+                  name, block.rows, part.name, rows);
+    if (part.shard.dim < 0) continue;
+    const int64_t multiple = part.shard.dim == 0 ? block.rows : block.cols;
+    MOEBIUS_CHECK(usage, part.shard.begin % multiple == 0 && part.shard.count % multiple == 0,
+                  "lora.base = \"{}\" has blocks of {} that ranks cannot share: the {} {} of {} are split into {}; "
+                  "choose a smaller parallel.tp or etp, or set lora.base = \"compute\"",
+                  name, multiple, part.shape[part.shard.dim], part.shard.dim == 0 ? "rows" : "columns", part.name,
+                  part.shard.count);
+  }
+  return spec;
 }
 
 class WeightOperands::Copies : public WeightCopies {
@@ -74,19 +107,36 @@ class WeightOperands::Copies : public WeightCopies {
 };
 
 WeightOperands::WeightOperands(const LayerContext& c, const Param& param, const ProductPrecision& precision)
-    : param_(param), precision_(precision), params_(&c.params) {
+    : param_(param), precision_(precision), dtype_(c.dtype), params_(&c.params) {
+  if (const ScaleLayout layout = held_layout(param.spec.dtype); layout != ScaleLayout::none) {
+    ParamSpec scales{.name = scales_name(param.spec.name),
+                     .shape = scale_shape(layout, param.spec.shape),
+                     .dtype = scale_dtype(layout),
+                     .init = ParamInit::ones,
+                     .kind = param.spec.kind,
+                     .grad_axis = param.spec.grad_axis};
+    scales_ = &c.params.declare(std::move(scales));
+  }
   if (precision_.is_plain() || c.params.use() != ModelUse::training) return;
   auto copies = std::make_unique<Copies>(c.plan, param, precision);
   copies_ = copies.get();
   c.params.own_copies(param, std::move(copies));
 }
 
+Tensor WeightOperands::plain(Step& step) const {
+  const Tensor x = step.alloc(param_.w.shape, dtype_);
+  dequantize(step.stream, {.x = x, .q = Operand(param_.w, scales_->w, held_layout(param_.w.dtype))});
+  return x;
+}
+
 Operand WeightOperands::w(Step& step) const {
+  if (scales_) return plain(step);
   if (copies_ && params_->holds(*copies_)) return copies_->w;
   return precision_.w(quantize_context(step), param_.w);
 }
 
 Operand WeightOperands::w_for_dx(Step& step) const {
+  if (scales_) return plain(step);
   if (copies_ && params_->holds(*copies_)) return copies_->w_for_dx;
   return precision_.w_for_dx(quantize_context(step), param_.w);
 }

@@ -11,9 +11,16 @@ namespace moebius {
 // ranks: every rank's blocks are those of a single rank.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
+// The declaration of a parameter of products, or where lora.base holds it in few bits the same in f8_e4m3 or
+// f4_e2m1: then it is frozen, and WeightOperands declares its scales as the parameter scales_name(). Blocks begin
+// at the first row of each part here, so Error{usage} where one would have rows of two parts or be split over ranks.
+ParamSpec held_as_base(const LayerContext& c, ParamSpec spec);
+std::string scales_name(const std::string& param);
+ScaleLayout held_layout(DType held);  // none for a dtype of computation
+
 // The operands that the weights of a parameter are in products. In training the plan has room for quantised
 // ones, which a step makes once (ParamTable::make_copies). Where they do not hold, weights are quantised at
-// each use, on the step stack.
+// each use, on the step stack. Weights that are held in few bits are made plain at each use, there too.
 class WeightOperands {
  public:
   WeightOperands(const LayerContext& c, const Param& param, const ProductPrecision& precision);
@@ -25,6 +32,9 @@ class WeightOperands {
   class Copies;
   const Param& param_;
   ProductPrecision precision_;
+  Tensor plain(Step& step) const;
+  const Param* scales_ = nullptr;  // of weights that are held in few bits
+  DType dtype_ = DType::f32;       // of the computation, with scales_
   const ParamTable* params_ = nullptr;
   Copies* copies_ = nullptr;  // null: none are planned
 };

@@ -9,9 +9,13 @@
 // A x and B^T dy have few columns: rank for each target. A caller that keeps them between the passes
 // gives tensors for them; else backward_weight computes them a second time. Operands of an adapter are
 // never quantised.
+//
+// With lora.dropout each matrix reads x with elements dropped, in training alone (adapter_dropout.h).
+// Then x is copied for each target, onto the step stack.
 #pragma once
 
 #include "model/layer_context.h"
+#include "model/lora/adapter_dropout.h"
 #include "model/lora/adapter_params.h"
 #include "ops/low_rank/low_rank.h"
 
@@ -32,8 +36,20 @@ class Adapter {
   //
   // low, dlow: [R, low_columns()] of the dtype of y, for A x and scale B^T dy, or empty. forward and
   // backward_input write them, and backward_weight reads them.
-  void forward(Step& step, Tensor y, Tensor x, const Rows& rows = {}, int64_t first = 0,
-               Tensor low = {}) const;  // y += ...
+  //
+  // tokens: with experts and dropout, the token of each row; else what Linear's rows say.
+  struct Tokens {
+    Tensor index_N;  // i32, of AdapterDropout::token_index, of all ranks whose rows come here
+    Tensor row_R;    // i32, the index of row r in index_N
+  };
+  struct Forward {
+    Tensor y, x;
+    Rows rows = {};
+    int64_t first = 0;
+    Tensor low = {};
+    Tokens tokens = {};
+  };
+  void forward(Step& step, const Forward& in) const;  // y += ...
   // dx (+)= scale * A^T (B^T dy)
   struct Input {
     Tensor dx, dy;
@@ -41,6 +57,7 @@ class Adapter {
     int64_t first = 0;
     bool accumulate = true;
     Tensor dlow = {};
+    Tokens tokens = {};
   };
   void backward_input(Step& step, const Input& in) const;
   // dA += scale * (B^T dy) x^T,  dB += scale * dy (A x)^T
@@ -50,8 +67,12 @@ class Adapter {
     bool gather_dy = false, gather_x = false;
     int64_t first = 0;
     Tensor low = {}, dlow = {};
+    Tokens tokens = {};
   };
   void backward_weight(Step& step, const Weight& in) const;
+
+  bool has_dropout(const Step& step) const { return !is_empty() && dropout_.is_on(step); }
+  const AdapterDropout& dropout() const { return dropout_; }
 
  private:
   // A block's columns of y, its rows of B, and its columns of A x.
@@ -60,8 +81,14 @@ class Adapter {
     int64_t row;
   };
   std::vector<Window> windows(int64_t first, int64_t count) const;
+  Columns low_of(int64_t block) const { return {block * rank_, rank_}; }
+  float scale_of(const Step& step) const { return scale_ * dropout_.scale(step); }
   // low [R, low_columns()] = A x
-  void down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows) const;
+  void down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows, const Tokens& tokens) const;
+  // x of a block as its A reads it, [R, in] on the step stack.
+  Tensor dropped(Step& step, int64_t block, const Tensor& x, int64_t R, const Rows& rows, const Tokens& tokens) const;
+  void wgrad_a(Step& step, const Tensor& dlow, const Tensor& x, const Rows& rows, const Tokens& tokens) const;
+  Tokens tokens_of(Step& step, const Tokens& given, int64_t num_rows) const;
   // dlow [R, low_columns()] = scale B^T dy
   void up_bwd(Step& step, const Tensor& dlow, const Tensor& dy, const Rows& rows, int64_t first) const;
   Tensor alloc_low(Step& step, const Tensor& like, int64_t num_rows) const;
@@ -69,6 +96,7 @@ class Adapter {
   int64_t rank_ = 0;
   float scale_ = 0;
   std::vector<AdapterBlock> blocks_;
+  AdapterDropout dropout_;
   const Param *a_ = nullptr, *b_ = nullptr;
 };
 

@@ -82,7 +82,10 @@ AdapterParams adapter_params(const LoraSpec& lora, const ParamSpec& w) {
     const ParamPart& first = whole.parts[static_cast<size_t>(part)];
     if (!is_target(lora, whole, m, part)) continue;
     const int64_t count = first.local_shape()[0];
-    params.blocks.push_back({.column = first.offset / m.in, .row = rows, .count = count});
+    params.blocks.push_back({.column = first.offset / m.in,
+                             .row = rows,
+                             .count = count,
+                             .name = w.shape.rank() == 3 ? fmt::format("{}.{}", w.name, part) : matrix_of(first)});
     targets.push_back(part);
     rows += count;
   }

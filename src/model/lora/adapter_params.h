@@ -23,6 +23,7 @@ namespace moebius {
 // is the rows [row, row + count).
 struct AdapterBlock {
   int64_t column = 0, row = 0, count = 0;
+  std::string name;  // the same on every rank: that of the matrix, or of experts "...experts.gate_up_proj.1"
 };
 
 struct AdapterParams {

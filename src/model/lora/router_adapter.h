@@ -4,6 +4,7 @@
 #pragma once
 
 #include "model/layer_context.h"
+#include "model/lora/adapter_dropout.h"
 
 namespace moebius {
 
@@ -16,10 +17,15 @@ class RouterAdapter {
   void backward(Step& step, Tensor dx_TD, Tensor dlogits_TE, Tensor x_TD) const;
 
  private:
-  Tensor down(Step& step, Tensor x_TD) const;  // A x, f32 [T, rank]
+  Tensor down(Step& step, Tensor x_TD) const;  // A x, f32 [T, rank]; x as dropped() gives it
+  // x itself without dropout. Both are on the caller's step stack.
+  Tensor dropped(Step& step, Tensor x_TD, const Tensor& index_T) const;
+  Tensor token_index(Step& step, int64_t T) const;
+  float scale_of(const Step& step) const { return scale_ * dropout_.scale(step); }
 
   int64_t rank_ = 0;
   float scale_ = 0;
+  AdapterDropout dropout_;
   const Param *a_ = nullptr, *b_ = nullptr;  // null: the router is no target
 };
 

@@ -19,6 +19,8 @@ int64_t expert_chunk(int64_t T) {
   return T;
 }
 
+int64_t expert_chunk(int64_t T, const LoraSpec& lora) { return lora.is_on() && lora.dropout > 0 ? T : expert_chunk(T); }
+
 ChunkedExperts::ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk)
     : T_(c.stream_rows()), K_(c.model.top_k), E_(c.model.num_experts), chunk_(chunk), experts_(std::move(experts)) {
   MOEBIUS_ASSERT(T_ % chunk_ == 0);

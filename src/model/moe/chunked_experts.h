@@ -16,6 +16,9 @@ namespace moebius {
 // Tokens of a chunk on a rank with T tokens in a micro-batch: the largest divisor of T up to 32768. T
 // itself where it is not longer, or where no divisor of at least 8192 is: short chunks would cost time.
 int64_t expert_chunk(int64_t T);
+// The same for the experts of a model. Those whose adapters drop elements take T at once, since what is dropped
+// depends on a token's place in the micro-batch.
+int64_t expert_chunk(int64_t T, const LoraSpec& lora);
 
 class ChunkedExperts final : public RoutedExperts {
  public:

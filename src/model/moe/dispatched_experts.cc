@@ -46,14 +46,15 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       dtype_(c.dtype),
       generates_(c.params.use() == ModelUse::inference),
       overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),
-      w1_(c.params.declare(stored_first(w1_spec(checked(c), prefix)))),
-      w2_(c.params.declare(stored_first(w2_spec(c, prefix)))),
+      w1_(c.params.declare(stored_first(held_as_base(c, w1_spec(checked(c), prefix))))),
+      w2_(c.params.declare(stored_first(held_as_base(c, w2_spec(c, prefix))))),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
       w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       w1_operands_(c, w1_, w1_precision_),
       w2_operands_(c, w2_, w2_precision_),
-      w1_adapter_(c, w1_.spec),
-      w2_adapter_(c, w2_.spec),
+      w1_adapter_(c, w1_spec(c, prefix)),
+      w2_adapter_(c, w2_spec(c, prefix)),
+      has_dropout_(c.lora.dropout > 0 && !(w1_adapter_.is_empty() && w2_adapter_.is_empty())),
       activation_(activation_of(c.model)),
       rows_(c.expert_rows),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
@@ -98,7 +99,21 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
     saved.w1_dlow.declare(plan, prefix + ".w1_dlow", low, dtype_);
   }
   if (!w2_adapter_.is_empty()) saved.w2_dlow.declare(plan, prefix + ".w2_dlow", {R, w2_adapter_.low_columns()}, dtype_);
+  if (has_dropout_) plan.declare(saved.token_index_N, prefix + ".token_index", {N}, DType::i32, Life::saved);
   return own;
+}
+
+void DispatchedExperts::find_tokens(Step& step, int64_t T, Saved& saved) const {
+  if (!has_dropout_ || !step.batch.training) return;
+  StackScope scope(step.stack);
+  const Adapter& any = w1_adapter_.is_empty() ? w2_adapter_ : w1_adapter_;
+  const Tensor all_N = saved.token_index_N.rows(0, dispatcher_->source_rows(T));
+  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.delivery);
+}
+
+Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
+  if (!has_dropout_ || !step.batch.training) return {};
+  return {.index_N = saved.token_index_N, .row_R = rows.token_R};
 }
 
 void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
@@ -112,6 +127,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   Beside sending(step, overlaps_ && meanwhile, [&] { in = dispatcher_->dispatch(step, x_TD, *saved.delivery); });
   if (meanwhile) meanwhile();
   sending.join();
+  find_tokens(step, x_TD.dim(0), saved);
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
@@ -126,7 +142,8 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .rows = {.offsets_e1 = in.rows.offsets_e1},
                            .few_rows = generates_ && in.source.dim(0) <= kFewRows},
                 expert_down);
-  w2_adapter_.forward(step, y_RD, a_RF, {.offsets_e1 = in.rows.offsets_e1});
+  w2_adapter_.forward(
+      step, {.y = y_RD, .x = a_RF, .rows = {.offsets_e1 = in.rows.offsets_e1}, .tokens = tokens(step, in.rows, saved)});
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
 }
 
@@ -175,7 +192,11 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                 expert_up);
   if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
-  w1_adapter_.forward(step, h_R2F, in.source, in.rows, 0, saved.w1_low.rows(0, a_RF.dim(0)));
+  w1_adapter_.forward(step, {.y = h_R2F,
+                             .x = in.source,
+                             .rows = in.rows,
+                             .low = saved.w1_low.rows(0, a_RF.dim(0)),
+                             .tokens = tokens(step, in.rows, saved)});
   low_rank_activation(step.stream,
                       {.a_RF = a_RF, .h_R2F = h_R2F, .offsets_e1 = in.rows.offsets_e1, .activation = activation_});
 }
@@ -283,16 +304,22 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                           .w1_e2FD = w1_operands_.w_for_dx(step),
                           .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
                 d_expert_up);
-  w1_adapter_.backward_input(
-      step,
-      {.dx = dx_RD, .dy = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}, .dlow = saved.w1_dlow});
+  w1_adapter_.backward_input(step, {.dx = dx_RD,
+                                    .dy = saved.dh_R2F,
+                                    .rows = {.offsets_e1 = saved.grad_rows.offsets_e1},
+                                    .dlow = saved.w1_dlow,
+                                    .tokens = tokens(step, saved.grad_rows, saved)});
 }
 
 void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const {
   StackScope scope(step.stack);
   const Tensor g_RF = rows_ ? rows_->scratch().g : step.alloc(saved.sa_RF.shape, dtype_);
-  w2_adapter_.backward_input(
-      step, {.dx = g_RF, .dy = saved.grads, .rows = saved.grad_rows, .accumulate = false, .dlow = saved.w2_dlow});
+  w2_adapter_.backward_input(step, {.dx = g_RF,
+                                    .dy = saved.grads,
+                                    .rows = saved.grad_rows,
+                                    .accumulate = false,
+                                    .dlow = saved.w2_dlow,
+                                    .tokens = tokens(step, saved.grad_rows, saved)});
   d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,
                                       .dweight_R = dweight_R,
                                       .g_RF = g_RF,
@@ -310,8 +337,12 @@ void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& 
 }
 
 void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
-  w2_adapter_.backward_weight(
-      step, {.dy = saved.grads, .x = saved.sa_RF, .rows = saved.grad_rows, .gather_dy = true, .dlow = saved.w2_dlow});
+  w2_adapter_.backward_weight(step, {.dy = saved.grads,
+                                     .x = saved.sa_RF,
+                                     .rows = saved.grad_rows,
+                                     .gather_dy = true,
+                                     .dlow = saved.w2_dlow,
+                                     .tokens = tokens(step, saved.grad_rows, saved)});
   if (!w2_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
@@ -331,7 +362,8 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
                                      .rows = saved.token_rows,
                                      .gather_x = true,
                                      .low = saved.w1_low_of_dw,
-                                     .dlow = saved.w1_dlow});
+                                     .dlow = saved.w1_dlow,
+                                     .tokens = tokens(step, saved.token_rows, saved)});
   if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);

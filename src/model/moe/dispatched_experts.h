@@ -30,6 +30,8 @@ class DispatchedExperts final : public RoutedExperts {
     // Where the weights have adapters: A x of W1's, and B^T dy of both.
     SavedTensor w1_low;
     WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
+    // With dropout of the adapters: the token of each row of the source, in the global batch. i32.
+    Tensor token_index_N;
   };
   // max_tokens: of a call. Error{usage} as make_routed_experts() says.
   DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens);
@@ -51,6 +53,9 @@ class DispatchedExperts final : public RoutedExperts {
 
  private:
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
+  // Where adapters drop elements: the tokens of the rows that dispatch() brought, and those of such rows.
+  void find_tokens(Step& step, int64_t T, Saved& saved) const;
+  Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
   // Where the rows of the layer that runs are: on the step stack, or in the memory of a budget.
   void open_h(Step& step, Saved& saved) const;
   void open_gradients(Step& step, Saved& saved) const;
@@ -80,6 +85,7 @@ class DispatchedExperts final : public RoutedExperts {
   Adapter w1_adapter_, w2_adapter_;
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
+  bool has_dropout_ = false;
   GatedActivation activation_;
   const ExpertRows* rows_;  // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;

@@ -75,6 +75,9 @@ class Dispatcher {
   virtual void announce(Step& step, const Route& route, Delivery& delivery) const = 0;
   // Tokens to experts. Views may be of the step stack: the caller's scope must include their use.
   virtual Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const = 0;
+  // Sends the index of each token as dispatch() sent the token: all[i] is that of row i of the source.
+  // Both are i32, and all has source_rows(T) of them. It follows dispatch().
+  virtual void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const = 0;
   // y[t] = sum over k of weight[t,k] * the row of pair (t,k), summed over etp.
   virtual void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const = 0;
   // Gradients of the tokens' sums to the experts (the data path of dispatch).

@@ -65,6 +65,10 @@ Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deli
   return {.source = gathered(step, x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
+void AllGatherDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery&) const {
+  ranks_.all_gather(step.stream, all_N, index_T);
+}
+
 void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
   AllGatherDelivery& d = own(delivery);
   StackScope scope(step.stack);

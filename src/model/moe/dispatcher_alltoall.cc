@@ -145,6 +145,16 @@ Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& room
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
+// The words travel as rows of one f32, whose bits nothing looks at.
+void AllToAllDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+  StackScope scope(step.stack);
+  Tensor words_T1 = index_T.view({index_T.dim(0), 1});
+  words_T1.dtype = DType::f32;
+  Tensor arrived_R1 = dispatch(step, words_T1, delivery).source;
+  arrived_R1.dtype = DType::i32;
+  copy(step.stream, all_N, arrived_R1.view({arrived_R1.dim(0)}));
+}
+
 void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
   AllToAllDelivery& d = own(delivery);
   StackScope scope(step.stack);

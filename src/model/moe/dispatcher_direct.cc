@@ -4,6 +4,7 @@
 
 #include "model/moe/expert_rows.h"
 #include "ops/dispatch/dispatch.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 
@@ -140,6 +141,20 @@ Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliver
   round(step, "dispatch");
   return {.source = window_.here(window_.tokens()).rows(0, W_ * T),
           .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
+}
+
+// The index travels as a route does. Routes have been unpacked on all ranks after one more round.
+void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+  StackScope scope(step.stack);
+  const int64_t T = index_T.dim(0), N = all_N.dim(0);
+  const Tensor routes_T2K = step.alloc({T, 2 * spec_.top_k}, DType::i32);
+  fill_zero(step.stream, routes_T2K);
+  copy_columns(step.stream, {.to_TA = routes_T2K, .from_TB = index_T.view({T, 1}), .count = 1});
+  round(step, "token index (begin)");
+  push(step, window_.routes(), routes_T2K, own(delivery));
+  round(step, "token index");
+  copy_columns(step.stream,
+               {.to_TA = all_N.view({N, 1}), .from_TB = window_.here(window_.routes()).rows(0, N), .count = 1});
 }
 
 void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {

@@ -46,6 +46,7 @@ class DirectDispatcher final : public Dispatcher {
   std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
   void announce(Step& step, const Route& route, Delivery& delivery) const override;
   Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
   void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
   Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,

@@ -1,5 +1,6 @@
 #include "model/moe/dispatcher_local.h"
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/permute/permute.h"
 
 namespace moebius {
@@ -11,6 +12,10 @@ Dispatched LocalDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery
       step.stream,
       {.to_R = weight_R, .from_TK = route.weight_TK, .row_pair_R = route.row_pair_R, .offsets_E1 = route.offsets_E1});
   return {.source = x_TD, .rows = {.offsets_e1 = route.offsets_E1, .token_R = route.row_token_R}, .weight_R = weight_R};
+}
+
+void LocalDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery&) const {
+  copy(step.stream, all_N, index_T);
 }
 
 void LocalDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {

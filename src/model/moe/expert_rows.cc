@@ -17,6 +17,8 @@ int64_t bounded(double factor, int64_t even, int64_t most) {
   return rows < static_cast<double>(most) ? static_cast<int64_t>(rows) : most;
 }
 
+int64_t tokens_of_chunk(const ExpertRowsSpec& spec) { return spec.chunk > 0 ? spec.chunk : spec.max_tokens; }
+
 }  // namespace
 
 int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t T) {
@@ -37,10 +39,12 @@ int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t nu
 ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec)
     : D_(model.hidden_size),
       F_(model.moe_intermediate_size / mesh.shape().etp),
-      R_(max_expert_rows(mesh.shape(), model.num_experts, model.top_k, spec.max_tokens, spec.rows_factor)),
-      near_rows_(bounded(kRowsOfALayer * spec.budget, even_expert_rows(mesh.shape(), model, spec.max_tokens), R_)),
-      pages_of_pass_(
-          div_ceil(bounded(spec.budget, even_expert_rows(mesh.shape(), model, spec.max_tokens), R_), kStashPageRows)),
+      R_(max_expert_rows(mesh.shape(), model.num_experts, model.top_k, tokens_of_chunk(spec), spec.rows_factor)),
+      near_rows_(
+          bounded(kRowsOfALayer * spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_)),
+      pages_of_chunk_(div_ceil(bounded(spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_),
+                               kStashPageRows)),
+      chunks_(spec.max_tokens / tokens_of_chunk(spec)),
       passes_(spec.passes_in_flight),
       dtype_(spec.dtype),
       is_all_to_all_(spec.dispatcher == DispatcherKind::alltoall),
@@ -69,7 +73,7 @@ void ExpertRows::declare(MemoryPlan& plan) {
        {std::pair{&scratch_.tokens, "tokens"}, {&scratch_.grads, "grads"}, {&scratch_.sent, "sent"}})
     rows(*tensor, name, is_all_to_all_ ? D_ : 0);
   if (!keeps_) return;
-  const int64_t P = passes_ * pages_of_pass_;
+  const int64_t P = passes_ * pages_of_pass();
   plan.declare(counts_W3_, "experts.stash.counts", {world_.size(), 3}, DType::f64, Life::metrics);
   if (P == 0) return;
   plan.declare_rows(pool_SM_, "experts.stash", {P * kStashPageRows, stash_columns()}, dtype_, P * kStashPageRows);
@@ -126,7 +130,7 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
                    .page_Q = held.page_Q,
                    .held_3 = held.held_3,
                    .first = first,
-                   .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+                   .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
   };
   copy(scratch_.h, 0);
   if (low1_ > 0) copy(scratch_.low, 2 * F_);
@@ -140,7 +144,7 @@ ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, cons
                      .page_Q = held.page_Q,
                      .held_3 = held.held_3,
                      .first = first,
-                     .expected_rows = std::min(R_, pages_of_pass_ * kStashPageRows)});
+                     .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
   };
   copy(scratch_.h, 0);
   if (low1_ > 0) copy(scratch_.low, 2 * F_);

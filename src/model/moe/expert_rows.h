@@ -37,6 +37,7 @@ int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t nu
 struct ExpertRowsSpec {
   double budget = 0;       // memory.expert_rows
   int64_t max_tokens = 1;  // T
+  int64_t chunk = 0;       // tokens that the experts take at a time, a divisor of T (model/moe/chunked_experts.h); 0: T
   DispatcherKind dispatcher = DispatcherKind::allgather;
   double rows_factor = 0;  // moe.rank_rows_factor
   DType dtype = DType::f32;
@@ -97,7 +98,7 @@ class ExpertRows {
   void reduce_counts(Stream& s) const;  // gives every rank the counts of all
   void end_of_step(Stream& s) const;    // called after they were read
 
-  int64_t pages_of_pass() const { return pages_of_pass_; }
+  int64_t pages_of_pass() const { return pages_of_chunk_ * chunks_; }
   int64_t stash_columns() const { return keeps_ ? 2 * F_ + low1_ : 0; }
 
  private:
@@ -108,7 +109,7 @@ class ExpertRows {
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);
 
-  int64_t D_, F_, R_, near_rows_, pages_of_pass_, passes_;
+  int64_t D_, F_, R_, near_rows_, pages_of_chunk_, chunks_, passes_;
   DType dtype_;
   bool is_all_to_all_, keeps_ = true;
   int64_t low1_ = 0, low2_ = 0;

@@ -34,6 +34,8 @@ void check(const Quantize& a) {
   constexpr const char* who = "quantize";
   check_input(who, "x", a.x_RC);
   check_quantised(who, "q", a.q);
+  MOEBIUS_CHECK(usage, a.q.data.dtype != DType::f4_e2m1 || a.q.layout == ScaleLayout::nv_blocks,
+                "{}: q of f4_e2m1 must have nv_blocks; got {}", who, to_string(a.q));
   const bool is_nv = a.q.layout == ScaleLayout::nv_blocks;
   MOEBIUS_CHECK(usage, is_nv || !(a.square || a.hadamard || !a.stochastic.draw_2.empty()),
                 "{}: square blocks of 16, the Hadamard transform and stochastic rounding are of nv_blocks; got {}", who,

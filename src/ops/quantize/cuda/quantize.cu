@@ -332,6 +332,41 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
   set(x[i], value * scale);
 }
 
+// 16 neighbours of a row a thread: they share a scale.
+constexpr int kOfVector = 16;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dequantize_vectors_kernel(T* x, Problem p, int64_t num_vectors) {
+  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (at >= num_vectors) return;
+  const int64_t vectors = p.cols / kOfVector, row = at / vectors;
+  const float scale = scale_of(p, row / p.rows, row % p.rows, (at - row * vectors) * kOfVector);
+  uint32_t words[4] = {};
+  if (p.format == DType::f4_e2m1) {
+    const uint2 packed = reinterpret_cast<const uint2*>(p.data)[at];
+    words[0] = packed.x, words[1] = packed.y;
+  } else {
+    const uint4 packed = reinterpret_cast<const uint4*>(p.data)[at];
+    words[0] = packed.x, words[1] = packed.y, words[2] = packed.z, words[3] = packed.w;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float values[kOfVector / 2];
+#pragma unroll
+    for (int i = 0; i < kOfVector / 2; ++i) {
+      const int j = half * kOfVector / 2 + i;
+      if (p.format == DType::f8_e4m3)
+        values[i] = narrow_float::f8_e4m3_value(words[j / 4] >> (j % 4 * 8) & 255u);
+      else if (p.format == DType::f8_e5m2)
+        values[i] = narrow_float::f8_e5m2_value(words[j / 4] >> (j % 4 * 8) & 255u);
+      else
+        values[i] = narrow_float::f4_e2m1_value(words[j / 8] >> (j % 8 * 4) & 15u);
+      values[i] *= scale;
+    }
+    store(x + at * kOfVector + half * (kOfVector / 2), values);
+  }
+}
+
 }  // namespace
 
 void quantize(Stream& s, const Quantize& a) {
@@ -375,6 +410,13 @@ void dequantize(Stream& s, const Dequantize& a) {
   const int64_t n = a.x.numel();
   with_float_type(a.x.dtype, [&](auto zero) {
     using T = decltype(zero);
+    if (p.cols % kOfVector == 0 && reinterpret_cast<uintptr_t>(p.data) % 16 == 0 &&
+        reinterpret_cast<uintptr_t>(a.x.data) % 16 == 0) {
+      const int64_t vectors = n / kOfVector;
+      dequantize_vectors_kernel<T>
+          <<<num_blocks(vectors, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), p, vectors);
+      return;
+    }
     dequantize_kernel<T><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), p, n);
   });
   check_launch("dequantize");

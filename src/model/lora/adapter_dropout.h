@@ -1,0 +1,48 @@
+// Dropout of an adapter's input (ops/low_rank/low_rank_dropout.h). Each matrix that has an adapter draws
+// anew, as the modules of PEFT do. It is on in training alone.
+//
+// The passes of a step draw the same: the draws are functions of the step and of the tokens.
+#pragma once
+
+#include <vector>
+
+#include "model/layer_context.h"
+#include "model/lora/adapter_params.h"
+#include "ops/low_rank/low_rank_dropout.h"
+
+namespace moebius {
+
+class AdapterDropout {
+ public:
+  AdapterDropout() = default;
+  // w: as it was declared, with the blocks of adapter_params().
+  AdapterDropout(const LayerContext& c, const ParamSpec& w, const std::vector<AdapterBlock>& blocks);
+
+  bool is_on(const Step& step) const { return rate_ > 0 && step.batch.training; }
+  // 1 / (1 - rate) where it is on.
+  float scale(const Step& step) const { return is_on(step) ? static_cast<float>(1.0 / (1.0 - rate_)) : 1.0f; }
+
+  // The token of each of num_rows rows, i32 on the step stack: the rows of this rank, or those of all tp
+  // ranks, whichever are as many.
+  Tensor token_index(Step& step, int64_t num_rows) const;
+
+  // y[r, :] (+)= keep * x[i, :] of a block. i is token[r] with gather, else r. rows.token names the
+  // token of each row in index.
+  struct Apply {
+    Tensor y, x;
+    int64_t block = 0;
+    Tensor index;
+    Rows rows = {};
+    bool gather = false, accumulate = false;
+  };
+  void apply(Step& step, const Apply& a) const;
+
+ private:
+  double rate_ = 0;
+  DropoutDraw draw_;  // without what a step and a block give
+  std::vector<uint32_t> matrices_;
+  TokenOfRow token_;  // of the first row of all tp ranks
+  int64_t stream_rows_ = 0, tp_ = 0;
+};
+
+}  // namespace moebius
