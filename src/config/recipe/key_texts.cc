@@ -249,7 +249,7 @@ std::vector<KeyText> parallel_texts() {
        "those of `allgather`."},
       {"parallel.expert_overlap",
        "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
-       "([parallelism.md](../design/parallelism.md#what-the-exchange-hides-behind)). Results do not depend on it, bit "
+       "([parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit "
        "for bit."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
