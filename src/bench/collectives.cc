@@ -11,8 +11,8 @@ constexpr int kRuns = 9, kCallsOfRun = 8;
 
 // A rank, with buffers for the largest message on each side.
 struct Bench {
-  Bench(DeviceKind kind, Transport& transport, int64_t most_bytes)
-      : device(kind), rank(kind, transport, /*threads=*/1), from(kind, most_bytes), to(kind, most_bytes) {
+  Bench(DeviceKind kind, Transport& transport, int64_t most_bytes, GpuSums sums)
+      : device(kind), rank(kind, transport, /*threads=*/1, sums), from(kind, most_bytes), to(kind, most_bytes) {
     std::vector<int> all;
     for (int r = 0; r < transport.size(); ++r) all.push_back(r);
     group = rank.links ? rank.links->make_group("bench", all, {}) : transport.make_group("bench", all);
@@ -48,13 +48,9 @@ CollectiveLine timed(Bench& b, const std::string& name, int64_t bytes, const std
       .name = name, .bytes = bytes, .median_ms = median, .sent_gbytes_per_s = static_cast<double>(sent) / median / 1e6};
 }
 
-}  // namespace
+constexpr int64_t kSizes[] = {int64_t{1} << 20, int64_t{16} << 20, int64_t{128} << 20};
 
-std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& world) {
-  constexpr int64_t kSizes[] = {int64_t{1} << 20, int64_t{16} << 20, int64_t{128} << 20};
-  Bench b(device, world, kSizes[2]);
-  const int64_t n = world.size();
-  std::vector<CollectiveLine> lines;
+void time_collectives(Bench& b, int64_t n, const std::string& note, std::vector<CollectiveLine>& lines) {
   for (const int64_t bytes : kSizes) {
     const int64_t share = bytes / 4 / n / 64 * 64;
     const Tensor all_from = b.view(b.from, share * n), all_to = b.view(b.to, share * n);
@@ -62,12 +58,29 @@ std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& worl
     const std::vector<int64_t> rows(static_cast<size_t>(n), share);
     Group& g = *b.group;
     Stream& s = b.rank.stream;
-    lines.push_back(timed(b, "all_gather", bytes, [&] { g.all_gather(s, all_to, one_from); }));
-    lines.push_back(timed(b, "reduce_scatter_sum", bytes, [&] { g.reduce_scatter_sum(s, one_to, all_from); }));
-    lines.push_back(timed(b, "all_reduce_sum", bytes, [&] { g.all_reduce_sum(s, all_to); }));
+    lines.push_back(timed(b, "all_gather" + note, bytes, [&] { g.all_gather(s, all_to, one_from); }));
+    lines.push_back(timed(b, "reduce_scatter_sum" + note, bytes, [&] { g.reduce_scatter_sum(s, one_to, all_from); }));
+    lines.push_back(timed(b, "all_reduce_sum" + note, bytes, [&] { g.all_reduce_sum(s, all_to); }));
+    if (!note.empty()) continue;  // NCCL has none
     lines.push_back(timed(b, "all_to_all_v", bytes, [&] {
       g.all_to_all_v(s, {.out = all_to, .in = all_from, .recv_rows = rows, .send_rows = rows});
     }));
+  }
+}
+
+}  // namespace
+
+std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& world) {
+  std::vector<CollectiveLine> lines;
+  bool over_nccl = false;
+  {
+    Bench b(device, world, kSizes[2], GpuSums::ranks);
+    over_nccl = b.rank.links && b.rank.links->can_capture();
+    time_collectives(b, world.size(), "", lines);
+  }
+  if (over_nccl && world.size() > 1) {
+    Bench b(device, world, kSizes[2], GpuSums::nccl);
+    time_collectives(b, world.size(), " of NCCL", lines);
   }
   return lines;
 }

@@ -9,10 +9,10 @@ namespace moebius {
 
 struct RankDevice {
   // All ranks of the world make it together.
-  RankDevice(DeviceKind kind, Transport& world, int threads)
+  RankDevice(DeviceKind kind, Transport& world, int threads, GpuSums sums = GpuSums::ranks)
       : ranks(kind == DeviceKind::cuda ? std::make_unique<GpuRanks>(world) : nullptr),
         gpu(ranks ? std::make_unique<Accelerator>(ranks->index()) : nullptr),
-        links(ranks ? std::make_unique<GpuLinks>(world, *gpu, *ranks) : nullptr),
+        links(ranks ? std::make_unique<GpuLinks>(world, *gpu, *ranks, sums) : nullptr),
         pool(threads),
         stream(gpu ? Stream(*gpu, pool) : Stream(kind, pool)) {}
   RankDevice(const RankDevice&) = delete;

@@ -58,23 +58,55 @@ Control::Control(Transport& transport) : transport_(transport), rank_(transport.
   group_ = transport.make_group("control", all);
 }
 
+// Texts of up to kShort bytes, as nearly all are, travel with their length, so that they take one call.
+// When one is longer, all are sent once more.
+namespace {
+
+constexpr int64_t kShort = 120;
+
+struct ShortText {
+  int64_t num_bytes = 0;
+  char text[kShort] = {};
+};
+
+ShortText short_text(const std::string& text) {
+  ShortText s{.num_bytes = std::ssize(text)};
+  std::copy_n(text.begin(), std::min(kShort, s.num_bytes), s.text);
+  return s;
+}
+
+Tensor bytes_of(ShortText* texts, int64_t count) {
+  return tensor_of(reinterpret_cast<uint8_t*>(texts), {count * static_cast<int64_t>(sizeof(ShortText))});
+}
+
+}  // namespace
+
 std::vector<std::string> Control::gather(const std::string& mine) {
-  const std::vector<int64_t> bytes = gather(std::ssize(mine));
-  const int64_t most = *std::max_element(bytes.begin(), bytes.end());
+  std::vector<ShortText> shorts(static_cast<size_t>(size_));
+  ShortText own = short_text(mine);
+  group_->all_gather(s_, bytes_of(shorts.data(), size_), bytes_of(&own, 1));
+  int64_t most = 0;
+  for (const ShortText& s : shorts) most = std::max(most, s.num_bytes);
+  std::vector<std::string> gathered;
+  if (most <= kShort) {
+    for (const ShortText& s : shorts) gathered.emplace_back(s.text, static_cast<size_t>(s.num_bytes));
+    return gathered;
+  }
   std::vector<uint8_t> texts(size_ * most);
   std::copy(mine.begin(), mine.end(), texts.begin() + rank_ * most);
   group_->all_gather(s_, tensor_of(texts.data(), {size_ * most}), tensor_of(texts.data() + rank_ * most, {most}));
-  std::vector<std::string> gathered;
-  for (int r = 0; r < size_; ++r) gathered.emplace_back(texts.begin() + r * most, texts.begin() + r * most + bytes[r]);
+  for (int r = 0; r < size_; ++r)
+    gathered.emplace_back(texts.begin() + r * most, texts.begin() + r * most + shorts[r].num_bytes);
   return gathered;
 }
 
 std::string Control::from_root(const std::string& text) {
-  int64_t bytes = std::ssize(text);
-  group_->broadcast(s_, tensor_of(&bytes, {1}), 0);
-  std::vector<uint8_t> buffer(bytes);
+  ShortText s = short_text(text);
+  group_->broadcast(s_, bytes_of(&s, 1), 0);
+  if (s.num_bytes <= kShort) return {s.text, static_cast<size_t>(s.num_bytes)};
+  std::vector<uint8_t> buffer(static_cast<size_t>(s.num_bytes));
   if (is_root()) std::copy(text.begin(), text.end(), buffer.begin());
-  group_->broadcast(s_, tensor_of(buffer.data(), {bytes}), 0);
+  group_->broadcast(s_, tensor_of(buffer.data(), {s.num_bytes}), 0);
   return {buffer.begin(), buffer.end()};
 }
 

@@ -4,12 +4,14 @@
 //              dtypes. No call depends on data, except for the sizes of all_to_all_v; ranks without rows
 //              call it too.
 //   Sums       Sums take f32, f64, i64 and bf16. They add in the order of the ranks,
-//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. For the same group size
-//              the bits are the same on every rank, in every run and over every transport.
+//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. In a group of more than
+//              8 ranks they are sums of such sums, over the levels of comm/collective_levels.h:
+//              ((x0 + ... + x7) + (x8 + ... + x15)) + ... For the same group size the bits are the
+//              same on every rank, in every run and over every transport.
 //   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns its
 //              tensors may be used again; on a GPU, by work launched on the stream from then on.
-//              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by
-//              the group.
+//              Sums need memory for what arrives: at most kSumPiece elements from each of 8 ranks, kept
+//              by the group.
 //   Devices    Every transport moves CPU memory; comm/gpu/gpu_links.h moves GPU memory.
 //              On the null device nothing is moved, and no call waits.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended,
@@ -110,11 +112,13 @@ class Group {
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
   // Returns the bytes that this rank has sent to others so far.
-  // With n ranks, and b the bytes of x, or of the larger of out and in, where n divides:
+  // With n ranks, and b the bytes of x, or of the larger of out and in, where n divides (sums of bf16
+  // over more than 8 ranks send the more that comm/group_cost.h says):
   //   all_reduce_sum                   2 b (n-1)/n
   //   reduce_scatter_sum, all_gather   b (n-1)/n
   //   all_to_all_v                     the rows for others
-  //   broadcast                        b (n-1) at the root
+  //   broadcast                        b for each rank that a rank passes x on to: n-1 at the root of
+  //                                    at most 8 ranks, else the messages of comm/collective_levels.h
   //   send                             b
   //   barrier                          0
   virtual int64_t sent_bytes() const = 0;

@@ -1,16 +1,24 @@
 #include "comm/group_cost.h"
 
+#include "comm/collective_levels.h"
+
 namespace moebius {
 
 GroupCost all_gather_cost(double bytes, int64_t n) {
-  return {.messages = n - 1, .wire_bytes = bytes * static_cast<double>(n - 1) / static_cast<double>(n)};
+  return {.messages = CollectiveLevels(static_cast<int>(n)).messages(),
+          .wire_bytes = bytes * static_cast<double>(n - 1) / static_cast<double>(n)};
 }
 
-GroupCost reduce_scatter_cost(double bytes, int64_t n) { return all_gather_cost(bytes, n); }
+GroupCost reduce_scatter_cost(double bytes, int64_t n, DType dtype) {
+  GroupCost cost = all_gather_cost(bytes, n);
+  const CollectiveLevels levels(static_cast<int>(n));
+  if (dtype == DType::bf16) cost.wire_bytes += bytes / levels.radix(0) - bytes / static_cast<double>(n);
+  return cost;
+}
 
-GroupCost all_reduce_cost(double bytes, int64_t n) {
-  const GroupCost half = all_gather_cost(bytes, n);
-  return {.messages = 2 * half.messages, .wire_bytes = 2 * half.wire_bytes};
+GroupCost all_reduce_cost(double bytes, int64_t n, DType dtype) {
+  const GroupCost sums = reduce_scatter_cost(bytes, n, dtype), rest = all_gather_cost(bytes, n);
+  return {.messages = sums.messages + rest.messages, .wire_bytes = sums.wire_bytes + rest.wire_bytes};
 }
 
 GroupCost all_to_all_cost(double bytes, int64_t n) { return {.messages = n - 1, .wire_bytes = bytes}; }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <numeric>
 
 #include "comm/group_checks.h"
 #include "comm/group_cost.h"
@@ -72,7 +73,9 @@ class MessageGroup::Exchange final : public Pending::Transfer {
 };
 
 MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
-    : transport_(transport), spec_(std::move(spec)) {
+    : transport_(transport), spec_(std::move(spec)), levels_(static_cast<int>(spec_.ranks.size())) {
+  everyone_.resize(static_cast<size_t>(size()));
+  std::iota(everyone_.begin(), everyone_.end(), 0);
   const auto found = std::find(ranks().begin(), ranks().end(), transport.rank());
   MOEBIUS_CHECK(usage, found != ranks().end(), "group {}: rank {} makes it, so it must be one of its {}", name(),
                 transport.rank(), counted(size(), "rank"));
@@ -83,17 +86,16 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
 
 void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   check_sum(*this, "all_reduce_sum", x);
-  count("all_reduce_sum", s, all_reduce_cost(bytes_of(x), size()));
+  count("all_reduce_sum", s, all_reduce_cost(bytes_of(x), size(), x.dtype));
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
   const Timed timed(seconds_);
-  const int64_t record = begin("all_reduce_sum", x), piece = kSumPiece * size();
+  const int64_t record = begin("all_reduce_sum", x);
+  const int64_t piece = kSumPiece * std::min(size(), CollectiveLevels::kMostAtOnce);
   const Tensor x_N = x.view({x.numel()});
   for (int64_t at = 0; at < x_N.numel(); at += piece) {
     const Tensor piece_N = x_N.rows(at, std::min(at + piece, x_N.numel()));
-    const Spans slices = slices_of(piece_N, size());
-    const Tensor own = slice_of(piece_N, rank_, size());
-    sum_exchange(s, own, own, slices, record);
-    exchange(Spans(size(), span_of(own)), slices, record);
+    sum_over_levels(s, slice_of(piece_N, levels_.place(rank_), size()), piece_N, record);
+    gather_over_levels(piece_N, record);
   }
   transport_.recorder().end(record);
 }
@@ -101,19 +103,34 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
 void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
   check_sum(*this, "reduce_scatter_sum", in);
   check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
-  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size()));
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype));
   if (!moves("reduce_scatter_sum", s, {out, in})) return;
   const Timed timed(seconds_);
-  const int64_t record = begin("reduce_scatter_sum", in), own_size = out.numel();
-  const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
-  for (int64_t at = 0; at < own_size; at += kSumPiece) {
-    const int64_t end = std::min(at + kSumPiece, own_size);
-    const auto part = [&](int r) { return in_N.rows(r * own_size + at, r * own_size + end); };
-    Spans to;
-    for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
-    sum_exchange(s, out_N.rows(at, end), part(rank_), to, record);
-  }
+  const int64_t record = begin("reduce_scatter_sum", in);
+  reduce_scatter(s, out, in, record);
   transport_.recorder().end(record);
+}
+
+void MessageGroup::reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t record) {
+  const int64_t own_size = out.numel();
+  const int64_t piece = std::max(int64_t{1}, kSumPiece * std::min(size(), CollectiveLevels::kMostAtOnce) / size());
+  const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
+  for (int64_t at = 0; at < own_size; at += piece) {
+    const int64_t end = std::min(at + piece, own_size);
+    const auto part = [&](int r) { return in_N.rows(r * own_size + at, r * own_size + end); };
+    if (levels_.is_direct()) {
+      Spans to;
+      for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
+      sum_exchange_at(0, s, out_N.rows(at, end), in.dtype, to, record);
+      continue;
+    }
+    const Tensor x_N = packed(in.dtype, end - at);
+    for (int r = 0; r < size(); ++r) {
+      const Tensor slice = slice_of(x_N, levels_.place(r), size());
+      std::memcpy(slice.data, part(r).data, slice.num_bytes());
+    }
+    sum_over_levels(s, out_N.rows(at, end), x_N, record);
+  }
 }
 
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
@@ -122,8 +139,24 @@ void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
   if (!moves("all_gather", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
-  exchange(Spans(size(), span_of(in)), blocks_of(out, size()), record);
+  gather(out, in, record);
   transport_.recorder().end(record);
+}
+
+void MessageGroup::gather(Tensor out, Tensor in, int64_t record) {
+  if (levels_.is_direct()) return exchange(Spans(size(), span_of(in)), blocks_of(out, size()), record);
+  const int64_t own_bytes = in.num_bytes();
+  const int64_t piece = std::max(int64_t{1}, kSumPiece * size_of(DType::f32) * CollectiveLevels::kMostAtOnce / size());
+  auto* const to = static_cast<std::byte*>(out.data);
+  const auto* const from = static_cast<const std::byte*>(in.data);
+  for (int64_t at = 0; at < own_bytes; at += piece) {
+    const int64_t bytes = std::min(piece, own_bytes - at);
+    const Tensor x_N = packed(DType::u8, bytes);
+    std::memcpy(slice_of(x_N, levels_.place(rank_), size()).data, from + at, bytes);
+    gather_over_levels(x_N, record);
+    for (int r = 0; r < size(); ++r)
+      std::memcpy(to + r * own_bytes + at, slice_of(x_N, levels_.place(r), size()).data, bytes);
+  }
 }
 
 void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
@@ -136,23 +169,30 @@ void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   transport_.recorder().end(record);
 }
 
+// Goes down the levels. Before a level, the ranks whose digits up to this one are the root's have x.
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
   check_member(*this, "broadcast: root", root);
   if (!moves("broadcast", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("broadcast", x);
-  Spans to(size()), from(size());
-  from[root] = span_of(x);
-  if (rank_ == root) to.assign(size(), span_of(x));
-  // The root gets empty messages, so that it returns when all ranks have x, and notices a missing
-  // rank here.
-  exchange(to, from, record);
+  for (int level = levels_.count() - 1; level >= 0; --level) {
+    bool takes_part = true;
+    for (int l = 0; l < level; ++l) takes_part = takes_part && levels_.digit(rank_, l) == levels_.digit(root, l);
+    if (!takes_part) continue;
+    const int sender = levels_.digit(root, level);
+    Spans to(levels_.radix(level)), from(levels_.radix(level));
+    from[sender] = span_of(x);
+    if (levels_.digit(rank_, level) == sender) to.assign(to.size(), span_of(x));
+    // The sender gets empty messages, so that it notices a missing rank here.
+    exchange_at(level, to, from, record);
+  }
   transport_.recorder().end(record);
 }
 
 void MessageGroup::barrier() {
   const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
-  exchange(Spans(size()), Spans(size()), record);
+  for (int level = 0; level < levels_.count(); ++level)
+    exchange_at(level, Spans(levels_.radix(level)), Spans(levels_.radix(level)), record);
   transport_.recorder().end(record);
 }
 
@@ -162,18 +202,22 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
   check_sum(*this, "start_reduce_scatter_sum", in);
   check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
   check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size()));
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype));
   if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_reduce_scatter_sum", in);
+  if (!levels_.is_direct()) {
+    const auto all = [this, s, out, in, record]() mutable { reduce_scatter(s, out, in, record); };
+    return Pending(std::make_unique<Exchange>(*this, Messages(), record, all));
+  }
   const Spans to = blocks_of(in, size());
   Spans from = blocks_of(arrived, size());
   from[rank_] = to[rank_];
-  Messages messages = begin_exchange(to, from);
-  const auto sum = [s, out, from]() mutable {
+  Messages messages = begin_exchange(everyone_, to, from);
+  const auto sum = [s, out, from, dtype = in.dtype]() mutable {
     std::vector<const void*> parts;
     for (const Span& part : from) parts.push_back(part.data);
-    sum_in_rank_order(s, out, parts);
+    sum_in_rank_order(s, out, parts, dtype);
   };
   return Pending(std::make_unique<Exchange>(*this, std::move(messages), record, sum));
 }
@@ -184,7 +228,11 @@ Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
   if (!moves("start_all_gather", s, {out, in})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_all_gather", in);
-  Messages messages = begin_exchange(Spans(size(), span_of(in)), blocks_of(out, size()));
+  if (!levels_.is_direct()) {
+    const auto all = [this, out, in, record] { gather(out, in, record); };
+    return Pending(std::make_unique<Exchange>(*this, Messages(), record, all));
+  }
+  Messages messages = begin_exchange(everyone_, Spans(size(), span_of(in)), blocks_of(out, size()));
   return Pending(std::make_unique<Exchange>(*this, std::move(messages), record));
 }
 
@@ -216,39 +264,92 @@ Pending MessageGroup::transfer(const char* op, const Tensor& x, int64_t number, 
 
 // --- exchanges ------------------------------------------------------------------------------------------------------
 
-Messages MessageGroup::begin_exchange(const Spans& to, const Spans& from) {
+Messages MessageGroup::begin_exchange(std::span<const int> members, const Spans& to, const Spans& from) {
   Messages messages;
+  const int n = static_cast<int>(members.size());
+  const int own = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
   // Each rank begins with its neighbours, so that not all of them begin with rank 0.
-  for (int i = 1; i < size(); ++i) {
-    const int r = (rank_ + size() - i) % size();
-    messages.push_back(transport_.recv(ranks()[r], spec_.channel, from[r].data, from[r].num_bytes));
+  for (int i = 1; i < n; ++i) {
+    const int m = (own + n - i) % n;
+    messages.push_back(transport_.recv(ranks()[members[m]], spec_.channel, from[m].data, from[m].num_bytes));
   }
-  for (int i = 1; i < size(); ++i) {
-    const int r = (rank_ + i) % size();
-    messages.push_back(transport_.send(ranks()[r], spec_.channel, to[r].data, to[r].num_bytes));
-    sent_bytes_ += to[r].num_bytes;
+  for (int i = 1; i < n; ++i) {
+    const int m = (own + i) % n;
+    messages.push_back(transport_.send(ranks()[members[m]], spec_.channel, to[m].data, to[m].num_bytes));
+    sent_bytes_ += to[m].num_bytes;
   }
-  const Span &own = to[rank_], &place = from[rank_];
-  MOEBIUS_ASSERT(own.num_bytes == place.num_bytes);
-  if (own.data != place.data && own.num_bytes > 0) std::memcpy(place.data, own.data, own.num_bytes);
+  MOEBIUS_ASSERT(to[own].num_bytes == from[own].num_bytes);
+  if (to[own].data != from[own].data && to[own].num_bytes > 0)
+    std::memcpy(from[own].data, to[own].data, to[own].num_bytes);
   return messages;
 }
 
 void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) {
-  transport_.wait(begin_exchange(to, from), record);
+  transport_.wait(begin_exchange(everyone_, to, from), record);
 }
 
-void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record) {
-  const int64_t bytes = own.num_bytes();
-  if (arrived_.num_bytes() < bytes * size()) arrived_ = Buffer(DeviceKind::cpu, bytes * size());
+void MessageGroup::exchange_at(int level, const Spans& to, const Spans& from, int64_t record) {
+  transport_.wait(begin_exchange(levels_.members(rank_, level), to, from), record);
+}
+
+void MessageGroup::sum_exchange_at(int level, Stream& s, Tensor own, DType dtype, Spans to, int64_t record) {
+  const int radix = levels_.radix(level), digit = levels_.digit(rank_, level);
+  const int64_t bytes = own.numel() * size_of(dtype);
+  if (arrived_.num_bytes() < bytes * radix) arrived_ = Buffer(DeviceKind::cpu, bytes * radix);
   Spans from;
-  for (int r = 0; r < size(); ++r)
-    from.push_back({.data = static_cast<std::byte*>(arrived_.data()) + r * bytes, .num_bytes = bytes});
-  from[rank_] = to[rank_] = span_of(own_part);
-  exchange(to, from, record);
+  for (int m = 0; m < radix; ++m)
+    from.push_back({.data = static_cast<std::byte*>(arrived_.data()) + m * bytes, .num_bytes = bytes});
+  from[digit] = to[digit];
+  exchange_at(level, to, from, record);
   std::vector<const void*> parts;
   for (const Span& part : from) parts.push_back(part.data);
-  sum_in_rank_order(s, own, parts);
+  sum_in_rank_order(s, own, parts, dtype);
+}
+
+void MessageGroup::sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record) {
+  Tensor sums_N = x_N;  // the slices that this rank still sums
+  int first = 0;        // and the place of the first of them
+  for (int level = 0; level < levels_.count(); ++level) {
+    const int width = levels_.width(level), from = first;
+    const auto begin_of = [&](int place) { return x_N.numel() * place / size() - x_N.numel() * from / size(); };
+    const auto part = [&](int digit) {
+      return sums_N.rows(begin_of(from + digit * width), begin_of(from + (digit + 1) * width));
+    };
+    Spans to;
+    for (int digit = 0; digit < levels_.radix(level); ++digit) to.push_back(span_of(part(digit)));
+    Tensor out = part(levels_.digit(rank_, level));
+    const DType dtype = sums_N.dtype;
+    if (level + 1 == levels_.count()) {
+      out = own;
+    } else if (dtype == DType::bf16) {
+      const int64_t bytes = out.numel() * size_of(DType::f32);
+      if (sums_.num_bytes() < bytes) sums_ = Buffer(DeviceKind::cpu, bytes);
+      out = tensor_of(static_cast<float*>(sums_.data()), {out.numel()});
+    }
+    sum_exchange_at(level, s, out, dtype, to, record);
+    sums_N = out;
+    first += levels_.digit(rank_, level) * width;
+  }
+}
+
+void MessageGroup::gather_over_levels(const Tensor& x_N, int64_t record) {
+  int first = levels_.place(rank_);  // the place of the first slice that this rank has
+  for (int level = levels_.count() - 1; level >= 0; --level) {
+    const int width = levels_.width(level), begin = first - levels_.digit(rank_, level) * width;
+    const auto part = [&](int place) {
+      return span_of(x_N.rows(x_N.numel() * place / size(), x_N.numel() * (place + width) / size()));
+    };
+    Spans from;
+    for (int digit = 0; digit < levels_.radix(level); ++digit) from.push_back(part(begin + digit * width));
+    exchange_at(level, Spans(from.size(), part(first)), from, record);
+    first = begin;
+  }
+}
+
+Tensor MessageGroup::packed(DType dtype, int64_t num_elements) {
+  const int64_t bytes = num_elements * size() * size_of(dtype);
+  if (packed_.num_bytes() < bytes) packed_ = Buffer(DeviceKind::cpu, bytes);
+  return {.data = packed_.data(), .shape = {num_elements * size()}, .dtype = dtype, .device = DeviceKind::cpu};
 }
 
 // --- counters -------------------------------------------------------------------------------------------------------

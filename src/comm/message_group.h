@@ -1,14 +1,19 @@
 // A MessageGroup is a Group over messages.
-// Every collective is an exchange: each rank sends one message to each other rank and receives
-// one from it. So a waiting rank knows which rank it waits for, and every transport adds in
-// the same order.
+// Every collective is made of exchanges: each of some ranks sends one message to each other of them
+// and receives one from it. So a waiting rank knows which rank it waits for, and every transport adds
+// in the same order.
 //
-//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in rank order, and
-//                       sends the sum to all
+//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in the order of
+//                       Group, and sends the sum to all
 //   reduce_scatter_sum  the first half of all_reduce_sum
 //   all_gather          the second half of it
+//
+// In a group of at most 8 ranks a half is one exchange between all of them. In a larger one it is an
+// exchange on each level (comm/collective_levels.h). all_to_all_v is one exchange in any group.
+// What a group of several levels starts, it does in wait().
 #pragma once
 
+#include "comm/collective_levels.h"
 #include "comm/group_cost.h"
 #include "comm/rank_parts.h"
 #include "comm/transport/transport.h"
@@ -50,13 +55,23 @@ class MessageGroup final : public Group {
 
  private:
   class Exchange;
-  // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r.
-  // This rank's own part is copied.
-  Messages begin_exchange(const Spans& to, const Spans& from);
+  // Begins to send to[i] to the rank members[i] and to fill from[i] from it, for every member, of
+  // which this rank is one. Its own part is copied.
+  Messages begin_exchange(std::span<const int> members, const Spans& to, const Spans& from);
+  // The same between all ranks of the group, or between those of one level, until it has ended.
   void exchange(const Spans& to, const Spans& from, int64_t record);
-  // Computes own = the sum over ranks of their parts for this rank. own_part is the part computed here.
-  // to[r] is the part that goes to rank r. own may be own_part.
-  void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
+  void exchange_at(int level, const Spans& to, const Spans& from, int64_t record);
+  // Computes own = the sum over the members of their parts for this rank, which `to` holds for each of them.
+  // The parts have `dtype`. own may be this rank's part.
+  void sum_exchange_at(int level, Stream& s, Tensor own, DType dtype, Spans to, int64_t record);
+  // x_N has a slice for each rank, in the order of CollectiveLevels::place. x_N is overwritten.
+  // Computes own = the sum over the ranks of this rank's slice, or gets all slices from the rank's own.
+  void sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record);
+  void gather_over_levels(const Tensor& x_N, int64_t record);
+  void reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t record);
+  void gather(Tensor out, Tensor in, int64_t record);
+  // Returns memory for a slice of num_elements of each rank, in the order of place().
+  Tensor packed(DType dtype, int64_t num_elements);
   // On the null device a call is an op of the stream's trace: "ep all_gather", with the bytes that
   // leave this rank. A group of one rank is not counted.
   void count(const char* op, Stream& s, const GroupCost& cost) const;
@@ -68,11 +83,15 @@ class MessageGroup final : public Group {
 
   Transport& transport_;
   MessageGroupSpec spec_;
+  CollectiveLevels levels_;
+  std::vector<int> everyone_;  // 0, 1, ..., size() - 1
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
   double seconds_ = 0;
   std::vector<std::shared_ptr<const PeerTraffic>> beside_;
   Buffer arrived_;  // slices from the other ranks
+  Buffer packed_;   // slices in the order of place()
+  Buffer sums_;     // f32 sums of bf16 slices between levels
 };
 
 }  // namespace moebius

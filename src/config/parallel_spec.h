@@ -9,6 +9,9 @@ namespace moebius {
 // The way in which the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
+// Who adds the numbers of ranks with GPUs: our kernels in the order of the ranks, or NCCL in its own.
+enum class RankSums { ranks, nccl };
+
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).
 enum class PipelineSchedule { one_f_one_b };
 
@@ -28,6 +31,7 @@ struct ParallelSpec {
   CpComm cp_comm = CpComm::allgather;
   DispatcherKind dispatcher = DispatcherKind::automatic;
   ExpertOverlap expert_overlap = ExpertOverlap::none;
+  RankSums sums = RankSums::ranks;
   bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same

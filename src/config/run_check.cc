@@ -285,6 +285,10 @@ void check_layout(const RunSpec& s) {
     for (const char* key : {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor"})
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
   }
+  MOEBIUS_CHECK(usage, p.sums == RankSums::ranks || s.device == DeviceKind::cuda,
+                "parallel.sums = \"nccl\" adds memory of GPUs; got run.device = \"cpu\"; set run.device = \"cuda\", or "
+                "remove it{}",
+                origin(s, "parallel.sums"));
   MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == DispatcherKind::alltoall,
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",

@@ -83,7 +83,7 @@ Engine::Engine(const EngineSpec& spec)
       pool_(spec.threads),
       gpu_ranks_(gpu_ranks(spec)),
       gpu_(accelerator(spec, gpu_ranks_.get())),
-      links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_) : nullptr),
+      links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_, spec.sums) : nullptr),
       dry_run_world_(dry_run_world(spec)),
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute),

@@ -32,6 +32,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
       .expert_overlap = run.parallel.expert_overlap,
+      .sums = run.parallel.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
       .overlap = run.parallel.overlap,
       .device = run.device,
       .target = run.device,

@@ -16,6 +16,8 @@
 namespace moebius {
 namespace {
 
+constexpr int64_t kRootError = 1 << 16;  // above all signals
+
 std::string make_run_dir(Control& control, const std::string& dir) {
   control.on_root([&] {
     std::error_code error;
@@ -89,8 +91,9 @@ int TrainingRun::run() {
     report_step(report);
     store_.check();  // an asynchronous save that has failed ends the run now, not at the next save
     save_if_due(step);
-    evaluate_if_due(step);  // after the save, so an evaluation that fails loses nothing else
-    signal = agreed_signal();
+    // After the save, so an evaluation that fails loses nothing else.
+    const bool evaluated = evaluate_if_due(step);
+    signal = evaluated || step == run_.train.steps ? agreed_signal() : signal_of(ranks_.outcome);
     if (signal != 0) save(step);
   }
   store_.wait();
@@ -150,8 +153,8 @@ void TrainingRun::log_after_steps(int signal) {
   control_.on_root([&] { run_log_.write_event("end", saved_step_, facts); });
 }
 
-// Does work of rank 0 while no other rank waits for it. Its error is kept for agreed_signal(),
-// where all ranks meet.
+// Does work of rank 0 while no other rank waits for it. Its error is kept until the ranks next say what
+// became of a step: in the exchange of the next step, or after an evaluation or the last step.
 void TrainingRun::on_root_alone(const std::function<void()>& body) {
   if (!control_.is_root() || root_error_) return;
   try {
@@ -162,10 +165,12 @@ void TrainingRun::on_root_alone(const std::function<void()>& body) {
   }
 }
 
-int TrainingRun::agreed_signal() {
-  constexpr int64_t kError = 1 << 16;  // above all signals
-  const int64_t said = control_.max(root_error_ ? kError : int64_t{signal_});
-  if (said < kError) return static_cast<int>(said);
+int64_t TrainingRun::outcome() const { return root_error_ ? kRootError : int64_t{signal_}; }
+
+int TrainingRun::agreed_signal() { return signal_of(control_.max(outcome())); }
+
+int TrainingRun::signal_of(int64_t outcome_of_ranks) {
+  if (outcome_of_ranks < kRootError) return static_cast<int>(outcome_of_ranks);
   store_.wait();
   control_.on_root([&] { throw Error(*root_error_); });
   return 0;
@@ -189,7 +194,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   const StepReport report = read_step(engine_, (now_us() - begin) * 1e-6);
   const StepTimes& times = engine_.step_times();
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
-  ranks_ = gather_ranks(engine_, mine, comm, report.layers);
+  ranks_ = gather_ranks(engine_, mine, comm, report.layers, outcome());
   world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;
 }
@@ -231,19 +236,20 @@ void TrainingRun::evaluate_before_steps() {
 
 // After a signal the evaluation is skipped. The run that resumes from this step's checkpoint does
 // it first.
-void TrainingRun::evaluate_if_due(int64_t step) {
+bool TrainingRun::evaluate_if_due(int64_t step) {
   const bool due =
       step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));
   const auto stop = [&] { return agreed_signal() != 0; };
-  if (!valid_ || !due) return;
+  if (!valid_ || !due) return false;
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
   engine_.sample_peak_memory();
-  if (!result.complete) return;
+  if (!result.complete) return true;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
                 "optimizer.lr or lengthen the warm-up",
                 step, result.loss, newest_text());
   report_eval(step, result);
+  return true;
 }
 
 void TrainingRun::report_eval(int64_t step, const EvalResult& result) {

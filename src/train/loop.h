@@ -45,7 +45,7 @@ class TrainingRun {
   void check_finite(const StepReport& report);
   void report_step(const StepReport& report);
   void evaluate_before_steps();
-  void evaluate_if_due(int64_t step);
+  bool evaluate_if_due(int64_t step);  // returns whether it was due
   void report_eval(int64_t step, const EvalResult& result);
   bool metrics_hold_eval_of(int64_t step);
   void save_if_due(int64_t step);
@@ -56,7 +56,11 @@ class TrainingRun {
   void log_start_event();
 
   void on_root_alone(const std::function<void()>& body);
-  int agreed_signal();  // all ranks together, after each step; throws the error of on_root_alone on all of them
+  // What this rank says of a step: 0, the signal that it got, or that rank 0 has an error.
+  int64_t outcome() const;
+  // The signal in the largest outcome of the ranks. Throws the error of on_root_alone on all of them.
+  int signal_of(int64_t outcome_of_ranks);
+  int agreed_signal();  // the same, of an exchange of its own; all ranks together
 
   RunSpec run_;
   std::unique_ptr<Transport> alone_;  // only in a run on one rank

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kColumns = 4 + 2 * kNumAxes;
+constexpr int64_t kColumns = 5 + 2 * kNumAxes;
 
 std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& comm) {
   std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s};
@@ -72,8 +72,9 @@ CommCounters comm_since(const Mesh& mesh, const CommCounters& before) {
 }
 
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
-                         const std::vector<MoeLayerReport>& layers) {
+                         const std::vector<MoeLayerReport>& layers, int64_t outcome) {
   RanksReport report;
+  report.outcome = outcome;
   Group& world = engine.mesh().group(Axis::world);
   if (world.size() == 1) {
     report.ranks.push_back(mine);
@@ -81,6 +82,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
   }
   report.tokens_of_ep_rank = tokens_of_ep_ranks(layers, engine.mesh().shape().ep);
   std::array<double, kColumns> row = row_of(mine, comm);
+  row[kColumns - 1] = static_cast<double>(outcome);
   std::vector<double> table(kColumns * world.size());
   ThreadPool& pool = engine.stream().pool();
   Stream s(DeviceKind::cpu, pool);
@@ -88,6 +90,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
   for (int r = 0; r < world.size(); ++r) {
     const double* of = table.data() + r * kColumns;
     report.ranks.push_back({.load_s = of[0], .passes_s = of[1], .optimizer_s = of[2], .waiting_s = of[3]});
+    report.outcome = std::max(report.outcome, static_cast<int64_t>(of[kColumns - 1]));
   }
   for (int a = 0; a < kNumAxes; ++a) {
     if (engine.mesh().group(static_cast<Axis>(a)).size() > 1) report.axes.push_back(axis_report(table, a));

@@ -37,14 +37,16 @@ struct AxisReport {
 struct RanksReport {
   std::vector<RankTimes> ranks;            // by world rank
   std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
+  int64_t outcome = 0;                     // the largest of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank
 };
 
 // The report of the last step, the same on each rank; all ranks call it together. mine: of this
-// rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks.
+// rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks;
+// outcome: what this rank says of the step. It is one call of the group of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
-                         const std::vector<MoeLayerReport>& layers);
+                         const std::vector<MoeLayerReport>& layers, int64_t outcome = 0);
 
 // Once work of each kind has run, the first rank warns of the fallback kernels that GPUs use on any
 // rank. All ranks call it together.

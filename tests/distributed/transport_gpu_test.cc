@@ -9,7 +9,9 @@
 #include <random>
 #include <thread>
 
+#include "comm/gpu/cuda/sum_of_ranks.h"
 #include "comm/gpu/gpu_links.h"
+#include "comm/rank_order_sum.h"
 #include "io/testing.h"
 #include "tests/distributed/ranks.h"
 
@@ -112,6 +114,87 @@ TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
         in.expect_same("reduce_scatter_sum in place");
       }
     }
+  });
+}
+
+// The sum over the levels of a large group, whose parts are all on one GPU, is that of messages.
+TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  Accelerator gpu(0);
+  ThreadPool pool{1};
+  Stream s{gpu, pool}, host{DeviceKind::cpu, pool};
+  for (const int size : {2, 8, 12, 64, 100, 1024}) {
+    const CollectiveLevels levels(size);
+    for (const DType dtype : kSummed) {
+      for (const int64_t n : {1, 7, 256}) {
+        Twin parts(s, {size, n}, dtype, static_cast<uint64_t>(size + n)), out(s, {n}, dtype, 1);
+        const int64_t stride = n * size_of(dtype);
+        cuda::sum_of_ranks(gpu.native_stream(), out.gpu,
+                           {.own = static_cast<std::byte*>(parts.gpu.data) + (size - 1) * stride,
+                            .arrived = parts.gpu.data,
+                            .stride_bytes = stride,
+                            .own_rank = size - 1},
+                           levels);
+        // Level by level on the CPU, bf16 as f32 in between.
+        std::vector<float> wide(static_cast<size_t>(size * n));
+        Tensor sums = parts.host;
+        for (int l = 0, left = size; l < levels.count(); ++l) {
+          const bool last = l + 1 == levels.count();
+          const int radix = levels.radix(l);
+          left /= radix;
+          const Tensor from = sums.view({left, radix, n});
+          Tensor to = last ? out.host : from;
+          if (!last && dtype == DType::bf16) to = tensor_of(wide.data(), {left * n});
+          for (int i = 0; i < left; ++i) {
+            std::vector<const void*> at;
+            for (int d = 0; d < radix; ++d)
+              at.push_back(static_cast<std::byte*>(from.data) + (i * radix + d) * n * size_of(from.dtype));
+            Tensor one = to;
+            one.shape = {n};
+            one.data = static_cast<std::byte*>(to.data) + i * n * size_of(to.dtype);
+            sum_in_rank_order(host, one, at, from.dtype);
+          }
+          sums = to;
+          sums.shape = {left, n};
+        }
+        out.expect_same("sum_of_ranks");
+      }
+    }
+  }
+}
+
+// NCCL's own sums differ by rounding. Where ranks share a GPU they are refused.
+TEST_P(OnGpus, SumsOfNccl) {
+  run([](Transport& transport) {
+    GpuRanks ranks(transport);
+    Accelerator gpu(ranks.index());
+    if (!ranks.each_has_its_own() || !NcclLinks::why_missing().empty()) {
+      EXPECT_THROW(GpuLinks(transport, gpu, ranks, GpuSums::nccl), Error);
+      return;
+    }
+    GpuLinks links(transport, gpu, ranks, GpuSums::nccl);
+    ThreadPool pool{1};
+    Stream s{gpu, pool}, host{DeviceKind::cpu, pool};
+    std::vector<int> all(static_cast<size_t>(transport.size()));
+    for (int r = 0; r < transport.size(); ++r) all[r] = r;
+    const auto group = links.make_group("nccl sums", all, {.overlapped = true});
+    const auto seed = static_cast<uint64_t>(77 + transport.rank());
+    Twin x(s, {4099}, DType::i64, seed), in(s, {50 * transport.size(), 3}, DType::i64, seed + 100);
+    Twin out(s, {50, 3}, DType::i64, 1), begun(s, {50, 3}, DType::i64, 1), arrived(s, in.host.shape, DType::i64, 2);
+    group->all_reduce_sum(s, x.gpu);
+    group->all_reduce_sum(host, x.host);
+    x.expect_same("all_reduce_sum");
+    group->reduce_scatter_sum(s, out.gpu, in.gpu);
+    group->start_reduce_scatter_sum(s, begun.gpu, in.gpu, arrived.gpu).wait();
+    group->reduce_scatter_sum(host, out.host, in.host);
+    group->reduce_scatter_sum(host, begun.host, in.host);
+    out.expect_same("reduce_scatter_sum");
+    begun.expect_same("start_reduce_scatter_sum");
+    Twin gathered(s, in.host.shape, DType::i64, 3);
+    group->all_gather(s, gathered.gpu, out.gpu);
+    group->all_gather(host, gathered.host, out.host);
+    gathered.expect_same("all_gather");
   });
 }
 

@@ -16,10 +16,13 @@ std::string why_staged(GpuRanks& ranks) {
 
 }  // namespace
 
-GpuLinks::GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks) : world_(world) {
+GpuLinks::GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks, GpuSums sums) : world_(world) {
   const std::string why = why_staged(ranks);
-  if (why.empty()) nccl_ = std::make_unique<NcclLinks>(world, gpu);
+  MOEBIUS_CHECK(usage, why.empty() || sums == GpuSums::ranks,
+                "parallel.sums = \"nccl\": expected ranks that use NCCL; but {}; set parallel.sums = \"ranks\"", why);
+  if (why.empty()) nccl_ = std::make_unique<NcclLinks>(world, gpu, sums);
   text_ = nccl_ ? "NCCL " + NcclLinks::version() : "messages through host memory, since " + why;
+  if (sums == GpuSums::nccl) text_ += ", which adds in its own order (parallel.sums)";
 }
 
 std::unique_ptr<Group> GpuLinks::make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use) {

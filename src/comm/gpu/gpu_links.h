@@ -18,7 +18,8 @@ class GpuLinks {
  public:
   // All ranks of the world make it together.
   // The references must outlive the links, and the links the groups.
-  GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks);
+  // Throws Error{usage} for GpuSums::nccl where NCCL cannot be used.
+  GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks, GpuSums sums = GpuSums::ranks);
 
   // Makes a group, like Transport::make_group.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use);

@@ -1,4 +1,5 @@
 // Replaces the CUDA part of this folder in builds without CUDA.
+#include "comm/gpu/cuda/sum_of_ranks.h"
 #include "comm/gpu/gpu_identity.h"
 #include "comm/gpu/peer_round.h"
 #include "core/error.h"
@@ -11,6 +12,7 @@ namespace {
 
 }  // namespace
 
+void cuda::sum_of_ranks(void*, Tensor, const RankParts&, const CollectiveLevels&) { missing(); }
 std::string gpu_identity(int) { missing(); }
 std::string gpu_identity_of(const void*) { missing(); }
 

@@ -15,7 +15,7 @@ std::string NcclLinks::why_missing() {
   return "this program was built without NCCL (its header nccl.h must be installed beside CUDA's)";
 }
 std::string NcclLinks::version() { return ""; }
-NcclLinks::NcclLinks(Transport&, Accelerator&) { missing(); }
+NcclLinks::NcclLinks(Transport&, Accelerator&, GpuSums) { missing(); }
 NcclLinks::~NcclLinks() = default;
 std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group>, const NcclUse&) { missing(); }
 void NcclLinks::abandon() {}

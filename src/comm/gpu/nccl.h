@@ -1,8 +1,10 @@
 // Groups whose ranks exchange GPU memory by NCCL. Messages of the world carry what NCCL needs to
 // start, and the barriers; everything else is kernels on streams.
 //
-// Every collective is one exchange by grouped sends and receives. Our own kernel computes the sums
-// in rank order, so that the bits are those of messages; a rank sends no more bytes than in a ring.
+// With GpuSums::ranks every collective is one exchange by grouped sends and receives. Our own kernel
+// computes the sums in the order of Group, so that the bits are those of messages; a rank sends no
+// more bytes than in a ring. In groups of more than 8 ranks all_gather is NCCL's.
+// With GpuSums::nccl the sums and all_gather are NCCL's, which chooses the order of its sums.
 // A blocking call runs on the caller's stream. start_*, send and recv run on streams beside it,
 // forked and joined by events, both inside and outside of a CUDA graph. The byte counters and times
 // of a captured call grow after each replay (GraphCapture).
@@ -16,6 +18,9 @@
 #include "device/accelerator.h"
 
 namespace moebius {
+
+// Who adds, and so in which order.
+enum class GpuSums { ranks, nccl };
 
 // The uses of a group other than collectives. Each use needs GPU memory.
 struct NcclUse {
@@ -31,7 +36,7 @@ class NcclLinks {
   // `gpu` must belong to this rank alone.
   // From here on a wait for the GPU ends with Error{distributed} when NCCL reports an error,
   // another rank is known to have failed, or the wait takes longer than the world's timeout.
-  NcclLinks(Transport& world, Accelerator& gpu);
+  NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;
 

@@ -251,6 +251,10 @@ std::vector<KeyText> parallel_texts() {
        "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
        "([parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit "
        "for bit."},
+      {"parallel.sums",
+       "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
+       "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
+       "ranks and choose their own order."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }

@@ -295,6 +295,7 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.named("dispatcher", &ParallelSpec::dispatcher, dispatcher_names(), free),
       parallel.named("expert_overlap", &ParallelSpec::expert_overlap,
                      {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}}, free),
+      parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };
 }

@@ -48,7 +48,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.warmup_steps optimizer.weight_decay "
       "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.expert_overlap "
       "parallel.layout "
-      "parallel.overlap parallel.pp parallel.schedule parallel.tp parallel.vpp "
+      "parallel.overlap parallel.pp parallel.schedule parallel.sums parallel.tp parallel.vpp "
       "precision.compute precision.keep precision.recipe precision.weight_gradients "
       "run.device run.dir run.graph run.kernels run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
@@ -93,6 +93,8 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"layer\"",
                                           "\"allgather\"",
                                           "\"1f1b\"",
+                                          "\"nccl\"",
+                                          "\"ranks\"",
                                           "\"adamw\"",
                                           "\"sgd\"",
                                           "\"linear\"",

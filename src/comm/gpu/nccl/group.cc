@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "comm/gpu/cuda/rank_order_sum.h"
+#include "comm/gpu/cuda/sum_of_ranks.h"
 #include "comm/gpu/gpu_group.h"
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl/world.h"
@@ -17,7 +17,7 @@ int64_t bytes_for_others(const Spans& to, int rank) {
 class NcclGroup final : public GpuGroup {
  public:
   NcclGroup(NcclWorld& world, std::unique_ptr<Group> on_host, const NcclUse& use)
-      : GpuGroup(std::move(on_host)), world_(world), lane_(alone_), overlapped_(alone_) {
+      : GpuGroup(std::move(on_host)), world_(world), levels_(size()), lane_(alone_), overlapped_(alone_) {
     if (size() == 1) return;
     lane_ = world_.collective_lane(over(), /*overlapped=*/false);
     if (use.overlapped) overlapped_ = world_.collective_lane(over(), /*overlapped=*/true);
@@ -54,6 +54,9 @@ class NcclGroup final : public GpuGroup {
   // to[r] is the part that goes to rank r. `arrived` has space for `stride_bytes` from each rank.
   void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
                     void* arrived, int64_t stride_bytes);
+  // Counts the bytes of a pass of one of NCCL's own collectives over x, all ranks' parts together.
+  void count_pass(const Tensor& x) { world_.count(counters_, x.num_bytes() / size() * (size() - 1)); }
+  void gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
   // Runs body on a stream beside s's, after all work that s has so far.
   template <class Body>
   Pending start(const NcclLane& lane, Body&& body);
@@ -67,6 +70,7 @@ class NcclGroup final : public GpuGroup {
   }
 
   NcclWorld& world_;
+  CollectiveLevels levels_;
   NcclLane alone_, lane_, overlapped_;
   std::map<int, NcclLane> to_, from_;  // by neighbour
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
@@ -115,8 +119,8 @@ void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor
     from.push_back({.data = static_cast<std::byte*>(arrived) + r * stride_bytes, .num_bytes = out.num_bytes()});
   from[rank()] = to[rank()];
   exchange(on, lane, to, from);
-  cuda::sum_in_rank_order(
-      on, out, {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank(), .size = size()});
+  cuda::sum_of_ranks(on, out,
+                     {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank()}, levels_);
 }
 
 // Returns the number of elements whose shares from all ranks arrive at once.
@@ -125,6 +129,13 @@ int64_t piece_of(const Tensor& x, int size) { return NcclWorld::kArrivedBytes / 
 void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
   record("all_reduce_sum", x);
   if (size() == 1) return;
+  if (world_.sums() == GpuSums::nccl) {
+    return timed([&] {
+      world_.nccl_all_reduce(cuda_stream(s), lane_, x);
+      count_pass(x);
+      count_pass(x);
+    });
+  }
   timed([&] {
     const int64_t n = x.numel(), piece = piece_of(x, size()) * size();
     for (int64_t at = 0; at < n; at += piece) {
@@ -139,6 +150,12 @@ void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
 
 void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) {
   record("reduce_scatter_sum", in);
+  if (world_.sums() == GpuSums::nccl && size() > 1) {
+    return timed([&] {
+      world_.nccl_reduce_scatter(cuda_stream(s), lane_, out, in);
+      count_pass(in);
+    });
+  }
   timed([&] {
     const int64_t own = out.numel(), piece = piece_of(in, size());
     for (int64_t at = 0; at < own; at += piece) {
@@ -152,9 +169,17 @@ void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tenso
   });
 }
 
+void NcclGroup::gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
+  const bool large = size() > CollectiveLevels::kMostAtOnce;
+  if (size() == 1 || (world_.sums() == GpuSums::ranks && !large))
+    return exchange(on, lane, Spans(size(), span_of(in)), blocks_of(out, size()));
+  world_.nccl_all_gather(on, lane, out, in);
+  count_pass(out);
+}
+
 void NcclGroup::gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
   record("all_gather", in);
-  timed([&] { exchange(cuda_stream(s), lane_, Spans(size(), span_of(in)), blocks_of(out, size())); });
+  timed([&] { gather(cuda_stream(s), lane_, out, in); });
 }
 
 void NcclGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
@@ -187,6 +212,10 @@ Pending NcclGroup::gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, co
   if (!overlapped_.stream) return GpuGroup::gpu_start_reduce_scatter_sum(s, out, in, arrived);
   record("start_reduce_scatter_sum", in);
   return start(overlapped_, [&](cudaStream_t on) {
+    if (world_.sums() == GpuSums::nccl && size() > 1) {
+      world_.nccl_reduce_scatter(on, overlapped_, out, in);
+      return count_pass(in);
+    }
     const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
     sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
   });
@@ -195,8 +224,7 @@ Pending NcclGroup::gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, co
 Pending NcclGroup::gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
   if (!overlapped_.stream) return GpuGroup::gpu_start_all_gather(s, out, in);
   record("start_all_gather", in);
-  return start(overlapped_,
-               [&](cudaStream_t on) { exchange(on, overlapped_, Spans(size(), span_of(in)), blocks_of(out, size())); });
+  return start(overlapped_, [&](cudaStream_t on) { gather(on, overlapped_, out, in); });
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
@@ -238,7 +266,7 @@ std::string NcclLinks::version() {
   return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
 }
 
-NcclLinks::NcclLinks(Transport& world, Accelerator& gpu) : impl_(new Impl{NcclWorld(world, gpu)}) {}
+NcclLinks::NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums) : impl_(new Impl{NcclWorld(world, gpu, sums)}) {}
 NcclLinks::~NcclLinks() = default;
 
 std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const NcclUse& use) {

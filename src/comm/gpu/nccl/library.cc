@@ -26,6 +26,9 @@ NcclLibrary load() {
   find(nccl.group_end, "ncclGroupEnd");
   find(nccl.send, "ncclSend");
   find(nccl.recv, "ncclRecv");
+  find(nccl.all_reduce, "ncclAllReduce");
+  find(nccl.reduce_scatter, "ncclReduceScatter");
+  find(nccl.all_gather, "ncclAllGather");
   return nccl;
 }
 

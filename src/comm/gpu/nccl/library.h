@@ -21,6 +21,9 @@ struct NcclLibrary {
   decltype(&::ncclGroupEnd) group_end = nullptr;
   decltype(&::ncclSend) send = nullptr;
   decltype(&::ncclRecv) recv = nullptr;
+  decltype(&::ncclAllReduce) all_reduce = nullptr;
+  decltype(&::ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&::ncclAllGather) all_gather = nullptr;
 
   std::string why_missing;  // empty when all functions above were found
 };

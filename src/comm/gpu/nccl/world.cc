@@ -46,6 +46,14 @@ void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, con
     MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
 }
 
+// The types of sums; the checks of a group let no other through.
+ncclDataType_t nccl_type(DType dtype) {
+  if (dtype == DType::f32) return ncclFloat32;
+  if (dtype == DType::f64) return ncclFloat64;
+  if (dtype == DType::i64) return ncclInt64;
+  return ncclBfloat16;
+}
+
 // Returns world ranks. members: ranks of `over`.
 std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
   std::vector<int> others;
@@ -63,8 +71,8 @@ NcclCapture::~NcclCapture() {
   }
 }
 
-NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
-    : transport_(world), gpu_(gpu), arrived_(DeviceKind::cuda, kArrivedBytes) {
+NcclWorld::NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums)
+    : transport_(world), gpu_(gpu), sums_(sums), arrived_(DeviceKind::cuda, kArrivedBytes) {
   for (cudaEvent_t& pace : paces_) MOEBIUS_CUDA(cudaEventCreateWithFlags(&pace, cudaEventDisableTiming));
   gpu_.state<GpuWaitWatchdog>().check = [this](double waited_s) { check_wait(waited_s); };
 }
@@ -189,6 +197,24 @@ void NcclWorld::synchronize_stream() { cuda::synchronize(gpu_); }
 void NcclWorld::exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
   check_not_abandoned();
   launch_exchange(on, lane, to, from);
+}
+
+void NcclWorld::nccl_all_reduce(cudaStream_t on, const NcclLane& lane, const Tensor& x) {
+  check_not_abandoned();
+  const size_t count = static_cast<size_t>(x.numel());
+  MOEBIUS_NCCL(nccl_library().all_reduce(x.data, x.data, count, nccl_type(x.dtype), ncclSum, lane.comm, on));
+}
+
+void NcclWorld::nccl_reduce_scatter(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
+  check_not_abandoned();
+  const size_t count = static_cast<size_t>(out.numel());
+  MOEBIUS_NCCL(nccl_library().reduce_scatter(in.data, out.data, count, nccl_type(in.dtype), ncclSum, lane.comm, on));
+}
+
+void NcclWorld::nccl_all_gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
+  check_not_abandoned();
+  const size_t bytes = static_cast<size_t>(in.num_bytes());
+  MOEBIUS_NCCL(nccl_library().all_gather(in.data, out.data, bytes, ncclInt8, lane.comm, on));
 }
 
 void NcclWorld::order(cudaStream_t before, cudaStream_t after) {

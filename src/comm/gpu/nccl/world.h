@@ -52,7 +52,7 @@ struct NcclCapture {
 
 class NcclWorld {
  public:
-  NcclWorld(Transport& world, Accelerator& gpu);
+  NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
@@ -81,6 +81,12 @@ class NcclWorld {
   void keep_pace();
   void abandon();
 
+  // Launches NCCL's own collectives, in place where out is the rank's part of in, or the other way.
+  void nccl_all_reduce(cudaStream_t on, const NcclLane& lane, const Tensor& x);
+  void nccl_reduce_scatter(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
+  void nccl_all_gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
+
+  GpuSums sums() const { return sums_; }
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
@@ -108,6 +114,7 @@ class NcclWorld {
 
   Transport& transport_;
   Accelerator& gpu_;
+  GpuSums sums_;
   Buffer arrived_;
   std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by world ranks and kind
   int num_pairs_ = 0;
