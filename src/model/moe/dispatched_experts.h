@@ -41,7 +41,8 @@ class DispatchedExperts final : public RoutedExperts {
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
-  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved) const override;
+  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
+                const Meanwhile& meanwhile) const override;
 
   // The tensors of this kind; std::bad_cast for those of another.
   static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
@@ -49,7 +50,8 @@ class DispatchedExperts final : public RoutedExperts {
 
  private:
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
-  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights) const;
+  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
+                    const Meanwhile& meanwhile) const;
   // The rows of x at the experts; where h was not kept it is recomputed of them.
   void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;
   // Brings the rows of dy to the experts. Returns the weight of each row.
