@@ -72,7 +72,7 @@ TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
   EXPECT_EQ(resolve_dispatcher({.peers = {.all = true}}).name, "local");
 }
 
-// Of 128 experts, 8 of a token and 16 of a rank: by counting the choices without an expert of a rank.
+// A token chooses 8 of 128 experts, and a rank has 16: the choices without any of those are counted.
 TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
   const RowsOfToken rows = even_rows_of_token(128, 8, 8, 1);
   EXPECT_DOUBLE_EQ(rows.allgather, 7);

@@ -19,7 +19,7 @@ enum class PipelineSchedule { one_f_one_b };
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall, direct };
 
-// What runs beside the exchange of an MoE layer's rows with other ranks (model/moe/moe.h). No value changes a bit.
+// The work beside the exchange of an MoE layer's rows with other ranks (model/beside.h). No value changes a bit.
 //   none    nothing
 //   layer   work of the same layer: products of its experts' backward pass, and its shared expert
 enum class ExpertOverlap { none, layer };
@@ -30,8 +30,8 @@ struct ParallelSpec {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   CpComm cp_comm = CpComm::allgather;
   DispatcherKind dispatcher = DispatcherKind::automatic;
-  RankSums sums = RankSums::ranks;
   ExpertOverlap expert_overlap = ExpertOverlap::none;
+  RankSums sums = RankSums::ranks;
   bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same

@@ -38,10 +38,9 @@ struct EngineSpec {
   // The dispatcher of the MoE layers. Engine::spec() has the kind that is used. In training on several ranks the
   // ranks of etp x ep find out whether "auto" can be direct.
   DispatcherKind dispatcher = DispatcherKind::automatic;
-  GpuSums sums = GpuSums::ranks;  // who adds the numbers of ranks with GPUs
-  ExpertOverlap expert_overlap =
-      ExpertOverlap::none;  // what runs beside the rows of MoE layers on their way; the same bits
-  bool overlap = true;      // communication overlaps with compute where it can; the same bits
+  ExpertOverlap expert_overlap = ExpertOverlap::none;  // work beside the rows of MoE layers on their way; the same bits
+  GpuSums sums = GpuSums::ranks;                       // who adds the numbers of ranks with GPUs
+  bool overlap = true;                                // communication overlaps with compute where it can; the same bits
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for

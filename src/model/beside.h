@@ -17,7 +17,7 @@ class Beside {
  public:
   static constexpr int kMultiprocessors = 16;  // for the body
 
-  // What the body allocates from the stack stays there until the scope around this object ends.
+  // Memory that the body takes from the stack stays taken until the scope around this object ends.
   // REQUIRES: no other Beside that overlaps is open, and the body allocates nothing that outlives that scope.
   Beside(Step& step, bool overlaps, const std::function<void()>& body);
   ~Beside();

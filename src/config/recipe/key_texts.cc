@@ -257,14 +257,14 @@ std::vector<KeyText> parallel_texts() {
        "it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU `alltoall` needs `run.graph = "
        "false`. `direct` writes to the memory of the other ranks, which must be on one machine; the bits are "
        "those of `allgather`."},
+      {"parallel.expert_overlap",
+       "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
+       "([parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit "
+       "for bit."},
       {"parallel.sums",
        "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
        "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
        "ranks and choose their own order."},
-      {"parallel.expert_overlap",
-       "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
-       "([parallelism.md](../design/parallelism.md#what-the-exchange-hides-behind)). Results do not depend on it, bit "
-       "for bit."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }

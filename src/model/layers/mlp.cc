@@ -88,6 +88,11 @@ void Mlp::recompute(Step& step, Tensor x_tD, Saved& saved) const {
 }
 
 void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
+  backward_hidden(step, dy_tD, saved);
+  backward_x(step, dx_tD, saved, accumulate_dx);
+}
+
+void Mlp::backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   saved.dy_TD.hold(step.stream, down_.gather(step, dy_tD));
   saved.dh_T2F.open(step.stack);
@@ -106,6 +111,9 @@ void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, b
                                .h_T2F = h_T2F,
                                .fused = fusion_});
   }
+}
+
+void Mlp::backward_x(Step& step, Tensor dx_tD, const Saved& saved, bool accumulate_dx) const {
   gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);
 }
 

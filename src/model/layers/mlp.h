@@ -34,6 +34,9 @@ class Mlp {
   // y = down(swiglu(h)): the second half of forward.
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx = false) const;
+  // The two parts of it: the first needs dy alone, and leaves what the second and backward_weight need.
+  void backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const;
+  void backward_x(Step& step, Tensor dx_tD, const Saved& saved, bool accumulate_dx) const;
   void backward_weight(Step& step, const Saved& saved) const;
   static std::vector<KeptTensor> kept(const Saved& saved) { return {{"MLP pre-activation", saved.h_T2F.kept()}}; }
 

@@ -107,8 +107,9 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
   }
 }
 
-void ChunkedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
-                              RoutedExperts::Saved& base) const {
+void ChunkedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& base,
+                              const Meanwhile& meanwhile) const {
+  if (meanwhile) meanwhile();
   backward_input(step, dx_TD, dweight_TK, dy_TD, base);
   backward_weight(step, base);
 }

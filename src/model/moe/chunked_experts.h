@@ -44,7 +44,8 @@ class ChunkedExperts final : public RoutedExperts {
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
-  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved) const override;
+  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
+                const Meanwhile& meanwhile) const override;
 
  private:
   // Sorts the rows of the chunk's tokens by expert.

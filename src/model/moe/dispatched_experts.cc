@@ -203,24 +203,27 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
 
 void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                                        RoutedExperts::Saved& base) const {
-  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/false);
+  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/false, nullptr);
 }
 
-void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
-                                 RoutedExperts::Saved& base) const {
-  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_);
+void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& base,
+                                 const Meanwhile& meanwhile) const {
+  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_, meanwhile);
   if (!overlaps_) backward_weight(step, base);
 }
 
 // With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
 // Where h is recomputed, whole or the rows beyond a budget, x must be here first.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
-                                     bool with_weights) const {
+                                     bool with_weights, const Meanwhile& meanwhile) const {
   open_gradients(step, saved);
   const auto dispatch = [&] { return dispatcher_->dispatch(step, saved.x_TD, *saved.delivery); };
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
   if (!x_later) hold_tokens(step, dispatch(), saved);
-  const Tensor weight_R = receive_grads(step, dy_TD, saved);
+  Tensor weight_R;
+  Beside arriving(step, overlaps_ && meanwhile, [&] { weight_R = receive_grads(step, dy_TD, saved); });
+  if (meanwhile) meanwhile();
+  arriving.join();
   Dispatched tokens;
   Beside coming(step, x_later, [&] {
     if (x_later) tokens = dispatch();

@@ -45,7 +45,8 @@ class DispatchedExperts final : public RoutedExperts {
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
-  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved) const override;
+  void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
+                const Meanwhile& meanwhile) const override;
 
   // The tensors of this kind; std::bad_cast for those of another.
   static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
@@ -62,7 +63,8 @@ class DispatchedExperts final : public RoutedExperts {
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
   void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
-  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights) const;
+  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
+                    const Meanwhile& meanwhile) const;
   // The rows of x at the experts; where h was not kept it is recomputed of them.
   void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;
   // Brings the rows of dy to the experts. Returns the weight of each row.

@@ -76,33 +76,41 @@ void Moe::recompute(Step& step, Tensor x_TD, Saved& saved) const {
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const Tensor dweight_TK = step.alloc(saved.router.route.weight_TK.shape, DType::f32);
   experts_->backward_input(step, dx_TD, dweight_TK, dy_TD, *saved.experts);
-  after_experts(step, dx_TD, dweight_TK, dy_TD, saved);
+  router_.backward(step, dx_TD, dweight_TK, saved.router);
+  shared_backward_hidden(step, dy_TD, saved);
+  shared_backward_x(step, dx_TD, saved);
 }
 
 void Moe::backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const Tensor dweight_TK = step.alloc(saved.router.route.weight_TK.shape, DType::f32);
-  experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved.experts);
-  after_experts(step, dx_TD, dweight_TK, dy_TD, saved);
-  shared_backward_weight(step, saved);
-}
-
-// Both add to dx.
-void Moe::after_experts(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const {
+  const auto shared = [&] {
+    shared_backward_hidden(step, dy_TD, saved);
+    shared_backward_weight(step, saved);
+  };
+  const bool is_beside = shared_ && shared_beside_;
+  experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved.experts,
+                     is_beside ? RoutedExperts::Meanwhile(shared) : RoutedExperts::Meanwhile());
   router_.backward(step, dx_TD, dweight_TK, saved.router);
-  if (shared_) shared_backward_input(step, dx_TD, dy_TD, saved);
+  if (!is_beside) shared();
+  shared_backward_x(step, dx_TD, saved);
 }
 
-void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
-  if (!shared_gate_) return shared_->backward_input(step, dx_TD, dy_TD, saved.shared, /*accumulate_dx=*/true);
+void Moe::shared_backward_hidden(Step& step, Tensor dy_TD, Saved& saved) const {
+  if (!shared_) return;
+  if (!shared_gate_) return shared_->backward_hidden(step, dy_TD, saved.shared);
   const int64_t T = dy_TD.dim(0);
   const Tensor dshared_TD = step.alloc({T, D_}, dtype_), dgate_T = step.alloc({T}, DType::f32);
   gated_add_bwd(
       step.stream,
       {.dx_TD = dshared_TD, .dgate_T = dgate_T, .dy_TD = dy_TD, .x_TD = saved.shared_y_TD, .gate_T = saved.gate_T});
-  shared_->backward_input(step, dx_TD, dshared_TD, saved.shared, /*accumulate_dx=*/true);
+  shared_->backward_hidden(step, dshared_TD, saved.shared);
   saved.dgate_T.open(step.stack);
   copy(step.stream, saved.dgate_T, dgate_T.view({T, 1}));
-  shared_gate_->backward_input(step, dx_TD, saved.dgate_T, /*accumulate=*/true);
+}
+
+void Moe::shared_backward_x(Step& step, Tensor dx_TD, Saved& saved) const {
+  if (shared_) shared_->backward_x(step, dx_TD, saved.shared, /*accumulate_dx=*/true);
+  if (shared_gate_) shared_gate_->backward_input(step, dx_TD, saved.dgate_T, /*accumulate=*/true);
 }
 
 void Moe::backward_weight(Step& step, const Saved& saved) const {

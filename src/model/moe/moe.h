@@ -41,8 +41,9 @@ class Moe {
 
  private:
   void add_shared(Step& step, Tensor y_TD, Tensor shared_TD, Tensor x_TD, const Saved& saved) const;
-  void after_experts(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const;
-  void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
+  // The shared expert's derivatives: those that need dy alone, and what it adds to dx.
+  void shared_backward_hidden(Step& step, Tensor dy_TD, Saved& saved) const;
+  void shared_backward_x(Step& step, Tensor dx_TD, Saved& saved) const;
   void shared_backward_weight(Step& step, const Saved& saved) const;
 
   int64_t D_, max_tokens_;
@@ -51,7 +52,7 @@ class Moe {
   std::unique_ptr<RoutedExperts> experts_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;
-  bool shared_beside_;  // the shared expert runs beside the dispatch
+  bool shared_beside_;  // the shared expert runs beside the rows of x, and those of dy
 };
 
 }  // namespace moebius

@@ -41,8 +41,10 @@ class RoutedExperts {
   virtual void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
   // Adds to the gradients of the experts' weights and biases.
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both, with the same bits. With parallel.expert_overlap products run beside the rows on their way.
-  virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
+  // Both, with the same bits. With parallel.expert_overlap products run beside the rows on their way, and meanwhile
+  // beside those of dy; it may not use dx.
+  virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
+                        const Meanwhile& meanwhile) const = 0;
 };
 
 // The routed experts of a layer of c.model, whose parameters begin with prefix. Those of a long

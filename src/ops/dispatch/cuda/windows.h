@@ -1,4 +1,4 @@
-// What the kernels of this folder and of sm90 share: an array in the windows of all ranks.
+// The kernels of this folder and of sm90 share this: an array in the windows of all ranks.
 #pragma once
 
 #include "core/tensor.h"

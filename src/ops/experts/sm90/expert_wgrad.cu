@@ -68,6 +68,7 @@ struct Params {
   Side gathered, plain;
   const int32_t* offsets;
   int num_experts, gather_steps, plain_steps;  // clusters along each side
+  int most_clusters;                           // of a grid without a limit on its blocks: tiles are cut for these
   bool accumulate;
 };
 
@@ -79,26 +80,28 @@ struct Tile {
 
 // The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
 // together, and wait for memory together; so the first tile is cut in two, at another row for each
-// cluster, and its second part comes last.
+// cluster, and its second part comes last. A grid with a limit on its blocks cuts the same tiles at the same rows, so
+// that no sum depends on the limit: some of its clusters have two such tiles or more.
 template <class L>
 class Walk {
  public:
   __device__ Walk(const Params& p, const typename L::Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
     const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
-    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
-    num_own_ = cluster < num_tiles ? (num_tiles - cluster + num_clusters - 1) / num_clusters : 0;
-    cut_ = num_own_ >= kTilesToCut;
+    num_own_ = own_below(num_tiles);
+    num_cut_ = own_below(min(p.most_clusters, num_tiles - (kTilesToCut - 1) * p.most_clusters));
   }
   __device__ bool next(Tile& tile) {
-    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     do {
-      if (step_ >= num_own_ + cut_) return false;
-      tile = tile_at(cluster + step_ % num_own_ * num_clusters);
-      if (cut_ && step_ % num_own_ == 0) {
+      if (step_ >= num_own_ + num_cut_) return false;
+      const bool is_second = step_ >= num_own_;
+      const int own = is_second ? step_ - num_own_ : step_;
+      const int t = static_cast<int>(blockIdx.x / 2 + own * (gridDim.x / 2));
+      tile = tile_at(t);
+      if (own < num_cut_) {
         const int num_blocks = min((tile.end - tile.begin + L::kDepth - 1) / L::kDepth, kBlocksToSpread);
-        const int row = min(tile.begin + num_blocks * cluster / num_clusters * L::kDepth, tile.end);
-        tile.adds = tile.adds || (step_ > 0 && row > tile.begin);
-        (step_ == 0 ? tile.end : tile.begin) = row;
+        const int row = min(tile.begin + num_blocks * t / p_.most_clusters * L::kDepth, tile.end);
+        tile.adds = tile.adds || (is_second && row > tile.begin);
+        (is_second ? tile.begin : tile.end) = row;
       }
       ++step_;
     } while (tile.begin == tile.end);
@@ -107,6 +110,11 @@ class Walk {
 
  private:
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
+  // The number of this cluster's tiles among the first n.
+  __device__ static int own_below(int n) {
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    return cluster < n ? (n - cluster + num_clusters - 1) / num_clusters : 0;
+  }
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
     const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, L::kConfig.l2_group);
@@ -120,7 +128,7 @@ class Walk {
   const Params& p_;
   const typename L::Shared& s_;
   uint32_t rank_;
-  int num_own_, cut_, step_ = 0;
+  int num_own_, num_cut_, step_ = 0;
 };
 
 // The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
@@ -451,6 +459,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                  .num_experts = static_cast<int>(E),
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
                  .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols)),
+                 .most_clusters = op_state<State<L>>(s).num_blocks / 2,
                  .accumulate = a.accumulate};
   const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true>
                         : left_first ? expert_wgrad_kernel<L, true, true>
