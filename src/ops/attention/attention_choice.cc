@@ -39,16 +39,17 @@ AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_U
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
 // One H100, 2026-11-25, TFLOP/s, ours and cuDNN 9.19:
-//   heads of 128, 8 x 4096 573 and 619; 1 x 32768 630 and 617; 1 x 131072 640 and 578
+//   heads of 128, 8 x 4096 573 and 619; 1 x 16384 621 and 613; 1 x 32768 630 and 617;
+//   1 x 131072 640 and 578
 //   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  constexpr int64_t kLong = 32768;
+  constexpr int64_t kLong = 16384;
   return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
 }
 
 // The same, cuDNN's deterministic pass:
 //   32/4 heads of 128, 8 x 4096 419 and 368; 16/16 heads 372 and 375
-//   64/8 heads of 64, 8 x 4096 289 and 245; latent, 8 x 4096 377 and 333
+//   64/8 heads of 64, 8 x 4096 295 and 246; latent, 8 x 4096 380 and 332
 // Ours fill a GPU from two blocks a multiprocessor on.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width != z.v_width || z.window > 0) return false;
