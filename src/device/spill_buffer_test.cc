@@ -57,7 +57,7 @@ TEST(SpillBufferOnGpu, KeepsItsPartsInTheGpuAndTheRestInTheHost) {
   Accelerator gpu;
   ThreadPool pool(1);
   Stream s(gpu, pool);
-  constexpr int64_t kNearBytes = 256 << 20, kBytes = 1024 << 20;
+  constexpr int64_t kNearBytes = 64 << 20, kBytes = 160 << 20;
   synchronize(s);
   const int64_t before = gpu.info().free_bytes;
   const SpillBuffer buffer(DeviceKind::cuda, kBytes, {{0, kNearBytes}});
