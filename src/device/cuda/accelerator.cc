@@ -56,7 +56,9 @@ struct Timed {
 }  // namespace
 
 GpusFound gpus_found() {
-  GpusFound found{.built_with = CUDART_VERSION, .lowest_capability = MOEBIUS_LOWEST_CAPABILITY, .native = {MOEBIUS_NATIVE_CAPABILITIES}};
+  GpusFound found{.built_with = CUDART_VERSION,
+                  .lowest_capability = MOEBIUS_LOWEST_CAPABILITY,
+                  .native = {MOEBIUS_NATIVE_CAPABILITIES}};
   if (cudaDriverGetVersion(&found.driver) != cudaSuccess) cudaGetLastError();
   int n = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&n); status != cudaSuccess) {

@@ -14,6 +14,14 @@ int64_t most_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
   return (d.m / c.tile_m + std::min(d.num_experts, d.m)) * across;
 }
 
+// All blocks of a multiprocessor have about as much shared memory as one may have; CUDA takes 1 KiB of each.
+bool fits(const GroupedGemmDesc& d, const PortableGemmConfig& c, const GpuLimits& limits) {
+  constexpr int64_t kReservedBytes = 1024;
+  const int64_t needed = c.shared_bytes(d.num_experts);
+  return c == kPortablePair ? c.blocks * (needed + kReservedBytes) <= limits.shared_bytes_per_block
+                            : needed <= limits.shared_bytes_per_block;
+}
+
 }  // namespace
 
 std::string to_string(const PortableGemmConfig& c) {
@@ -23,9 +31,11 @@ std::string to_string(const PortableGemmConfig& c) {
 }
 
 PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits) {
-  for (const PortableGemmConfig& config : {kPortableDeep, kPortableWide}) {
-    const bool fits = config.shared_bytes(desc.num_experts) <= limits.shared_bytes_per_block;
-    if (fits && most_tiles(desc, config) >= limits.num_multiprocessors) return config;
+  const bool only_stores = desc.epilogue == GroupedEpilogue::store;
+  for (const PortableGemmConfig& config : {kPortablePair, kPortableDeep, kPortableWide}) {
+    if (config == kPortablePair && only_stores) continue;
+    if (fits(desc, config, limits) && most_tiles(desc, config) >= config.blocks * limits.num_multiprocessors)
+      return config;
   }
   const int64_t needed = kPortableSmall.shared_bytes(desc.num_experts);
   MOEBIUS_CHECK(internal, needed <= limits.shared_bytes_per_block,

@@ -25,12 +25,25 @@ TEST(PortableGemmConfig, IsTheDeepestThatFitsTheGpu) {
     EXPECT_EQ(choose_portable_config(rows(32768, 2048, 128), gpu), kPortableWide);
 }
 
+// One block multiplies while the other is in its epilogue, where a multiprocessor has the memory for both.
+TEST(PortableGemmConfig, IsAPairWhereTheEpilogueDoesMoreThanStore) {
+  for (const GpuLimits& gpu : {kH100, kB200}) {
+    EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 128), gpu), kPortablePair);
+    GroupedGemmDesc up = rows(32768, 2048, 128);
+    up.epilogue = GroupedEpilogue::gated_activation;
+    EXPECT_EQ(choose_portable_config(up, gpu), kPortablePair);
+    EXPECT_LE(2 * (kPortablePair.shared_bytes(kMaxPortableExperts) + 1024), 228 * kKiB);
+  }
+  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 128), kA100), kPortableDeep);
+  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 128), kRtx4090), kPortableWide);
+}
+
 TEST(PortableGemmConfig, IsSmallWhereTilesAreTooFewForTheGpu) {
   EXPECT_EQ(choose_portable_config(rows(1280, 2560, 1), kA100), kPortableDeep);  // 110 tiles
   EXPECT_EQ(choose_portable_config(rows(1280, 2560, 1), kH100), kPortableSmall);
   EXPECT_EQ(choose_portable_config(rows(100, 256, 512), kRtx3090), kPortableWide);  // a row of each of 100 experts
   EXPECT_EQ(choose_portable_config(rows(64, 256, 512), kRtx3090), kPortableSmall);
-  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 4), kH100), kPortableDeep);  // 192 tiles
+  EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 4), kA100), kPortableDeep);  // 192 tiles
   EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 2), kH100), kPortableSmall);
 }
 
@@ -50,7 +63,7 @@ TEST(PortableGemmConfig, FitsWithTheOffsetsOfItsExperts) {
 
 // A multiprocessor has 64 Ki registers, and a thread may have 255 of them.
 TEST(PortableGemmConfig, FitsTheRegisters) {
-  for (const PortableGemmConfig& c : {kPortableDeep, kPortableWide, kPortableSmall})
+  for (const PortableGemmConfig& c : {kPortablePair, kPortableDeep, kPortableWide, kPortableSmall})
     EXPECT_LE(c.threads() * c.blocks * 256, 64 << 10) << to_string(c);
 }
 

@@ -50,6 +50,7 @@ void launch_portable(Stream& s, const typename Op::Params& p, const char* who) {
 template <class Body>
 void with_portable_config(const Stream& s, const GroupedGemmDesc& desc, Body&& body) {
   const PortableGemmConfig config = choose_portable_config(desc, gpu_limits(s));
+  if (config == kPortablePair) return body.template operator()<kPortablePair>();
   if (config == kPortableDeep) return body.template operator()<kPortableDeep>();
   if (config == kPortableWide) return body.template operator()<kPortableWide>();
   MOEBIUS_ASSERT(config == kPortableSmall);
