@@ -98,7 +98,7 @@ void update_all(Stream& s, const Op& a, const Rule& rule) {
 }
 
 constexpr int kSumLoads = 4;  // of 16 bytes, on their way at once: the bus has a long latency
-constexpr int kHostBlocks = 48;
+constexpr int kHostBlocks = 132 * 4;
 
 // kNum elements a thread at a time, and kSumLoads of these before the first is used.
 template <int kNum>
