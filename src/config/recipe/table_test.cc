@@ -85,6 +85,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"compute\"",
                                           "\"recipe\"",
                                           "\"mxfp8\"",
+                                          "\"mxfp4\"",
                                           "\"probs\"",
                                           "\"position\"",
                                           "\"auto\"",
