@@ -79,7 +79,8 @@ TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
 
 TEST_F(LoraRun, ResumesBitForBit) {
   const auto train_to = [&](const std::string& steps, const std::string& dir) {
-    run_guide("train", with_adapters({"optimizer.schedule=constant", "train.steps=" + steps, "run.dir=" + dir}));
+    run_guide("train", with_adapters({"optimizer.schedule=constant", "lora.dropout=0.1", "train.steps=" + steps,
+                                      "run.dir=" + dir}));
   };
   train_to("4", "parts");
   train_to("9", "parts");
@@ -139,7 +140,15 @@ TEST_F(LoraRun, WhatCannotBeIsNamed) {
   expect_training_refused({"lora.targets=[]"}, 2, "lora.targets must name the matrices that get adapters");
   expect_training_refused({"lora.targets=[\"q_prj\"]"}, 2,
                           "\"q_prj\" matches none that can have an adapter, the nearest is q_proj of");
-  expect_training_refused({"lora.dropout=0.1"}, 2, "lora.dropout must be 0");
+  expect_training_refused({"lora.dropout=1"}, 2, "lora.dropout must be a number of at least 0 and below 1");
+  expect_training_refused(
+      {"lora.base=fp8_block"}, 2,
+      "lora.base = \"fp8_block\" has blocks of 128 rows: model.layers.0.self_attn.q_proj.weight has "
+      "32 and is stored with other matrices");
+  expect_training_refused({"lora.base=fp8_block", "precision.recipe=fp8_block"}, 2,
+                          "multiplies in the dtype of the computation; got precision.recipe = \"fp8_block\"");
+  expect_training_refused({"lora.base=mxfp4"}, 3,
+                          "in MXFP4, since lora.base = \"mxfp4\" holds experts as they are read; got other numbers");
   expect_training_refused({"train.freeze=[\"*.mlp.gate.*\"]"}, 2, "all but the adapters is frozen");
   expect_training_refused({"run.dir=" + kModelFolder}, 2, "is inside run.dir");
   expect_training_refused({"lora.init_from=nothing"}, 3, "adapter nothing: expected a folder; got nothing there");

@@ -87,6 +87,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"compute\"",
                                           "\"recipe\"",
                                           "\"mxfp8\"",
+                                          "\"mxfp4\"",
                                           "\"probs\"",
                                           "\"position\"",
                                           "\"auto\"",

@@ -13,8 +13,6 @@
 
 namespace moebius {
 
-inline constexpr RngSite kDropoutSite = static_cast<RngSite>(7);
-
 // The token of a micro-batch that a row of this rank holds; model/attention/token_runs.h says how cp
 // and tp spread them. Row r here is row first + r of the context rank.
 struct TokenOfRow {

@@ -53,7 +53,7 @@ TEST_P(LowRankDropoutTest, DropsByTokenExpertAndColumn) {
   draw.tensor().ptr<int64_t>()[1] = -1;  // not read
   Values want = y.values();
   const Values from = x.values();
-  const Rng rng(99, kDropoutSite, static_cast<uint64_t>(step), 77);
+  const Rng rng(99, RngSite::dropout, static_cast<uint64_t>(step), 77);
   const int64_t first_expert = k.grouped ? 3 : 0, experts = k.grouped ? 6 : 1;
   for (int64_t r = 0; r < (k.grouped ? 10 : R); ++r) {
     const int64_t expert = first_expert + (k.grouped && r >= 4 ? 1 : 0);

@@ -45,7 +45,7 @@ void low_rank_dropout(Stream& s, const LowRankDropout& a) {
   const Tensor &offsets = a.rows.offsets_e1, &token = a.rows.token_R;
   const Dropout dropout{
       a,
-      Rng(a.draw.seed, kDropoutSite, static_cast<uint64_t>(a.draw.draw_2.ptr<int64_t>()[0]), a.draw.matrix),
+      Rng(a.draw.seed, RngSite::dropout, static_cast<uint64_t>(a.draw.draw_2.ptr<int64_t>()[0]), a.draw.matrix),
       dropout_threshold(a.draw.rate),
       offsets.empty() ? nullptr : offsets.ptr<int32_t>(),
       token.empty() ? nullptr : token.ptr<int32_t>(),

@@ -97,7 +97,7 @@ void low_rank_dropout(Stream& s, const LowRankDropout& a) {
                        .first_column = a.draw.first_column,
                        .num_columns = a.draw.num_columns,
                        .threshold = dropout_threshold(a.draw.rate),
-                       .any_step = DeviceRng(Rng(a.draw.seed, kDropoutSite, 0, a.draw.matrix))};
+                       .any_step = DeviceRng(Rng(a.draw.seed, RngSite::dropout, 0, a.draw.matrix))};
     const auto blocks = static_cast<unsigned>(div_ceil(d.num_rows, int64_t{kWarps}));
     if (d.width % kPerVector<T> == 0)
       dropout_kernel<kPerVector<T>><<<blocks, kThreads, 0, cuda_stream(s)>>>(d);
