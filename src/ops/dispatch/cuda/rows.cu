@@ -7,28 +7,30 @@
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "ops/cuda/vector.h"
-#include "ops/dispatch/cuda/windows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/dispatch/dispatch_backends.h"
 
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kAtOnce = 4;      // words of a thread on their way, of a row that is copied
-constexpr int kSumsAtOnce = 2;  // and of a row that is summed, from two rows
+constexpr int kThreads = 1024;    // of a block
+constexpr int kSumThreads = 512;  // of one that sums: its threads have more registers
+constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
+constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
+constexpr int kRowsAtOnce = 4;    // such rows
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // On a Hopper GPU the blocks are in clusters of two, as those of products that may run beside them: what both leave
 // free is whole clusters.
 struct Grid {
-  Grid(const Stream& s, int64_t rows) {
+  Grid(const Stream& s, int64_t rows, int threads) {
     const GpuLimits& gpu = gpu_limits(s);
-    const int blocks = std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, gpu.num_multiprocessors)));
+    const int blocks =
+        std::max(1, std::min(num_blocks(rows, threads / 32), limited_blocks(s, gpu.num_multiprocessors)));
     cluster_.id = cudaLaunchAttributeClusterDimension;
     cluster_.val.clusterDim = {.x = gpu.is_hopper() ? 2u : 1u, .y = 1, .z = 1};
     config_.gridDim = dim3(gpu.is_hopper() ? static_cast<unsigned>(div_ceil(blocks, 2) * 2) : blocks);
-    config_.blockDim = dim3(kThreads);
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.stream = cuda_stream(s);
     config_.attrs = &cluster_;
     config_.numAttrs = gpu.is_hopper() ? 1 : 0;
@@ -44,22 +46,70 @@ struct Grid {
   cudaLaunchConfig_t config_ = {};
 };
 
-// A row is read once. A lane holds the place of one of its copies.
+// An array in the windows of all ranks.
+struct Windows {
+  const int64_t* bases;
+  int64_t offset;
+  int num_ranks, rank;
+  unsigned long long* sent;  // bytes for other ranks: a sum of integers, which no order changes
+
+  __device__ char* array(int64_t q) const { return reinterpret_cast<char*>(bases[q]) + offset; }
+};
+
+Windows windows_of(const Tensor& sent_1, const Tensor& bases_W, int64_t offset, int64_t rank) {
+  return {.bases = bases_W.ptr<int64_t>(),
+          .offset = offset,
+          .num_ranks = narrow<int>(bases_W.numel()),
+          .rank = narrow<int>(rank),
+          .sent = reinterpret_cast<unsigned long long*>(sent_1.ptr<int64_t>())};
+}
+
+// All lanes of a warp call it.
+__device__ __forceinline__ void add_sent(const Windows& to, int64_t bytes_of_lane) {
+  const auto bytes = static_cast<unsigned long long>(warp_sum(static_cast<long long>(bytes_of_lane)));
+  if (threadIdx.x % 32 == 0 && bytes > 0) atomicAdd(to.sent, bytes);
+}
+
+// The rows of tokens and the places that copies of them go to, as PushRows says (ops/dispatch/dispatch.h).
+struct Push {
+  const char* x;
+  const int32_t *dest_TJ, *row_TJ;
+  int64_t num_tokens, row_bytes;
+  int num_dest, etp;
+
+  __device__ int copies() const { return num_dest * etp; }
+  // The place of a copy of token t; null where it goes nowhere. Adds what leaves this rank to sent.
+  __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {
+    const int64_t i = t * num_dest + copy / etp;
+    if (dest_TJ[i] < 0) return nullptr;
+    const int q = dest_TJ[i] * etp + copy % etp;
+    if (q != to.rank) sent += row_bytes;
+    return to.array(q) + row_TJ[i] * row_bytes;
+  }
+};
+
+// A row is read once. A lane holds the place of one of its copies. The places of the next row are looked up while this
+// one is on its way.
 template <class Word>
 __global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows to) {
   const int lane = threadIdx.x % 32, copies = a.copies();
-  const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(Word));
+  const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(Word)), stride = int64_t{gridDim.x} * (kThreads / 32);
   int64_t sent = 0;
-  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; t < a.num_tokens;
-       t += int64_t{gridDim.x} * kWarps) {
+  const auto look_up = [&](int64_t t, int first) {
+    return t < a.num_tokens && first + lane < copies ? a.place(to, t, first + lane, sent) : nullptr;
+  };
+  int64_t t = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  char* next = look_up(t, 0);
+  for (; t < a.num_tokens; t += stride) {
     const Word* x = reinterpret_cast<const Word*>(a.x + t * a.row_bytes);
     for (int first = 0; first < copies; first += 32) {
-      char* place = first + lane < copies ? a.place(to, t, first + lane, sent) : nullptr;
+      char* const place = next;
       const uint32_t places = __ballot_sync(kAllLanes, place != nullptr);
       for (int64_t at = lane; at - lane < words; at += 32 * kAtOnce) {
         Word word[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) word[i] = fetch_word(x + at + 32 * i, at + 32 * i < words);
+        if (at == lane) next = first + 32 < copies ? look_up(t, first + 32) : look_up(t + stride, 0);
         for (uint32_t left = places; left != 0; left &= left - 1) {
           Word* copy = reinterpret_cast<Word*>(
               __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(place), __ffs(left) - 1));
@@ -75,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows 
 
 template <class Word>
 void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
-  Grid(s, a.num_tokens).launch(push_rows_kernel<Word>, a, to);
+  Grid(s, a.num_tokens, kThreads).launch(push_rows_kernel<Word>, a, to);
 }
 
 // A block owns a rank.
@@ -116,9 +166,10 @@ __device__ Pairs pairs_of(const Return& a, int64_t n, int first) {
   return {a.pair_row_NK[i], a.weight_NK ? a.weight_NK[i] : 1.0f};
 }
 
-// Pieces of two rows of y are on their way at once; they are added in the order of k.
+// Pieces of a few rows of y are on their way at once; they are added in the order of k.
 template <class T, int kNum>
-__global__ void __launch_bounds__(kThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
+__global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
+  constexpr int kWarps = kSumThreads / 32;
   const int lane = threadIdx.x % 32;
   const int64_t num_rows = a.arrive_W1[to.num_ranks], row_bytes = width * static_cast<int64_t>(sizeof(T));
   int64_t sent = 0;
@@ -131,24 +182,23 @@ __global__ void __launch_bounds__(kThreads, 1) return_sums_kernel(const T* y, in
       for (int first = 0; first < a.top_k; first += 32) {
         const Pairs pairs = pairs_of(a, n, first);
         for (uint32_t left = __ballot_sync(kAllLanes, pairs.row >= 0); left != 0;) {
-          Raw<T, kNum> raw[2][kSumsAtOnce];
-          float weight[2];
-          bool is_there[2];
+          Raw<T, kNum> raw[kRowsAtOnce][kSumsAtOnce];
+          float weight[kRowsAtOnce];
+          const int there = min(__popc(left), kRowsAtOnce);  // the same in all lanes
 #pragma unroll
-          for (int r = 0; r < 2; ++r, left &= left - 1) {
-            is_there[r] = left != 0;
-            const int from = is_there[r] ? __ffs(left) - 1 : 0;
+          for (int r = 0; r < kRowsAtOnce; ++r, left &= left - 1) {
+            const int from = left != 0 ? __ffs(left) - 1 : 0;
             const int64_t row = __shfl_sync(kAllLanes, pairs.row, from);
             weight[r] = __shfl_sync(kAllLanes, pairs.weight, from);
 #pragma unroll
             for (int i = 0; i < kSumsAtOnce; ++i) {
               const int64_t column = at + 32 * kNum * i;
-              raw[r][i] = fetch<kNum>(y + row * width + column, is_there[r] && column < width);
+              raw[r][i] = fetch<kNum>(y + row * width + column, r < there && column < width);
             }
           }
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            if (!is_there[r]) continue;  // the same in all lanes
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            if (r >= there) continue;
 #pragma unroll
             for (int i = 0; i < kSumsAtOnce; ++i) {
               float x[kNum];
@@ -171,6 +221,7 @@ __global__ void __launch_bounds__(kThreads, 1) return_sums_kernel(const T* y, in
 
 // A warp owns a row, a lane some of its pairs.
 __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* from, Return a, Windows to) {
+  constexpr int kWarps = kThreads / 32;
   const int lane = threadIdx.x % 32;
   const int64_t num_rows = a.arrive_W1[to.num_ranks];
   int64_t sent = 0;
@@ -208,7 +259,6 @@ void push_rows(Stream& s, const PushRows& a) {
                   .etp = narrow<int>(a.etp)};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
-  if (uses_hopper_kernels(s) && sm90::takes(push, a.offset)) return sm90::push_rows(s, push, to);
   if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
   if (places % 16 == 0)
     launch_push_rows<uint4>(s, push, to);
@@ -233,7 +283,7 @@ void return_sums(Stream& s, const ReturnSums& a) {
   Return back = return_of(a);
   if (!a.weight_NK.empty()) back.weight_NK = a.weight_NK.ptr<float>();
   const int64_t width = a.y_RD.dim(1);
-  const Grid grid(s, a.pair_row_NK.dim(0));
+  const Grid grid(s, a.pair_row_NK.dim(0), kSumThreads);
   with_float_type(a.y_RD.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* y = a.y_RD.ptr<T>();
@@ -249,7 +299,7 @@ void return_sums(Stream& s, const ReturnSums& a) {
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  Grid(s, a.pair_row_NK.dim(0))
+  Grid(s, a.pair_row_NK.dim(0), kThreads)
       .launch(return_pairs_kernel, static_cast<const float*>(a.from_R.ptr<float>()), return_of(a), to);
   check_launch("return_pairs");
 }
