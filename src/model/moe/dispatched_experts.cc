@@ -99,11 +99,12 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   saved.h_R2F.open(step.stack);
   saved.w1_low.open(step.stack);
   const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
-  up(step, a_RF, in, saved);
+  const Operand quantised_a = up_quantises() ? w2_precision_.x_rows(step.stack, a_RF.shape) : Operand{};
+  up(step, a_RF, quantised_a, in, saved);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD,
-                           .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                           .a_RF = up_quantises() ? quantised_a : w2_precision_.x(c, a_RF, by_expert(in.rows)),
                            .w2_eDF = w2_operands_.w(step),
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
@@ -116,12 +117,23 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
 
 void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
 
-void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+bool DispatchedExperts::up_quantises() const {
+  return !w1_precision_.is_plain() && w2_precision_.has_row_blocks() && w1_adapter_.is_empty() &&
+         w2_adapter_.is_empty();
+}
+
+bool DispatchedExperts::d_down_quantises() const {
+  return !w2_precision_.is_plain() && w1_precision_.has_row_blocks() && w2_adapter_.is_empty();
+}
+
+void DispatchedExperts::up(Step& step, Tensor a_RF, const Operand& quantised_a, const Dispatched& in,
+                           const Saved& saved) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertUp{.h_R2F = saved.h_R2F.rows(0, a_RF.dim(0)),
                          .a_RF = a_RF,
+                         .quantised_a = quantised_a,
                          .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
                          .w1_e2FD = w1_operands_.w(step),
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
@@ -158,7 +170,7 @@ Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const 
   saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
-    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
+    up(step, step.alloc(saved.sa_RF.shape, dtype_), {}, tokens, saved);
   });
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
   const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
@@ -170,12 +182,15 @@ Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const 
 
 void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
+  StackScope whole(step.stack);
+  const Operand quantised_dh = d_down_quantises() ? w1_precision_.dy_rows(step.stack, saved.dh_R2F.shape) : Operand{};
   {
     StackScope scope(step.stack);
     run_expert_op(step,
                   DExpertDown{.dh_R2F = saved.dh_R2F,
                               .sa_RF = saved.sa_RF,
                               .dweight_R = dweight_R,
+                              .quantised_dh = quantised_dh,
                               .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
                               .w2_eDF = w2_operands_.w_for_dx(step),
                               .b2_eC = b2_ ? b2_->w : Tensor{},
@@ -190,7 +205,8 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
   StackScope scope(step.stack);
   run_expert_op(step,
                 DExpertUp{.dx_RD = dx_RD,
-                          .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+                          .dh_R2F = d_down_quantises() ? quantised_dh
+                                                       : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
                           .w1_e2FD = w1_operands_.w_for_dx(step),
                           .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
                 d_expert_up);

@@ -45,13 +45,18 @@ class DispatchedExperts final : public RoutedExperts {
   static const Saved& own(const RoutedExperts::Saved& saved) { return dynamic_cast<const Saved&>(saved); }
 
  private:
-  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
+  // h, and a = activation(h), or a quantised alone where there is an operand for it.
+  void up(Step& step, Tensor a_RF, const Operand& quantised_a, const Dispatched& in, const Saved& saved) const;
   // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
   Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
   void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
   // Adds what the gradients of rows get through the adapter of W2.
   void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const;
   void bias_gradients(Step& step, const Saved& saved) const;
+
+  // The product before one of row_blocks quantises what this one reads, unless an adapter adds to it between.
+  bool up_quantises() const;
+  bool d_down_quantises() const;
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
