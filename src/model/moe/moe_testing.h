@@ -245,9 +245,18 @@ class MoeRank {
     if (all.empty()) all.assign(rows * n, kAbsent);
     for (int64_t i = 0; i < n; ++i) all[at * n + i] = value(t, row * n + i);
   }
+  // Other layers use the scratch between the passes: no row of the forward pass may be read from there. All bits set
+  // are a NaN.
+  void poison_scratch(const Stream& s) const {
+    if (!expert_rows_ || s.device() == DeviceKind::null) return;
+    const ExpertRows::Scratch& scratch = expert_rows_->scratch();
+    for (const Tensor* t : {&scratch.h, &scratch.dh, &scratch.act, &scratch.y, &scratch.low, &scratch.tokens})
+      if (t->data) std::memset(t->data, 0xff, static_cast<size_t>(t->num_bytes()));
+  }
   void pass(Step& step) {
     StackScope scope(step.stack);
     moe_.forward(step, y_TD, x_TD, saved_);
+    poison_scratch(step.stream);
     moe_.recompute(step, x_TD, saved_);
     if (c_.overlap != ExpertOverlap::none) return moe_.backward(step, dx_TD, dy_TD, saved_);
     moe_.backward_input(step, dx_TD, dy_TD, saved_);
