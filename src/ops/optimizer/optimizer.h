@@ -102,8 +102,7 @@ Cost cost(const Sgd& a);
 
 // sum += grad, or sum = grad; in f32, and rounded to nearest even
 //
-// With on_host the sum is in host memory. On a GPU it is then bound by the bus, and a few blocks do it beside
-// other work.
+// With on_host the sum is in host memory, and on a GPU it is bound by the bus, which fewer blocks fill.
 struct SumGradient {
   Tensor sum_n;   // inout bf16
   Tensor grad_n;  // in f32
