@@ -1,14 +1,28 @@
 #include "train/diagnose.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {
 
+// The first element that is no number, or -1. Of weights in few bits only E4M3 has such elements: scales were
+// checked when they were read.
+int64_t first_nonfinite(Stream& s, const Tensor& t) {
+  if (t.dtype == DType::f32 || t.dtype == DType::bf16) return find_nonfinite(s, t);
+  if (t.dtype != DType::f8_e4m3) return -1;
+  std::vector<std::byte> codes(t.num_bytes());
+  copy_to_host(s, codes.data(), t.data, t.num_bytes());
+  const auto is_nan = [](std::byte code) { return (code & std::byte{0x7f}) == std::byte{0x7f}; };
+  const auto at = std::find_if(codes.begin(), codes.end(), is_nan);
+  return at == codes.end() ? -1 : at - codes.begin();
+}
+
 std::optional<std::string> first_in(Stream& s, const std::string& name, const Tensor& t) {
-  const int64_t at = find_nonfinite(s, t);
+  const int64_t at = first_nonfinite(s, t);
   if (at < 0) return std::nullopt;
   return fmt::format("{} {}, element {}", name, to_string(t), at);
 }
