@@ -1,7 +1,8 @@
 // A limit on the blocks of a kernel that gives each multiprocessor of a GPU one block, which walks
 // over tiles.
 // Tests allow only a few blocks, so that small shapes make each block walk over many tiles.
-// The results then differ at most by the order of their sums.
+// Products beside an exchange of rows leave it some multiprocessors (model/beside.h).
+// The bits of products do not depend on it; other kernels may add in another order.
 #pragma once
 
 #include <algorithm>
