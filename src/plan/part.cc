@@ -124,10 +124,16 @@ class DryStage {
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = plan_.bytes(Life::metrics),
                   .window_bytes = plan_.bytes(Life::comm)};
+    if (params_.has_copies()) {
+      work.copies = run([&](Step& step) { params_.make_copies(step.stream); });
+      params_.hold_copies();
+    }
     work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
     work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    batch_.first_of_step = true;
+    work.first_backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
     for (const Param& p : params_.all())
       work.params.push_back({.axis = p.spec.grad_axis,
                              .dtype = p.spec.dtype,
@@ -136,7 +142,8 @@ class DryStage {
                              .kind = p.spec.kind,
                              .has_grad = p.has_grad,
                              .trainable = p.spec.trainable,
-                             .tied_copy = p.spec.tied_copy});
+                             .tied_copy = p.spec.tied_copy,
+                             .grad_stored_first = p.spec.grad_stored_first});
     return work;
   }
 

@@ -67,10 +67,13 @@ struct ParamSize {
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
+  bool grad_stored_first = false;
 };
 
 struct PartWork {
-  PassWork forward, loss, backward;  // backward: both of its passes
+  PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
+  PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
+  PassWork copies;                   // quantising the weights, once a step
   OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
   int64_t saved_bytes = 0;           // of one micro-batch in flight
   int64_t output_bytes = 0;          // held once
