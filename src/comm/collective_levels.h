@@ -1,5 +1,4 @@
-// How the collectives of a large group go in levels, so that a rank exchanges messages with few
-// others.
+// The collectives of a large group go in levels, so that a rank exchanges messages with few others.
 //
 // The ranks of a group of n = r_0 r_1 ... r_(L-1) are numbers with mixed radices:
 //

@@ -43,7 +43,7 @@ TEST(CollectiveLevels, PlacesAreAPermutationWithContiguousBlocks) {
     for (int r = 0; r < size; ++r) ranks[levels.place(r)] = r;
     for (int place = 0; place < size; ++place) {
       ASSERT_GE(ranks[place], 0) << size;
-      // What a rank sends to one other at level 0 is for the ranks with that rank's last digit.
+      // A rank sends to one other at level 0 the slices of the ranks with that rank's last digit.
       EXPECT_EQ(levels.digit(ranks[place], 0), place / levels.width(0)) << size;
     }
   }
@@ -246,7 +246,7 @@ TEST(LargeGroups, OfManyRanksSendTheMessagesOfTheFormulas) {
   });
 }
 
-// What the ranks agree on takes one call of the group, if the texts are short.
+// Agreeing takes one call of the group, if the texts are short.
 TEST(LargeGroups, AgreeInOneExchange) {
   run_threads(16, {.timeout_s = 60}, [&](Transport& world) {
     CountingTransport transport(world);

@@ -9,7 +9,7 @@ namespace moebius {
 // The way in which the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
-// Who adds the numbers of ranks with GPUs: our kernels in the order of the ranks, or NCCL in its own.
+// The numbers of ranks with GPUs are added by our kernels in the order of the ranks, or by NCCL in its own.
 enum class RankSums { ranks, nccl };
 
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).

@@ -143,10 +143,16 @@ class DryStage {
                   .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
     if (rows_) work.rows = rows_work();
+    if (params_.has_copies()) {
+      work.copies = run([&](Step& step) { params_.make_copies(step.stream); });
+      params_.hold_copies();
+    }
     work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
     work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    batch_.first_of_step = true;
+    work.first_backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
     for (const Param& p : params_.all())
       work.params.push_back(
           {.axis = p.spec.grad_axis,
@@ -157,6 +163,7 @@ class DryStage {
            .has_grad = p.has_grad,
            .trainable = p.spec.trainable,
            .tied_copy = p.spec.tied_copy,
+           .grad_stored_first = p.spec.grad_stored_first,
            .sums_apart = p.sums_apart(),
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
                                      [](const ParamPart& part) { return has_code_blocks(part.shape); })});

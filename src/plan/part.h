@@ -68,6 +68,7 @@ struct ParamSize {
   bool trainable = false;
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
+  bool grad_stored_first = false;
   bool has_blocks = false;  // of 8-bit codes: core/block_code.h
 };
 
@@ -79,7 +80,9 @@ struct RowsWork {
 };
 
 struct PartWork {
-  PassWork forward, loss, backward;  // backward: both of its passes
+  PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
+  PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
+  PassWork copies;                   // quantising the weights, once a step
   OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
   int64_t saved_bytes = 0;           // of one micro-batch in flight
   int64_t output_bytes = 0;          // held once

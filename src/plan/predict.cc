@@ -15,7 +15,7 @@ double update_bytes(const OptimizerSpec& optimizer) {
   const int64_t weight = optimizer.master == MasterFormat::f32 ? 2 : 4;  // which is read too, unless it has a master
   return static_cast<double>(4 + weight + 4) + 2 * kept;
 }
-constexpr double kClearBytes = 4;  // of each gradient
+constexpr double kClearBytes = 4;  // of each gradient that the first micro-batch does not store
 
 class Predicting {
  public:
@@ -51,6 +51,7 @@ class Predicting {
   void simulate_passes(int64_t max_simulated);
   void estimate_passes();
   void add_rank(int64_t pp_rank);
+  void add_once(int64_t pp_rank);
   void add_update();
   void add_totals();
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
@@ -89,6 +90,8 @@ void Predicting::time_stages() {
       work.forward += t.forward;
       work.forward += t.loss;
       work.backward += t.backward;
+      work.copies += t.copies;
+      work.stored_first += t.stored_first;
     };
     const PartTime* last = nullptr;
     for (int64_t i = 0; i < stage.num_layers; ++i) {
@@ -198,6 +201,7 @@ void Predicting::add_passes(const PredictOptions& options) {
     estimate_passes();
   }
   add_rank(slowest_);
+  add_once(slowest_);
 }
 
 // A step of M micro-batches; beyond those that are simulated each adds the slowest rank's work.
@@ -216,6 +220,22 @@ void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());
   passes_s_ = busy(slowest_) * (M + (P - 1) / V) + 2 * (P - 1) * message_seconds();
+}
+
+// What a step does once: weights are quantised before its passes, and the first backward pass stores gradients.
+void Predicting::add_once(int64_t pp_rank) {
+  double copies = 0, saved = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    const StageWork& stage = stage_of(pp_rank, v);
+    copies += stage.copies.compute();
+    saved += stage.stored_first.compute();
+    for (int k = 0; k < kNumKernelClasses; ++k)
+      result_.kernels[name_of(static_cast<KernelClass>(k))] +=
+          stage.copies.kernels[static_cast<size_t>(k)] - stage.stored_first.kernels[static_cast<size_t>(k)];
+  }
+  if (copies > 0) result_.phases["copies"] = copies;
+  result_.phases["backward"] -= saved;
+  passes_s_ -= saved;
 }
 
 void Predicting::add_rank(int64_t pp_rank) {
@@ -263,9 +283,10 @@ void Predicting::add_update() {
   const RankParams params = rank_params(parts_, layout_, slowest_);
   const double memory = context_.machine.memory_tb_s * 1e12 *
                         context_.machine.of(context_.assume.system)[static_cast<size_t>(Share::memory)];
-  result_.phases["optimizer"] = (update_bytes(run_.optimizer) * static_cast<double>(params.owned) +
-                                 kClearBytes * static_cast<double>(params.held)) /
-                                memory;
+  const bool stores = context_.assume.system == PlanSystem::moebius;
+  const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
+  result_.phases["optimizer"] =
+      (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();

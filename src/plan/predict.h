@@ -21,7 +21,8 @@ struct AxisTime {
 
 // The passes of a stage, of one micro-batch.
 struct StageWork {
-  PassTime forward, backward;  // forward: with the loss
+  PassTime forward, backward;     // forward: with the loss
+  PassTime copies, stored_first;  // once a step (PartTime)
 };
 
 struct Prediction {

@@ -10,7 +10,7 @@ namespace moebius {
 namespace {
 
 // Phases that come after the passes, in their order.
-constexpr const char* kAfter[] = {"gradients", "optimizer", "weights", "slowest rank"};
+constexpr const char* kAfter[] = {"gradients", "optimizer", "weights", "copies", "slowest rank"};
 constexpr const char* kColours[kNumLives] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", "#ff9a80",
                                              "#9c6b4e", "#9498a0", "#3ca951", "#97bbf5", "#6cc5b0",
                                              "#bbbbbb", "#d0d0d0", "#a463f2"};

@@ -162,6 +162,13 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
   return time;
 }
 
+// The compute that `shorter` does not have of a pass.
+PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
+  PassTime saved;
+  for (size_t i = 0; i < saved.kernels.size(); ++i) saved.kernels[i] = pass.kernels[i] - shorter.kernels[i];
+  return saved;
+}
+
 void add_rows(PassTime& time, const TimeContext& c, double ways) {
   const RowsSent sent = rows_sent(c);
   if (sent.wire_bytes == 0) return;
@@ -275,6 +282,10 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   PartTime t{
       .forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
   if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
+  if (c.assume.system == PlanSystem::moebius) {
+    t.copies = pass_time(c, part.copies);
+    t.stored_first = saved_compute(t.backward, pass_time(c, part.first_backward));
+  }
   if (is_moe && !is_own_dispatcher(c)) {
     add_rows(t.forward, c, 2);
     add_rows(t.backward, c, 2);

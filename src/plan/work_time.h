@@ -49,6 +49,8 @@ struct PassTime {
 // The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
 struct PartTime {
   PassTime forward, loss, backward, leave;
+  PassTime copies;        // quantising the weights, once a step; of Moebius alone
+  PassTime stored_first;  // that the first backward pass of a step saves, as it stores gradients; of Moebius alone
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 

@@ -19,7 +19,7 @@
 
 namespace moebius {
 
-// Who adds, and so in which order.
+// The adder of sums, which decides their order: our kernel, or NCCL.
 enum class GpuSums { ranks, nccl };
 
 // The uses of a group other than collectives. Each use needs GPU memory.

@@ -143,7 +143,7 @@ TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
   }
 }
 
-// What a product quantises of its result has the bits of quantize on that result.
+// The result that a product quantises has the bits of quantize on that result.
 TEST_P(BlockScaledExpertsTest, QuantisedResultsAreThoseOfASeparatePass) {
   const int64_t F = c().F, R = p_.R;
   const DType t = c().dtype;

@@ -18,8 +18,8 @@ struct RankParts {
   int own_rank = 0;
 };
 
-// out = the sum of the parts of all ranks, on `stream` (a cudaStream_t). bf16 is added in f32 and rounded
-// once. out may be parts.own.
+// Writes the sum of the parts of all ranks to out, on `stream` (a cudaStream_t). bf16 is added in f32 and
+// rounded once. out may be parts.own.
 // REQUIRES: can_sum(out.dtype), at most 8 levels.
 void sum_of_ranks(void* stream, Tensor out, const RankParts& parts, const CollectiveLevels& levels);
 

@@ -109,7 +109,7 @@ __device__ __forceinline__ void fetch_box(const DGatedParams<Formula>& p, const 
   tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
-// What a kernel does with dgate and dup besides storing them: nothing. Else keep<unit>() gets them as
+// A kernel of this kind does nothing with dgate and dup besides storing them. Another kind's keep<unit>() gets them as
 // rounded, of 8 columns and rows lane / 4 and 8 on, and store<box>() comes after the last of every box.
 struct NoOtherCopy {
   template <int kUnit>
