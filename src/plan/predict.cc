@@ -222,7 +222,7 @@ void Predicting::estimate_passes() {
   passes_s_ = busy(slowest_) * (M + (P - 1) / V) + 2 * (P - 1) * message_seconds();
 }
 
-// What a step does once: weights are quantised before its passes, and the first backward pass stores gradients.
+// A step quantises its weights once, before its passes, and its first backward pass stores gradients.
 void Predicting::add_once(int64_t pp_rank) {
   double copies = 0, saved = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
