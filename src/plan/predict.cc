@@ -285,9 +285,8 @@ void Predicting::add_update() {
                         context_.machine.of(context_.assume.system)[static_cast<size_t>(Share::memory)];
   const bool stores = context_.assume.system == PlanSystem::moebius;
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
-  result_.phases["optimizer"] = (update_bytes(run_.optimizer) * static_cast<double>(params.owned) +
-                                 kClearBytes * cleared) /
-                                memory;
+  result_.phases["optimizer"] =
+      (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();

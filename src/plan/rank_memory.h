@@ -20,8 +20,8 @@ struct RankMemory {
 
 // The parameters that a rank holds, and what their exchange sends.
 struct RankParams {
-  int64_t owned = 0;  // elements that it updates
-  int64_t held = 0;   // elements that have a gradient
+  int64_t owned = 0;         // elements that it updates
+  int64_t held = 0;          // elements that have a gradient
   int64_t stored_first = 0;  // those of them that the first micro-batch of a step stores
   // Bytes that the exchange of gradients and of weights sends, by axis.
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;

@@ -251,7 +251,7 @@ double PassTime::compute() const {
 }
 
 double PassTime::exposed() const {
-  double sum = -hidden;
+  double sum = 0 - hidden;
   for (const auto& [axis, seconds] : groups) sum += seconds;
   return sum;
 }
