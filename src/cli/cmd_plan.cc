@@ -123,8 +123,10 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
 
 PlanMachine machine_of(const Options& o) {
   PlanMachine machine = load_machine(o.machine, machines_folder());
-  MOEBIUS_CHECK(usage, o.node_ranks >= 0, "--node-ranks: expected 0 or more; got {}", o.node_ranks);
-  if (o.node_ranks > 0) machine.domain_ranks = std::min(machine.domain_ranks, static_cast<double>(o.node_ranks));
+  MOEBIUS_CHECK(usage, o.node_ranks >= 0 && static_cast<double>(o.node_ranks) <= machine.domain_ranks,
+                "--node-ranks: expected 0 to {}, the ranks of a domain of the machine (links.domain_ranks); got {}",
+                machine.domain_ranks, o.node_ranks);
+  if (o.node_ranks > 0) machine.domain_ranks = static_cast<double>(o.node_ranks);
   return machine;
 }
 
@@ -133,12 +135,12 @@ void check_options(const Options& o) {
   const SearchOptions& limits = o.limits;
   const bool has_limits = limits.memory_gb != 0 || limits.most_tp != 0 || !limits.recipes.empty();
   MOEBIUS_CHECK(usage, o.search || !has_limits,
-                "plan: --memory-gb, --most-tp and --recipes are of --search; add it, or leave them out");
+                "plan: --memory-gb, --most-tp and --recipes need --search; add it, or leave them out");
   MOEBIUS_CHECK(usage, limits.memory_gb >= 0 && limits.memory_gb <= 1e6,
                 "--memory-gb: expected a number from 0 to 1000000; got {}", limits.memory_gb);
   MOEBIUS_CHECK(usage, limits.most_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.most_tp);
   MOEBIUS_CHECK(usage, !o.fit.empty() || (!o.leave_one_out && o.machines_out.empty()),
-                "plan: --leave-one-out and --write-machines are of --fit ROWS.json; add it, or leave them out");
+                "plan: --leave-one-out and --write-machines need --fit ROWS.json; add it, or leave them out");
   const bool has_run = !o.recipe.empty() || !o.machine.empty() || o.search || !o.sweep.empty() || !o.assume.empty() ||
                        !o.overrides.empty();
   MOEBIUS_CHECK(usage, o.fit.empty() || !has_run,
@@ -154,9 +156,9 @@ int run(const Options& o) {
                 o.recipe.empty() ? "no recipe" : "no machine");
   MOEBIUS_CHECK(usage, o.ranks >= 1 && o.ranks <= kMostRanks, "--ranks: expected 1 to {}; got {}", kMostRanks, o.ranks);
   MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
-                "plan: --csv and --svg are of --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
+                "plan: --csv and --svg need --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
   MOEBIUS_CHECK(usage, (o.trace.empty() && o.html.empty()) || (o.sweep.empty() && !o.search),
-                "plan: --trace and --html are of one layout; leave out --search and --sweep, or paste a layout's keys");
+                "plan: --trace and --html show one layout; leave out --search and --sweep, or paste a layout's keys");
   const PlanMachine machine = machine_of(o);
   const Assumptions assume = parse_assumptions(o.assume);
   if (!o.sweep.empty()) return run_sweep(o, machine, assume);

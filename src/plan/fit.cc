@@ -16,7 +16,8 @@ using nlohmann::json;
 
 constexpr double kPrior = 0.05;  // a share 30 % off its measured value weighs as a row 7 % off
 constexpr int kRounds = 12;
-constexpr double kStep = 0.02;    // of a numerical derivative, in ln(share)
+constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)
+constexpr int64_t kMostRanks = int64_t{1} << 24;
 constexpr double kLongest = 0.3;  // step of a round, in ln(share)
 
 // The figures that are fitted: the shares, and one of the machine. Megatron's rows decide what a pass
@@ -63,6 +64,7 @@ std::string text_of(const json& row, const char* key, const std::string& at) {
 std::vector<std::string> texts_of(const json& row, const char* key, const std::string& at) {
   std::vector<std::string> texts;
   if (!row.contains(key)) return texts;
+  MOEBIUS_CHECK(input, row[key].is_array(), "{}: expected a list of texts in \"{}\"; got {}", at, key, row[key].dump());
   for (const json& text : row[key]) {
     MOEBIUS_CHECK(input, text.is_string(), "{}: expected texts in \"{}\"", at, key);
     texts.push_back(text.get<std::string>());
@@ -84,6 +86,50 @@ double measured_of(const json& row, const FitRow& r, const std::string& at) {
   MOEBIUS_CHECK(input, row.contains("tokens_per_s"),
                 "{}: expected one of model_tflops_per_gpu, tokens_per_s_per_gpu, tokens_per_s", at);
   return number_of(row, "tokens_per_s", at) * per_token / static_cast<double>(r.ranks);
+}
+
+int64_t ranks_of(const json& row, const std::string& at) {
+  if (!row.contains("ranks")) return 1;
+  MOEBIUS_CHECK(input, row["ranks"].is_number_integer() && row["ranks"] >= 1 && row["ranks"] <= kMostRanks,
+                "{}: expected a whole number from 1 to {} in \"ranks\"; got {}", at, kMostRanks, row["ranks"].dump());
+  return row["ranks"].get<int64_t>();
+}
+
+void check_keys(const json& row, const std::string& at) {
+  const std::vector<std::string> known{"name",
+                                       "source",
+                                       "recipe",
+                                       "set",
+                                       "machine",
+                                       "ranks",
+                                       "assume",
+                                       "fit",
+                                       "model_tflops_per_gpu",
+                                       "tokens_per_s_per_gpu",
+                                       "tokens_per_s"};
+  for (const auto& [key, value] : row.items())
+    MOEBIUS_CHECK(input, std::find(known.begin(), known.end(), key) != known.end(),
+                  "{}: unknown key \"{}\"; the keys are {}", at, key, fmt::join(known, ", "));
+  MOEBIUS_CHECK(input, !row.contains("fit") || row["fit"].is_boolean(), "{}: expected true or false in \"fit\"; got {}",
+                at, row["fit"].dump());
+}
+
+// {"FAMILY": ["MACHINE", ...]}, and "before" with an object for each of its names.
+void check_families(const json& file, const std::string& path) {
+  const auto is_text = [](const json& value) { return value.is_string(); };
+  if (file.contains("families")) {
+    MOEBIUS_CHECK(input, file["families"].is_object(), "{}: expected an object in \"families\"; got {}", path,
+                  file["families"].dump());
+    for (const auto& [name, machines] : file["families"].items())
+      MOEBIUS_CHECK(input, machines.is_array() && std::all_of(machines.begin(), machines.end(), is_text),
+                    "{}: expected a list of machines in families.{}; got {}", path, name, machines.dump());
+  }
+  if (!file.contains("before")) return;
+  MOEBIUS_CHECK(input, file["before"].is_object(), "{}: expected an object in \"before\"; got {}", path,
+                file["before"].dump());
+  for (const auto& [name, shares] : file["before"].items())
+    MOEBIUS_CHECK(input, shares.is_object(), "{}: expected an object of shares in before.{}; got {}", path, name,
+                  shares.dump());
 }
 
 void find_family(const json& file, FitRow& row) {
@@ -195,17 +241,19 @@ class FamilyFit {
 std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder) {
   const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   MOEBIUS_CHECK(input, file.is_object() && file.contains("rows") && file["rows"].is_array() && !file["rows"].empty(),
-                "{}: expected an object with \"rows\", a list of measured runs", path);
+                "{}: expected an object with \"rows\", a list of one measured run or more", path);
+  check_families(file, path);
   std::vector<FitRow> rows;
   for (size_t i = 0; i < file["rows"].size(); ++i) {
     const json& row = file["rows"][i];
     const std::string at = where(path, i);
     FitRow r{.name = text_of(row, "name", at), .source = text_of(row, "source", at)};
+    check_keys(row, at);
     r.recipe = text_of(row, "recipe", at);
     r.machine = text_of(row, "machine", at);
     find_family(file, r);
     r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
-    if (row.contains("ranks")) r.ranks = static_cast<int64_t>(number_of(row, "ranks", at));
+    r.ranks = ranks_of(row, at);
     r.assume = parse_assumptions(texts_of(row, "assume", at));
     r.measured = measured_of(row, r, at);
     r.is_fitted = row.value("fit", true);

@@ -176,9 +176,10 @@ std::vector<std::string> known_machines(const std::string& folder) {
 PlanMachine load_machine(const std::string& name_or_path, const std::string& folder) {
   const bool is_path = name_or_path.find_first_of("./") != std::string::npos;
   const std::string path = is_path ? name_or_path : fmt::format("{}/{}.toml", folder, name_or_path);
-  MOEBIUS_CHECK(usage, is_path || std::filesystem::exists(path),
-                "plan: no machine is called \"{}\"; the machines of {} are {}; or give the path of a machine file",
-                name_or_path, folder, fmt::join(known_machines(folder), ", "));
+  MOEBIUS_CHECK(
+      usage, is_path || std::filesystem::exists(path),
+      "plan: no machine is called \"{}\"; the folder {} has {}; take one of them, or give the path of a machine file",
+      name_or_path, folder, fmt::join(known_machines(folder), ", "));
   return parse_machine(read_file(path), path);
 }
 

@@ -43,9 +43,8 @@ TEST(Machines, AreThoseOfTheFolder) {
 }
 
 TEST(Machines, AreRefusedByName) {
-  EXPECT_THAT(
-      refused([] { load_machine("h300", kMachines); }),
-      HasSubstr("no machine is called \"h300\"; the machines of " + kMachines + " are b200, epyc2, gb200, gb300"));
+  EXPECT_THAT(refused([] { load_machine("h300", kMachines); }),
+              HasSubstr("no machine is called \"h300\"; the folder " + kMachines + " has b200, epyc2, gb200, gb300"));
   const std::string good = to_toml(load_machine("h100", kMachines));
   const auto text_of = [&](const std::string& from, const std::string& to) {
     return refused([&] { parse_machine(replaced(good, from, to), "m.toml"); });

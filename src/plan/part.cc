@@ -143,14 +143,16 @@ class DryStage {
                   .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
     if (rows_) work.rows = rows_work();
+    run_passes(work);
     if (params_.has_copies()) {
+      // The engine plans its stack for passes that quantise weights themselves, as evaluation does.
+      const PartWork planned = work;
       work.copies = run([&](Step& step) { params_.make_copies(step.stream); });
       params_.hold_copies();
+      run_passes(work);
+      for (PassWork PartWork::*pass : {&PartWork::forward, &PartWork::loss, &PartWork::backward})
+        (work.*pass).stack_bytes = (planned.*pass).stack_bytes;
     }
-    work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
-    if (stage_->spec().loss)
-      work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
-    work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
     batch_.first_of_step = true;
     work.first_backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
     for (const Param& p : params_.all())
@@ -163,8 +165,8 @@ class DryStage {
            .has_grad = p.has_grad,
            .trainable = p.spec.trainable,
            .tied_copy = p.spec.tied_copy,
-           .grad_stored_first = p.spec.grad_stored_first,
            .sums_apart = p.sums_apart(),
+           .grad_stored_first = p.spec.grad_stored_first,
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
                                      [](const ParamPart& part) { return has_code_blocks(part.shape); })});
     return work;
@@ -183,6 +185,12 @@ class DryStage {
   int rank() const {
     const bool uneven = spec_.model.vocab_size % mesh_shape_.tp != 0;
     return rank_in_dense_view(mesh_shape_, {.tp = uneven ? mesh_shape_.tp - 1 : 0});
+  }
+  void run_passes(PartWork& work) {
+    work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
+    if (stage_->spec().loss)
+      work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
+    work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
   }
   // A message between stages may carry the hidden states of every depth.
   Tensor stream() const {

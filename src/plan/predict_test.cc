@@ -59,6 +59,25 @@ TEST(Predict, PhasesAddUpToTheStep) {
   }
 }
 
+// A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.
+TEST(Predict, CountsWhatAStepDoesOnce) {
+  PartLibrary parts;
+  const auto phases = [&](int64_t micro_batches, const char* system) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"train.micro_batch=1", "precision.recipe=\"fp8_block\"",
+                                                          fmt::format("train.global_batch={}", micro_batches)});
+    return predict(parts, run, 1, machine("h200"), parse_assumptions({fmt::format("system={}", system)})).phases;
+  };
+  const auto one = phases(1, "moebius"), two = phases(2, "moebius"), three = phases(3, "moebius");
+  EXPECT_GT(one.at("copies"), 0);
+  EXPECT_DOUBLE_EQ(one.at("copies"), three.at("copies"));
+  EXPECT_NEAR(two.at("forward"), 2 * one.at("forward"), 1e-9);
+  const double other = three.at("backward") - two.at("backward");
+  EXPECT_NEAR(two.at("backward") - one.at("backward"), other, 1e-9);
+  // The gradients of OLMoE are 27.6 GB, which H200 reads in at least 5.8 ms.
+  EXPECT_GT(other - one.at("backward"), 0.003);
+  EXPECT_NEAR(phases(2, "megatron").at("backward"), 2 * phases(1, "megatron").at("backward"), 1e-9);
+}
+
 // The bytes that two and four H200 were measured to send (docs/measurements/performance.md).
 TEST(Predict, SendsWhatWasMeasured) {
   PartLibrary parts;
@@ -417,6 +436,32 @@ TEST(Fits, RefuseARowThatIsGivenTwice) {
 }
 
 // The errors that docs/measurements/plan.md gives for the machines as they are shipped.
+TEST(Fits, RefuseFilesThatAreNotRows) {
+  TestDir dir;
+  const std::string path = dir.path("rows.json");
+  const auto answer = [&](const std::string& row, const std::string& beside = "") {
+    write_file_atomic(path, R"({)" + beside +
+                                R"("rows": [{"name": "a", "source": "b", "recipe": "recipes/bench_cpu.toml",
+        "machine": "epyc2", "tokens_per_s": 400)" +
+                                row + "}]}");
+    try {
+      read_fit_rows(path, kSource);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::input);
+      return std::string(e.what());
+    }
+    return std::string("not refused");
+  };
+  EXPECT_EQ(answer(""), "not refused");
+  EXPECT_THAT(answer(R"(, "fit": "no")"), HasSubstr("row 1: expected true or false in \"fit\"; got \"no\""));
+  EXPECT_THAT(answer(R"(, "asume": [])"), HasSubstr("row 1: unknown key \"asume\""));
+  EXPECT_THAT(answer(R"(, "ranks": 1.5)"), HasSubstr("row 1: expected a whole number"));
+  EXPECT_THAT(answer(R"(, "set": "x")"), HasSubstr("row 1: expected a list of texts in \"set\""));
+  EXPECT_THAT(answer("", R"("families": 3, )"), HasSubstr("expected an object in \"families\""));
+  EXPECT_THAT(answer("", R"("families": {"x": [1]}, )"), HasSubstr("expected a list of machines in families.x"));
+  EXPECT_THAT(answer("", R"("before": {"epyc2": 3}, )"), HasSubstr("expected an object of shares in before.epyc2"));
+}
+
 TEST(Fits, ShippedMachinesPredictTheRows) {
   PartLibrary parts;
   std::vector<FittedRow> predicted;

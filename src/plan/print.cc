@@ -93,7 +93,8 @@ std::string mesh_text(const MeshShape& m) {
 }
 
 std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
-  std::string text = fmt::format("machine    {}, {} ranks: {}\n", machine.name, p.ranks, mesh_text(p.mesh));
+  std::string text = fmt::format("machine    {}, {} {}: {}\n", machine.name, p.ranks, p.ranks == 1 ? "rank" : "ranks",
+                                 mesh_text(p.mesh));
   text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches a rank\n", seconds_text(p.step_s), p.tokens,
                       p.num_micro_batches);
   text += fmt::format("rate       {:.1f} tokens/s a rank, {:.1f} model TFLOP/s a rank, MFU {:.1f} %\n",

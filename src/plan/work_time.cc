@@ -263,7 +263,7 @@ double PassTime::compute() const {
 }
 
 double PassTime::exposed() const {
-  double sum = -hidden;
+  double sum = 0 - hidden;
   for (const auto& [axis, seconds] : groups) sum += seconds;
   return sum;
 }

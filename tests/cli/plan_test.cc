@@ -47,11 +47,11 @@ TEST(CliPlan, RefusesByName) {
   expect_refused(run_moebius(dir, {"plan", kOlmoe}), 2, "expected a recipe and --machine NAME or FILE; got no machine");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", "h300"}), 2, "no machine is called \"h300\"");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "3"}), 2, "3");
-  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--csv", "t.csv"}), 2, "are of --sweep");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--csv", "t.csv"}), 2, "need --sweep");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "graphs=many"}), 2,
                  "expected one of recipe, none, partial, full");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--search", "--html", "p.html"}), 2,
-                 "--trace and --html are of one layout");
+                 "--trace and --html show one layout");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "precision=nvfp4"}), 2,
                  "has no products in 4 bits (rank.nvfp4_tflops = 0)");
   const auto refused = [&](std::vector<std::string> more, const char* why) {
@@ -59,11 +59,11 @@ TEST(CliPlan, RefusesByName) {
     args.insert(args.end(), more.begin(), more.end());
     expect_refused(run_moebius(dir, args), 2, why);
   };
-  refused({"--memory-gb", "3"}, "are of --search");
+  refused({"--memory-gb", "3"}, "need --search");
   refused({"--search", "--memory-gb", "-5"}, "--memory-gb: expected a number from 0 to 1000000; got -5");
   refused({"--search", "--memory-gb", "nan"}, "--memory-gb: expected a number");
   refused({"--search", "--most-tp", "-2"}, "--most-tp: expected 0 or more; got -2");
-  refused({"--leave-one-out"}, "are of --fit ROWS.json");
+  refused({"--leave-one-out"}, "need --fit ROWS.json");
   refused({"--fit", "rows.json"}, "the rows of --fit name their recipes");
   refused({"--ranks", "4294967296"}, "--ranks: expected 1 to 16777216; got 4294967296");
   refused({"--sweep", "parallel.epp=1,2"}, "none of 2 points can be predicted");
