@@ -126,7 +126,10 @@ void Engine::choose_dispatcher(DispatcherKind asked) {
   if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
       spec_.device != DeviceKind::null) {
     Stream s = stream();
-    dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
+    PeerReach reach = peer_reach(s, mesh_);
+    if (reach.all && spec_.device == DeviceKind::cuda && spec_.mesh.pp > 1)
+      reach = {.all = false, .why = "it was not tried on GPUs with pipeline stages"};
+    dispatcher_ = dispatcher_choice(open, reach);
   }
   spec_.dispatcher = dispatcher_.kind;
 }
@@ -185,6 +188,10 @@ void Engine::warm_up() {
   batch.scalars = {};
   batch.training = true;
   pipeline_->run_once(s, plan_.stack(), batch);
+  // Other ranks write to the memory of this one (comm/peer_window.h): none may write before all is cleared, and
+  // none may clear what another still writes.
+  synchronize(s);
+  mesh_.group(Axis::world).barrier();
   for (int life = 0; life < kNumLives; ++life) {
     if (static_cast<Life>(life) == Life::rows) continue;  // each pass writes its rows before it reads them
     const int64_t bytes = plan_.bytes(static_cast<Life>(life));
@@ -194,6 +201,7 @@ void Engine::warm_up() {
     fill_zero(s, all);
   }
   synchronize(s);
+  mesh_.group(Axis::world).barrier();
 }
 
 DeviceMemory Engine::shared_device_memory() {

@@ -130,13 +130,12 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   find_tokens(step, x_TD.dim(0), saved);
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
-  const Operand quantised_a = up_quantises() ? w2_precision_.x_rows(step.stack, a_RF.shape) : Operand{};
-  up(step, a_RF, quantised_a, in, saved);
+  up(step, a_RF, in, saved);
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD,
-                           .a_RF = up_quantises() ? quantised_a : w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                           .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
                            .w2_eDF = w2_operands_.w(step),
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
@@ -178,23 +177,12 @@ Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
 
 void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
 
-bool DispatchedExperts::up_quantises() const {
-  return !w1_precision_.is_plain() && w2_precision_.has_row_blocks() && w1_adapter_.is_empty() &&
-         w2_adapter_.is_empty();
-}
-
-bool DispatchedExperts::d_down_quantises() const {
-  return !w2_precision_.is_plain() && w1_precision_.has_row_blocks() && w2_adapter_.is_empty();
-}
-
-void DispatchedExperts::up(Step& step, Tensor a_RF, const Operand& quantised_a, const Dispatched& in,
-                           const Saved& saved) const {
+void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertUp{.h_R2F = saved.h_R2F.rows(0, a_RF.dim(0)),
                          .a_RF = a_RF,
-                         .quantised_a = quantised_a,
                          .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
                          .w1_e2FD = w1_operands_.w(step),
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
@@ -243,10 +231,9 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
   const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
-  const Operand quantised_dh = d_down_quantises() ? w1_precision_.dy_rows(step.stack, saved.dh_R2F.shape) : Operand{};
-  backward_down(step, dweight_R, quantised_dh, weight_R, saved);
+  backward_down(step, dweight_R, weight_R, saved);
   coming.take_all();
-  backward_up(step, dx_RD, quantised_dh, saved);
+  backward_up(step, dx_RD, saved);
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved);
   Beside going(step, overlaps_,
@@ -280,18 +267,17 @@ void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved
   if (rows_) {
     open_h(step, saved);
     return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
-      up(on, rows_->scratch().act, {}, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
+      up(on, rows_->scratch().act, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
     });
   }
   saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
-    up(step, step.alloc(saved.sa_RF.shape, dtype_), {}, tokens, saved);
+    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
   });
 }
 
-void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Operand& quantised_dh, Tensor weight_R,
-                                      Saved& saved) const {
+void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
   {
     StackScope scope(step.stack);
@@ -299,7 +285,6 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Operan
                   DExpertDown{.dh_R2F = saved.dh_R2F,
                               .sa_RF = saved.sa_RF,
                               .dweight_R = dweight_R,
-                              .quantised_dh = quantised_dh,
                               .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
                               .w2_eDF = w2_operands_.w_for_dx(step),
                               .b2_eC = b2_ ? b2_->w : Tensor{},
@@ -313,13 +298,12 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Operan
   if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved);
 }
 
-void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, const Operand& quantised_dh, Saved& saved) const {
+void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
   run_expert_op(step,
                 DExpertUp{.dx_RD = dx_RD,
-                          .dh_R2F = d_down_quantises() ? quantised_dh
-                                                       : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+                          .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
                           .w1_e2FD = w1_operands_.w_for_dx(step),
                           .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
                 d_expert_up);

@@ -53,8 +53,7 @@ class DispatchedExperts final : public RoutedExperts {
   static const Saved& own(const RoutedExperts::Saved& saved) { return dynamic_cast<const Saved&>(saved); }
 
  private:
-  // h, and a = activation(h), or a quantised alone where there is an operand for it.
-  void up(Step& step, Tensor a_RF, const Operand& quantised_a, const Dispatched& in, const Saved& saved) const;
+  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
   // Where adapters drop elements: the tokens of the rows that dispatch() brought, and those of such rows.
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
   Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
@@ -71,17 +70,13 @@ class DispatchedExperts final : public RoutedExperts {
   // Brings the rows of dy to the experts. Returns the weight of each row.
   Tensor receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
   // From dy to h, and from there to x.
-  void backward_down(Step& step, Tensor dweight_R, const Operand& quantised_dh, Tensor weight_R, Saved& saved) const;
-  void backward_up(Step& step, Tensor dx_RD, const Operand& quantised_dh, Saved& saved) const;
+  void backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
   // Adds what the gradients of rows get through the adapter of W2.
   void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const;
   void down_gradient(Step& step, const Saved& saved) const;
   void up_gradient(Step& step, const Saved& saved) const;
   void bias_gradients(Step& step, const Saved& saved) const;
-
-  // The product before one of row_blocks quantises what this one reads, unless an adapter adds to it between.
-  bool up_quantises() const;
-  bool d_down_quantises() const;
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
