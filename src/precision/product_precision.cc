@@ -103,14 +103,6 @@ Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGrou
   return quantised(c, x_TC, rows, formats_of(recipe_).x, false);
 }
 
-Operand ProductPrecision::x_rows(StepStack& stack, const Shape& x) const {
-  MOEBIUS_ASSERT(has_row_blocks());
-  const Format& format = formats_of(recipe_).x;
-  Operand q = form_of(x, format.element, format.layout, false);
-  allocate(stack, q);
-  return q;
-}
-
 Operand ProductPrecision::weights_form(const Shape& w, bool transposed) const {
   const Format& format = formats_of(recipe_).w;
   const Shape turned = w.rank() == 2 ? Shape{w[1], w[0]} : Shape{w[0], w[2], w[1]};

@@ -59,12 +59,6 @@ class ProductPrecision {
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
-  // Returns whether an op that computes x or dy may quantise it besides: each block of a row alone decides its bits.
-  // x_rows is the operand that x() or dy() would fill, for such an op to write. REQUIRES: has_row_blocks().
-  bool has_row_blocks() const { return recipe_ == PrecisionRecipe::fp8_block; }
-  Operand x_rows(StepStack& stack, const Shape& x) const;
-  Operand dy_rows(StepStack& stack, const Shape& dy) const { return x_rows(stack, dy); }
-
   // The operands that w() and w_for_dx() give for weights of this shape, without memory; and how memory
   // for one of them is filled. REQUIRES: !is_plain().
   Operand w_form(const Shape& w) const { return weights_form(w, false); }

@@ -65,16 +65,6 @@ int64_t check_operands(const char* who, const Operands& o, DType dtype) {
   return o.w.data.dim(0);
 }
 
-// A quantised copy of a result [rows, columns] that the op makes besides; empty: none.
-void check_quantised_result(const char* who, const char* name, const Operand& q, const Shape& shape,
-                            const Operand& input) {
-  if (q.data.empty()) return;
-  MOEBIUS_CHECK(usage, q.layout == ScaleLayout::row_blocks && q.data.dtype == DType::f8_e4m3 && !input.is_plain(),
-                "{}: {} must be f8_e4m3 with row_blocks scales, of a product of quantised operands; got {} of {}", who,
-                name, to_string(q), to_string(input));
-  check_quantised(who, name, q, shape, false);
-}
-
 // The sm_90 kernels of quantised operands know SwiGLU without biases.
 void check_gpu_activation(const char* who, const GatedActivation& activation, const Tensor& bias) {
   MOEBIUS_CHECK(usage, activation == GatedActivation{} && bias.empty(),
@@ -99,7 +89,7 @@ void check_for_gpu(const ExpertDown& a) {
 void check_for_gpu(const DExpertDown& a) {
   constexpr const char* who = "d_expert_down";
   check_block_scaled(who, {"dout", a.dout_TD, "w2", a.w2_eDF});
-  check_block_scaled_result(who, "sa", a.sa_RF, a.quantised_dh.data.empty() ? kBlockScaledColumns : kGroupAlign);
+  check_block_scaled_result(who, "sa", a.sa_RF);
   check_gpu_activation(who, a.activation, a.b2_eC);
 }
 void check_for_gpu(const DExpertUp& a) {
@@ -127,7 +117,6 @@ void check(const ExpertUp& a, const Stream& s) {
   const int64_t e = check_operands(who, {"x", a.x_TD, "w1", a.w1_e2FD, 2 * F, a.x_TD.data.dim(1), false}, dtype);
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
-  check_quantised_result(who, "quantised_a", a.quantised_a, {R, F}, a.x_TD);
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_rows(who, a.rows, e, R, true);
   check_for_gpu(a, a.x_TD, s);
@@ -156,7 +145,6 @@ void check(const DExpertDown& a, const Stream& s) {
   check_tensor(who, "sa", a.sa_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   check_tensor(who, "dh", a.dh_R2F, dtype, {R, 2 * F});
-  check_quantised_result(who, "quantised_dh", a.quantised_dh, {R, 2 * F}, a.dout_TD);
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
@@ -242,8 +230,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
 
 Cost cost(const ExpertUp& a) {
   return {2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
-          bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) +
-              bytes_of(a.quantised_a.data.empty() ? a.a_RF : a.quantised_a.data)};
+          bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)};
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -282,7 +269,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
 Cost cost(const DExpertDown& a) {
   return {2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
                                                              2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
-                                                             bytes_of(a.quantised_dh.data) + 2 * bytes_of(a.weight_R)};
+                                                             2 * bytes_of(a.weight_R)};
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {

@@ -50,12 +50,8 @@ struct GatedActivation {
 // few_rows: experts have some 32 rows each at most, as when text is generated. A GPU then reads the weights
 // once and in place. A row depends neither on the others nor on how many there are, but its sums are in
 // another order than those of more rows. Training does not ask for it.
-//
-// quantised_a: a with row_blocks scales, the bits that quantize makes of a as rounded. Where it is asked
-// for, a_RF is memory that the op may use, and holds nothing afterwards. Only with a quantised x.
 struct ExpertUp {
   Tensor h_R2F, a_RF;     // out
-  Operand quantised_a;    // out, may be empty: not wanted
   Operand x_TD, w1_e2FD;  // in
   Tensor b1_e2F;          // in, may be empty: none
   Rows rows;
@@ -92,11 +88,9 @@ Cost cost(const ExpertDown& a);
 //   da[r,:] = weight[r] * g[r,:],  and dh from da
 //   sa[r,:] = weight[r] * a[r,:]          (for the weight gradient of w2)
 //
-// b2 is as in ExpertDown. quantised_dh: dh with row_blocks scales besides, the bits that quantize makes of
-// dh_R2F. Only with a quantised dout.
+// b2 is as in ExpertDown.
 struct DExpertDown {
   Tensor dh_R2F, sa_RF, dweight_R;  // out; dweight f32
-  Operand quantised_dh;             // out, may be empty: not wanted
   Operand dout_TD, w2_eDF;          // in
   Tensor b2_eC, h_R2F, weight_R;    // in; weight f32, of each row
   int64_t b2_first = 0;

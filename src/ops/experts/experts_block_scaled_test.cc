@@ -143,45 +143,6 @@ TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
   }
 }
 
-// The result that a product quantises has the bits of quantize on that result.
-TEST_P(BlockScaledExpertsTest, QuantisedResultsAreThoseOfASeparatePass) {
-  const int64_t F = c().F, R = p_.R;
-  const DType t = c().dtype;
-  Outputs o = run();
-  const auto make = [](Shape shape) { return testing::QuantisedArray(shape, DType::f8_e4m3, ScaleLayout::row_blocks); };
-  testing::QuantisedArray a = make({R, F}), dh = make({R, 2 * F}), want_a = make({R, F}), want_dh = make({R, 2 * F});
-  quantize(s_, {.q = want_a.operand(), .x_RC = o.a.tensor(), .offsets_e1 = p_.offsets.tensor()});
-  quantize(s_, {.q = want_dh.operand(), .x_RC = o.dh.tensor(), .offsets_e1 = p_.offsets.tensor()});
-  Outputs again{.h = Array::poisoned({R, 2 * F}, t),
-                .a = Array::poisoned({R, F}, t),
-                .dh = Array::poisoned({R, 2 * F}, t),
-                .sa = Array::poisoned({R, F}, t),
-                .dweight = Array::poisoned({R}, DType::f32)};
-  testing::run_expert_op<ExpertUp>(s_, expert_up,
-                                   {.h_R2F = again.h.tensor(),
-                                    .a_RF = again.a.tensor(),
-                                    .quantised_a = a.operand(),
-                                    .x_TD = x_.q.operand(),
-                                    .w1_e2FD = w1_.q.operand(),
-                                    .rows = p_.rows()});
-  testing::run_expert_op<DExpertDown>(s_, d_expert_down,
-                                      {.dh_R2F = again.dh.tensor(),
-                                       .sa_RF = again.sa.tensor(),
-                                       .dweight_R = again.dweight.tensor(),
-                                       .quantised_dh = dh.operand(),
-                                       .dout_TD = dout_.q.operand(),
-                                       .w2_eDF = w2_back_.q.operand(),
-                                       .h_R2F = p_.h.tensor(),
-                                       .weight_R = p_.weight.tensor(),
-                                       .rows = p_.rows()});
-  EXPECT_EQ(again.h.bytes(), o.h.bytes());
-  EXPECT_EQ(again.dh.bytes(), o.dh.bytes());
-  EXPECT_EQ(again.sa.bytes(), o.sa.bytes());
-  EXPECT_EQ(again.dweight.bytes(), o.dweight.bytes());
-  EXPECT_TRUE(a == want_a);
-  EXPECT_TRUE(dh == want_dh);
-}
-
 // Operands that a GPU has no kernel for are refused where a step is counted for one, before it runs.
 TEST(BlockScaledExperts, WhatAGpuCannotMultiplyIsNamed) {
   ThreadPool pool(1);

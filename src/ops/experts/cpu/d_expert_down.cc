@@ -5,8 +5,6 @@
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/cpu/gated_activation.h"
 #include "ops/experts/experts_backends.h"
-#include "ops/quantize/quantize.h"
-#include "ops/quantize/quantize_backends.h"
 
 namespace moebius {
 namespace cpu {
@@ -140,8 +138,6 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     for (int64_t across = 0; across < p.tasks_across; ++across) sum += partial[across * R + r];
     dweight[r] = sum;
   }
-  if (!a.quantised_dh.data.empty())
-    cpu::quantize(s, {.q = a.quantised_dh, .x_RC = a.dh_R2F, .offsets_e1 = a.rows.offsets_e1});
   if (a.b2_eC.empty()) return;
   with_float_type(a.sa_RF.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
 }

@@ -5,8 +5,6 @@
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/gated_activation.h"
 #include "ops/experts/experts_backends.h"
-#include "ops/quantize/quantize.h"
-#include "ops/quantize/quantize_backends.h"
 
 namespace moebius {
 namespace cpu {
@@ -156,8 +154,6 @@ void expert_up(Stream& s, const ExpertUp& a) {
                         });
                       });
   });
-  if (a.quantised_a.data.empty()) return;
-  cpu::quantize(s, {.q = a.quantised_a, .x_RC = a.a_RF, .offsets_e1 = a.rows.offsets_e1});
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {

@@ -6,7 +6,6 @@
 #include "ops/experts/experts_desc.h"
 #include "ops/experts/sm90/d_gated_rows.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
-#include "ops/quantize/sm90/e4m3_rows.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
@@ -42,31 +41,6 @@ struct DDownGemm {
   }
 };
 
-// Blocks of 128 columns of dgate and dup, quantised once they are whole.
-struct QuantisedGradient {
-  static constexpr int kBlockBoxes = 128 / kBoxCols, kBlockUnits = 16;
-  sm90::QuantisedRows to;
-  uint32_t gate[2 * kBlockUnits], up[2 * kBlockUnits];
-
-  template <int kUnit>
-  __device__ __forceinline__ void keep(uint32_t gate0, uint32_t gate8, uint32_t up0, uint32_t up8) {
-    constexpr int kAt = 2 * (kUnit % kBlockUnits);
-    gate[kAt] = gate0;
-    gate[kAt + 1] = gate8;
-    up[kAt] = up0;
-    up[kAt + 1] = up8;
-  }
-  template <int kBox>
-  __device__ __forceinline__ void store(const WarpTile& tile) const {
-    if constexpr (kBox % kBlockBoxes == kBlockBoxes - 1) {
-      if (to.data == nullptr) return;
-      const int32_t block = tile.n * (kGradientCols / 128) + kBox / kBlockBoxes;
-      sm90::store_e4m3<0>(to, tile.row, tile.rows, block, gate);
-      sm90::store_e4m3<0>(to, tile.row, tile.rows, to.blocks / 2 + block, up);
-    }
-  }
-};
-
 // The same of E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most
 // registers until its last K step. So the backward of its activation follows its product, while the
 // other warpgroup goes on.
@@ -79,7 +53,6 @@ struct DDownGemmF8 {
 
   struct Params : DDownGemm<kGatherRows, kSm90Rows>::Params {
     BlockScales scales;
-    sm90::QuantisedRows quantised_dh;
   };
 
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
@@ -105,8 +78,7 @@ struct DDownGemmF8 {
                                                int32_t row, const WarpMemory& memory) {
     if (row >= tile.end_row) return;
     const WarpPlaces places{memory.staging, memory.barrier};
-    HeldGradient<SwigluFormula, QuantisedGradient> held;
-    held.copy.to = p.quantised_dh;
+    HeldGradient<SwigluFormula> held;
     held.take(p.act, sum, rows_of(tile, row));
     for_each_constant<0, kGradientPieces>(
         [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, NoTile{}, places); });
@@ -135,7 +107,6 @@ void launch(Stream& s, const DExpertDown& a) {
   } else {
     p.b = weights_map(a.w2_eDF.data, kConfig, Op::kHalf);
     p.scales = block_scales(a.dout_TD, a.w2_eDF);
-    p.quantised_dh = sm90::quantised_rows(a.quantised_dh);
   }
   p.gather = gather_of(a.dout_TD.data, a.rows.token_R);
   p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group);

@@ -109,25 +109,15 @@ __device__ __forceinline__ void fetch_box(const DGatedParams<Formula>& p, const 
   tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
-// A kernel of this kind does nothing with dgate and dup besides storing them. Another kind's keep<unit>() gets them as
-// rounded, of 8 columns and rows lane / 4 and 8 on, and store<box>() comes after the last of every box.
-struct NoOtherCopy {
-  template <int kUnit>
-  __device__ __forceinline__ void keep(uint32_t, uint32_t, uint32_t, uint32_t) {}
-  template <int kBox>
-  __device__ __forceinline__ void store(const WarpTile&) const {}
-};
-
 // A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are
 // columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
-template <class Formula, class Copy = NoOtherCopy>
+template <class Formula>
 struct HeldGradient {
   using Params = DGatedParams<Formula>;
   uint32_t words[2 * kGradientCols / 8];
   WarpTile tile{};
   float weight[2];   // of the rows
   float product[2];  // <g, a> of the rows, of this thread's columns
-  Copy copy;
 
   __device__ __forceinline__ void take(const Params& p, const float (&acc)[128], const WarpTile& of) {
     const int32_t row = static_cast<int32_t>(threadIdx.x % 32 / 4);
@@ -155,7 +145,6 @@ struct HeldGradient {
     approximate_sigmoids(z);
     backward(f, gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);
     backward(f, gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
-    copy.template keep<kUnit>(gate0, gate8, up0, up8);
     stmatrix_4(at, gate0, gate8, up0, up8);
   }
   // Two columns of a row, in place: gate and up to their gradients, g to sa.
@@ -278,10 +267,7 @@ struct HeldGradient {
         };
         if (threadIdx.x % 32 == 0) fetch_box(p, following(), (kBox + 1) % kBoxes, at);
       }
-      if (has<kBox>(p)) {
-        store_dh<kBox>(p, at.staging);
-        copy.template store<kBox>(tile);
-      }
+      if (has<kBox>(p)) store_dh<kBox>(p, at.staging);
     }
   }
   template <int kBox>

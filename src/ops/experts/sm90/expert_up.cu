@@ -7,7 +7,6 @@
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/grouped_gemm/sm90/expert_bias.h"
 #include "ops/grouped_gemm/sm90/launch.h"
-#include "ops/quantize/sm90/e4m3_rows.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda {
@@ -49,20 +48,18 @@ struct UpGemm {
     uint16_t* h = p.h + static_cast<int64_t>(held.row) * 2 * p.F + f;
     if constexpr (kPart == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
     if constexpr (kPart == 1) store_box<kUp>({h + p.F, 4 * p.F, held.rows, chunks}, staging + 2048, held.words);
-    if constexpr (kPart >= 2) activate_part<kHalf, kPart - 2>(p, held);
+    if constexpr (kPart >= 2) {
+      constexpr int kFirst = 8 * (kPart - 2);
+#pragma unroll
+      for (int i = kFirst; i < kFirst + 8; i += 2) {
+        activate(p.formula, held.words[kGate + i], held.words[kGate + i + 1], held.words[kUp + i],
+                 held.words[kUp + i + 1]);
+      }
+    }
     if constexpr (kPart == 3) {
       uint16_t* act = p.act + static_cast<int64_t>(held.row) * p.F + f;
       store_box<kGate>({act, 2 * p.F, held.rows, chunks}, staging, held.words);
     }
-  }
-
-  // gate = the activation of gate and up, for half of the words of a half
-  template <int kHalf, int kPart>
-  __device__ __forceinline__ static void activate_part(const Params& p, HeldRows& held) {
-    constexpr int kFirst = 16 * kHalf + 8 * kPart;
-#pragma unroll
-    for (int i = kFirst; i < kFirst + 8; i += 2)
-      activate(p.formula, held.words[i], held.words[i + 1], held.words[32 + i], held.words[32 + i + 1]);
   }
 
   // gate = the activation of gate and up, for two words
@@ -99,7 +96,7 @@ struct BiasedUpGemm : UpGemm<kGatherRows, kOpConfig, ClampedFormula> {
 };
 
 // The same of E4M3 operands. Gate and up of a tile have blocks of weights of their own, so F is a multiple
-// of their width. So a tile has whole blocks of the activation, which it may quantise.
+// of their width.
 template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
   using Base = UpGemm<kGatherRows, kOpConfig>;
@@ -107,7 +104,6 @@ struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
 
   struct Params : Base::Params {
     BlockScales scales;
-    sm90::QuantisedRows quantised_act;
   };
 
   __device__ static int32_t source_row(const Params& p, int32_t row) {
@@ -120,20 +116,8 @@ struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
                                                int32_t row, const WarpMemory& memory) {
     HeldRows held;
     held.take(sum, tile, row);
-    if (p.quantised_act.data != nullptr) return store_quantised(p, held, memory);
     for_each_constant<0, Base::kPieces>(
         [&](auto piece) { Base::template store_piece<decltype(piece)::value>(p, held, memory.staging); });
-  }
-  __device__ __forceinline__ static void store_quantised(const Params& p, HeldRows& held, const WarpMemory& memory) {
-    if (held.rows <= 0) return;
-    for_each_constant<0, 2>([&](auto index) {
-      constexpr int kHalf = decltype(index)::value;
-      Base::template store_piece<4 * kHalf>(p, held, memory.staging);
-      Base::template store_piece<4 * kHalf + 1>(p, held, memory.staging);
-      Base::template activate_part<kHalf, 0>(p, held);
-      Base::template activate_part<kHalf, 1>(p, held);
-    });
-    sm90::store_e4m3<0>(p.quantised_act, held.row, held.rows, held.n, held.words);
   }
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
                                                  const NoteRing<kConfig>& notes) {
@@ -156,10 +140,7 @@ void launch(Stream& s, const ExpertUp& a) {
   p.F = static_cast<int32_t>(F);
   p.formula = decltype(p.formula)(a.activation);
   if constexpr (requires { p.bias; }) p.bias = expert_bias(a.b1_e2F, 0);
-  if constexpr (requires { p.scales; }) {
-    p.scales = block_scales(a.x_TD, a.w1_e2FD);
-    p.quantised_act = sm90::quantised_rows(a.quantised_a);
-  }
+  if constexpr (requires { p.scales; }) p.scales = block_scales(a.x_TD, a.w1_e2FD);
   launch_grouped<Op>(s, p, "expert_up");
 }
 

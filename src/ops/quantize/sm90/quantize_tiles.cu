@@ -5,7 +5,7 @@
 #include "ops/quantize/sm90/quantize_tiles.h"
 
 #include "device/cuda/cuda.h"
-#include "ops/quantize/sm90/e4m3_rows.h"
+#include "ops/quantize/scales.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
@@ -53,10 +53,26 @@ __device__ Place place_of(const Problem& p) {
   return {first, col, clamp_to_tile(p.offsets[group + 1] - first), cols};
 }
 
+__device__ __forceinline__ float low(uint32_t word) { return __uint_as_float(word << 16); }
+__device__ __forceinline__ float high(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
+__device__ __forceinline__ uint32_t low_magnitude(uint32_t word) { return (word << 16) & 0x7fff0000u; }
+__device__ __forceinline__ uint32_t high_magnitude(uint32_t word) { return word & 0x7fff0000u; }
+
 __device__ __forceinline__ uint32_t largest_of(const uint4& v) {
   uint32_t m = 0;
   for (const uint32_t word : {v.x, v.y, v.z, v.w}) m = max(m, max(low_magnitude(word), high_magnitude(word)));
   return m;
+}
+
+// Rounded to nearest even, saturated; a NaN becomes 0x7f.
+__device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+  uint16_t lo, hi;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(x1), "f"(x0));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(x3), "f"(x2));
+  return lo | static_cast<uint32_t>(hi) << 16;
+}
+__device__ __forceinline__ uint32_t pack_words(uint32_t a, uint32_t b, float inverse) {
+  return pack_e4m3(low(a) * inverse, high(a) * inverse, low(b) * inverse, high(b) * inverse);
 }
 
 __device__ uint32_t largest_of_block(uint32_t m) {
@@ -68,6 +84,8 @@ __device__ uint32_t largest_of_block(uint32_t m) {
   for (int w = 0; w < kWarps; ++w) m = max(m, of_warps[w]);
   return m;
 }
+
+__device__ float scale_of(uint32_t m) { return power_of_two_scale(m, top_exponent(DType::f8_e4m3)); }
 
 // The rows of a tile as they are. square: the largest magnitude of the tile.
 template <bool kSquare>
@@ -84,7 +102,7 @@ __device__ void store_in_place(const Problem& p, const Place& t, const uint4 (&v
 #pragma unroll
       for (int step = 1; step < kLanes; step *= 2) m = max(m, __shfl_xor_sync(~0u, m, step));
     }
-    const float scale = e4m3_scale(m), inverse = 1.0f / scale;
+    const float scale = scale_of(m), inverse = 1.0f / scale;
     if (r >= t.rows) continue;
     if (!kSquare && chunk == 0) scales[(t.first + r) * p.scale_cols + blockIdx.x] = scale;
     if (kSquare && threadIdx.x == 0 && i == 0) scales[int64_t{blockIdx.y} * p.scale_cols + blockIdx.x] = scale;
@@ -120,7 +138,7 @@ __device__ void store_transposed(const Problem& p, const Place& t, const uint4 (
 #pragma unroll
     for (int s = 0; s < kSegments; ++s) m = {max(m.x, of_segments[s][pair].x), max(m.y, of_segments[s][pair].y)};
   }
-  const float scale[2] = {e4m3_scale(m.x), e4m3_scale(m.y)};
+  const float scale[2] = {scale_of(m.x), scale_of(m.y)};
   if (segment == 0 && 2 * pair < t.cols) {
     float* scales = p.scales + blockIdx.z * p.matrix_scales;
 #pragma unroll
@@ -137,7 +155,7 @@ __device__ void store_transposed(const Problem& p, const Place& t, const uint4 (
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const float inverse = 1.0f / scale[j];
-    const auto element = [&](int r) { return (j == 0 ? low_element(words[r]) : high_element(words[r])) * inverse; };
+    const auto element = [&](int r) { return (j == 0 ? low(words[r]) : high(words[r])) * inverse; };
 #pragma unroll
     for (int i = 0; i < kSegmentRows; i += 16) {
       uint32_t out[4];
