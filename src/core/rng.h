@@ -9,7 +9,15 @@
 namespace moebius {
 
 // The purpose of a stream of numbers; it is part of the key.
-enum class RngSite : uint32_t { init = 1, jitter = 2, data_order = 3, sampling = 4, bench = 5, rounding = 6, dropout = 7 };
+enum class RngSite : uint32_t {
+  init = 1,
+  jitter = 2,
+  data_order = 3,
+  sampling = 4,
+  bench = 5,
+  rounding = 6,
+  dropout = 7
+};
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 

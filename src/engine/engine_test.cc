@@ -120,11 +120,12 @@ TEST(DeviceMemory, WhatIsPinnedIsComparedWithTheHost) {
   plan.declare(there, "there", {(8 << 20) / 4}, DType::f32, Life::host);
   EXPECT_EQ(device_memory(plan, 0).plan_bytes, 4 << 20);
   check_pinned_memory(plan, 8 << 20);
-  expect_error(ErrorKind::usage,
-               "out of memory: optimizer.offload keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
-               "set optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more "
-               "machines, or keep it on the GPU (optimizer.offload = false)\nmemory plan\n",
-               [&] { check_pinned_memory(plan, 7 << 20); });
+  expect_error(
+      ErrorKind::usage,
+      "out of memory: optimizer.offload keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
+      "set optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more "
+      "machines, or keep it on the GPU (optimizer.offload = false)\nmemory plan\n",
+      [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
 // One dense and one MoE layer.

@@ -51,7 +51,7 @@ struct ModelContext {
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
   // Pairs of an MoE layer here and a micro-batch that are between forward and backward at a time; 0: the stages' sets.
   int64_t moe_passes_in_flight = 0;
-  OptimizerSpec optimizer = {};                           // its formats: ParamTable::set_formats
+  OptimizerSpec optimizer = {};  // its formats: ParamTable::set_formats
 };
 
 class Model {

@@ -102,12 +102,12 @@ void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
 using Sizes = std::vector<int64_t>;
 
-// Each parameter begins at a multiple of 128 elements. Each rank has the same number of such blocks
+// Each parameter begins at a multiple of 256 elements. Each rank has the same number of such blocks
 // in a bucket.
 int64_t bucket_bytes(const Sizes& params, int64_t n) {
   int64_t numel = 0;
-  for (const int64_t size : params) numel += div_ceil(size, 128) * 128;
-  return div_ceil(numel, 128 * n) * 128 * n * 4;
+  for (const int64_t size : params) numel += div_ceil(size, 256) * 256;
+  return div_ceil(numel, 256 * n) * 256 * n * 4;
 }
 
 // The elements that a rank of stage `pp` holds. Layers are divided evenly.

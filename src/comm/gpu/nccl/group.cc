@@ -119,8 +119,8 @@ void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor
     from.push_back({.data = static_cast<std::byte*>(arrived) + r * stride_bytes, .num_bytes = out.num_bytes()});
   from[rank()] = to[rank()];
   exchange(on, lane, to, from);
-  cuda::sum_of_ranks(on, out,
-                     {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank()}, levels_);
+  cuda::sum_of_ranks(on, out, {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank()},
+                     levels_);
 }
 
 // Returns the number of elements whose shares from all ranks arrive at once.
