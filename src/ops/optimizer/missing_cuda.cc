@@ -10,5 +10,6 @@ void adamw(Stream&, const AdamW&) { missing_cuda("adamw"); }
 void sgd(Stream&, const Sgd&) { missing_cuda("sgd"); }
 void join_master(Stream&, const JoinMaster&) { missing_cuda("join_master"); }
 void split_master(Stream&, const SplitMaster&) { missing_cuda("split_master"); }
+void sum_gradient(Stream&, const SumGradient&) { missing_cuda("sum_gradient"); }
 
 }  // namespace moebius::cuda
