@@ -10,7 +10,7 @@
 //
 // In a group of at most 8 ranks a half is one exchange between all of them. In a larger one it is an
 // exchange on each level (comm/collective_levels.h). all_to_all_v is one exchange in any group.
-// What a group of several levels starts, it does in wait().
+// A group of several levels does in wait() what start_* began, so that nothing of it overlaps.
 #pragma once
 
 #include "comm/collective_levels.h"
