@@ -101,13 +101,7 @@ void MeshShape::check() const {
 
 RankPlace place_of(const MeshShape& shape, int world_rank) {
   const Digits d = digits_of(dense(shape), world_rank), e = digits_of(expert(shape), world_rank);
-  return {.tp = d[0],
-          .cp = d[1] + shape.cp_inner * d[2],
-          .dp = d[3],
-          .pp = d[4],
-          .etp = e[0],
-          .ep = e[1],
-          .edp = e[2]};
+  return {.tp = d[0], .cp = d[1] + shape.cp_inner * d[2], .dp = d[3], .pp = d[4], .etp = e[0], .ep = e[1], .edp = e[2]};
 }
 
 int rank_in_dense_view(const MeshShape& shape, const RankPlace& p) {

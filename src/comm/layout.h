@@ -50,7 +50,7 @@ std::string_view purpose_of(Axis axis);
 
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
-  int64_t cp_inner = 1;  // the ranks of cp in a group of Axis::cp_inner
+  int64_t cp_inner = 1;     // the ranks of cp in a group of Axis::cp_inner
   bool cp_dynamic = false;  // blocks of 2, 4, ... neighbours of cp are groups too (Mesh::cp_block)
   int64_t cp_outer() const { return cp / cp_inner; }
   int64_t world() const { return tp * cp * dp * pp; }

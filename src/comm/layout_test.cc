@@ -16,10 +16,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const Axis kAllAxes[] = {Axis::tp,     Axis::cp,    Axis::dp,        Axis::pp,    Axis::etp,
-                         Axis::ep,     Axis::edp,   Axis::tp_cp,     Axis::dp_cp, Axis::tp_cp_dp,
-                         Axis::etp_ep, Axis::tp_pp, Axis::etp_ep_pp, Axis::cp_inner,
-                         Axis::cp_outer, Axis::world};
+const Axis kAllAxes[] = {Axis::tp,        Axis::cp,       Axis::dp,       Axis::pp,       Axis::etp,    Axis::ep,
+                         Axis::edp,       Axis::tp_cp,    Axis::dp_cp,    Axis::tp_cp_dp, Axis::etp_ep, Axis::tp_pp,
+                         Axis::etp_ep_pp, Axis::cp_inner, Axis::cp_outer, Axis::world};
 
 std::string error_text(const MeshShape& shape) {
   try {

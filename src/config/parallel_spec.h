@@ -45,7 +45,9 @@ struct ParallelSpec {
   int64_t dp(int64_t world_size) const;   // world / (tp cp pp)
   int64_t edp(int64_t world_size) const;  // world / (etp ep pp)
   CpComm cp_comm_of_window() const { return cp_comm_window.value_or(cp_comm); }
-  bool is_hierarchical() const { return cp_comm == CpComm::hierarchical || cp_comm_of_window() == CpComm::hierarchical; }
+  bool is_hierarchical() const {
+    return cp_comm == CpComm::hierarchical || cp_comm_of_window() == CpComm::hierarchical;
+  }
   bool operator==(const ParallelSpec&) const = default;
 };
 

@@ -8,10 +8,10 @@
 #include <set>
 #include <system_error>
 
-#include "config/context_parallel_check.h"
+#include "config/check/context_parallel_check.h"
+#include "config/check/run_check_keys.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
-#include "config/run_check_keys.h"
 #include "config/run_spec.h"
 #include "config/stage_layout.h"
 #include "core/error.h"

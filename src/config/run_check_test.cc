@@ -296,9 +296,11 @@ TEST(Check, Layout) {
                         "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or parallel.cp = 1"));
   EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
               HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
-  EXPECT_THAT(
-      check_error({"parallel.cp=2"}, 2),
-      HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
+              HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8, or "
+                        "parallel.cp = 1 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=24", "train.seq_len=16"}, 24),
+              HasSubstr("divisible by 2 * parallel.cp = 48; got 16; choose parallel.cp = 8 [--set]"));
 }
 
 TEST(Check, ContextParallel) {

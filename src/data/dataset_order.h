@@ -57,7 +57,7 @@ class DatasetOrder {
   // Targets at the end of dataset i that fill no sample and are not read. 0 where
   // documents are packed.
   int64_t num_left_out(int i) const;
-  // Whether the samples of dataset i are whole documents.
+  // Returns whether the samples of dataset i are whole documents.
   bool is_packed(int i) const { return options_.pack_documents || dataset(i).has_targets(); }
 
   // Returns a sample of the blend. This is not for several threads at once, since a blend keeps its

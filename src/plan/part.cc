@@ -20,7 +20,8 @@ std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
   std::string key = fmt::format("{} {} {} {} {} {}; {} {} {} {} {} {}", stage.embedding, stage.first_layer,
                                 stage.num_layers, stage.norm, stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep,
                                 static_cast<int>(spec.dispatcher), static_cast<int>(spec.expert_overlap));
-  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm) + 8 * static_cast<int>(b.cp_comm_window) + 64 * m.cp_inner, b.num_mtp,
+  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments,
+                     static_cast<int>(b.cp_comm) + 8 * static_cast<int>(b.cp_comm_window) + 64 * m.cp_inner, b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
   key += fmt::format("{} ", spec.expert_rows);
   if (spec.optimizer) key += fmt::format("{} ", static_cast<int>(spec.optimizer->grad));

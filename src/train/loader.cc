@@ -63,6 +63,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
+      pack_documents_(run.data.pack_documents),
       order_by_cost_(run.data.order_by_cost),
       mtp_coeff_(run.num_mtp() > 0 ? run.train.mtp_coeff / static_cast<double>(run.num_mtp()) : 0),
       loss_scales_(1 + run.num_mtp()),
@@ -124,11 +125,10 @@ void Loader::begin_step(int64_t step) {
   for (size_t k = 0; k < weights.size(); ++k) loss_scales_[k] = weights[k] > 0 ? 1.0 / weights[k] : 0.0;
 }
 
-// Rows, not tokens: the last token of a sequence is a target alone.
+// Rows, not tokens: the last token of a sequence is a target alone. Without pack_documents padding is one document.
 SampleDocuments Loader::documents_of(const Sample& sample) const {
-  SampleDocuments documents{.begins = {0},
-                            .end = static_cast<int32_t>(std::min(sample.len, seq_)),
-                            .rows = static_cast<int32_t>(seq_)};
+  const int64_t end = pack_documents_ ? std::min(sample.len, seq_) : seq_;
+  SampleDocuments documents{.begins = {0}, .end = static_cast<int32_t>(end), .rows = static_cast<int32_t>(seq_)};
   for (const int32_t start : document_starts(sample)) {
     if (start < documents.end) documents.begins.push_back(start);
   }
@@ -162,7 +162,8 @@ void Loader::order_by_cost() {
 Loader::Arranged Loader::arrange(int64_t first) const {
   Arranged arranged{.sharing = *std::max_element(sharing_.begin() + first, sharing_.begin() + first + micro_batch_)};
   while (std::ssize(arranged.rows) < micro_batch_) {
-    auto rows = arrange_documents(documents_of(samples_[first + std::ssize(arranged.rows)]), share_.cp, arranged.sharing);
+    auto rows =
+        arrange_documents(documents_of(samples_[first + std::ssize(arranged.rows)]), share_.cp, arranged.sharing);
     if (rows) {
       arranged.rows.push_back(std::move(*rows));
     } else {

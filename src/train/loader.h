@@ -78,12 +78,12 @@ class Loader final : public BatchSource {
 
   DatasetOrder order_;
   DataShare share_;
-  std::vector<int64_t> positions_;   // in a sequence, of its tokens here
-  std::vector<int32_t> in_order_;    // 0, 1, 2, ...: the rows of a sequence as they are
+  std::vector<int64_t> positions_;  // in a sequence, of its tokens here
+  std::vector<int32_t> in_order_;   // 0, 1, 2, ...: the rows of a sequence as they are
   bool dynamic_cp_;
   std::vector<int64_t> sharing_;  // with dynamic_cp_: of each of samples_
   int64_t seq_, micro_batch_, global_batch_;
-  bool separate_documents_, order_by_cost_;
+  bool separate_documents_, pack_documents_, order_by_cost_;
   std::vector<Sample> samples_;      // those of the global batch of the step
   double mtp_coeff_ = 0;             // of each depth of multi-token prediction
   std::vector<double> loss_scales_;  // [depth], depth 0 is the next token

@@ -37,7 +37,7 @@ ModelSpec model_of(const ContextCase& c) {
 
 using Bytes = std::array<int64_t, 2>;  // of the forward and of the backward pass
 
-// What a rank has: the bytes of its q and o, of its keys and values or what they are made of, and of its starts.
+// The holdings of a rank: the bytes of its q and o, of its keys and values or what they are made of, and of its starts.
 struct Held {
   int64_t q, o, kv, starts;
 };
@@ -109,8 +109,8 @@ void expect_latent_case(Transport& transport, const ContextCase& c) {
   model.qk_rope_head_dim = 2;
   model.head_dim = 5;
   model.v_head_dim = 3;
-  const LayerPasses passes = passes_of<Mla>(transport, c, model,
-                                            [](const LayerContext& context) { return Mla(context, "attention"); });
+  const LayerPasses passes =
+      passes_of<Mla>(transport, c, model, [](const LayerContext& context) { return Mla(context, "attention"); });
   const int64_t T = kBatch * kSeq / c.cp, heads = kHeads / c.tp;
   expect_sent(passes, c, {T * heads * 5 * 4, T * heads * 3 * 4, T * (6 + 2) * 4, c.documents ? 4 * T : 0}, true);
 }

@@ -42,8 +42,9 @@ class LayerRig {
   static constexpr int64_t kStackBytes = 1 << 22, kDocument = 5;
   static constexpr uint64_t kSeed = 5;
 
-  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare)
-      : params(plan, ModelUse::gradients) {
+  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare,
+           const RecomputeSpec& recompute = {})
+      : plan(recompute), params(plan, ModelUse::gradients) {
     BatchShape shape = whole;
     shape.seq = whole.seq / mesh.shape().cp;
     declare_micro_batch(plan, shape, batch);

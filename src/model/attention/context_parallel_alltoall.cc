@@ -85,7 +85,7 @@ Tensor AllToAllContextParallel::starts_of_all(Step& step, Tensor starts_T) const
   return starts_T.empty() ? starts_T : gather_sequences(step, cp_, starts_T);
 }
 
-// What an expansion reads is the same for all heads, so it is gathered.
+// An expansion reads the same rows for all heads, so they are gathered.
 Qkv AllToAllContextParallel::exchange(Step& step, const Qkv& in) const {
   const auto kv = [&](const Tensor& x_TGd) {
     return spec_.expansion == nullptr ? to_heads(step, x_TGd) : gather_sequences(step, cp_, x_TGd);

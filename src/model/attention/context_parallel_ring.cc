@@ -80,8 +80,8 @@ struct Place {
   int64_t q_rank, kv_rank;
   Tensor starts_T;  // document starts of the queries, or empty
 
-  // Whether some query of the pair's piece sees some of its keys: these are not all later, nor all before the
-  // window of the first query.
+  // Returns whether some query of the pair's piece sees some of its keys: these are not all later, nor all before
+  // the window of the first query.
   bool meets(const Pair& at) const {
     const int64_t last_key = (at.kv_piece + 1) * pieces.length - 1, first_query = at.q_piece * pieces.length;
     return at.kv_piece <= at.q_piece && (spec.window == 0 || last_key > first_query - spec.window);
@@ -141,8 +141,7 @@ struct Attended {
 };
 
 // dq and dblock (f32) += the derivatives w.r.t. these queries and the keys of a block.
-void attend_keys_bwd(Step& step, const Place& in, Tensor dq_THd, const Kv& dblock, const Attended& x,
-                const Kv& block) {
+void attend_keys_bwd(Step& step, const Place& in, Tensor dq_THd, const Kv& dblock, const Attended& x, const Kv& block) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
   const auto take_piece = [&](const Tensor& t) { return step.alloc(pieces.here(t, 0, 0).shape, t.dtype); };

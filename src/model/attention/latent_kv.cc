@@ -16,8 +16,7 @@ bool shares_heads(CpComm comm) { return comm == CpComm::alltoall || comm == CpCo
 LatentKv::LatentKv(const LayerContext& c, const ParamSpec& w_kvb, const Widths& widths)
     : w_(c, w_kvb), widths_(widths) {
   const bool plain = c.precision.recipe == PrecisionRecipe::none && w_.param().w.dtype == c.dtype;
-  is_exchanged_ =
-      c.mesh.shape().cp > 1 && !w_.linear().has_adapter() && (plain || !shares_heads(c.shape.cp_comm));
+  is_exchanged_ = c.mesh.shape().cp > 1 && !w_.linear().has_adapter() && (plain || !shares_heads(c.shape.cp_comm));
 }
 
 void LatentKv::put_together(Step& step, const Kv& out, Tensor kv_THw, Tensor k_rope_Tr) const {
@@ -46,10 +45,9 @@ void LatentKv::expand_bwd(Step& step, const Bwd& a) const {
   const Param& w = w_.param();
   StackScope scope(step.stack);
   const Tensor dkv_UHw = step.alloc({c_UR.dim(0), a.heads.count, head_width()}, c_UR.dtype), dkv = as_rows(dkv_UHw);
-  latent_kv_bwd(step.stream, {.dkv_THw = dkv_UHw,
-                              .dk_rope_Tr = as_rows(a.dsent.v_TGd),
-                              .dk_THd = a.dkv.k_TGd,
-                              .dv_THv = a.dkv.v_TGd});
+  latent_kv_bwd(
+      step.stream,
+      {.dkv_THw = dkv_UHw, .dk_rope_Tr = as_rows(a.dsent.v_TGd), .dk_THd = a.dkv.k_TGd, .dv_THv = a.dkv.v_TGd});
   if (are_all(a.heads)) {
     w_.linear().backward_input(step, dc_UR, dkv);
     w_.linear().backward_weight(step, dkv, c_UR, /*adds=*/!a.is_first);

@@ -18,7 +18,7 @@ class LatentKv final : public KvExpansion {
   LatentKv(const LayerContext& c, const ParamSpec& w_kvb, const Widths& widths);
   const ColumnLinear& w() const { return w_; }
 
-  // Whether ranks of cp exchange latents. Else they exchange keys and values: where W_kvb has an adapter, or is
+  // Returns whether ranks of cp exchange latents. Else they exchange keys and values: where W_kvb has an adapter, or is
   // quantised and each rank would need its own heads' rows of it.
   bool is_exchanged() const { return is_exchanged_; }
   void put_together(Step& step, const Kv& out, Tensor kv_THw, Tensor k_rope_Tr) const;

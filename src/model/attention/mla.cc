@@ -86,11 +86,9 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
           LatentKv::Widths{nope_, rope_, v_})),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
-      context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh,
-                                              {.heads = H_,
-                                               .kv_heads = H_,
-                                               .scale = scale_,
-                                               .expansion = kv_->is_exchanged() ? kv_.get() : nullptr})),
+      context_parallel_(make_context_parallel(
+          c.shape.cp_comm, c.mesh,
+          {.heads = H_, .kv_heads = H_, .scale = scale_, .expansion = kv_->is_exchanged() ? kv_.get() : nullptr})),
       rope_table_Pr_(c.rope_table_Pd) {
   if (!c.model.o_bias) return;
   const auto bias = [&](std::optional<Bias>& b, const char* name, int64_t width) {
@@ -313,12 +311,11 @@ void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) con
                .v_TGd = sent.v_TGd,
                .doc_start_T = step.batch.attention_starts(T)};
   context_parallel_->backward(
-      step,
-      {.grads = {saved.dq_THd, dlatent_TR.view({T, 1, kv_rank_}), dk_rope_Tr.view({T, 1, rope_})},
-       .do_THd = do_THv,
-       .o_THd = saved.o_THv.rows(0, T),
-       .lse_TH = saved.lse_TH.rows(0, T),
-       .in = in});
+      step, {.grads = {saved.dq_THd, dlatent_TR.view({T, 1, kv_rank_}), dk_rope_Tr.view({T, 1, rope_})},
+             .do_THd = do_THv,
+             .o_THd = saved.o_THv.rows(0, T),
+             .lse_TH = saved.lse_TH.rows(0, T),
+             .in = in});
   rotate_bwd(step, saved, dk_rope_Tr);
   if (tp_ > 1) rows_.sum(step, dkv_normed_tR, dlatent_TR);
 }
@@ -353,8 +350,7 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
 void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
-  if (!kv_->is_exchanged())
-    kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
+  if (!kv_->is_exchanged()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
   down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
   down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);

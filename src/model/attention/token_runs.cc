@@ -37,7 +37,8 @@ int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh)
   return shape.tokens() / mesh.tp;
 }
 
-std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place, int64_t sharing) {
+std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place,
+                                 int64_t sharing) {
   const int64_t rows = rows_between_projections(shape, mesh), begin = place.tp * rows, end = begin + rows;
   std::vector<TokenRun> runs;
   for (const TokenRun& all : rows_of_context(shape, {mesh.cp, place.cp, sharing})) {

@@ -41,8 +41,8 @@ class Linear {
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;  // y (+)= x W^T
   void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const;  // y = x W^T + bias; an empty one is none
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
-  // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step. `adds`: another call of the micro-batch came
-  // before, so it is += in any.
+  // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
+  // adds: an earlier call of the micro-batch has stored its product, so this one adds to it.
   void backward_weight(Step& step, Tensor dy, Tensor x, bool adds = false) const;
   const Param& param() const { return w_; }
 

@@ -1,4 +1,4 @@
-#include "config/run_check_keys.h"
+#include "config/check/run_check_keys.h"
 
 #include <fmt/format.h>
 

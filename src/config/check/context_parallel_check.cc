@@ -1,4 +1,4 @@
-#include "config/context_parallel_check.h"
+#include "config/check/context_parallel_check.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,7 @@
 #include <bit>
 #include <vector>
 
-#include "config/run_check_keys.h"
+#include "config/check/run_check_keys.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -43,13 +43,28 @@ std::string inner_choices(const RunSpec& s) {
 void check_levels(const RunSpec& s) {
   const ParallelSpec& p = s.parallel;
   if (!p.is_hierarchical())
-    return refuse_idle(s, "parallel.cp_inner", "it is read by parallel.cp_comm = \"hierarchical\"; set that, or remove it");
+    return refuse_idle(s, "parallel.cp_inner",
+                       "it is read by parallel.cp_comm = \"hierarchical\"; set that, or remove it");
   const bool levels = p.cp_inner > 1 && p.cp_inner < p.cp && p.cp % p.cp_inner == 0;
   MOEBIUS_CHECK(usage, levels && s.model.num_kv_heads % (p.tp * p.cp_inner) == 0,
                 "parallel.cp_inner must be above 1 and below parallel.cp = {}, and divide it, and tp * cp_inner = {} * "
                 "{} must divide model.num_key_value_heads = {}, for parallel.cp_comm = \"hierarchical\"; got {}; {}{}",
                 p.cp, p.tp, p.cp_inner, s.model.num_kv_heads, p.cp_inner, inner_choices(s),
                 origin(s, "parallel.cp_inner"));
+}
+
+// "the nearest are 32 and 40, or "; empty where all are beyond the positions of the model.
+std::string nearest_lengths(const RunSpec& s) {
+  const int64_t of = 2 * s.parallel.cp;
+  if (of > s.model.max_position_embeddings) return "choose ";
+  return fmt::format("the nearest {}, or ", nearest_multiples(s.train.seq_len, of, s.model.max_position_embeddings));
+}
+
+// The largest divisor of cp that a sequence of this length can be cut for.
+int64_t cp_that_divides(const RunSpec& s) {
+  int64_t cp = s.parallel.cp;
+  while (cp > 1 && (s.parallel.cp % cp != 0 || s.train.seq_len % (2 * cp) != 0)) --cp;
+  return cp;
 }
 
 void check_dynamic(const RunSpec& s) {
@@ -61,8 +76,9 @@ void check_dynamic(const RunSpec& s) {
   refuse((p.cp & (p.cp - 1)) == 0,
          fmt::format("needs a parallel.cp that is a power of two; got {}; the nearest are {} and {}", p.cp,
                      std::bit_floor(static_cast<uint64_t>(p.cp)), std::bit_ceil(static_cast<uint64_t>(p.cp))));
-  refuse(s.data.separate_documents && s.data.pack_documents,
-         "keeps documents whole on some ranks of cp; set data.separate_documents and data.pack_documents, or remove it");
+  refuse(
+      s.data.separate_documents && s.data.pack_documents,
+      "keeps documents whole on some ranks of cp; set data.separate_documents and data.pack_documents, or remove it");
   refuse(!p.is_hierarchical(), "has no two levels; choose another parallel.cp_comm");
   refuse(s.lora.dropout == 0, "cannot draw lora.dropout as one rank does; set lora.dropout = 0, or remove it");
   refuse(s.device == DeviceKind::cpu,
@@ -85,9 +101,8 @@ void check_context_parallel(const RunSpec& s) {
   check_levels(s);
   check_dynamic(s);
   MOEBIUS_CHECK(usage, s.train.seq_len % (2 * p.cp) == 0,
-                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; the nearest {}{}", 2 * p.cp,
-                s.train.seq_len, nearest_multiples(s.train.seq_len, 2 * p.cp, s.model.max_position_embeddings),
-                origin(s, "train.seq_len"));
+                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; {}parallel.cp = {}{}", 2 * p.cp,
+                s.train.seq_len, nearest_lengths(s), cp_that_divides(s), origin(s, "train.seq_len"));
 }
 
 }  // namespace moebius
