@@ -31,8 +31,10 @@ TEST(CpChoice, FewRanksShareShortDocumentsAndAllShareALongOne) {
   EXPECT_EQ(choose_sharing({.begins = {0, 4, 8, 12}, .end = 16, .rows = 16}, 4), 1);
   EXPECT_EQ(choose_sharing({.begins = {0, 8}, .end = 16, .rows = 16}, 4), 2);
   EXPECT_EQ(choose_sharing({.begins = {0}, .end = 16, .rows = 16}, 4), 4);
-  // One of 4 rows fits on one rank, which then has 10 pairs where 2 ranks have 6: 1 + 4 and a row of padding.
-  EXPECT_EQ(choose_sharing({.begins = {0}, .end = 4, .rows = 16}, 4), 2);
+  // One of 16 rows fits on one of two ranks, which then has 136 pairs. Where both share it, the busier has 108: its
+  // second half, and 8 rows of padding. One of 4 rows has 10 and 9, which is no reason to share.
+  EXPECT_EQ(choose_sharing({.begins = {0}, .end = 16, .rows = 32}, 2), 2);
+  EXPECT_EQ(choose_sharing({.begins = {0}, .end = 4, .rows = 16}, 4), 1);
 }
 
 }  // namespace
