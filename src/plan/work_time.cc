@@ -36,6 +36,12 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
   return m.head_dim != 64 && m.head_dim != 128;
 }
 
+// A tile of queries multiplies whole tiles of keys up to the diagonal: half a tile of each more than it sees.
+double causal_tiles(const TimeContext& c) {
+  constexpr double kTile = 128;
+  return c.machine.is_gpu ? 1 + kTile / static_cast<double>(c.spec.shape.seq * c.spec.mesh.cp) : 1;
+}
+
 double rate(const TimeContext& c, const OpWork& op) {
   const Shares& shares = c.machine.of(c.assume.system);
   const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
@@ -49,9 +55,11 @@ double rate(const TimeContext& c, const OpWork& op) {
   const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
   if (op.kind == KernelClass::attention_forward)
-    return peak * share(Share::attention_forward) / beside_products(c.machine, widths, /*backward=*/false);
+    return peak * share(Share::attention_forward) / causal_tiles(c) /
+           beside_products(c.machine, widths, /*backward=*/false);
   if (op.kind == KernelClass::attention_backward)
-    return peak * share(Share::attention_backward) / beside_products(c.machine, widths, /*backward=*/true);
+    return peak * share(Share::attention_backward) / causal_tiles(c) /
+           beside_products(c.machine, widths, /*backward=*/true);
   return peak * share(Share::products);
 }
 
@@ -226,6 +234,13 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   add_rows(t.backward, c, 2);
 }
 
+// Moebius opens the receive of a pass before the pass ahead of it runs (parallel/pipeline/schedule.h). NCCL's kernel of
+// that receive holds its multiprocessors until the message has come, so all passes of a pipeline run beside one.
+void slow_beside_receives(PassTime& time, const TimeContext& c) {
+  if (c.assume.system != PlanSystem::moebius || c.spec.mesh.pp == 1 || !c.spec.overlap) return;
+  for (double& seconds : time.kernels) seconds *= 1 + taken_by_groups(c.machine);
+}
+
 double host_share(const TimeContext& c) {
   PlanGraphs graphs = c.assume.graphs;
   if (graphs == PlanGraphs::of_recipe)
@@ -339,6 +354,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
     overlap_layer(t.backward, c);
+  for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);
   return t;

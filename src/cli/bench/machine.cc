@@ -66,7 +66,7 @@ void assume_gpu(PlanMachine& m) {
   set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors,
              m.is_gpu ? Accelerator().info().num_multiprocessors : 0, m.is_gpu ? "the system" : "a CPU");
   set_figure(m, "rank.portable", &PlanMachine::portable, m.is_gpu ? 0.53 : 1, m.is_gpu ? sheet : "a CPU");
-  set_figure(m, "host.link_gb_s", &PlanMachine::link_gb_s, m.is_gpu ? 50 : 10,
+  set_figure(m, "host.link_gb_s", &PlanMachine::link_gb_s, m.is_gpu ? 45 : 10,
              m.is_gpu ? sheet : "a CPU: its memory is the host");
   set_figure(m, "host.read_gb_s", &PlanMachine::read_gb_s, 2, "assumed: one drive");
   set_figure(m, "host.write_gb_s", &PlanMachine::write_gb_s, 1, "assumed: one drive");
