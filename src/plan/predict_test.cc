@@ -131,6 +131,68 @@ TEST(Predict, ExpertOverlapHidesTwoWays) {
   EXPECT_GT(step("layer"), 0.9 * step("none"));
 }
 
+// A score takes an exponential beside its products, and scalar operations backward.
+TEST(Predict, NarrowHeadsTakeLongerForAMultiplyAdd) {
+  const PlanMachine h100 = machine("h100"), gb200 = machine("gb200"), gb300 = machine("gb300");
+  const double wide = beside_products(h100, {128, 128}, false), narrow = beside_products(h100, {64, 64}, false);
+  EXPECT_NEAR(wide, 1 + 989e12 / (2 * 256) / 3.9e12, 1e-9);
+  EXPECT_NEAR(narrow - 1, 2 * (wide - 1), 1e-9);
+  // Blackwell Ultra has twice the exponentials, which the forward pass shows more than the backward pass.
+  const double forward = beside_products(gb200, {128, 128}, false) / beside_products(gb300, {128, 128}, false);
+  const double backward = beside_products(gb200, {128, 128}, true) / beside_products(gb300, {128, 128}, true);
+  EXPECT_GT(forward, 1.3);
+  EXPECT_GT(backward, 1.05);
+  EXPECT_LT(backward, forward);
+  EXPECT_EQ(beside_products(machine("xeon2"), {64, 64}, false), 1);
+}
+
+// Both messages of a merged pass leave at its end, so that a slower link costs a merged schedule more.
+TEST(Predict, MergedPassesWaitForMessages) {
+  PartLibrary parts;
+  const RunSpec run = recipe("qwen3_235b_a22b.toml",
+                             {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=32", "parallel.pp=8", "parallel.layout=\"Et*11|(t*12|)*6t*11L\"",
+                              "parallel.dispatcher=\"alltoall\"", "moe.rank_rows_factor=1.0", "train.global_batch=512"});
+  PlanMachine slow = machine("h100");
+  slow.across_gb_s /= 4;
+  const auto step = [&](const PlanMachine& m, const char* overlap) {
+    return predict(parts, run, 256, m,
+                   parse_assumptions({"system=megatron", "dispatcher=hybridep", fmt::format("expert_overlap={}", overlap)}));
+  };
+  const Prediction fast = step(machine("h100"), "merged");
+  EXPECT_GT(fast.axes.at("pp").exposed_s, 0);
+  EXPECT_NEAR(step(slow, "merged").axes.at("pp").exposed_s / fast.axes.at("pp").exposed_s, 4, 0.2);
+  EXPECT_EQ(step(slow, "none").axes.at("pp").exposed_s, 0);
+}
+
+// Kernels that any GPU runs are slower, and heads of 96 have no others.
+TEST(Predict, PortableKernelsAreSlower) {
+  PartLibrary parts;
+  const auto step = [&](std::vector<std::string> set) {
+    return predict(parts, recipe("moe_24gb.toml", std::move(set)), 1, machine("h100"), {});
+  };
+  const Prediction own = step({}), portable = step({"run.kernels=\"portable\""});
+  const double share = machine("h100").portable;
+  EXPECT_NEAR(own.kernels.at("attention_backward") / portable.kernels.at("attention_backward"), share, 0.01);
+  EXPECT_GT(portable.step_s, 1.3 * own.step_s);
+  const Prediction odd = step({"model.head_dim=96"});
+  EXPECT_GT(odd.kernels.at("attention_forward"), 1.5 * own.kernels.at("attention_forward"));
+}
+
+// States on the host cost their bytes over its link, and sums of gradients as many again for each micro-batch.
+TEST(Predict, CountsTheHostsLink) {
+  PartLibrary parts;
+  const auto link = [&](std::vector<std::string> set) {
+    set.insert(set.end(), {"optimizer.master=\"bf16_stochastic\"", "optimizer.state=\"8bit\""});
+    const auto phases = predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), 1, machine("h100"), {}).phases;
+    return phases.contains("host link") ? phases.at("host link") : 0;
+  };
+  EXPECT_EQ(link({}), 0);
+  // 5.61e9 elements of two codes and two scales for 256 of them.
+  EXPECT_NEAR(link({"optimizer.offload=true"}), 5.61e9 * (2 + 8.0 / 256) / (machine("h100").link_gb_s * 1e9), 0.01);
+  EXPECT_GT(link({"optimizer.offload=true", "optimizer.grad=\"bf16\"", "optimizer.offload_grad=true"}),
+            3 * link({"optimizer.offload=true"}));
+}
+
 TEST(Predict, AssumptionsActAsTheySay) {
   PartLibrary parts;
   const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",
