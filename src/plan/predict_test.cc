@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "io/files.h"
 #include "io/testing.h"
@@ -57,6 +58,69 @@ TEST(Predict, PhasesAddUpToTheStep) {
                             "phases", "axes", "bubble"})
       EXPECT_TRUE(json.contains(key)) << key;
   }
+}
+
+// Adds the keys of a plan as the table of docs/reference/commands.md writes them.
+void add_keys(const nlohmann::ordered_json& json, const std::string& path, std::set<std::string>& keys) {
+  static const std::set<std::string> named{"phases", "kernels", "axes"};
+  if (json.is_array() && !json.empty() && json[0].is_object()) return add_keys(json[0], path + "[]", keys);
+  if (!json.is_object()) {
+    keys.insert(path);
+    return;
+  }
+  for (const auto& [key, value] : json.items()) {
+    bool is_name = named.contains(path);
+    for (int life = 0; life < kNumLives; ++life)
+      is_name = is_name || (path == "memory[]" && key == name_of(static_cast<Life>(life)));
+    add_keys(value, (path.empty() ? "" : path + ".") + (is_name ? "NAME" : key), keys);
+  }
+}
+
+TEST(Plans, HaveTheDocumentedKeys) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
+  std::set<std::string> keys, documented;
+  const PlanMachine h200 = machine("h200");
+  add_keys(plan_json(predict(parts, run, 2, h200, {}), h200, {}), "", keys);
+  std::string text = read_file(kSource + "/docs/reference/commands.md");
+  text = text.substr(text.find("### plan --json"));
+  text = text.substr(0, text.find("\n## "));
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string cell = line.substr(2, line.find(" | ", 2) - 2);
+    for (size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {
+      const size_t end = cell.find('`', at + 1);
+      documented.insert(cell.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+  }
+  EXPECT_EQ(keys, documented);
+  // The names that scripts rely on.
+  for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
+                          "phases.NAME", "axes.NAME.bytes", "axes.NAME.exposed_s", "axes.NAME.hidden_s", "bubble"})
+    EXPECT_TRUE(keys.contains(key)) << key;
+}
+
+// What is read and written, by the formats of the files.
+TEST(Plans, CountFiles) {
+  const PlanMachine h100 = machine("h100");
+  RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"checkpoint.every=10", "train.steps=25"});
+  const FileWork w = file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0);
+  EXPECT_EQ(w.data_bytes, 2 * 131072);        // uint16 for fewer than 65500 ids
+  EXPECT_EQ(w.checkpoint_bytes, 8e9 * 12.0);  // a master and two moments in f32
+  EXPECT_DOUBLE_EQ(w.save_s, 5e8 * 12 * h100.host_ranks / (h100.write_gb_s * 1e9));
+  EXPECT_EQ(w.saves, 3);  // after 10, 20 and 25 steps
+  // A save that takes longer than the steps until the next holds that up.
+  EXPECT_DOUBLE_EQ(w.stall_s, 5e8 * 12 / (h100.link_gb_s * 1e9) + w.save_s - 10);
+  run.checkpoint.async_save = false;
+  EXPECT_EQ(file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0).stall_s, w.save_s);
+  run.model.vocab_size = 70000;
+  EXPECT_EQ(token_bytes(run.model), 4);
+  OptimizerSpec small;
+  small.master = MasterFormat::bf16_stochastic;
+  small.state = StateFormat::bf16;
+  EXPECT_EQ(checkpoint_bytes(small), 6);
 }
 
 // A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.
