@@ -35,7 +35,7 @@ TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
   for (const int64_t D : {12, 128, 300}) {
     const WireRows wire(kPacked, GetParam(), D);
     ASSERT_TRUE(wire.is_packed());
-    const Array x = Array::normal({5, D}, GetParam(), 3);
+    Array x = Array::normal({5, D}, GetParam(), 3);
     const QuantisedArray rounded({5, D}, DType::f8_e4m3, ScaleLayout::row_blocks),
         again({5, D}, DType::f8_e4m3, ScaleLayout::row_blocks);
     quantize(s_, {.q = rounded.operand(), .x_RC = x.tensor()});
@@ -55,7 +55,7 @@ TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
 }
 
 TEST_P(WireRowsTest, TravelAsTheyAreWithoutTheRecipe) {
-  const Array x = Array::normal({3, 20}, GetParam(), 3);
+  Array x = Array::normal({3, 20}, GetParam(), 3);
   for (const PrecisionSpec& spec : {PrecisionSpec{}, PrecisionSpec{.dispatch = PrecisionChoice::recipe},
                                     PrecisionSpec{.recipe = PrecisionRecipe::fp8_block}}) {
     const WireRows wire(spec, GetParam(), 20);
