@@ -249,12 +249,44 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
+// Weights and rows in the format of the recipe, and its figures in the metrics.
+void check_held_in_recipe(const RunSpec& s) {
+  const bool weights = s.precision.weights == PrecisionChoice::recipe,
+             dispatch = s.precision.dispatch == PrecisionChoice::recipe;
+  for (const char* key : {weights ? "precision.weights" : "", dispatch ? "precision.dispatch" : ""}) {
+    if (*key == 0) continue;
+    MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::fp8_block,
+                  "{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one scale in both "
+                  "directions or along a row; got \"{}\"; set {} = \"compute\"{}",
+                  key, name_of(s.precision.recipe), key, origin(s, key));
+    MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
+                  "{} = \"recipe\" has no kernels for a GPU; set {} = \"compute\", or run.device = \"cpu\"{}", key, key,
+                  origin(s, key));
+  }
+  MOEBIUS_CHECK(usage, !s.log.precision || s.device == DeviceKind::cpu,
+                "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",
+                origin(s, "log.precision"));
+  if (s.model.num_experts == 0)
+    refuse_idle(s, "precision.dispatch", "the model has no experts, so no row travels to one; remove it");
+  if (!weights) return;
+  MOEBIUS_CHECK(usage, s.optimizer.master == MasterFormat::f32,
+                "precision.weights = \"recipe\" holds weights in 8 bits, which {} cannot be the masters of; set "
+                "optimizer.master = \"f32\", or precision.weights = \"compute\"{}",
+                s.optimizer.master == MasterFormat::bf16_remainder ? "remainders" : "bf16 weights",
+                origin(s, "precision.weights"));
+  if (s.lora.is_on())
+    refuse_idle(s, "precision.weights",
+                "with lora.rank above 0 the weights are frozen and have no masters; see lora.base, or remove it");
+}
+
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none) {
-    for (const char* key : {"precision.keep", "precision.weight_gradients"})
+    for (const char* key :
+         {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch", "log.precision"})
       refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
     return;
   }
+  check_held_in_recipe(s);
   MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu || s.precision.recipe == PrecisionRecipe::fp8_block,
                 "precision.recipe = \"{}\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or run.device = "
                 "\"cpu\"{}",

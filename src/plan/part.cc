@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <optional>
 
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -90,6 +92,11 @@ void add_op(PassWork& work, const TraceEvent& event) {
   op.cost += c;
 }
 
+int64_t aligned_bytes(const Tensor& f32) {
+  const int64_t align = MemoryPlan::kAlign * size_of(DType::f32);
+  return div_ceil(f32.num_bytes(), align) * align;
+}
+
 // Groups are named by axis, and their calls come as "axis call".
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
@@ -132,6 +139,7 @@ class DryStage {
                               .rows_factor = spec.balance.rank_rows_factor,
                               .dtype = spec.precision.compute,
                               .passes_in_flight = moe_layers_of(spec.model, stage, spec.shape.num_mtp)});
+    if (spec.measures_precision) figures_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -147,6 +155,7 @@ class DryStage {
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .expert_rows = rows_.get(),
+                              .figures = figures_ ? &*figures_ : nullptr,
                               .lora = spec.lora};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
     metrics_bytes_ = plan_.bytes(Life::metrics);
@@ -179,9 +188,10 @@ class DryStage {
     for (const Param& p : params_.all())
       work.params.push_back(
           {.axis = p.spec.grad_axis,
-           .dtype = p.spec.dtype,
+           .dtype = p.w.dtype,
            .numel = p.w.numel(),
-           .copies_bytes = params_.copies_bytes(p),
+           .copies_bytes = params_.copies_bytes(p) + aligned_bytes(p.scales),
+           .num_scales = p.scales.numel(),
            .kind = p.spec.kind,
            .has_grad = p.has_grad,
            .trainable = p.spec.trainable,
@@ -238,6 +248,7 @@ class DryStage {
   Tensor rope_, loss_sum_, mtp_loss_sum_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
+  std::optional<PrecisionFigures> figures_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
@@ -335,10 +346,10 @@ const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage
 size_t PartLibrary::policy_of(const EngineSpec& spec) {
   const auto known = std::find_if(policies_.begin(), policies_.end(), [&](const Policy& p) {
     return p.model == spec.model && p.balance == spec.balance && p.precision == spec.precision &&
-           p.freeze == spec.freeze && p.lora == spec.lora;
+           p.freeze == spec.freeze && p.lora == spec.lora && p.measures_precision == spec.measures_precision;
   });
   if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
-  policies_.push_back({spec.model, spec.balance, spec.precision, spec.freeze, spec.lora});
+  policies_.push_back({spec.model, spec.balance, spec.precision, spec.freeze, spec.lora, spec.measures_precision});
   return policies_.size() - 1;
 }
 

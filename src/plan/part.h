@@ -63,7 +63,8 @@ struct ParamSize {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   int64_t numel = 0;
-  int64_t copies_bytes = 0;  // of quantised copies
+  int64_t copies_bytes = 0;  // of quantised copies, and of the scales of quantised weights
+  int64_t num_scales = 0;    // of those
   ParamKind kind = ParamKind::matrix;
   bool has_grad = false;
   bool trainable = false;
@@ -115,6 +116,7 @@ class PartLibrary {
     PrecisionSpec precision;
     std::vector<std::string> freeze;
     LoraSpec lora;
+    bool measures_precision = false;
   };
   ThreadPool& pool(int threads);
 
