@@ -1,5 +1,6 @@
 #include "model/stage.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "ops/elementwise/elementwise.h"
@@ -41,6 +42,21 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(without_adapters(c), depth); }));
+  find_lowest_trained(c);
+}
+
+// Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are kept in
+// pages give them back in backward, so all of their layers have it.
+void Stage::find_lowest_trained(const LayerContext& c) {
+  if (!embedding_ || trains_embedding()) return;
+  is_gradient_used_ = false;
+  const auto is_trained = [&](const ParamSpan& span) {
+    return std::any_of(params_.all().begin() + static_cast<ptrdiff_t>(span.begin),
+                       params_.all().begin() + static_cast<ptrdiff_t>(span.end),
+                       [](const Param& p) { return p.has_grad; });
+  };
+  if (c.expert_rows) return;
+  first_backward_ = std::find_if(of_block_.begin(), of_block_.end(), is_trained) - of_block_.begin();
 }
 
 // In training each layer has its own set; in inference all layers of a kind share one.
@@ -259,18 +275,19 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
       if (with_weights) params_.grad_ready(step.stream, of_end_);
     });
   }
-  for (size_t i = blocks_.size(); i-- > 0;) backward_block(step, i, dstream_TD, saved, with_weights);
-  if (!embedding_) return;
+  for (size_t i = blocks_.size(); i-- > first_backward_;) backward_block(step, i, dstream_TD, saved, with_weights);
+  if (!trains_embedding()) return;
   saved.dembedding_TD.hold(step.stream, dstream_TD);
   if (with_weights) embedding_gradient(step, saved);
 }
 
 void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
   PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
-  gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+  const bool with_input = is_gradient_used_ || i > first_backward_;
+  if (i > first_backward_) gather_block(step, i - 1);  // none before: the embedding backward reads no weights
   with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
-    if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
-    blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i), with_input);
+    blocks_[i].backward(step, dstream_TD, saved_of(saved, i), with_input);
     params_.sum_gradients(step.stream, of_block_[i], step.batch.first_of_step);
     params_.grad_ready(step.stream, of_block_[i]);
   });
@@ -292,14 +309,14 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
     });
   }
   if (spec_.norm || spec_.loss) end_gradients(step);
-  for (size_t i = blocks_.size(); i-- > 0;) {
+  for (size_t i = blocks_.size(); i-- > first_backward_;) {
     PhaseScope phase(step.stream, "backward weight", spec_.first_layer + static_cast<int64_t>(i));
     with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
       blocks_[i].backward_weight(step, saved_of(saved, i));
       params_.grad_ready(step.stream, of_block_[i]);
     });
   }
-  if (embedding_) embedding_gradient(step, saved);
+  if (trains_embedding()) embedding_gradient(step, saved);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {

@@ -290,14 +290,20 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   kv_b_.backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
-  down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
-  down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
-  if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+  const bool has_dx = !dx_tD.empty();
+  if (has_dx) {
+    down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
+    down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
+  }
+  if (!q_a_) {
+    if (has_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+    return;
+  }
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
   saved.dq_latent_tR.open(step.stack);
   normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
-  q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
+  if (has_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
 }
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {

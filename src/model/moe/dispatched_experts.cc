@@ -141,7 +141,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
                            .rows = {.offsets_e1 = in.rows.offsets_e1},
-                           .few_rows = generates_ && in.source.dim(0) <= kFewRows},
+                           .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
                 expert_down);
   w2_adapter_.forward(
       step, {.y = y_RD, .x = a_RF, .rows = {.offsets_e1 = in.rows.offsets_e1}, .tokens = tokens(step, in.rows, saved)});
@@ -189,7 +189,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
                          .rows = in.rows,
                          .activation = activation_,
-                         .few_rows = generates_ && in.source.dim(0) <= kFewRows},
+                         .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
                 expert_up);
   if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));

@@ -162,8 +162,8 @@ void for_few_rows(const RowProduct& p, const PanelSpace& space, const Operand& x
 
 // The panels are those of up_rows: 16 gates, then the 16 ups that they gate.
 template <class T>
-void up_few_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel,
-                 int64_t num_panels, const PanelSpace& space) {
+void up_few_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+                 const PanelSpace& space) {
   const int64_t F = a.a_RF.dim(1);
   const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * 2 * F * p.k;
   const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
