@@ -99,9 +99,8 @@ TEST_P(Counters, OfARealStepAreThePlans) {
   const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml", set);
   constexpr int kRanks = 2;
   std::vector<Counted> counted(kRanks);
-  run_threads(kRanks, {.timeout_s = 60}, [&](Transport& world) {
-    counted[static_cast<size_t>(world.rank())] = counted_step(run, world);
-  });
+  run_threads(kRanks, {.timeout_s = 60},
+              [&](Transport& world) { counted[static_cast<size_t>(world.rank())] = counted_step(run, world); });
   for (int rank = 0; rank < kRanks; ++rank) {
     for (const auto& [name, dry] : dry_step(run, rank, kRanks)) {
       if (name.find(' ') != std::string::npos) continue;  // a call of a group
@@ -132,7 +131,8 @@ TEST_P(Counters, OfARealStepAreThePlans) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Counters,
-                         testing::Values(std::vector<std::string>{}, std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
+                         testing::Values(std::vector<std::string>{},
+                                         std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
                                          std::vector<std::string>{"parallel.tp=2"},
                                          std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
 

@@ -7,9 +7,7 @@
 
 namespace moebius {
 
-int64_t token_bytes(const ModelSpec& model) {
-  return token_type_for_vocab(model.vocab_size) == TokenType::u16 ? 2 : 4;
-}
+int64_t token_bytes(const ModelSpec& model) { return token_type_for_vocab(model.vocab_size) == TokenType::u16 ? 2 : 4; }
 
 double checkpoint_bytes(const OptimizerSpec& optimizer) {
   return (optimizer.master == MasterFormat::bf16_stochastic ? 2 : 4) + state_bytes(optimizer);

@@ -79,7 +79,8 @@ const PipelineUse& PipelineUses::of(const PipelineSpec& spec, int64_t num_ranks,
   const std::array<int64_t, 5> key{num_ranks, pp_rank, spec.num_virtual, micro_batches_of_memory(spec, num_ranks),
                                    spec.overlap};
   const auto found = uses_.find(key);
-  return found != uses_.end() ? found->second : uses_.emplace(key, pipeline_use(spec, num_ranks, pp_rank)).first->second;
+  return found != uses_.end() ? found->second
+                              : uses_.emplace(key, pipeline_use(spec, num_ranks, pp_rank)).first->second;
 }
 
 }  // namespace moebius

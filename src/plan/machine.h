@@ -41,10 +41,10 @@ struct PlanMachine {
   double f32_tflops = 0;        // of scalar arithmetic; 0 as before
   double multiprocessors = 0;   // of a GPU
   double portable = 1;          // of the rate of products that kernels without the GPU's own instructions reach
-  double threads = 0;                       // of a CPU, whose rates and memory these are; 0: a GPU
-  double kernel_us = 0;                     // from the end of a kernel to the work of the next
-  double spread = 0;                        // standard deviation of ranks' speeds, over their mean
-  double domain_ranks = 1;                  // joined by the fast links
+  double threads = 0;           // of a CPU, whose rates and memory these are; 0: a GPU
+  double kernel_us = 0;         // from the end of a kernel to the work of the next
+  double spread = 0;            // standard deviation of ranks' speeds, over their mean
+  double domain_ranks = 1;      // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
   double inside_us = 0, across_us = 0;      // of a call of a group
   double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph

@@ -135,7 +135,9 @@ class LayoutParts {
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
-  const PipelineUse& pipeline(int64_t pp_rank) { return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank); }
+  const PipelineUse& pipeline(int64_t pp_rank) {
+    return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank);
+  }
 
  private:
   PartLibrary& library_;

@@ -72,9 +72,7 @@ class Search {
   };
   class Fitting;
 
-  PartLibrary& library(int worker) {
-    return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)];
-  }
+  PartLibrary& library(int worker) { return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)]; }
   void time_all(std::vector<std::vector<Candidate>> groups);
   bool bound(PartLibrary& parts, Candidate& c) const;
   double least_weights(const ParallelSpec& p) const;

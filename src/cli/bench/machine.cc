@@ -61,7 +61,8 @@ void assume_figures(PlanMachine& m) {
 // What no benchmark measures of a GPU, of an H100 where the data sheet of another is not known here.
 void assume_gpu(PlanMachine& m) {
   const std::string sheet = "assumed: as an H100";
-  set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0, m.is_gpu ? sheet : "a CPU");
+  set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
+             m.is_gpu ? sheet : "a CPU");
   set_figure(m, "rank.f32_tflops", &PlanMachine::f32_tflops, m.is_gpu ? 67 : 0, m.is_gpu ? sheet : "a CPU");
   set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors,
              m.is_gpu ? Accelerator().info().num_multiprocessors : 0, m.is_gpu ? "the system" : "a CPU");
