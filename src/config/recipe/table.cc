@@ -339,6 +339,10 @@ RecipeKey recompute_key() {
 
 Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames), std::end(kPrecisionRecipeNames)}; }
 
+Names<PrecisionChoice> precision_choices() {
+  return {std::begin(kPrecisionChoiceNames), std::end(kPrecisionChoiceNames)};
+}
+
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
   const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
@@ -347,6 +351,8 @@ std::vector<RecipeKey> policy_keys() {
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
+      precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
+      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
       memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
@@ -376,6 +382,7 @@ std::vector<RecipeKey> record_keys() {
       checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
       log.key("every", &LogSpec::every, positive_count(), free),
       log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
+      log.key("precision", &LogSpec::precision, any_boolean(), free),
       log.key("trace", &LogSpec::trace, any_text(), free),
   };
 }

@@ -82,7 +82,7 @@ std::vector<UpdatedTensor> TrainedParams::tensors() const {
   for (const Trained& each : all_) {
     const Param& p = *each.param;
     const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
-    const UpdatedTensor whole{.param_n = owned_elements(p, p.w),
+    const UpdatedTensor whole{.param_n = p.is_quantised() ? p.master() : owned_elements(p, p.w),
                               .master_n = has_f32 ? p.master() : Tensor{},
                               .m_n = each.moments[0],
                               .v_n = each.moments[1],
