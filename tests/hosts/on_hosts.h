@@ -79,7 +79,8 @@ class RanksOnHosts {
     std::string hosts;
     for (int h = 0; h < network_.num_hosts(); ++h)
       hosts += fmt::format("{}{}:{}", h == 0 ? "" : ",", Network::name(h), num_ranks_ / network_.num_hosts());
-    std::string command = fmt::format("exec {} -n {} -H {} --mca plm_rsh_agent {}", MOEBIUS_MPIRUN, num_ranks_, hosts, agent);
+    std::string command =
+        fmt::format("exec {} -n {} -H {} --mca plm_rsh_agent {}", MOEBIUS_MPIRUN, num_ranks_, hosts, agent);
     for (const char* part : {"oob", "btl"}) command += fmt::format(" --mca {}_tcp_if_include tun0", part);
     command += " " + program.path;
     for (const std::string& word : program.words) command += " '" + word + "'";
