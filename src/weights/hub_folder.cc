@@ -68,11 +68,8 @@ void add_block_fp8(const HubFolder& hub, size_t i, const std::string& name, std:
   const Shape& shape = hub.weights.entries()[i].shape;
   const ReleasedScales released = hub.weights.released_scales(i);
   const BlockSize block = block_size(ScaleLayout::square_blocks);
-  tensors.push_back({.entry = i,
-                     .name = name,
-                     .shape = shape,
-                     .dtype = DType::f8_e4m3,
-                     .form = TensorCopy::Form::block_fp8});
+  tensors.push_back(
+      {.entry = i, .name = name, .shape = shape, .dtype = DType::f8_e4m3, .form = TensorCopy::Form::block_fp8});
   tensors.push_back({.entry = i,
                      .name = name + kScaleSuffix,
                      .shape = released.empty() ? block_scales_shape(shape, block.rows, block.cols)

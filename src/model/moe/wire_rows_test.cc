@@ -72,9 +72,10 @@ TEST(WireRows, RefusesRowsThatWouldBecomeWider) {
     WireRows(kPacked, DType::bf16, 6);
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(),
-                 "precision.dispatch = \"recipe\" makes rows of 16 bytes of those of 12; set it to \"compute\", or raise "
-                 "model.hidden_size");
+    EXPECT_STREQ(
+        e.what(),
+        "precision.dispatch = \"recipe\" makes rows of 16 bytes of those of 12; set it to \"compute\", or raise "
+        "model.hidden_size");
   }
 }
 
