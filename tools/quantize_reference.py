@@ -22,7 +22,14 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "golden" / "data" / "q
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-class Anything:
+class AnyName(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class Anything(metaclass=AnyName):
     """Stands for a class or a module of the package that a reference names and these calls do not use."""
 
     def __init__(self, *args, **kwargs):
@@ -56,8 +63,8 @@ def transformer_engine(folder):
     blocks = load("references.blockwise_quantizer_reference", references / "blockwise_quantizer_reference.py")
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         module(name)
-    module("transformer_engine.pytorch.custom_recipes", gemm=types.SimpleNamespace(GEMMType=types.SimpleNamespace(FPROP=0)),
-           reference_utils=types.SimpleNamespace(Fp4Formats=Anything))
+    module("transformer_engine.pytorch.custom_recipes", gemm=Anything,
+           reference_utils=Anything)
     module("transformer_engine.pytorch.quantized_tensor", QuantizedTensorStorage=Anything, Quantizer=Anything)
     nv = load("reference_nvfp4", recipes / "reference_nvfp4.py")
     return scale, blocks.BlockwiseQuantizerReference, nv.NVFP4QuantizerRef

@@ -144,7 +144,7 @@ struct ParameterBytes {
 };
 
 ParameterBytes parameter_bytes(const RunSpec& run) {
-  // Of the weights of quantised products, where these are held in 8 bits.
+  // These are the weights of quantised products, where they are held in 8 bits.
   const bool is_held = run.precision.weights == PrecisionChoice::recipe;
   const DType weights = is_held ? DType::f8_e4m3 : run.precision.compute;
   return {.weight = size_of(weights),

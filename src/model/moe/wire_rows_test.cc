@@ -30,7 +30,7 @@ class WireRowsTest : public ::testing::TestWithParam<DType> {
   Stream s_{DeviceKind::cpu, pool_};
 };
 
-// What arrives is the token as quantize() rounds it, and quantising that again changes nothing.
+// A token arrives as quantize() rounds it, and quantising that again changes nothing.
 TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
   for (const int64_t D : {12, 128, 300}) {
     const WireRows wire(kPacked, GetParam(), D);
