@@ -1,5 +1,7 @@
 // Checks the relations between the values of a run. The rules of the table check the range
 // of each value.
+#include "config/run_check.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -10,7 +12,6 @@
 
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
-#include "config/run_spec.h"
 #include "config/stage_layout.h"
 #include "core/error.h"
 
@@ -407,28 +408,43 @@ void check_trace(const RunSpec& s) {
                 shown(s.log.trace), origin(s, "log.trace"));
 }
 
+// The values by themselves, in which the model's are not.
+void check_values(const RunSpec& s) {
+  check_required(s);
+  check_ranges(s);
+}
+
+// The relations between the values.
+void check_relations(const RunSpec& s, int64_t world_size) {
+  s.parallel.check(world_size);
+  check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout
+  check_datasets(s, "data.train", s.data.train);
+  check_datasets(s, "data.valid", s.data.valid);
+  check_valid_weights(s);
+  check_batches(s, world_size);
+  check_schedule(s);
+  check_optimizer(s);
+  check_balance(s);
+  check_mtp(s);
+  check_idle_moe_keys(s);
+  check_recompute(s);
+  check_precision(s);
+  check_lora(s);
+  check_supported(s);
+  check_pipeline(s, world_size);
+}
+
 }  // namespace
 
 void RunSpec::check(int64_t world_size) const {
-  check_required(*this);
-  check_ranges(*this);
+  check_values(*this);
   model.check();
-  parallel.check(world_size);
-  check_layout(*this);  // whether the layout fits the model, before whether the batch fits the layout
-  check_datasets(*this, "data.train", data.train);
-  check_datasets(*this, "data.valid", data.valid);
-  check_valid_weights(*this);
-  check_batches(*this, world_size);
-  check_schedule(*this);
-  check_optimizer(*this);
-  check_balance(*this);
-  check_mtp(*this);
-  check_idle_moe_keys(*this);
-  check_recompute(*this);
-  check_precision(*this);
-  check_lora(*this);
-  check_supported(*this);
-  check_pipeline(*this, world_size);
+  check_relations(*this, world_size);
+}
+
+void check_beside_model(const RunSpec& run, int64_t world_size) {
+  check_values(run);
+  check_relations(run, world_size);
 }
 
 void RunSpec::check_trainable() const {

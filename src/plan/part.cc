@@ -1,6 +1,7 @@
 #include "plan/part.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <optional>
 
@@ -15,19 +16,39 @@
 namespace moebius {
 namespace {
 
-// The values that a part depends on, as text.
-std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
+// The values that a part depends on.
+PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
-  std::string key = fmt::format("{} {} {} {} {} {}; {} {} {} {} {} {}", stage.embedding, stage.first_layer,
-                                stage.num_layers, stage.norm, stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep,
-                                static_cast<int>(spec.dispatcher), static_cast<int>(spec.expert_overlap));
-  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
-                     static_cast<int>(spec.target), spec.threads);
-  key += fmt::format("{} ", spec.expert_rows);
-  if (spec.optimizer) key += fmt::format("{} ", static_cast<int>(spec.optimizer->grad));
-  for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
-  return key;
+  int64_t recompute = 0, bit = 1;
+  for (const auto& [name, field] : kRecomputeNames) {
+    if (spec.recompute.*field) recompute += bit;
+    bit *= 2;
+  }
+  return {static_cast<int64_t>(policy),
+          stage.embedding,
+          stage.first_layer,
+          stage.num_layers,
+          stage.norm,
+          stage.num_mtp,
+          stage.loss,
+          m.tp,
+          m.cp,
+          m.etp,
+          m.ep,
+          static_cast<int64_t>(spec.dispatcher),
+          static_cast<int64_t>(spec.expert_overlap),
+          b.batch,
+          b.seq,
+          b.max_segments,
+          static_cast<int64_t>(b.cp_comm),
+          b.num_mtp,
+          static_cast<int64_t>(spec.target),
+          spec.threads,
+          std::bit_cast<int64_t>(spec.expert_rows),
+          spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
+          spec.fusion,
+          recompute};
 }
 
 // The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
@@ -289,15 +310,19 @@ bool names_layers(const EngineSpec& spec) {
 }  // namespace
 
 LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
-    : library_(library), spec_(spec), layers_(static_cast<size_t>(spec.model.num_layers)) {}
+    : library_(library),
+      spec_(spec),
+      policy_(library.policy_of(spec)),
+      names_layers_(names_layers(spec)),
+      layers_(static_cast<size_t>(spec.model.num_layers)) {}
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
-  int64_t first = names_layers(spec_) ? layer : 0;  // of its kind
+  int64_t first = names_layers_ ? layer : 0;  // of its kind
   while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
     ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
-  if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1});
+  if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1}, policy_);
   return *part;
 }
 
@@ -306,23 +331,25 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
   ends.first_layer = ends.num_layers = 0;
   for (const auto& [known, part] : ends_)
     if (known == ends) return *part;
-  ends_.emplace_back(ends, &library_.part(spec_, ends));
+  ends_.emplace_back(ends, &library_.part(spec_, ends, policy_));
   return *ends_.back().second;
 }
 
-const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage) {
-  std::unique_ptr<PartWork>& part = parts_[fmt::format("{}: {}", policy_index(spec), key_of(spec, stage))];
+const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
+  std::unique_ptr<PartWork>& part = parts_[key_of(spec, stage, policy)];
   if (part) return *part;
   part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
   if (stage.num_layers > 0) take_leave(*part);
   return *part;
 }
 
-size_t PartLibrary::policy_index(const EngineSpec& spec) {
-  Policy policy{spec.model, spec.balance, spec.precision, spec.freeze, spec.lora, spec.measures_precision};
-  const auto known = std::find(policies_.begin(), policies_.end(), policy);
+size_t PartLibrary::policy_of(const EngineSpec& spec) {
+  const auto known = std::find_if(policies_.begin(), policies_.end(), [&](const Policy& p) {
+    return p.model == spec.model && p.balance == spec.balance && p.precision == spec.precision &&
+           p.freeze == spec.freeze && p.lora == spec.lora && p.measures_precision == spec.measures_precision;
+  });
   if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
-  policies_.push_back(std::move(policy));
+  policies_.push_back({spec.model, spec.balance, spec.precision, spec.freeze, spec.lora, spec.measures_precision});
   return policies_.size() - 1;
 }
 

@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "engine/engine_spec.h"
 #include "model/params.h"
+#include "plan/layout.h"
 
 namespace moebius {
 
@@ -93,11 +94,18 @@ struct PartWork {
   std::vector<ParamSize> params;  // in the order of declaration
 };
 
+// The values that a part depends on (part.cc).
+using PartKey = std::array<int64_t, 24>;
+
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
  public:
-  // The part of a stage. REQUIRES: spec is resolved.
-  const PartWork& part(const EngineSpec& spec, const StageSpec& stage);
+  // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
+  const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  // The number of the run's policies. Equal policies have one number.
+  size_t policy_of(const EngineSpec& spec);
+  // The use of the pipelines of all layouts.
+  PipelineUses& pipelines() { return pipelines_; }
   size_t num_runs() const { return parts_.size(); }
 
  private:
@@ -109,14 +117,13 @@ class PartLibrary {
     std::vector<std::string> freeze;
     LoraSpec lora;
     bool measures_precision = false;
-    bool operator==(const Policy&) const = default;
   };
-  size_t policy_index(const EngineSpec& spec);  // equal policies have one index
   ThreadPool& pool(int threads);
 
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
-  std::map<std::string, std::unique_ptr<PartWork>> parts_;
+  std::map<PartKey, std::unique_ptr<PartWork>> parts_;
+  PipelineUses pipelines_;
 };
 
 // The parts of one layout, looked up once. The references must outlive it.
@@ -128,10 +135,13 @@ class LayoutParts {
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
+  const PipelineUse& pipeline(int64_t pp_rank) { return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank); }
 
  private:
   PartLibrary& library_;
   const EngineSpec& spec_;
+  const size_t policy_;
+  const bool names_layers_;  // layers of a kind may differ
   std::vector<const PartWork*> layers_;
   std::vector<std::pair<StageSpec, const PartWork*>> ends_;
 };

@@ -311,6 +311,7 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
+    if (bucket.sums_apart) r.sums_apart += bucket.sum;
     for (const ParamSize* p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
     r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
     r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
