@@ -144,7 +144,9 @@ struct ParameterBytes {
 };
 
 ParameterBytes parameter_bytes(const RunSpec& run) {
-  const DType weights = run.precision.compute;
+  // These are the weights of quantised products, where they are held in 8 bits.
+  const bool is_held = run.precision.weights == PrecisionChoice::recipe;
+  const DType weights = is_held ? DType::f8_e4m3 : run.precision.compute;
   return {.weight = size_of(weights),
           .gradient = run.optimizer.grad == GradFormat::bf16 ? 2 : 4,
           .master = master_bytes(run.optimizer, weights),

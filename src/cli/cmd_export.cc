@@ -36,9 +36,10 @@ void add_export(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("CHECKPOINT", o->spec.model, "checkpoint, run's folder or Hugging Face folder")->required();
   command->add_option("HF_DIR", o->spec.out, "folder to make")->required();
-  command->add_option("--dtype", o->dtype,
-                      "f32, bf16 or fp8_block (matrices in 8-bit floats with scales of 128 x 128 blocks, as DeepSeek "
-                      "releases them, or with the bits that were imported); without it: imported weights as they are stored, trained weights in f32");
+  command->add_option(
+      "--dtype", o->dtype,
+      "f32, bf16 or fp8_block (matrices in 8-bit floats with scales of 128 x 128 blocks, as DeepSeek "
+      "releases them, or with the bits that were imported); without it: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
   command->add_flag("--adapter", o->adapter,

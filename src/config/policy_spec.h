@@ -36,7 +36,7 @@ enum class WeightGradientPrecision : int {
 inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
     {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
 
-// What is held or sent in the format of the recipe instead of the dtype of precision.compute.
+// The choice for what may be held or sent in the format of the recipe instead of precision.compute.
 enum class PrecisionChoice : int { compute, recipe };
 
 inline constexpr std::pair<const char*, PrecisionChoice> kPrecisionChoiceNames[] = {

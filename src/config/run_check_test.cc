@@ -59,6 +59,26 @@ TEST(Check, RecipesOfPrecision) {
               HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
+  for (const char* key : {"precision.weights", "precision.dispatch"}) {
+    const std::string held = std::string(key) + "=recipe";
+    EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", held}).check(1));
+    EXPECT_THAT(check_error({held}),
+                HasSubstr(fmt::format("{} = \"recipe\" would do nothing: precision.recipe is", key)));
+    EXPECT_THAT(check_error({"precision.recipe=mxfp8", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one "
+                                      "scale in both directions or along a row; got \"mxfp8\"; set {} = \"compute\" "
+                                      "[--set]",
+                                      key, key)));
+    EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" has no kernels for a GPU", key)));
+  }
+  EXPECT_THAT(
+      check_error({"precision.recipe=fp8_block", "precision.weights=recipe", "optimizer.master=bf16_remainder"}),
+      HasSubstr("precision.weights = \"recipe\" holds weights in 8 bits, which remainders cannot be the masters "
+                "of; set optimizer.master = \"f32\""));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "log.precision=true", "run.device=cuda"}),
+              HasSubstr("log.precision = true has no kernels for a GPU"));
+  EXPECT_THAT(check_error({"log.precision=true"}), HasSubstr("log.precision = true would do nothing"));
   EXPECT_THAT(parse_error({"precision.recipe=fp8"}),
               HasSubstr("precision.recipe must be \"none\" or \"fp8_block\" or \"fp8_tensor\" or \"mxfp8\" or "
                         "\"nvfp4\"; got \"fp8\""));

@@ -383,7 +383,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
-  if (model_->precision_figures()) model_->precision_figures()->clear(s);
+  if (const auto* figures = model_->precision_figures()) figures->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);
@@ -483,9 +483,8 @@ std::string Engine::fallback_kernels_text() const {
 }
 
 std::string Engine::links_text() const {
-  if (!links_) return "";
-  return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
-                     graphs_.captures() ? "CUDA graphs" : "eager");
+  const char* steps = graphs_.captures() ? "CUDA graphs" : "eager";
+  return links_ ? fmt::format("ranks exchange by {}; steps are {}", links_->text(), steps) : "";
 }
 
 int64_t Engine::peak_bytes() {

@@ -37,7 +37,7 @@ struct LayerContext {
   ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)
   int64_t expert_chunk = 0;  // tokens that experts take at a time; 0: by their number (model/moe/chunked_experts.h)
   PrecisionFigures* figures = nullptr;  // of log.precision (model/precision_figures.h)
-  LoraSpec lora = {};        // which matrices have adapters (model/lora/adapter.h)
+  LoraSpec lora = {};                   // which matrices have adapters (model/lora/adapter.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }

@@ -136,7 +136,7 @@ class Model {
   std::vector<HeldStage> held_;
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
-  std::unique_ptr<PrecisionFigures> figures_;  // null without log.precision
+  std::unique_ptr<PrecisionFigures> figures_;     // null without log.precision
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]

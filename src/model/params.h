@@ -82,14 +82,14 @@ struct ParamSpec {
 
 struct Param {
   ParamSpec spec;
-  Tensor w;   // what ops read, spec.dtype, or f8_e4m3 with scales
+  Tensor w;       // what ops read, spec.dtype, or f8_e4m3 with scales
   Tensor scales;  // f32, of weights that are held quantised; else empty
-  Tensor dw;  // f32, what ops add gradients to; only with has_grad
+  Tensor dw;      // f32, what ops add gradients to; only with has_grad
   // bf16, where gradients are summed in bf16: dw then holds those of one micro-batch, until
   // ParamTable::sum_gradients(), in memory that all layers use one after the other. Else empty.
   Tensor grad_sum;
   bool has_grad = false;
-  bool has_master = false;     // f32, in memory of its own
+  bool has_master = false;  // f32, in memory of its own
   // w holds the masters rounded to spec.dtype and then quantised (ParamSpec::is_quantised). A sharding
   // does it in weights_changed(), since ranks that own parts of a block share its scale.
   bool is_quantised() const { return !scales.empty(); }

@@ -1,4 +1,4 @@
-// What quantising did in a step to the operands of the products of each layer, for log.precision.
+// These figures say what quantising did in a step to the operands of the products of each layer, for log.precision.
 #pragma once
 
 #include <deque>

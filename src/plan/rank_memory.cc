@@ -146,7 +146,7 @@ void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   most = std::max(most, one.of(Life::layer_grad));
 }
 
-// Of the blocks of quantised weights in a bucket, of each rank.
+// The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
 int64_t most_magnitudes(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
   int64_t most = 0;
   for (const Bucket& bucket : buckets_of(spec, params)) {

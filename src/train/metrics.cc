@@ -73,7 +73,7 @@ std::optional<StepReport::ExpertRowsReport> read_expert_rows(const Engine& engin
   return report;
 }
 
-// Of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
+// The figures are those of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
 std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
   const PrecisionFigures* figures = engine.model().precision_figures();
   if (!figures) return {};

@@ -29,7 +29,8 @@ bool are_products_of(const float* x, const Block& b, int64_t cols, float scale) 
   bool all = true;
   for_elements(b, cols, [&](int64_t i) {
     const float back = to_f32(code_of(x[i], scale)) * scale;
-    all = all && (std::bit_cast<uint32_t>(back) == std::bit_cast<uint32_t>(x[i]) || (std::isnan(back) && std::isnan(x[i])));
+    all = all &&
+          (std::bit_cast<uint32_t>(back) == std::bit_cast<uint32_t>(x[i]) || (std::isnan(back) && std::isnan(x[i])));
   });
   return all;
 }

@@ -15,7 +15,8 @@ struct Released {
   Released(int64_t rows, int64_t cols, ReleasedScales form) : rows(rows), cols(cols), scales(std::move(form)) {
     std::mt19937 random(3);
     const Shape blocks = block_scales_shape({rows, cols}, scales.block_rows, scales.block_cols);
-    for (int64_t i = 0; i < blocks.numel(); ++i) scales.scales.push_back(std::exp(static_cast<float>(random() % 999) / 99 - 9));
+    for (int64_t i = 0; i < blocks.numel(); ++i)
+      scales.scales.push_back(std::exp(static_cast<float>(random() % 999) / 99 - 9));
     scales.scales[1] = 0;
     for (int64_t i = 0; i < rows * cols; ++i) {
       const float scale = scales.scales[i / cols / scales.block_rows * blocks[1] + i % cols / scales.block_cols];

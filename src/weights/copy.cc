@@ -35,7 +35,7 @@ class EntryBytes {
     convert_elements(converted_.data(), dtype, stored_.data(), from.dtype, from.shape.numel(), from.name);
     return converted_.data();
   }
-  // Of TensorCopy::Form, other than values.
+  // The entry in a form other than values.
   const void* read(size_t entry, TensorCopy::Form form) {
     if (form == TensorCopy::Form::released_scales) {
       released_ = reader_.released_scales(entry);

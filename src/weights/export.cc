@@ -66,7 +66,9 @@ ExportResult export_hugging_face(const ExportSpec& spec) {
   HubFolderResult result = write_hub_folder({.out = spec.out,
                                              .model = model,
                                              .weights = *reader,
-                                             .dtype = in_f32 ? DType::f32 : is_plain ? DType::bf16 : spec.dtype,
+                                             .dtype = in_f32     ? DType::f32
+                                                      : is_plain ? DType::bf16
+                                                                 : spec.dtype,
                                              .block_fp8 = spec.block_fp8,
                                              .files = spec.files.empty() ? other_files_of(from) : spec.files,
                                              .shard_bytes = spec.shard_bytes});

@@ -68,11 +68,8 @@ void add_block_fp8(const HubFolder& hub, size_t i, const std::string& name, std:
   const Shape& shape = hub.weights.entries()[i].shape;
   const ReleasedScales released = hub.weights.released_scales(i);
   const BlockSize block = block_size(ScaleLayout::square_blocks);
-  tensors.push_back({.entry = i,
-                     .name = name,
-                     .shape = shape,
-                     .dtype = DType::f8_e4m3,
-                     .form = TensorCopy::Form::block_fp8});
+  tensors.push_back(
+      {.entry = i, .name = name, .shape = shape, .dtype = DType::f8_e4m3, .form = TensorCopy::Form::block_fp8});
   tensors.push_back({.entry = i,
                      .name = name + kScaleSuffix,
                      .shape = released.empty() ? block_scales_shape(shape, block.rows, block.cols)
@@ -135,7 +132,7 @@ bool has_fp8(const std::vector<TensorCopy>& tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const TensorCopy& t) { return t.dtype == DType::f8_e4m3; });
 }
 
-// What the folder that the model came from said, or else the same as the recipe fp8_block.
+// The config of the folder that the model came from is kept. Else it is that of the recipe fp8_block.
 json quantization_config(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
   const json said = model.source ? model.source->value("quantization_config", json()) : json();
   if (said.is_object() && said.value("quant_method", "") == "fp8") return said;

@@ -201,15 +201,15 @@ TEST_P(MadeBlockFp8, IsReadAsThePackedValues) {
   expect_same_tensors(HfFolder::open(again), packed);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MadeBlockFp8, testing::Values("qwen3_moe_v4_bias_packed", "deepseek_v3_v4_packed", "qwen2_moe_v5"),
+INSTANTIATE_TEST_SUITE_P(Cases, MadeBlockFp8,
+                         testing::Values("qwen3_moe_v4_bias_packed", "deepseek_v3_v4_packed", "qwen2_moe_v5"),
                          [](const auto& info) { return info.param; });
 
 TEST(BlockFp8Export, RefusesExpertsInOneTensor) {
   const TestDir dir;
-  expect_error(ErrorKind::input,
-               "export --dtype fp8_block: expected a family with a tensor for each expert; got ", [&] {
-                 export_hugging_face({.out = dir.path("out"), .model = kData + "/gpt_oss_v4", .block_fp8 = true});
-               });
+  expect_error(
+      ErrorKind::input, "export --dtype fp8_block: expected a family with a tensor for each expert; got ",
+      [&] { export_hugging_face({.out = dir.path("out"), .model = kData + "/gpt_oss_v4", .block_fp8 = true}); });
 }
 
 // A released model with multi-token prediction, edited: tensors are in its folder or missing.

@@ -47,8 +47,8 @@ ScaleLayout held_layout(DType held) {
 }
 
 ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
-  spec.is_quantised = c.precision.recipe != PrecisionRecipe::none &&
-                      c.precision.weights == PrecisionChoice::recipe && !is_kept(c, spec);
+  spec.is_quantised = c.precision.recipe != PrecisionRecipe::none && c.precision.weights == PrecisionChoice::recipe &&
+                      !is_kept(c, spec);
   if (!c.lora.is_on() || c.params.use() != ModelUse::training) return spec;
   if (c.lora.base == LoraBase::compute || (c.lora.base == LoraBase::mxfp4 && spec.kind != ParamKind::experts))
     return spec;
@@ -75,7 +75,7 @@ ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
 
 namespace {
 
-// Of weights that are held quantised.
+// The operand of weights that are held quantised.
 Operand operand_of(const Param& param) { return {param.w, param.scales, ScaleLayout::square_blocks}; }
 
 }  // namespace

@@ -11,10 +11,10 @@ namespace moebius {
 // ranks: every rank's blocks are those of a single rank.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
-// The declaration of a parameter of products. precision.weights = "recipe" holds it quantised where it is
-// trained. Where lora.base holds it in few bits the same in f8_e4m3 or
-// f4_e2m1: then it is frozen, and WeightOperands declares its scales as the parameter scales_name(). Blocks begin
-// at the first row of each part here, so Error{usage} where one would have rows of two parts or be split over ranks.
+// The declaration of a parameter of products. precision.weights = "recipe" holds it quantised where it is trained.
+// Where lora.base holds it in few bits it has f8_e4m3 or f4_e2m1 and is frozen, and WeightOperands declares its scales
+// as the parameter scales_name(). Blocks then begin at the first row of each part here, so Error{usage} where one
+// would have rows of two parts or be split over ranks.
 ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec);
 std::string scales_name(const std::string& param);
 ScaleLayout held_layout(DType held);  // none for a dtype of computation

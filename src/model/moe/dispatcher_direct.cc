@@ -146,8 +146,7 @@ Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliver
   begin(step, d);
   push(step, window_.tokens(), x_TD, d);
   round(step, "dispatch");
-  return {.source = arrived(window_.tokens(), x_TD),
-          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
+  return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
 // The index travels as a route does. Routes have been unpacked on all ranks after one more round.

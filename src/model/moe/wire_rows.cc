@@ -20,10 +20,11 @@ Tensor as_bytes(const Tensor& x) {
 WireRows::WireRows(const PrecisionSpec& precision, DType dtype, int64_t D) : dtype_(dtype), D_(D) {
   if (precision.recipe == PrecisionRecipe::none || precision.dispatch == PrecisionChoice::compute) return;
   const int64_t bytes = div_ceil(D + num_scales() * size_of(DType::f32), kRowBytes) * kRowBytes;
-  MOEBIUS_CHECK(usage, bytes <= D * size_of(dtype),
-                "precision.dispatch = \"recipe\" makes rows of {} bytes of those of {}; set it to \"compute\", or raise "
-                "model.hidden_size",
-                bytes, D * size_of(dtype));
+  MOEBIUS_CHECK(
+      usage, bytes <= D * size_of(dtype),
+      "precision.dispatch = \"recipe\" makes rows of {} bytes of those of {}; set it to \"compute\", or raise "
+      "model.hidden_size",
+      bytes, D * size_of(dtype));
   width_ = bytes / size_of(dtype);
 }
 
@@ -37,10 +38,9 @@ Tensor WireRows::pack(Step& step, Tensor x_TD) const {
   const Operand q(step.alloc({T, D_}, DType::f8_e4m3), step.alloc({T, B}, DType::f32), ScaleLayout::row_blocks);
   quantize(step.stream, {.q = q, .x_RC = x_TD});
   copy_columns(step.stream, {.to_TA = as_bytes(rows), .from_TB = as_bytes(q.data), .count = D_});
-  copy_columns(step.stream, {.to_TA = as_bytes(rows),
-                             .from_TB = as_bytes(q.scales),
-                             .to_first = D_,
-                             .count = B * size_of(DType::f32)});
+  copy_columns(
+      step.stream,
+      {.to_TA = as_bytes(rows), .from_TB = as_bytes(q.scales), .to_first = D_, .count = B * size_of(DType::f32)});
   return rows;
 }
 
@@ -51,10 +51,9 @@ Tensor WireRows::unpack(Step& step, Tensor rows_NW) const {
   StackScope scope(step.stack);
   const Operand q(step.alloc({N, D_}, DType::f8_e4m3), step.alloc({N, B}, DType::f32), ScaleLayout::row_blocks);
   copy_columns(step.stream, {.to_TA = as_bytes(q.data), .from_TB = as_bytes(rows_NW), .count = D_});
-  copy_columns(step.stream, {.to_TA = as_bytes(q.scales),
-                             .from_TB = as_bytes(rows_NW),
-                             .from_first = D_,
-                             .count = B * size_of(DType::f32)});
+  copy_columns(
+      step.stream,
+      {.to_TA = as_bytes(q.scales), .from_TB = as_bytes(rows_NW), .from_first = D_, .count = B * size_of(DType::f32)});
   dequantize(step.stream, {.x = x_ND, .q = q});
   return x_ND;
 }

@@ -30,7 +30,7 @@ class WireRowsTest : public ::testing::TestWithParam<DType> {
   Stream s_{DeviceKind::cpu, pool_};
 };
 
-// What arrives is the token as quantize() rounds it, and quantising that again changes nothing.
+// A token arrives as quantize() rounds it, and quantising that again changes nothing.
 TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
   for (const int64_t D : {12, 128, 300}) {
     const WireRows wire(kPacked, GetParam(), D);
@@ -72,9 +72,10 @@ TEST(WireRows, RefusesRowsThatWouldBecomeWider) {
     WireRows(kPacked, DType::bf16, 6);
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(),
-                 "precision.dispatch = \"recipe\" makes rows of 16 bytes of those of 12; set it to \"compute\", or raise "
-                 "model.hidden_size");
+    EXPECT_STREQ(
+        e.what(),
+        "precision.dispatch = \"recipe\" makes rows of 16 bytes of those of 12; set it to \"compute\", or raise "
+        "model.hidden_size");
   }
 }
 

@@ -85,7 +85,8 @@ void quantize(Stream& s, const Quantize& a) {
     case DeviceKind::cpu:
       return cpu::quantize(s, a);
     case DeviceKind::cuda:
-      MOEBIUS_CHECK(usage, a.figures_5.empty(), "quantize: there is no kernel for the figures of log.precision; remove it");
+      MOEBIUS_CHECK(usage, a.figures_5.empty(),
+                    "quantize: there is no kernel for the figures of log.precision; remove it");
       return cuda::quantize(s, a);
     case DeviceKind::null:
       return;

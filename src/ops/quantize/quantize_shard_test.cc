@@ -19,11 +19,12 @@ void quantize_shares(Stream& s, const Operand& q, Array& x, DType rounded, const
   std::vector<int32_t> bits(W * (B + before), 7);
   const Tensor bits_WB = tensor_of(bits.data(), {W, B + before}), all = x.tensor().view({whole.numel()});
   for (int64_t r = 0; r < W; ++r)
-    block_magnitudes(s, {.bits_B = bits_WB.view({bits_WB.numel()}).rows(r * (B + before) + before, (r + 1) * (B + before)),
-                         .x_n = all.rows(cuts[r], cuts[r + 1]),
-                         .whole = whole,
-                         .first = cuts[r],
-                         .rounded = rounded});
+    block_magnitudes(s,
+                     {.bits_B = bits_WB.view({bits_WB.numel()}).rows(r * (B + before) + before, (r + 1) * (B + before)),
+                      .x_n = all.rows(cuts[r], cuts[r + 1]),
+                      .whole = whole,
+                      .first = cuts[r],
+                      .rounded = rounded});
   for (int64_t r = 0; r < W; ++r)
     quantize_shard(s, {.q = q,
                        .bits_WB = bits_WB,
@@ -84,10 +85,9 @@ TEST(QuantizeShard, RefusesWhatItCannotQuantise) {
             "quantize_shard: expected q of f8_e4m3 with square_blocks and bits of ranks and blocks; got f8_e4m3[4, 4] "
             "with row_blocks scales f32[4, 1] and i32[1, 1]");
   EXPECT_EQ(message([&] {
-              block_magnitudes(s, {.bits_B = tensor_of(bits.data(), {1}),
-                                   .x_n = x.tensor().view({16}),
-                                   .whole = {4, 4},
-                                   .first = 1});
+              block_magnitudes(
+                  s,
+                  {.bits_B = tensor_of(bits.data(), {1}), .x_n = x.tensor().view({16}), .whole = {4, 4}, .first = 1});
             }),
             "block_magnitudes: expected elements of weights [4, 4]; got [1, 17)");
 }

@@ -132,7 +132,8 @@ void BucketExchange::quantise_weights(Stream& s) {
 // The owners quantise their elements, and all ranks compute the scales.
 void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
   const int64_t W = bucket.group->size(), B = num_scales(bucket);
-  const Tensor all = magnitudes_.rows(0, W * B), mine = all.rows(bucket.group->rank() * B, (bucket.group->rank() + 1) * B);
+  const Tensor all = magnitudes_.rows(0, W * B),
+               mine = all.rows(bucket.group->rank() * B, (bucket.group->rank() + 1) * B);
   int64_t first = 0;
   for (const Param* p : bucket.params) {
     block_magnitudes(s, {.bits_B = mine.rows(first, first + p->scales.numel()),

@@ -49,9 +49,8 @@ class Sharding : public ParamResidency {
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
   virtual void reduce(Stream& s) = 0;
-  // The owners have updated their weights, or the masters of weights that are held quantised, which it
-  // quantises. The other ranks get them in this call, or with overlap
-  // during the next forward pass.
+  // The owners have updated their weights, or the masters of weights that are held quantised, which this
+  // quantises. The other ranks get them in this call, or with overlap during the next forward pass.
   virtual void weights_changed(Stream& s) = 0;
 };
 

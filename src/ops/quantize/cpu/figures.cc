@@ -26,7 +26,7 @@ float largest_element(DType element) {
   return element == DType::f8_e5m2 ? 57344.0f : kE4m3Max;
 }
 
-// What the element of the tile at (i, j) is multiplied with.
+// The factor of the element of the tile at (i, j).
 float scale_of(const Operand& q, const Tile& tile, int64_t i, int64_t j) {
   if (q.layout == ScaleLayout::per_tensor) return q.scales.ptr<float>()[tile.matrix];
   const BlockSize block = block_size(q.layout);

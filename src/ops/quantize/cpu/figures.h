@@ -1,4 +1,4 @@
-// What quantising did to the numbers of a matrix: the figures of Quantize.
+// The figures of Quantize say what it did to the numbers of a matrix.
 #pragma once
 
 #include "ops/quantize/quantize.h"
