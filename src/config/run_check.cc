@@ -10,6 +10,8 @@
 #include <set>
 #include <system_error>
 
+#include "config/check/context_parallel_check.h"
+#include "config/check/run_check_keys.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/stage_layout.h"
@@ -20,12 +22,6 @@ namespace moebius {
 using nlohmann::json;
 
 namespace {
-
-// " [recipe.toml:12]", for the end of a message about a key.
-std::string origin(const RunSpec& s, const std::string& key) {
-  const auto found = s.provenance.find(key);
-  return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
-}
 
 // One error names all required keys that a recipe lacks, and those that `train` will
 // need beside them.
@@ -49,18 +45,6 @@ void check_ranges(const RunSpec& s) {
     const json value = key.write(s);
     MOEBIUS_CHECK(usage, value.is_null() || key.rule.accepts(value), "{} must be {}; got {}{}", key.name,
                   key.rule.expects, shown(value), origin(s, key.name));
-  }
-}
-
-// Refuses a key that would do nothing without another key. The default value passes, so that a
-// resolved recipe, which holds every key, reads back.
-void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
-  static const RunSpec defaults;
-  for (const RecipeKey& each : recipe_table()) {
-    if (each.name != key) continue;
-    const json value = each.write(s);
-    MOEBIUS_CHECK(usage, value == each.write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
-                  origin(s, key));
   }
 }
 
@@ -109,27 +93,17 @@ void check_datasets(const RunSpec& s, const char* key, const std::vector<Dataset
   }
 }
 
-int64_t largest_divisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::clamp<int64_t>(at_most, 1, std::max<int64_t>(n, 1));
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
-// "are 996 and 1002", "is 996": the multiples of `of` beside n, from `of` to at_most.
-std::string nearest_multiples(int64_t n, int64_t of, int64_t at_most) {
-  const int64_t below = n / of * of, above = below + of;
-  if (below == 0) return fmt::format("is {}", above);
-  return above > at_most ? fmt::format("is {}", below) : fmt::format("are {} and {}", below, above);
-}
-
 void check_batches(const RunSpec& s, int64_t world_size) {
   const int64_t dp = s.parallel.dp(world_size), together = s.train.micro_batch * dp;
   MOEBIUS_CHECK(usage, s.train.global_batch % together == 0,
                 "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}",
                 s.train.micro_batch, dp, together, s.train.global_batch, origin(s, "train.global_batch"));
-  if (!s.data.separate_documents)
+  if (!s.data.separate_documents) {
     refuse_idle(s, "data.order_by_cost",
                 "without data.separate_documents every sequence costs the same; set that, or remove it");
+    refuse_idle(s, "data.pack_documents",
+                "without data.separate_documents a token sees the documents before its own; set that, or remove it");
+  }
   MOEBIUS_CHECK(usage, s.train.seq_len <= s.model.max_position_embeddings,
                 "train.seq_len must be at most model.max_position_embeddings = {}; got {}; a longer context needs "
                 "model.max_position_embeddings and, for a trained model, model.rope_scaling or rope_theta{}",
@@ -350,12 +324,7 @@ void check_layout(const RunSpec& s) {
   if (m.num_moe_layers() < m.num_layers) check_divides("tp", p.tp, "model.intermediate_size", m.intermediate_size);
   MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
                 p.tp);
-  MOEBIUS_CHECK(usage, p.cp_comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
-                "parallel.cp_comm = \"alltoall\" shares heads: tp * cp = {} * {} must divide "
-                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or parallel.cp = {}{}",
-                p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp),
-                origin(s, "parallel.cp_comm"));
-  if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
+  check_context_parallel(s);
   if (p.ep * p.etp == 1) {
     for (const char* key :
          {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"})
@@ -369,10 +338,6 @@ void check_layout(const RunSpec& s) {
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
-  MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
-                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; the nearest {}{}", 2 * p.cp,
-                s.train.seq_len, nearest_multiples(s.train.seq_len, 2 * p.cp, s.model.max_position_embeddings),
-                origin(s, "train.seq_len"));
 }
 
 // Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on

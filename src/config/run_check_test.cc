@@ -316,9 +316,53 @@ TEST(Check, Layout) {
                         "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or parallel.cp = 1"));
   EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
               HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
-  EXPECT_THAT(
-      check_error({"parallel.cp=2"}, 2),
-      HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
+              HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8, or "
+                        "parallel.cp = 1 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=24", "train.seq_len=16"}, 24),
+              HasSubstr("divisible by 2 * parallel.cp = 48; got 16; choose parallel.cp = 8 [--set]"));
+}
+
+TEST(Check, ContextParallel) {
+  const Sets cp4{"parallel.cp=4", "train.seq_len=16", "train.micro_batch=1", "model.num_key_value_heads=2"};
+  const auto error = [&](Sets more, int64_t ranks = 4) {
+    more.insert(more.begin(), cp4.begin(), cp4.end());
+    return check_error(more, ranks);
+  };
+  const std::string hierarchical = "parallel.cp_comm=hierarchical";
+  Sets legal = cp4;
+  legal.insert(legal.end(), {hierarchical, "parallel.cp_inner=2"});
+  EXPECT_NO_THROW(parse(legal).check(4));
+  EXPECT_THAT(error({hierarchical}),
+              HasSubstr("parallel.cp_inner must be above 1 and below parallel.cp = 4, and divide it, and tp * cp_inner "
+                        "= 1 * 1 must divide model.num_key_value_heads = 2, for parallel.cp_comm = \"hierarchical\"; "
+                        "got 1; choose 2"));
+  EXPECT_THAT(error({hierarchical, "parallel.cp_inner=4"}), HasSubstr("got 4; choose 2 [--set]"));
+  EXPECT_THAT(error({hierarchical, "parallel.cp_inner=2", "model.num_key_value_heads=1"}),
+              HasSubstr("got 2; none is left; choose another parallel.cp_comm"));
+  EXPECT_THAT(error({"parallel.cp_inner=2"}),
+              HasSubstr("parallel.cp_inner = 2 would do nothing: it is read by parallel.cp_comm = \"hierarchical\""));
+  EXPECT_THAT(error({"parallel.cp_comm_window=ring"}),
+              HasSubstr("parallel.cp_comm_window = \"ring\" would do nothing: no layer of the model has a window"));
+  EXPECT_THAT(check_error({"parallel.dynamic_cp=true"}),
+              HasSubstr("parallel.dynamic_cp = true would do nothing: parallel.cp is 1"));
+  EXPECT_THAT(error({"parallel.dynamic_cp=true"}),
+              HasSubstr("parallel.dynamic_cp = true keeps documents whole on some ranks of cp; set "
+                        "data.separate_documents and data.pack_documents, or remove it [--set]"));
+  const Sets packed{"parallel.dynamic_cp=true", "data.separate_documents=true", "data.pack_documents=true"};
+  const auto with = [&](Sets more) {
+    more.insert(more.begin(), packed.begin(), packed.end());
+    return error(more);
+  };
+  legal = cp4;
+  legal.insert(legal.end(), packed.begin(), packed.end());
+  EXPECT_NO_THROW(parse(legal).check(4));
+  EXPECT_THAT(with({hierarchical, "parallel.cp_inner=2"}), HasSubstr("parallel.dynamic_cp = true has no two levels"));
+  EXPECT_THAT(error({"parallel.cp=3", "train.seq_len=12", "parallel.dynamic_cp=true"}, 3),
+              HasSubstr("needs a parallel.cp that is a power of two; got 3; the nearest are 2 and 4"));
+  EXPECT_THAT(with({"run.device=cuda", "precision.compute=bf16"}),
+              HasSubstr("parallel.dynamic_cp = true runs on CPUs only, since a captured step has one cp"));
+  EXPECT_THAT(check_error({"data.pack_documents=true"}), HasSubstr("data.pack_documents = true would do nothing"));
 }
 
 TEST(Check, Pipeline) {

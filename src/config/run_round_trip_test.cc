@@ -53,6 +53,7 @@ class RandomSpec {
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
     s.data.order_by_cost = s.data.separate_documents && coin();
+    s.data.pack_documents = s.data.separate_documents && coin();
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};
     if (coin()) s.lora = {upto(64), positive(), 0.5, {"q_proj", "mlp.experts.*"}, text()};
     if (coin()) s.train.freeze = {"*.mlp.gate.*", "model.embed_tokens.weight"};
@@ -86,6 +87,10 @@ class RandomSpec {
                   .ep = 1 + upto(9),
                   .etp = 1 + upto(9),
                   .layout = text(),
+                  .cp_comm = CpComm(upto(3)),
+                  .cp_comm_window = coin() ? std::optional(CpComm(upto(3))) : std::nullopt,
+                  .dynamic_cp = coin(),
+                  .cp_inner = 1 + upto(9),
                   .dispatcher = DispatcherKind(upto(2)),
                   .expert_overlap = ExpertOverlap(upto(1))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;

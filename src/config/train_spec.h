@@ -18,6 +18,7 @@ struct DataSpec {
   std::vector<DatasetSpec> valid;
   std::string tokenizer = "bytes";
   bool separate_documents = false;  // attention and positions restart at document borders
+  bool pack_documents = false;      // samples are whole documents, and padding
   bool order_by_cost = false;       // the sequences of a step, by the squares of their documents' lengths
   bool operator==(const DataSpec&) const = default;
 };

@@ -6,8 +6,15 @@
 
 namespace moebius {
 MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
-  return {
-      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+  return {.tp = p.tp,
+          .cp = p.cp,
+          .dp = p.dp(world_size),
+          .pp = p.pp,
+          .etp = p.etp,
+          .ep = p.ep,
+          .edp = p.edp(world_size),
+          .cp_inner = p.cp_inner,
+          .cp_dynamic = p.dynamic_cp};
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
@@ -22,6 +29,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                 .max_segments = run.data.separate_documents ? B * S : B,
                 .documents = run.data.separate_documents,
                 .cp_comm = run.parallel.cp_comm,
+                .cp_comm_window = run.parallel.cp_comm_of_window(),
                 .num_mtp = run.num_mtp()},
       .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
       .optimizer = run.optimizer,

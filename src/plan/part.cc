@@ -42,6 +42,8 @@ PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
           b.seq,
           b.max_segments,
           static_cast<int64_t>(b.cp_comm),
+          static_cast<int64_t>(b.cp_comm_window),
+          m.cp_inner,
           b.num_mtp,
           static_cast<int64_t>(spec.target),
           spec.threads,

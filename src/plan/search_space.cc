@@ -160,7 +160,9 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
                                fmt::format("train.micro_batch={}", c.micro_batch),
                                fmt::format("memory.recompute={}", text_of(c.recompute))};
   set.push_back(fmt::format("parallel.layout=\"{}\"", p.layout));
-  if (p.cp > 1) set.push_back(fmt::format("parallel.cp_comm=\"{}\"", name_of(p.cp_comm)));
+  const CpComm comm = p.cp > 1 ? p.cp_comm : CpComm::allgather;
+  if (p.cp > 1 || run.parallel.cp_comm != comm) set.push_back(fmt::format("parallel.cp_comm=\"{}\"", name_of(comm)));
+  if (run.parallel.cp_inner > 1) set.emplace_back("parallel.cp_inner=1");  // no candidate is hierarchical
   if (c.recipe != run.precision.recipe) set.push_back(fmt::format("precision.recipe=\"{}\"", name_of(c.recipe)));
   if (p.dispatcher == DispatcherKind::automatic) set.emplace_back("parallel.dispatcher=\"auto\"");
   if (p.dispatcher == DispatcherKind::allgather) set.emplace_back("parallel.dispatcher=\"allgather\"");

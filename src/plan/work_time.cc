@@ -276,6 +276,8 @@ int64_t RankSpan::local(const PlanMachine& m) const {
 RankSpan span_of(const MeshShape& m, const std::string& axis) {
   if (axis == "tp") return {m.tp, 1};
   if (axis == "cp") return {m.cp, m.tp};
+  if (axis == "cp_inner") return {m.cp_inner, m.tp};
+  if (axis == "cp_outer") return {m.cp_outer(), m.tp * m.cp_inner};
   if (axis == "dp") return {m.dp, m.tp * m.cp};
   if (axis == "dp_cp") return {m.dp * m.cp, m.tp};
   if (axis == "tp_cp") return {m.tp * m.cp, 1};

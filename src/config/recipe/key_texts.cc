@@ -148,6 +148,9 @@ std::vector<KeyText> data_texts() {
        "the folder of `model.hf` where it has a `tokenizer.json`, else `\"bytes\"`"},
       {"data.separate_documents",
        "Attention and positions restart at each document. Use it for prompts and completions."},
+      {"data.pack_documents",
+       "Sequences are made of whole documents, in the order of the data, and padding without loss. A document that is "
+       "longer than a sequence is cut. Datasets of prompts and completions are packed in any case."},
       {"data.order_by_cost",
        "The sequences of a step are sorted by the sum of the squares of their documents' lengths, the largest first. "
        "So the ranks of dp compute sequences of like cost at a time. The step has the same sequences."},
@@ -241,7 +244,15 @@ std::vector<KeyText> parallel_texts() {
        "Tensor parallelism: ranks that share each matrix of attention, dense and shared-expert layers. "
        "Between these layers they share the rows (sequence parallelism)."},
       {"parallel.cp", "Context parallelism: ranks that share a sequence in attention."},
-      {"parallel.cp_comm", "How ranks of cp exchange keys and values."},
+      {"parallel.cp_comm",
+       "How ranks of cp exchange keys and values. `hierarchical` is `alltoall` among `cp_inner` neighbours, and `ring` "
+       "between them ([parallelism.md](../design/parallelism.md#context-parallelism))."},
+      {"parallel.cp_comm_window", "The same for layers with a sliding window. Without a value it is `cp_comm`."},
+      {"parallel.cp_inner",
+       "With `hierarchical`: the ranks of cp that exchange rows for heads, such as those of one machine."},
+      {"parallel.dynamic_cp",
+       "Each micro-batch chooses how many neighbours of cp share its sequences, a power of two. Documents stay whole, "
+       "and ranks that share none exchange nothing. The loss is the same. On CPUs only."},
       {"parallel.pp", "Pipeline parallelism: ranks that the layers are divided among."},
       {"parallel.vpp", "Stages of each rank of the pipeline (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},

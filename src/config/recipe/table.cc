@@ -168,6 +168,7 @@ std::vector<RecipeKey> data_keys() {
       datasets("data.valid", &DataSpec::valid, free),
       data.key("tokenizer", &DataSpec::tokenizer, any_text()),
       data.key("separate_documents", &DataSpec::separate_documents, any_boolean()),
+      data.key("pack_documents", &DataSpec::pack_documents, any_boolean()),
       data.key("order_by_cost", &DataSpec::order_by_cost, any_boolean()),
   };
 }
@@ -285,13 +286,40 @@ std::vector<RecipeKey> moe_keys() {
   };
 }
 
+Names<CpComm> cp_comm_names() {
+  return {{"allgather", CpComm::allgather},
+          {"ring", CpComm::ring},
+          {"alltoall", CpComm::alltoall},
+          {"hierarchical", CpComm::hierarchical}};
+}
+
+// Without a value it is cp_comm.
+RecipeKey cp_comm_window_key() {
+  std::vector<std::string> names;
+  for (const auto& [name, comm] : cp_comm_names()) names.push_back(name);
+  const auto read = [](RunSpec& s, const json& v) {
+    for (const auto& [name, comm] : cp_comm_names()) {
+      if (v == name) s.parallel.cp_comm_window = comm;
+    }
+  };
+  const auto write = [](const RunSpec& s) {
+    for (const auto& [name, comm] : cp_comm_names()) {
+      if (s.parallel.cp_comm_window == comm) return json(name);
+    }
+    return json();
+  };
+  return {"parallel.cp_comm_window", one_of(names), read, write, free};
+}
+
 std::vector<RecipeKey> parallel_keys() {
   const Section parallel{"parallel", [](auto& s) -> decltype(auto) { return (s.parallel); }};
   return {
       parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
       parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
-      parallel.named("cp_comm", &ParallelSpec::cp_comm,
-                     {{"allgather", CpComm::allgather}, {"ring", CpComm::ring}, {"alltoall", CpComm::alltoall}}, free),
+      parallel.named("cp_comm", &ParallelSpec::cp_comm, cp_comm_names(), free),
+      cp_comm_window_key(),
+      parallel.key("cp_inner", &ParallelSpec::cp_inner, positive_count(), free),
+      parallel.key("dynamic_cp", &ParallelSpec::dynamic_cp, any_boolean(), free),
       parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
       parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),

@@ -20,7 +20,7 @@ bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf
 TEST(RecipeKeys, AreTheseAndNoOthers) {
   const std::string keys =
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
-      "data.order_by_cost data.separate_documents data.tokenizer data.train data.valid "
+      "data.order_by_cost data.pack_documents data.separate_documents data.tokenizer data.train data.valid "
       "log.every log.precision log.tensorboard log.trace "
       "lora.alpha lora.base lora.dropout lora.init_from lora.rank lora.targets "
       "memory.expert_rows memory.recompute "
@@ -47,7 +47,8 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.offload optimizer.offload_grad "
       "optimizer.schedule optimizer.state "
       "optimizer.warmup_steps optimizer.weight_decay "
-      "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.expert_overlap "
+      "parallel.cp parallel.cp_comm parallel.cp_comm_window parallel.cp_inner "
+      "parallel.dispatcher parallel.dynamic_cp parallel.ep parallel.etp parallel.expert_overlap "
       "parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.sums parallel.tp parallel.vpp "
       "precision.compute precision.dispatch precision.keep precision.recipe precision.weight_gradients "

@@ -42,7 +42,8 @@ class Linear {
   void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const;  // y = x W^T + bias; an empty one is none
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
-  void backward_weight(Step& step, Tensor dy, Tensor x) const;
+  // adds: an earlier call of the micro-batch has stored its product, so this one adds to it.
+  void backward_weight(Step& step, Tensor dy, Tensor x, bool adds = false) const;
   const Param& param() const { return w_; }
 
   // Returns whether the passes are more than the products with W. Then no other op may compute them.
