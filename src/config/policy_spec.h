@@ -36,11 +36,19 @@ enum class WeightGradientPrecision : int {
 inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
     {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
 
+// What is held or sent in the format of the recipe instead of the dtype of precision.compute.
+enum class PrecisionChoice : int { compute, recipe };
+
+inline constexpr std::pair<const char*, PrecisionChoice> kPrecisionChoiceNames[] = {
+    {"compute", PrecisionChoice::compute}, {"recipe", PrecisionChoice::recipe}};
+
 struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
   PrecisionRecipe recipe = PrecisionRecipe::none;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
-  std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
+  PrecisionChoice weights = PrecisionChoice::compute;   // of quantised products, in training
+  PrecisionChoice dispatch = PrecisionChoice::compute;  // rows on their way to experts
+  std::vector<std::string> keep;                        // patterns of parameter names whose products are not quantised
   bool operator==(const PrecisionSpec&) const = default;
 };
 

@@ -111,6 +111,7 @@ struct CheckpointSpec {
 struct LogSpec {
   int64_t every = 1;
   bool tensorboard = true;
+  bool precision = false;  // what quantising did to the operands of each layer
   std::string trace;  // the file for a Chrome trace of one step; empty: none
   bool operator==(const LogSpec&) const = default;
 };

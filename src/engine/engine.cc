@@ -8,6 +8,7 @@
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -153,7 +154,8 @@ void Engine::make_model() {
                                                 .lora = spec_.lora,
                                                 .expert_rows = spec_.expert_rows,
                                                 .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
-                                                .optimizer = spec_.optimizer.value_or(OptimizerSpec{})});
+                                                .optimizer = spec_.optimizer.value_or(OptimizerSpec{}),
+                                                .measures_precision = spec_.measures_precision});
   if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
@@ -382,6 +384,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
+  if (model_->precision_figures()) model_->precision_figures()->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);

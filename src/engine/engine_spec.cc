@@ -42,6 +42,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .target = run.device,
       .graph = run.graph,
       .kernels = run.kernels,
+      .measures_precision = run.log.precision,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }

@@ -106,6 +106,7 @@ class MemoryPlan {
     int64_t free_bytes = 0;  // left free after it
     int64_t near_bytes = 0;  // of Life::rows: in the memory of the device
     bool reuses = false;     // begins where its life does
+    bool is_joined = false;
   };
   void place(Entry& entry);
   void place_rows(Entry& entry);

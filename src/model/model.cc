@@ -7,6 +7,7 @@
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -58,7 +59,8 @@ Model::Model(const ModelContext& c)
       params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)),
-      expert_rows_(expert_rows_of(c, held_)) {
+      expert_rows_(expert_rows_of(c, held_)),
+      figures_(c.measures_precision ? std::make_unique<PrecisionFigures>(c.plan) : nullptr) {
   params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
@@ -80,6 +82,7 @@ Model::Model(const ModelContext& c)
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
+                              .figures = figures_.get(),
                               .lora = lora_};
     stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "io/files.h"
 #include "io/testing.h"
@@ -57,6 +58,69 @@ TEST(Predict, PhasesAddUpToTheStep) {
                             "phases", "axes", "bubble"})
       EXPECT_TRUE(json.contains(key)) << key;
   }
+}
+
+// Adds the keys of a plan as the table of docs/reference/commands.md writes them.
+void add_keys(const nlohmann::ordered_json& json, const std::string& path, std::set<std::string>& keys) {
+  static const std::set<std::string> named{"phases", "kernels", "axes"};
+  if (json.is_array() && !json.empty() && json[0].is_object()) return add_keys(json[0], path + "[]", keys);
+  if (!json.is_object()) {
+    keys.insert(path);
+    return;
+  }
+  for (const auto& [key, value] : json.items()) {
+    bool is_name = named.contains(path);
+    for (int life = 0; life < kNumLives; ++life)
+      is_name = is_name || (path == "memory[]" && key == name_of(static_cast<Life>(life)));
+    add_keys(value, (path.empty() ? "" : path + ".") + (is_name ? "NAME" : key), keys);
+  }
+}
+
+TEST(Plans, HaveTheDocumentedKeys) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
+  std::set<std::string> keys, documented;
+  const PlanMachine h200 = machine("h200");
+  add_keys(plan_json(predict(parts, run, 2, h200, {}), h200, {}), "", keys);
+  std::string text = read_file(kSource + "/docs/reference/commands.md");
+  text = text.substr(text.find("### plan --json"));
+  text = text.substr(0, text.find("\n## "));
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string cell = line.substr(2, line.find(" | ", 2) - 2);
+    for (size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {
+      const size_t end = cell.find('`', at + 1);
+      documented.insert(cell.substr(at + 1, end - at - 1));
+      at = end + 1;
+    }
+  }
+  EXPECT_EQ(keys, documented);
+  // The names that scripts rely on.
+  for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
+                          "phases.NAME", "axes.NAME.bytes", "axes.NAME.exposed_s", "axes.NAME.hidden_s", "bubble"})
+    EXPECT_TRUE(keys.contains(key)) << key;
+}
+
+// What is read and written, by the formats of the files.
+TEST(Plans, CountFiles) {
+  const PlanMachine h100 = machine("h100");
+  RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"checkpoint.every=10", "train.steps=25"});
+  const FileWork w = file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0);
+  EXPECT_EQ(w.data_bytes, 2 * 131072);        // uint16 for fewer than 65500 ids
+  EXPECT_EQ(w.checkpoint_bytes, 8e9 * 12.0);  // a master and two moments in f32
+  EXPECT_DOUBLE_EQ(w.save_s, 5e8 * 12 * h100.host_ranks / (h100.write_gb_s * 1e9));
+  EXPECT_EQ(w.saves, 3);  // after 10, 20 and 25 steps
+  // A save that takes longer than the steps until the next holds that up.
+  EXPECT_DOUBLE_EQ(w.stall_s, 5e8 * 12 / (h100.link_gb_s * 1e9) + w.save_s - 10);
+  run.checkpoint.async_save = false;
+  EXPECT_EQ(file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0).stall_s, w.save_s);
+  run.model.vocab_size = 70000;
+  EXPECT_EQ(token_bytes(run.model), 4);
+  OptimizerSpec small;
+  small.master = MasterFormat::bf16_stochastic;
+  small.state = StateFormat::bf16;
+  EXPECT_EQ(checkpoint_bytes(small), 6);
 }
 
 // A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.
@@ -129,6 +193,68 @@ TEST(Predict, ExpertOverlapHidesTwoWays) {
   };
   EXPECT_LT(step("layer"), 0.995 * step("none"));
   EXPECT_GT(step("layer"), 0.9 * step("none"));
+}
+
+// A score takes an exponential beside its products, and scalar operations backward.
+TEST(Predict, NarrowHeadsTakeLongerForAMultiplyAdd) {
+  const PlanMachine h100 = machine("h100"), gb200 = machine("gb200"), gb300 = machine("gb300");
+  const double wide = beside_products(h100, {128, 128}, false), narrow = beside_products(h100, {64, 64}, false);
+  EXPECT_NEAR(wide, 1 + 989e12 / (2 * 256) / 3.9e12, 1e-9);
+  EXPECT_NEAR(narrow - 1, 2 * (wide - 1), 1e-9);
+  // Blackwell Ultra has twice the exponentials, which the forward pass shows more than the backward pass.
+  const double forward = beside_products(gb200, {128, 128}, false) / beside_products(gb300, {128, 128}, false);
+  const double backward = beside_products(gb200, {128, 128}, true) / beside_products(gb300, {128, 128}, true);
+  EXPECT_GT(forward, 1.3);
+  EXPECT_GT(backward, 1.05);
+  EXPECT_LT(backward, forward);
+  EXPECT_EQ(beside_products(machine("xeon2"), {64, 64}, false), 1);
+}
+
+// Both messages of a merged pass leave at its end, so that a slower link costs a merged schedule more.
+TEST(Predict, MergedPassesWaitForMessages) {
+  PartLibrary parts;
+  const RunSpec run = recipe("qwen3_235b_a22b.toml",
+                             {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=32", "parallel.pp=8", "parallel.layout=\"Et*11|(t*12|)*6t*11L\"",
+                              "parallel.dispatcher=\"alltoall\"", "moe.rank_rows_factor=1.0", "train.global_batch=512"});
+  PlanMachine slow = machine("h100");
+  slow.across_gb_s /= 4;
+  const auto step = [&](const PlanMachine& m, const char* overlap) {
+    return predict(parts, run, 256, m,
+                   parse_assumptions({"system=megatron", "dispatcher=hybridep", fmt::format("expert_overlap={}", overlap)}));
+  };
+  const Prediction fast = step(machine("h100"), "merged");
+  EXPECT_GT(fast.axes.at("pp").exposed_s, 0);
+  EXPECT_NEAR(step(slow, "merged").axes.at("pp").exposed_s / fast.axes.at("pp").exposed_s, 4, 0.2);
+  EXPECT_EQ(step(slow, "none").axes.at("pp").exposed_s, 0);
+}
+
+// Kernels that any GPU runs are slower, and heads of 96 have no others.
+TEST(Predict, PortableKernelsAreSlower) {
+  PartLibrary parts;
+  const auto step = [&](std::vector<std::string> set) {
+    return predict(parts, recipe("moe_24gb.toml", std::move(set)), 1, machine("h100"), {});
+  };
+  const Prediction own = step({}), portable = step({"run.kernels=\"portable\""});
+  const double share = machine("h100").portable;
+  EXPECT_NEAR(own.kernels.at("attention_backward") / portable.kernels.at("attention_backward"), share, 0.01);
+  EXPECT_GT(portable.step_s, 1.3 * own.step_s);
+  const Prediction odd = step({"model.head_dim=96"});
+  EXPECT_GT(odd.kernels.at("attention_forward"), 1.5 * own.kernels.at("attention_forward"));
+}
+
+// States on the host cost their bytes over its link, and sums of gradients as many again for each micro-batch.
+TEST(Predict, CountsTheHostsLink) {
+  PartLibrary parts;
+  const auto link = [&](std::vector<std::string> set) {
+    set.insert(set.end(), {"optimizer.master=\"bf16_stochastic\"", "optimizer.state=\"8bit\""});
+    const auto phases = predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), 1, machine("h100"), {}).phases;
+    return phases.contains("host link") ? phases.at("host link") : 0;
+  };
+  EXPECT_EQ(link({}), 0);
+  // 5.61e9 elements of two codes and two scales for 256 of them.
+  EXPECT_NEAR(link({"optimizer.offload=true"}), 5.61e9 * (2 + 8.0 / 256) / (machine("h100").link_gb_s * 1e9), 0.01);
+  EXPECT_GT(link({"optimizer.offload=true", "optimizer.grad=\"bf16\"", "optimizer.offload_grad=true"}),
+            3 * link({"optimizer.offload=true"}));
 }
 
 TEST(Predict, AssumptionsActAsTheySay) {

@@ -146,6 +146,17 @@ void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   most = std::max(most, one.of(Life::layer_grad));
 }
 
+// Of the blocks of quantised weights in a bucket, of each rank.
+int64_t most_magnitudes(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
+  int64_t most = 0;
+  for (const Bucket& bucket : buckets_of(spec, params)) {
+    int64_t blocks = 0;
+    for (const ParamSize* p : bucket.params) blocks += p->num_scales;
+    most = std::max(most, blocks * group_size(spec.mesh, bucket.axis));
+  }
+  return most;
+}
+
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
                 const RankPlace& rank) {
   for (const ParamSize* p : params) {  // before the buckets, as in the engine's plan
@@ -174,6 +185,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     owned_of.at(p).pop_back();
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
+  if (const int64_t most = most_magnitudes(spec, params); most > 0) place(m, Life::comm, most, DType::i32);
   if (spec.overlap && largest > 0)
     for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }
@@ -301,6 +313,7 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
+    if (bucket.sums_apart) r.sums_apart += bucket.sum;
     for (const ParamSize* p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
     r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
     r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;

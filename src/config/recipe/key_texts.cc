@@ -284,6 +284,14 @@ std::vector<KeyText> other_texts() {
        "The operands of the products that give gradients of weights: `recipe` quantises them as `precision.recipe` "
        "says, `compute` leaves them in `precision.compute`, which saves their transposed copies. `moebius bench "
        "precision` times both."},
+      {"precision.weights",
+       "How training holds the weights of quantised products: `compute` in `precision.compute` beside their quantised "
+       "copies, `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and checkpoints the same. "
+       "Results do not depend on it, bit for bit. `recipe` is for `fp8_block` on CPUs."},
+      {"precision.dispatch",
+       "How rows travel to their experts: `compute` in `precision.compute`, `recipe` in 8 bits with their scales, "
+       "which rounds them before all uses, on one rank too. Rows that return are in `precision.compute`. `recipe` is "
+       "for `fp8_block` on CPUs."},
       {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)), in all layers or "
@@ -323,6 +331,9 @@ std::vector<KeyText> other_texts() {
        "old checkpoints to `checkpoints/old-N`."},
       {"log.every", "Steps between lines of the log. `metrics.jsonl` has every step."},
       {"log.tensorboard", "Write TensorBoard's files to `run.dir`/tensorboard."},
+      {"log.precision",
+       "Write to `metrics.jsonl` what quantising does to the operands of each layer: the shares of saturated and zeroed "
+       "elements, and the range of scales. CPUs alone have it."},
       {"log.trace", "A file for a Chrome trace of the second step.", kNone},
   };
 }

@@ -309,6 +309,10 @@ std::vector<RecipeKey> parallel_keys() {
 
 Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames), std::end(kPrecisionRecipeNames)}; }
 
+Names<PrecisionChoice> precision_choices() {
+  return {std::begin(kPrecisionChoiceNames), std::end(kPrecisionChoiceNames)};
+}
+
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
   const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
@@ -317,6 +321,8 @@ std::vector<RecipeKey> policy_keys() {
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
+      precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
+      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
       fit_key(),
@@ -347,6 +353,7 @@ std::vector<RecipeKey> record_keys() {
       checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
       log.key("every", &LogSpec::every, positive_count(), free),
       log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
+      log.key("precision", &LogSpec::precision, any_boolean(), free),
       log.key("trace", &LogSpec::trace, any_text(), free),
   };
 }

@@ -147,6 +147,14 @@ void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held
   plan.declare(held.held_3, prefix + ".held", {3}, DType::i32, Life::saved);
 }
 
+template <class Copy>
+void ExpertRows::for_each_kept(Copy&& copy) const {
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+}
+
+int64_t ExpertRows::expected_rows() const { return std::min(R_, pages_of_chunk_ * kStashPageRows); }
+
 void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   if (!held.keeps) return;
   Stream& s = step.stream;
@@ -156,30 +164,26 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
                  .state_2 = state_2_,
                  .counts_3 = counts_here(),
                  .offsets_e1 = offsets_e1});
-  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+  for_each_kept([&](const Tensor& x_RC, int64_t first) {
     stash_rows(s, {.pool_SM = pool_SM_,
                    .x_RC = x_RC,
                    .page_Q = held.page_Q,
                    .held_3 = held.held_3,
                    .first = first,
-                   .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
-  };
-  copy(scratch_.h, 0);
-  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+                   .expected_rows = expected_rows()});
+  });
 }
 
 ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   Stream& s = step.stream;
-  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+  for_each_kept([&](const Tensor& x_RC, int64_t first) {
     unstash_rows(s, {.x_RC = x_RC,
                      .pool_SM = pool_SM_,
                      .page_Q = held.page_Q,
                      .held_3 = held.held_3,
                      .first = first,
-                     .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
-  };
-  copy(scratch_.h, 0);
-  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+                     .expected_rows = expected_rows()});
+  });
   const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
   give_pages(s, {.spilled_e1 = spilled.offsets_e1,
                  .since_1 = spilled.since_1,

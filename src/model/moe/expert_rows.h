@@ -111,6 +111,10 @@ class ExpertRows {
   struct Spilled {
     Tensor offsets_e1, since_1;
   };
+  // Calls copy(tensor of the scratch, its first column in the pool) for each tensor that outlives the layer.
+  template <class Copy>
+  void for_each_kept(Copy&& copy) const;
+  int64_t expected_rows() const;  // of a pass with a full budget
   Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);

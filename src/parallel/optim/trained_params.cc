@@ -81,7 +81,7 @@ TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const st
 UpdatedTensor TrainedParams::whole(const Trained& each) const {
   const Param& p = *each.param;
   const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
-  return {.param_n = owned_elements(p, p.w),
+  return {.param_n = p.is_quantised() ? p.master() : owned_elements(p, p.w),
           .master_n = has_f32 ? p.master() : Tensor{},
           .m_n = each.moments[0],
           .v_n = each.moments[1],
