@@ -144,11 +144,27 @@ void check_grad(const RunSpec& s) {
                 origin(s, "optimizer.grad"));
 }
 
+void check_muon(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  if (o.kind != OptimizerKind::muon) return;
+  MOEBIUS_CHECK(usage, o.momentum > 0,
+                "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
+                origin(s, "optimizer.momentum"));
+  MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
+                "optimizer.name = \"muon\" keeps its state in f32 alone; remove optimizer.state, or choose \"adamw\"{}",
+                origin(s, "optimizer.state"));
+  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
+                "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
+                "choose \"adamw\"{}",
+                origin(s, "optimizer.grad"));
+}
+
 void check_optimizer(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
+  check_muon(s);
   if (o.kind == OptimizerKind::adamw)
-    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\", or remove it");
-  else
+    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or remove it");
+  if (o.kind == OptimizerKind::sgd)
     for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
       refuse_idle(s, key, "optimizer.name is \"sgd\"; choose \"adamw\", or remove it");
   if (o.kind == OptimizerKind::sgd && o.momentum == 0)
@@ -205,7 +221,20 @@ void check_recompute(const RunSpec& s) {
     MOEBIUS_CHECK(usage, !named || exists, "memory.recompute \"{}\" would do nothing: the model has no {}; remove it{}",
                   name, what, origin(s, "memory.recompute"));
   };
-  const RecomputeSpec& r = s.memory.recompute;
+  const RecomputeSpec& all = s.memory.recompute;
+  RecomputeSpec r = all;  // of any layer
+  const int64_t last = s.model.num_layers_and_mtp() - 1;
+  for (const RecomputeRange& range : all.ranges) {
+    r.*range.what = true;
+    MOEBIUS_CHECK(usage, range.last <= last,
+                  "memory.recompute names layer {}, and the last one of the model is {}{}; correct the range{}",
+                  range.last, last, s.model.num_mtp_layers > 0 ? ", with multi-token prediction" : "",
+                  origin(s, "memory.recompute"));
+  }
+  MOEBIUS_CHECK(usage, !s.memory.automatic || s.memory.fit_bytes > 0,
+                "memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set it{}",
+                origin(s, "memory.recompute"));
+  refuse(r.mla_up_proj, "mla_up_proj", s.model.kv_lora_rank > 0, "latent attention");
   refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
   refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");

@@ -108,9 +108,11 @@ TEST(Check, Model) {
 }
 
 TEST(Check, KeysOfAnotherOptimizer) {
-  EXPECT_THAT(check_error({"optimizer.momentum=0.5"}),
-              HasSubstr("optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\", or "
-                        "remove it [--set]"));
+  EXPECT_THAT(
+      check_error({"optimizer.momentum=0.5"}),
+      HasSubstr(
+          "optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or "
+          "remove it [--set]"));
   for (const char* key : {"beta1", "beta2", "eps"})
     EXPECT_THAT(check_error({"optimizer.name=sgd", fmt::format("optimizer.{}=0.5", key)}),
                 HasSubstr(fmt::format("optimizer.{} = 0.5 would do nothing: optimizer.name is \"sgd\"; choose "
@@ -243,6 +245,17 @@ TEST(Check, RecomputeNamesWhatTheModelHas) {
       HasSubstr(
           "memory.recompute \"shared_expert\" would do nothing: the model has no shared experts; remove it [--set]"));
   EXPECT_THAT(check_error({"memory.recompute=[\"mlp\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mlp:0\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mla_up_proj\"]"}), HasSubstr("the model has no latent attention"));
+  EXPECT_NO_THROW(parse({"memory.recompute=[\"norm:0-2\"]"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=[\"norm:0,2-3\"]"}),
+      HasSubstr("memory.recompute names layer 3, and the last one of the model is 2; correct the range [--set]"));
+  EXPECT_NO_THROW(parse({"memory.recompute=auto", "memory.fit=80GiB"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=auto"}),
+      HasSubstr("memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set "
+                "it [--set]"));
 }
 
 TEST(Check, WhatThisVersionCannotDo) {

@@ -32,7 +32,7 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& r
 int64_t moe_passes_in_flight(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<int64_t> layers;
   for (const HeldStage& stage : held_stages(spec, rank))
-    layers.push_back(moe_layers_of(spec.model, stage.spec, spec.shape.num_mtp));
+    layers.push_back(moe_layers_that_keep(spec.model, stage.spec, spec.shape.num_mtp, spec.recompute));
   return most_in_use(sets_in_use(rank.step), layers);
 }
 
@@ -169,7 +169,8 @@ void Engine::make_optimizer() {
       make_sharding(params, mesh_, plan_,
                     {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer({.spec = *spec_.optimizer, .params = params, .plan = plan_, .seed = spec_.seed});
+  optimizer_ =
+      moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, /*sharding=*/sharding_.get()});
 }
 
 void Engine::allocate(int64_t stack_bytes) {

@@ -18,6 +18,9 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
+  MOEBIUS_CHECK(usage, !run.memory.automatic,
+                "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
+                "with --ranks; here give the list that `moebius config` prints");
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {
       .model = run.model,

@@ -27,8 +27,11 @@ std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
 
 std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vector<HeldStage>& stages) {
   if (c.use != ModelUse::training) return nullptr;
-  int64_t passes = 0;
-  for (const HeldStage& held : stages) passes += held.num_saved * moe_layers_of(c.model, held.spec, c.shape.num_mtp);
+  int64_t passes = 0, layers = 0;
+  for (const HeldStage& held : stages) {
+    layers += moe_layers_of(c.model, held.spec, c.shape.num_mtp);
+    passes += held.num_saved * moe_layers_that_keep(c.model, held.spec, c.shape.num_mtp, c.plan.recompute_of_all());
+  }
   if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
   const int64_t T = rows_between_projections(c.shape, c.mesh.shape());
   return make_expert_rows(c.model, c.mesh,
@@ -38,7 +41,8 @@ std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vec
                            .dispatcher = c.dispatcher,
                            .rows_factor = c.balance.rank_rows_factor,
                            .dtype = c.precision.compute,
-                           .passes_in_flight = passes});
+                           .passes_in_flight = passes,
+                           .has_layers = layers > 0});
 }
 
 }  // namespace

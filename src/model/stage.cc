@@ -88,8 +88,9 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (declared[set_of_block_[i]]) continue;
     declared[set_of_block_[i]] = true;
-    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
-                             saved_of(saved, i));
+    const int64_t layer = spec_.first_layer + static_cast<int64_t>(i);
+    plan.enter_layer(layer);
+    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, layer), saved_of(saved, i));
   }
   const Shape TD{stream_rows_, model_.hidden_size};
   if (spec_.norm) final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
@@ -99,8 +100,10 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   if (embedding_) saved.dembedding_TD.declare(plan, prefix + "dembedding", TD, dtype_);
   if (!predicts_mtp()) return;
   saved.mtp.resize(mtp_.size());
-  for (size_t k = 0; k < mtp_.size(); ++k)
+  for (size_t k = 0; k < mtp_.size(); ++k) {
+    plan.enter_layer(mtp_[k].layer());
     mtp_[k].declare_saved(plan, fmt::format("{}layer{}", prefix, mtp_[k].layer()), saved.mtp[k]);
+  }
 }
 
 void Stage::declare_output(MemoryPlan& plan) {

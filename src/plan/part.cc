@@ -16,15 +16,24 @@
 namespace moebius {
 namespace {
 
+// The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
+RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage) {
+  return spec.recompute.of(stage.num_layers > 0 ? stage.first_layer : spec.model.num_layers);
+}
+
 // The values that a part depends on.
 PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
   int64_t recompute = 0, bit = 1;
+  const RecomputeSpec own = recompute_of(spec, stage);
   for (const auto& [name, field] : kRecomputeNames) {
-    if (spec.recompute.*field) recompute += bit;
+    if (own.*field) recompute += bit;
     bit *= 2;
   }
+  // All ranks count the rows that some layer keeps.
+  const StageSpec whole{.num_layers = spec.model.num_layers, .num_mtp = spec.model.num_mtp_layers};
+  if (moe_layers_that_keep(spec.model, whole, whole.num_mtp, spec.recompute) > 0) recompute += bit;
   return {static_cast<int64_t>(policy),
           stage.embedding,
           stage.first_layer,
@@ -49,6 +58,7 @@ PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
           spec.threads,
           std::bit_cast<int64_t>(spec.expert_rows),
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
+          spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
           spec.fusion,
           recompute};
 }
@@ -133,14 +143,16 @@ class DryStage {
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};
     window_ = make_direct_window(plan_, mesh_, sizes, spec.dispatcher, spec.model.num_moe_layers());
-    rows_ = make_expert_rows(spec.model, mesh_,
-                             {.budget = spec.expert_rows,
-                              .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
-                              .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
-                              .dispatcher = spec.dispatcher,
-                              .rows_factor = spec.balance.rank_rows_factor,
-                              .dtype = spec.precision.compute,
-                              .passes_in_flight = moe_layers_of(spec.model, stage, spec.shape.num_mtp)});
+    rows_ = make_expert_rows(
+        spec.model, mesh_,
+        {.budget = spec.expert_rows,
+         .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+         .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
+         .dispatcher = spec.dispatcher,
+         .rows_factor = spec.balance.rank_rows_factor,
+         .dtype = spec.precision.compute,
+         .passes_in_flight = moe_layers_that_keep(spec.model, stage, spec.shape.num_mtp, spec.recompute),
+         .has_layers = moe_layers_of(spec.model, stage, spec.shape.num_mtp) > 0});
     if (spec.measures_precision) figures_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
@@ -170,7 +182,8 @@ class DryStage {
   }
 
   PartWork work() {
-    PartWork work{.saved_bytes = saved_bytes_,
+    PartWork work{.recompute = recompute_of(spec_, stage_->spec()),
+                  .saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
@@ -201,13 +214,16 @@ class DryStage {
            .sums_apart = p.sums_apart(),
            .grad_stored_first = p.spec.grad_stored_first,
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
-                                     [](const ParamPart& part) { return has_code_blocks(part.shape); })});
+                                     [](const ParamPart& part) { return has_code_blocks(part.shape); }),
+           .of_matrices = is_of_matrices(p.spec),
+           .scratch = update_scratch(spec_.optimizer.value_or(OptimizerSpec{}), p.spec)});
     return work;
   }
 
  private:
   RowsWork rows_work() const {
-    const int64_t pages = rows_->pages_of_pass() * moe_layers_of(spec_.model, stage_->spec(), spec_.shape.num_mtp);
+    const int64_t pages = rows_->pages_of_pass() *
+                          moe_layers_that_keep(spec_.model, stage_->spec(), spec_.shape.num_mtp, spec_.recompute);
     const int64_t stash = stash_bytes(pages, rows_->stash_columns(), spec_.precision.compute);
     return {.scratch_bytes = plan_.bytes(Life::rows) - stash,
             .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
@@ -320,9 +336,12 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
+  const auto is_alike = [&](int64_t other) {
+    return m.is_moe_layer(other) == m.is_moe_layer(layer) && m.window_of(other) == m.window_of(layer) &&
+           (spec_.recompute.ranges.empty() || spec_.recompute.of(other) == spec_.recompute.of(layer));
+  };
   int64_t first = names_layers_ ? layer : 0;  // of its kind
-  while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
-    ++first;
+  while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
   if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1}, policy_);
   return *part;

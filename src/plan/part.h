@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "engine/engine_spec.h"
 #include "model/params.h"
+#include "parallel/optim/optimizer.h"
 #include "plan/layout.h"
 
 namespace moebius {
@@ -71,7 +72,9 @@ struct ParamSize {
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
   bool grad_stored_first = false;
-  bool has_blocks = false;  // of 8-bit codes: core/block_code.h
+  bool has_blocks = false;   // of 8-bit codes: core/block_code.h
+  bool of_matrices = false;  // is_of_matrices() (parallel/optim/optimizer.h)
+  UpdateScratch scratch;     // of its update
 };
 
 // The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
@@ -82,6 +85,7 @@ struct RowsWork {
 };
 
 struct PartWork {
+  RecomputeSpec recompute;           // of its layer
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
@@ -95,7 +99,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 24>;
+using PartKey = std::array<int64_t, 25>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {

@@ -106,6 +106,15 @@ void BucketExchange::reduce(Stream& s) {
   }
 }
 
+void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) {
+  for (const GradBucket& bucket : buckets_.all()) {
+    const auto is_asked = [&](const Param* p) { return of(p->spec); };
+    if (bucket.group->size() == 1 || std::none_of(bucket.params.begin(), bucket.params.end(), is_asked)) continue;
+    const Tensor all = bucket.gradients();
+    bucket.group->all_gather(s, all, owned(all, bucket));
+  }
+}
+
 // --- quantised weights ------------------------------------------------------------------------------------------------
 
 namespace {

@@ -25,6 +25,7 @@ class BucketExchange final : public Sharding {
   bool overlaps() const override { return overlap_; }
   void run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) override;
   void reduce(Stream& s) override;
+  void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) override;
   void weights_changed(Stream& s) override;
 
   // gather starts to bring all buckets when the owners have changed their weights. ready waits for
