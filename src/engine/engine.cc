@@ -169,8 +169,7 @@ void Engine::make_optimizer() {
       make_sharding(params, mesh_, plan_,
                     {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ =
-      moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, /*sharding=*/sharding_.get()});
+  optimizer_ = moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()});
 }
 
 void Engine::allocate(int64_t stack_bytes) {
