@@ -1,5 +1,7 @@
 // Checks the relations between the values of a run. The rules of the table check the range
 // of each value.
+#include "config/run_check.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,7 +14,6 @@
 #include "config/check/run_check_keys.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
-#include "config/run_spec.h"
 #include "config/stage_layout.h"
 #include "core/error.h"
 
@@ -143,11 +144,27 @@ void check_grad(const RunSpec& s) {
                 origin(s, "optimizer.grad"));
 }
 
+void check_muon(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  if (o.kind != OptimizerKind::muon) return;
+  MOEBIUS_CHECK(usage, o.momentum > 0,
+                "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
+                origin(s, "optimizer.momentum"));
+  MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
+                "optimizer.name = \"muon\" keeps its state in f32 alone; remove optimizer.state, or choose \"adamw\"{}",
+                origin(s, "optimizer.state"));
+  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
+                "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
+                "choose \"adamw\"{}",
+                origin(s, "optimizer.grad"));
+}
+
 void check_optimizer(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
+  check_muon(s);
   if (o.kind == OptimizerKind::adamw)
-    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\", or remove it");
-  else
+    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or remove it");
+  if (o.kind == OptimizerKind::sgd)
     for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
       refuse_idle(s, key, "optimizer.name is \"sgd\"; choose \"adamw\", or remove it");
   if (o.kind == OptimizerKind::sgd && o.momentum == 0)
@@ -204,7 +221,20 @@ void check_recompute(const RunSpec& s) {
     MOEBIUS_CHECK(usage, !named || exists, "memory.recompute \"{}\" would do nothing: the model has no {}; remove it{}",
                   name, what, origin(s, "memory.recompute"));
   };
-  const RecomputeSpec& r = s.memory.recompute;
+  const RecomputeSpec& all = s.memory.recompute;
+  RecomputeSpec r = all;  // of any layer
+  const int64_t last = s.model.num_layers_and_mtp() - 1;
+  for (const RecomputeRange& range : all.ranges) {
+    r.*range.what = true;
+    MOEBIUS_CHECK(usage, range.last <= last,
+                  "memory.recompute names layer {}, and the last one of the model is {}{}; correct the range{}",
+                  range.last, last, s.model.num_mtp_layers > 0 ? ", with multi-token prediction" : "",
+                  origin(s, "memory.recompute"));
+  }
+  MOEBIUS_CHECK(usage, !s.memory.automatic || s.memory.fit_bytes > 0,
+                "memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set it{}",
+                origin(s, "memory.recompute"));
+  refuse(r.mla_up_proj, "mla_up_proj", s.model.kv_lora_rank > 0, "latent attention");
   refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
   refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
@@ -222,12 +252,44 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
+// Weights and rows in the format of the recipe, and its figures in the metrics.
+void check_held_in_recipe(const RunSpec& s) {
+  const bool weights = s.precision.weights == PrecisionChoice::recipe,
+             dispatch = s.precision.dispatch == PrecisionChoice::recipe;
+  for (const char* key : {weights ? "precision.weights" : "", dispatch ? "precision.dispatch" : ""}) {
+    if (*key == 0) continue;
+    MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::fp8_block,
+                  "{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one scale in both "
+                  "directions or along a row; got \"{}\"; set {} = \"compute\"{}",
+                  key, name_of(s.precision.recipe), key, origin(s, key));
+    MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
+                  "{} = \"recipe\" has no kernels for a GPU; set {} = \"compute\", or run.device = \"cpu\"{}", key, key,
+                  origin(s, key));
+  }
+  MOEBIUS_CHECK(usage, !s.log.precision || s.device == DeviceKind::cpu,
+                "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",
+                origin(s, "log.precision"));
+  if (s.model.num_experts == 0)
+    refuse_idle(s, "precision.dispatch", "the model has no experts, so no row travels to one; remove it");
+  if (!weights) return;
+  MOEBIUS_CHECK(usage, s.optimizer.master == MasterFormat::f32,
+                "precision.weights = \"recipe\" holds weights in 8 bits, which {} cannot be the masters of; set "
+                "optimizer.master = \"f32\", or precision.weights = \"compute\"{}",
+                s.optimizer.master == MasterFormat::bf16_remainder ? "remainders" : "bf16 weights",
+                origin(s, "precision.weights"));
+  if (s.lora.is_on())
+    refuse_idle(s, "precision.weights",
+                "with lora.rank above 0 the weights are frozen and have no masters; see lora.base, or remove it");
+}
+
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none) {
-    for (const char* key : {"precision.keep", "precision.weight_gradients"})
+    for (const char* key :
+         {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch", "log.precision"})
       refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
     return;
   }
+  check_held_in_recipe(s);
   MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu || s.precision.recipe == PrecisionRecipe::fp8_block,
                 "precision.recipe = \"{}\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or run.device = "
                 "\"cpu\"{}",
@@ -340,28 +402,43 @@ void check_trace(const RunSpec& s) {
                 shown(s.log.trace), origin(s, "log.trace"));
 }
 
+// The values by themselves, in which the model's are not.
+void check_values(const RunSpec& s) {
+  check_required(s);
+  check_ranges(s);
+}
+
+// The relations between the values.
+void check_relations(const RunSpec& s, int64_t world_size) {
+  s.parallel.check(world_size);
+  check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout
+  check_datasets(s, "data.train", s.data.train);
+  check_datasets(s, "data.valid", s.data.valid);
+  check_valid_weights(s);
+  check_batches(s, world_size);
+  check_schedule(s);
+  check_optimizer(s);
+  check_balance(s);
+  check_mtp(s);
+  check_idle_moe_keys(s);
+  check_recompute(s);
+  check_precision(s);
+  check_lora(s);
+  check_supported(s);
+  check_pipeline(s, world_size);
+}
+
 }  // namespace
 
 void RunSpec::check(int64_t world_size) const {
-  check_required(*this);
-  check_ranges(*this);
+  check_values(*this);
   model.check();
-  parallel.check(world_size);
-  check_layout(*this);  // whether the layout fits the model, before whether the batch fits the layout
-  check_datasets(*this, "data.train", data.train);
-  check_datasets(*this, "data.valid", data.valid);
-  check_valid_weights(*this);
-  check_batches(*this, world_size);
-  check_schedule(*this);
-  check_optimizer(*this);
-  check_balance(*this);
-  check_mtp(*this);
-  check_idle_moe_keys(*this);
-  check_recompute(*this);
-  check_precision(*this);
-  check_lora(*this);
-  check_supported(*this);
-  check_pipeline(*this, world_size);
+  check_relations(*this, world_size);
+}
+
+void check_beside_model(const RunSpec& run, int64_t world_size) {
+  check_values(run);
+  check_relations(run, world_size);
 }
 
 void RunSpec::check_trainable() const {

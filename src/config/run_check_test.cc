@@ -59,6 +59,26 @@ TEST(Check, RecipesOfPrecision) {
               HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
+  for (const char* key : {"precision.weights", "precision.dispatch"}) {
+    const std::string held = std::string(key) + "=recipe";
+    EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", held}).check(1));
+    EXPECT_THAT(check_error({held}),
+                HasSubstr(fmt::format("{} = \"recipe\" would do nothing: precision.recipe is", key)));
+    EXPECT_THAT(check_error({"precision.recipe=mxfp8", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one "
+                                      "scale in both directions or along a row; got \"mxfp8\"; set {} = \"compute\" "
+                                      "[--set]",
+                                      key, key)));
+    EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" has no kernels for a GPU", key)));
+  }
+  EXPECT_THAT(
+      check_error({"precision.recipe=fp8_block", "precision.weights=recipe", "optimizer.master=bf16_remainder"}),
+      HasSubstr("precision.weights = \"recipe\" holds weights in 8 bits, which remainders cannot be the masters "
+                "of; set optimizer.master = \"f32\""));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "log.precision=true", "run.device=cuda"}),
+              HasSubstr("log.precision = true has no kernels for a GPU"));
+  EXPECT_THAT(check_error({"log.precision=true"}), HasSubstr("log.precision = true would do nothing"));
   EXPECT_THAT(parse_error({"precision.recipe=fp8"}),
               HasSubstr("precision.recipe must be \"none\" or \"fp8_block\" or \"fp8_tensor\" or \"mxfp8\" or "
                         "\"nvfp4\"; got \"fp8\""));
@@ -88,9 +108,11 @@ TEST(Check, Model) {
 }
 
 TEST(Check, KeysOfAnotherOptimizer) {
-  EXPECT_THAT(check_error({"optimizer.momentum=0.5"}),
-              HasSubstr("optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\", or "
-                        "remove it [--set]"));
+  EXPECT_THAT(
+      check_error({"optimizer.momentum=0.5"}),
+      HasSubstr(
+          "optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or "
+          "remove it [--set]"));
   for (const char* key : {"beta1", "beta2", "eps"})
     EXPECT_THAT(check_error({"optimizer.name=sgd", fmt::format("optimizer.{}=0.5", key)}),
                 HasSubstr(fmt::format("optimizer.{} = 0.5 would do nothing: optimizer.name is \"sgd\"; choose "
@@ -223,6 +245,17 @@ TEST(Check, RecomputeNamesWhatTheModelHas) {
       HasSubstr(
           "memory.recompute \"shared_expert\" would do nothing: the model has no shared experts; remove it [--set]"));
   EXPECT_THAT(check_error({"memory.recompute=[\"mlp\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mlp:0\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mla_up_proj\"]"}), HasSubstr("the model has no latent attention"));
+  EXPECT_NO_THROW(parse({"memory.recompute=[\"norm:0-2\"]"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=[\"norm:0,2-3\"]"}),
+      HasSubstr("memory.recompute names layer 3, and the last one of the model is 2; correct the range [--set]"));
+  EXPECT_NO_THROW(parse({"memory.recompute=auto", "memory.fit=80GiB"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=auto"}),
+      HasSubstr("memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set "
+                "it [--set]"));
 }
 
 TEST(Check, WhatThisVersionCannotDo) {

@@ -95,11 +95,21 @@ class RandomSpec {
                   .expert_overlap = ExpertOverlap(upto(1))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));
+    s.precision.weights = PrecisionChoice(upto(1));
+    s.precision.dispatch = PrecisionChoice(upto(1));
     if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};
-    for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
+    for (const auto& [name, flag] : kRecomputeNames) {
+      if (coin())
+        s.memory.recompute.*flag = coin();
+      else
+        s.memory.recompute.ranges.push_back({.what = flag, .first = upto(9), .last = 9 + upto(99)});
+    }
+    s.memory.automatic = coin() && coin();
+    if (s.memory.automatic) s.memory.recompute = {};
+    s.memory.fit_bytes = coin() ? 0 : 1 + upto(int64_t{1} << 40);
     s.memory.expert_rows = coin() ? 0 : 0.25 * static_cast<double>(upto(9));
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
-    s.log = {1 + upto(99), coin(), text()};
+    s.log = {1 + upto(99), coin(), coin(), text()};
     return s;
   }
 

@@ -18,6 +18,9 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
+  MOEBIUS_CHECK(usage, !run.memory.automatic,
+                "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
+                "with --ranks; here give the list that `moebius config` prints");
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {
       .model = run.model,
@@ -47,6 +50,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .target = run.device,
       .graph = run.graph,
       .kernels = run.kernels,
+      .measures_precision = run.log.precision,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }

@@ -33,6 +33,8 @@ const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
                                        {"nvfp4", PlanPrecision::nvfp4}};
 const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation::memory_efficient},
                                            {"plain", PlanPermutation::plain}};
+const Names<PlanRecompute> kRecomputes{
+    {"recipe", PlanRecompute::of_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 
 template <class Kind>
@@ -129,6 +131,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
       a.precision = value_of(kPrecisions, key, value);
     } else if (key == "permutation") {
       a.permutation = value_of(kPermutations, key, value);
+    } else if (key == "recompute") {
+      a.recompute = value_of(kRecomputes, key, value);
     } else if (key == "load") {
       a.load = load_of(value);
     } else if (key == "jitter") {
@@ -140,7 +144,7 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
     } else {
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
-                   "permutation, load, jitter, straggler, tokens",
+                   "permutation, recompute, load, jitter, straggler, tokens",
                    key);
     }
   }
@@ -153,7 +157,9 @@ std::string to_string(const Assumptions& a) {
       name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
       text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
       a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
-  if (a.system == PlanSystem::megatron) text += ", permutation " + text_of(kPermutations, a.permutation);
+  if (a.system == PlanSystem::megatron)
+    text += fmt::format(", permutation {}, recompute {}", text_of(kPermutations, a.permutation),
+                        text_of(kRecomputes, a.recompute));
   return text;
 }
 

@@ -19,6 +19,10 @@ enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 
 // before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
 enum class PlanPermutation : int { memory_efficient, plain };
 
+// What Megatron computes anew beside memory.recompute: the experts' activation (its moe_act), or the whole MoE layer
+// with its exchange (its moe).
+enum class PlanRecompute : int { of_recipe, activation, moe };
+
 // The rows that the busiest rank of ep has, over the mean.
 struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
@@ -35,6 +39,7 @@ struct Assumptions {
   PlanGraphs graphs = PlanGraphs::of_recipe;
   PlanPrecision precision = PlanPrecision::of_recipe;
   PlanPermutation permutation = PlanPermutation::memory_efficient;
+  PlanRecompute recompute = PlanRecompute::of_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows hides under the other pass
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
@@ -45,8 +50,8 @@ struct Assumptions {
   double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
-// Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation, load,
-// jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows of the
+// Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation, recompute,
+// load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows of the
 // busiest rank over the mean.
 // Error{usage} for an unknown key or value with the known ones. Error{io}, Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);

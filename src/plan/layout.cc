@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "config/run_check.h"
 #include "device/accelerator.h"
 #include "model/device_support.h"
+#include "parallel/pipeline/rank_schedule.h"
 #include "parallel/pipeline/simulate.h"
 
 namespace moebius {
@@ -11,6 +13,11 @@ namespace {
 
 // In flight at most so many times the pipeline's length: more micro-batches need no more memory.
 constexpr int64_t kRoundsOfMemory = 4;
+
+int64_t micro_batches_of_memory(const PipelineSpec& spec, int64_t num_ranks) {
+  const int64_t most = kRoundsOfMemory * num_ranks;
+  return spec.num_micro_batches > most ? most + spec.num_micro_batches % num_ranks : spec.num_micro_batches;
+}
 
 RankProgram placed(const Schedule& schedule, int64_t pp_rank) { return place_actions(schedule, pp_rank); }
 
@@ -34,12 +41,12 @@ std::vector<int64_t> sets_at_peak(const RankProgram& program) {
 
 }  // namespace
 
-EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks) {
+EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_model) {
   MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMostRanks, "plan: expected 1 to {} ranks; got {}", kMostRanks, ranks);
   RunSpec run = asked;
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  run.check(ranks);
+  checks_model ? run.check(ranks) : check_beside_model(run, ranks);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
   EngineSpec spec = training_engine_spec(run, mesh);
@@ -57,16 +64,23 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
   const RankProgram forward = placed(sequential_schedule(shape), pp_rank);
   shape.backward = true;
   shape.num_micro_batches = spec.num_micro_batches;
-  shape.check();
-  const int64_t most = kRoundsOfMemory * num_ranks;
-  if (spec.num_micro_batches > most) shape.num_micro_batches = most + spec.num_micro_batches % num_ranks;
-  const Schedule step = schedule_1f1b(shape);
+  shape.check();  // before micro-batches are left out
+  shape.num_micro_batches = micro_batches_of_memory(spec, num_ranks);
+  const Schedule step = schedule_1f1b_of(shape, pp_rank);
   const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);
   return {.num_saved = program.num_saved_sets,
           .num_in_flight = sets_at_peak(program),
           .in_use = sets_in_use(program),
           .splits = program.splits_backward,
           .num_buffers = std::max({program.num_buffers, one.num_buffers, forward.num_buffers})};
+}
+
+const PipelineUse& PipelineUses::of(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {
+  const std::array<int64_t, 5> key{num_ranks, pp_rank, spec.num_virtual, micro_batches_of_memory(spec, num_ranks),
+                                   spec.overlap};
+  const auto found = uses_.find(key);
+  return found != uses_.end() ? found->second
+                              : uses_.emplace(key, pipeline_use(spec, num_ranks, pp_rank)).first->second;
 }
 
 }  // namespace moebius

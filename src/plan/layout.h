@@ -2,7 +2,10 @@
 // stage's pieces are alive at a time. It is what an engine would be built with, without an engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 #include "config/run_spec.h"
 #include "engine/engine_spec.h"
@@ -15,7 +18,8 @@ inline constexpr int64_t kMostRanks = int64_t{1} << 24;
 // The spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
 // Error{usage} with the equation that fails where no engine could be built.
-EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks);
+// checks_model: whether RunSpec::check() looks at the model too; a search does so once for all its layouts.
+EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, bool checks_model = true);
 
 // A pipeline's schedule for as many micro-batches as decide its memory, and what each rank holds.
 struct PipelineUse {
@@ -27,5 +31,14 @@ struct PipelineUse {
 };
 // REQUIRES: spec is resolved, pp_rank is inside its mesh.
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
+
+// The same, worked out once for each schedule and rank.
+class PipelineUses {
+ public:
+  const PipelineUse& of(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
+
+ private:
+  std::map<std::array<int64_t, 5>, PipelineUse> uses_;
+};
 
 }  // namespace moebius

@@ -82,7 +82,8 @@ void read_entry(const RecipeEntry& e, PlanMachine& m) {
       known.push_back(fmt::format("{}.{}", f.table, f.key));
       if (known.back() != e.key) continue;
       m.*f.value = figure(e.where, e.key, e.value, f.least, f.most);
-      const bool is_count = f.value == &PlanMachine::threads || f.value == &PlanMachine::domain_ranks;
+      const bool is_count = f.value == &PlanMachine::threads || f.value == &PlanMachine::domain_ranks ||
+                            f.value == &PlanMachine::host_ranks || f.value == &PlanMachine::multiprocessors;
       MOEBIUS_CHECK(usage, !is_count || std::floor(m.*f.value) == m.*f.value,
                     "machine {}: {} must be a whole number; got {}", e.where, e.key, m.*f.value);
       m.sources[e.key] = e.value["from"].get<std::string>();
@@ -109,6 +110,10 @@ const std::vector<MachineFigure>& machine_figures() {
       {"rank", "nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, 1e6},
       {"rank", "memory_gb", &PlanMachine::memory_gb, 0.1, 1e5},
       {"rank", "memory_tb_s", &PlanMachine::memory_tb_s, 0.001, 1e3},
+      {"rank", "exponentials_t_s", &PlanMachine::exponentials_t_s, 0, 1e4},
+      {"rank", "f32_tflops", &PlanMachine::f32_tflops, 0, 1e5},
+      {"rank", "multiprocessors", &PlanMachine::multiprocessors, 0, 1e5},
+      {"rank", "portable", &PlanMachine::portable, 0.01, 1},
       {"rank", "threads", &PlanMachine::threads, 0, 4096},
       {"rank", "kernel_us", &PlanMachine::kernel_us, 0, 1e4},
       {"rank", "spread", &PlanMachine::spread, 0, 1},
@@ -118,6 +123,10 @@ const std::vector<MachineFigure>& machine_figures() {
       {"links", "inside_us", &PlanMachine::inside_us, 0, 1e6},
       {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
       {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
+      {"host", "link_gb_s", &PlanMachine::link_gb_s, 0.01, 1e5},
+      {"host", "read_gb_s", &PlanMachine::read_gb_s, 0.001, 1e5},
+      {"host", "write_gb_s", &PlanMachine::write_gb_s, 0.001, 1e5},
+      {"host", "ranks", &PlanMachine::host_ranks, 1, 4096},
   };
   return figures;
 }

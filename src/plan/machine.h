@@ -37,13 +37,20 @@ struct PlanMachine {
   bool is_gpu = true;
   // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
-  double threads = 0;                       // of a CPU, whose rates and memory these are; 0: a GPU
-  double kernel_us = 0;                     // from the end of a kernel to the work of the next
-  double spread = 0;                        // standard deviation of ranks' speeds, over their mean
-  double domain_ranks = 1;                  // joined by the fast links
+  double exponentials_t_s = 0;  // T exponentials a second; 0: the shares of attention have them, as on a CPU
+  double f32_tflops = 0;        // of scalar arithmetic; 0 as before
+  double multiprocessors = 0;   // of a GPU
+  double portable = 1;          // of the rate of products that kernels without the GPU's own instructions reach
+  double threads = 0;           // of a CPU, whose rates and memory these are; 0: a GPU
+  double kernel_us = 0;         // from the end of a kernel to the work of the next
+  double spread = 0;            // standard deviation of ranks' speeds, over their mean
+  double domain_ranks = 1;      // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
   double inside_us = 0, across_us = 0;      // of a call of a group
   double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph
+  double link_gb_s = 0;                     // between a rank's device and its host, a direction
+  double read_gb_s = 0, write_gb_s = 0;     // of the files of a host
+  double host_ranks = 1;                    // that share them
   std::array<Shares, kNumSystems> shares{};
   std::array<bool, kNumSystems> has_shares{};
   std::map<std::string, std::string> sources;  // "rank.bf16_tflops", "share.moebius.memory": where it is from

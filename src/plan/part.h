@@ -16,6 +16,8 @@
 #include "core/trace.h"
 #include "engine/engine_spec.h"
 #include "model/params.h"
+#include "parallel/optim/optimizer.h"
+#include "plan/layout.h"
 
 namespace moebius {
 
@@ -62,14 +64,17 @@ struct ParamSize {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   int64_t numel = 0;
-  int64_t copies_bytes = 0;  // of quantised copies
+  int64_t copies_bytes = 0;  // of quantised copies, and of the scales of quantised weights
+  int64_t num_scales = 0;    // of those
   ParamKind kind = ParamKind::matrix;
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
   bool grad_stored_first = false;
-  bool has_blocks = false;  // of 8-bit codes: core/block_code.h
+  bool has_blocks = false;   // of 8-bit codes: core/block_code.h
+  bool of_matrices = false;  // is_of_matrices() (parallel/optim/optimizer.h)
+  UpdateScratch scratch;     // of its update
 };
 
 // The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
@@ -80,6 +85,7 @@ struct RowsWork {
 };
 
 struct PartWork {
+  RecomputeSpec recompute;           // of its layer
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
@@ -92,11 +98,18 @@ struct PartWork {
   std::vector<ParamSize> params;  // in the order of declaration
 };
 
+// The values that a part depends on (part.cc).
+using PartKey = std::array<int64_t, 25>;
+
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
  public:
-  // The part of a stage. REQUIRES: spec is resolved.
-  const PartWork& part(const EngineSpec& spec, const StageSpec& stage);
+  // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
+  const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  // The number of the run's policies. Equal policies have one number.
+  size_t policy_of(const EngineSpec& spec);
+  // The use of the pipelines of all layouts.
+  PipelineUses& pipelines() { return pipelines_; }
   size_t num_runs() const { return parts_.size(); }
 
  private:
@@ -107,14 +120,14 @@ class PartLibrary {
     PrecisionSpec precision;
     std::vector<std::string> freeze;
     LoraSpec lora;
-    bool operator==(const Policy&) const = default;
+    bool measures_precision = false;
   };
-  size_t policy_index(const EngineSpec& spec);  // equal policies have one index
   ThreadPool& pool(int threads);
 
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
-  std::map<std::string, std::unique_ptr<PartWork>> parts_;
+  std::map<PartKey, std::unique_ptr<PartWork>> parts_;
+  PipelineUses pipelines_;
 };
 
 // The parts of one layout, looked up once. The references must outlive it.
@@ -126,10 +139,15 @@ class LayoutParts {
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
+  const PipelineUse& pipeline(int64_t pp_rank) {
+    return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank);
+  }
 
  private:
   PartLibrary& library_;
   const EngineSpec& spec_;
+  const size_t policy_;
+  const bool names_layers_;  // layers of a kind may differ
   std::vector<const PartWork*> layers_;
   std::vector<std::pair<StageSpec, const PartWork*>> ends_;
 };

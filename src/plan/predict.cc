@@ -15,13 +15,19 @@ double update_bytes(const OptimizerSpec& optimizer) {
   const int64_t weight = optimizer.master == MasterFormat::f32 ? 2 : 4;  // which is read too, unless it has a master
   return static_cast<double>(4 + weight + 4) + 2 * kept;
 }
+// Bytes of an owned element that an update reads from the host, and as many that it writes to it.
+double host_update_bytes(const OptimizerSpec& o) {
+  const double kept = static_cast<double>(master_bytes(o, DType::bf16)) + state_bytes(o);
+  return (o.offload ? kept : 0) + (o.offload_grad ? 2 : 0);
+}
 constexpr double kClearBytes = 4;  // of each gradient that the first micro-batch does not store
 
 class Predicting {
  public:
-  Predicting(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume)
+  Predicting(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume,
+             bool checks_model)
       : run_(std::move(run)),
-        spec_(planned_engine_spec(run_, ranks)),
+        spec_(planned_engine_spec(run_, ranks, checks_model)),
         parts_(parts, spec_),
         layout_(stages_of(spec_)),
         machine_(machine.of_rank(spec_.threads)),
@@ -41,6 +47,7 @@ class Predicting {
     add_passes(options);
     add_update();
     add_totals();
+    if (options.simulate) add_files();
     return std::move(result_);
   }
 
@@ -53,6 +60,8 @@ class Predicting {
   void add_rank(int64_t pp_rank);
   void add_once(int64_t pp_rank);
   void add_update();
+  void add_host_link(const RankParams& params);
+  void add_files();
   void add_totals();
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
     return part_time(context_, part, is_moe, is_layer);
@@ -113,7 +122,7 @@ void Predicting::add_memory(const PredictOptions& options) {
     // The first two ranks hold the most sets of saved tensors, and the last has the loss.
     const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
-    PipelineUse use = pipeline_use(spec_.pipeline, spec_.mesh.pp, r);
+    PipelineUse use = parts_.pipeline(r);
     const bool is_megatron = context_.assume.system == PlanSystem::megatron;
     if (is_megatron) use.num_saved = sets_of_megatron(use);
     result_.memory.push_back(rank_memory(parts_, layout_, use, r));
@@ -140,26 +149,34 @@ std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const 
 // Latent attention keeps the part of keys that RoPE turns once for each head.
 int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
   const ModelSpec& m = spec_.model;
-  const RecomputeSpec& again = spec_.recompute;
-  if (again.layer) return 0;
   const MeshShape& mesh = spec_.mesh;
   const double tokens = static_cast<double>(rows_between_projections(spec_.shape, mesh));
   const double rows = tokens * static_cast<double>(m.top_k);
   const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
   const PlanPrecision precision = products_precision(spec_, context_.assume, machine_);
   const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
-  double of_moe = rows * D * input_bytes;
-  if (!again.expert_up) of_moe += rows * F * input_bytes;
-  if (context_.assume.permutation == PlanPermutation::plain) of_moe += rows * D * 2;
+  const bool is_of_recipe = context_.assume.recompute == PlanRecompute::of_recipe;
+  const auto of_moe = [&](const RecomputeSpec& again) {
+    // Of an MoE layer that is computed anew its input alone is kept, and not the two products of the experts.
+    if (context_.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);
+    double moe = rows * D * input_bytes;
+    if (!again.expert_up && is_of_recipe) moe += rows * F * input_bytes;
+    if (context_.assume.permutation == PlanPermutation::plain) moe += rows * D * 2;
+    return moe;
+  };
   // Heads are divided over tp, and tokens between projections too.
-  double of_layer = 0;
-  if (m.kv_lora_rank > 0 && !again.qkv) of_layer = tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
+  const auto of_layer = [&](const RecomputeSpec& again) {
+    if (m.kv_lora_rank == 0 || again.covers(&RecomputeSpec::mla_up_proj)) return 0.0;
+    return tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
+  };
   double bytes = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     const StageSpec& stage = layout_.at(pp_rank, v);
     double of_set = 0;
-    for (int64_t i = 0; i < stage.num_layers; ++i)
-      of_set += of_layer + (m.is_moe_layer(stage.first_layer + i) ? of_moe : 0);
+    for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
+      const RecomputeSpec again = spec_.recompute.of(layer);
+      if (!again.layer) of_set += of_layer(again) + (m.is_moe_layer(layer) ? of_moe(again) : 0);
+    }
     bytes += of_set * static_cast<double>(use.num_saved[static_cast<size_t>(v)]);
   }
   return static_cast<int64_t>(bytes);
@@ -200,6 +217,7 @@ void Predicting::add_passes(const PredictOptions& options) {
   } else {
     estimate_passes();
   }
+  if (context_.assume.merged_overlap && layout_.num_ranks > 1) passes_s_ += merged_passes(spec_) * message_seconds();
   add_rank(slowest_);
   add_once(slowest_);
 }
@@ -273,10 +291,24 @@ void Predicting::add_rank(int64_t pp_rank) {
     const double sends = 2 * M * static_cast<double>(layout_.num_virtual());
     result_.axes["pp"].bytes =
         sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
-    result_.axes["pp"].hidden_s = spec_.overlap ? sends * message_seconds() : 0;
+    // Both messages of a merged pass leave at its end, and the next pass of a neighbour waits for one of them.
+    const double waits = context_.assume.merged_overlap ? merged_passes(spec_) : 0;
+    result_.axes["pp"].exposed_s = waits * message_seconds();
+    result_.axes["pp"].hidden_s = spec_.overlap ? (sends - waits) * message_seconds() : 0;
     result_.messages += sends;
     result_.transfer_s = message_seconds();
   }
+}
+
+// Masters, states and sums of gradients on the host are read and written over its link, beside no pass. Both directions
+// go at a time. Each micro-batch but the first reads the sums that it adds to.
+void Predicting::add_host_link(const RankParams& params) {
+  const OptimizerSpec& o = run_.optimizer;
+  if (!o.offload && !o.offload_grad) return;
+  const double update = host_update_bytes(o) * static_cast<double>(params.owned);
+  const double M = static_cast<double>(spec_.num_micro_batches);
+  const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
+  result_.phases["host link"] = (update + sums) / (machine_.link_gb_s * 1e9);
 }
 
 // Gradients are exchanged under the last backward pass, and weights under the first forward pass.
@@ -288,6 +320,7 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
+  add_host_link(params);
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();
@@ -311,7 +344,7 @@ void Predicting::add_update() {
       result_.axes[name].hidden_s += s * (all > 0 ? hidden / all : 0);
       result_.axes[name].exposed_s += s * (all > 0 ? 1 - hidden / all : 0);
     }
-    return all - hidden + kTakenByGroups * hidden;
+    return all - hidden + taken_by_groups(context_.machine) * hidden;
   };
   result_.phases["gradients"] = exchange(params.grad_wire_bytes, GroupCall::reduce_scatter, backward);
   result_.phases["weights"] = exchange(params.weight_wire_bytes, GroupCall::all_gather, forward);
@@ -338,6 +371,17 @@ void Predicting::add_totals() {
   result_.start_up = start_up(m, machine_);
 }
 
+void Predicting::add_files() {
+  double saved = 0, most = 0;
+  for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+    const auto owned = static_cast<double>(rank_params(parts_, layout_, r).owned);
+    saved += owned * static_cast<double>(result_.ranks / layout_.num_ranks);
+    most = std::max(most, owned);
+  }
+  result_.files = file_work(run_, machine_, result_.ranks, saved, most, result_.tokens, result_.step_s);
+  result_.run_s += static_cast<double>(result_.files.saves) * result_.files.stall_s;
+}
+
 }  // namespace
 
 RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
@@ -357,7 +401,7 @@ Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const 
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,
                 "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",
                 machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
-  return Predicting(parts, run_on(run, machine), ranks, machine, assume).run(options);
+  return Predicting(parts, run_on(run, machine), ranks, machine, assume, options.checks_model).run(options);
 }
 
 }  // namespace moebius

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
+#include "plan/file_work.h"
 #include "plan/layout.h"
 #include "plan/rank_memory.h"
 #include "plan/start_up.h"
@@ -29,7 +30,7 @@ struct Prediction {
   MeshShape mesh;
   int64_t ranks = 1, num_micro_batches = 1;
   double tokens = 0;  // of a step, of all ranks
-  double run_s = 0;   // of the tokens that are assumed, or of train.steps; 0: neither
+  double run_s = 0;   // of the tokens that are assumed, or of train.steps, and of its saves; 0: neither
   double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
   double mfu = 0;                         // of the machine's bf16 rate
   double bubble = 0;                      // share of the passes' time that the slowest rank does not compute
@@ -48,6 +49,7 @@ struct Prediction {
   double imbalance = 1;        // rows of the busiest rank's experts over the mean
   double imbalance_s = 0;      // of the passes, which the mean would not take
   StartUp start_up;            // over TCP
+  FileWork files;              // of a simulated prediction
   SimulatedSchedule schedule;  // of at most `max_simulated` micro-batches
   const RankMemory& fullest_rank() const { return memory[fullest]; }
   bool fits() const { return static_cast<double>(fullest_rank().total()) <= memory_bytes; }
@@ -56,7 +58,8 @@ struct Prediction {
 struct PredictOptions {
   // Micro-batches that are simulated; more are added at the rate of the last ones.
   int64_t max_simulated = 64;
-  bool simulate = true;  // false: the bubble of 1F1B's formula, for a search
+  bool simulate = true;      // false: the bubble of 1F1B's formula, for a search
+  bool checks_model = true;  // false: run.model.check() has passed
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
 };
 

@@ -65,6 +65,14 @@ std::string phases_text(const Prediction& p) {
                             bytes_text(std::llround(p.start_up.table_bytes)), p.start_up.messages_rank);
 }
 
+std::string files_text(const Prediction& p) {
+  const FileWork& f = p.files;
+  return fmt::format(
+      "files      {} of tokens a step; {} a checkpoint, written in {}, read in {}; a save holds up {}, {} saves\n",
+      bytes_text(std::llround(f.data_bytes)), bytes_text(std::llround(f.checkpoint_bytes)), seconds_text(f.save_s),
+      seconds_text(f.load_s), seconds_text(f.stall_s), f.saves);
+}
+
 std::string assumed_text(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {
   std::string text = "assumed\n  " + to_string(assume) + "\n";
   if (!p.is_gpu)
@@ -106,6 +114,7 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
   text += fmt::format("bubble     {:.1f} % of the passes\n", 100 * p.bubble);
   text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which takes {}\n",
                       p.imbalance, seconds_text(p.imbalance_s));
+  text += files_text(p);
   return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, machine, assume);
 }
 
@@ -140,7 +149,14 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                                {{"seconds", p.start_up.seconds},
                                 {"messages_rank_0", p.start_up.messages_rank_0},
                                 {"messages_rank", p.start_up.messages_rank},
-                                {"table_bytes", p.start_up.table_bytes}}}};
+                                {"table_bytes", p.start_up.table_bytes}}},
+                              {"files",
+                               {{"data_bytes_of_step", p.files.data_bytes},
+                                {"checkpoint_bytes", p.files.checkpoint_bytes},
+                                {"save_s", p.files.save_s},
+                                {"load_s", p.files.load_s},
+                                {"stall_s", p.files.stall_s},
+                                {"saves", p.files.saves}}}};
   json["assumed_figures"] = machine.assumed_figures();
   json["stages"] = nlohmann::ordered_json::array();
   for (const StageWork& s : p.stages)

@@ -23,6 +23,7 @@ struct RankParams {
   int64_t owned = 0;         // elements that it updates
   int64_t held = 0;          // elements that have a gradient
   int64_t stored_first = 0;  // those of them that the first micro-batch of a step stores
+  int64_t sums_apart = 0;    // those of them whose gradients are added up in bf16
   // Bytes that the exchange of gradients and of weights sends, by axis.
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
   std::map<Axis, int64_t> buckets;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "core/thread_pool.h"
 #include "plan/print.h"
@@ -16,6 +17,8 @@ namespace {
 constexpr int kMostSets = 6;
 // A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
 constexpr int64_t kMostOfHost = 8;
+// Layouts whose recompute is chosen at a time, whatever the threads. A few of a round are looked at in vain.
+constexpr int64_t kRound = 16;
 // A set whose estimate is at most so much above the memory is tried.
 constexpr double kEstimateError = 1.02;
 
@@ -38,11 +41,16 @@ class Search {
         ranks_(ranks),
         machine_(machine),
         assume_(assume),
-        options_(options) {
+        options_(options),
+        pool_(options.threads) {
+    for (int i = 1; i < pool_.size(); ++i) libraries_.push_back(std::make_unique<PartLibrary>());
+    run_.model.check();
     run_.provenance.clear();
     run_.model.source = {};
+    run_.memory.automatic = false;
     const double of_rank = machine.of_rank(run_.threads).memory_gb;
     bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank) * 1e9;
+    if (options.memory_gb == 0 && run.memory.fit_bytes > 0) bytes_ = static_cast<double>(run.memory.fit_bytes);
   }
 
   SearchResult result() {
@@ -58,30 +66,30 @@ class Search {
   }
 
  private:
+  // What a candidate gets of recompute, and the predictions that it took.
+  struct Fitted {
+    std::optional<Candidate> candidate;  // none: nothing fits
+    double least_bytes = 1e300;          // of what did not fit
+    int64_t num_timed = 0;
+  };
+  class Fitting;
+
+  PartLibrary& library(int worker) { return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)]; }
   void time_all(std::vector<std::vector<Candidate>> groups);
   bool bound(PartLibrary& parts, Candidate& c) const;
   double least_weights(const ParallelSpec& p) const;
   void choose();
-  bool fit_in_memory(Candidate c);
-  std::vector<RecomputeSpec> sets_that_may_fit(const Candidate& c, const Prediction& plain);
-  bool fits(const Prediction& p);
   void finish();
 
-  Prediction timed(const Candidate& c, const PredictOptions& options) {
-    ++result_.num_timed;
-    return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
-  }
-  Prediction timed(Candidate c, const RecomputeSpec& recompute, PredictOptions::Memory memory) {
-    c.recompute = recompute;
-    return timed(c, {.simulate = false, .memory = memory});
+  Prediction timed(PartLibrary& parts, const Candidate& c, PredictOptions options) const {
+    options.checks_model = false;
+    return predict(parts, run_of(run_, c), ranks_, machine_, assume_, options);
   }
 
   bool is_too_slow(double step_s) const { return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s; }
 
-  void insert(Candidate c, const RecomputeSpec& recompute, double step_s) {
-    c.recompute = recompute;
-    c.step_s = step_s;
-    const auto at = std::upper_bound(best_.begin(), best_.end(), step_s,
+  void insert(Candidate c) {
+    const auto at = std::upper_bound(best_.begin(), best_.end(), c.step_s,
                                      [](double s, const Candidate& other) { return s < other.step_s; });
     best_.insert(at, std::move(c));
     if (std::ssize(best_) > options_.keep) best_.pop_back();
@@ -96,6 +104,8 @@ class Search {
   const SearchOptions& options_;
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
+  ThreadPool pool_;
+  std::vector<std::unique_ptr<PartLibrary>> libraries_;  // of the threads but the first
   SearchResult result_;
 };
 
@@ -116,8 +126,7 @@ double Search::least_weights(const ParallelSpec& p) const {
 // Recompute only adds time, so its absence bounds the time from below. False: the run's checks refuse the layout.
 bool Search::bound(PartLibrary& parts, Candidate& c) const {
   try {
-    const PredictOptions options{.simulate = false, .memory = PredictOptions::Memory::none};
-    c.step_s = predict(parts, run_of(run_, c), ranks_, machine_, assume_, options).step_s;
+    c.step_s = timed(parts, c, {.simulate = false, .memory = PredictOptions::Memory::none}).step_s;
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
@@ -130,12 +139,9 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);
   std::vector<int64_t> too_large(groups.size()), refused(groups.size());
-  ThreadPool pool(options_.threads);
-  std::vector<std::unique_ptr<PartLibrary>> libraries;
-  for (int i = 1; i < pool.size(); ++i) libraries.push_back(std::make_unique<PartLibrary>());
-  pool.run(std::ssize(groups), [&](int64_t task, int worker) {
+  pool_.run(std::ssize(groups), [&](int64_t task, int worker) {
     const auto g = static_cast<size_t>(task);
-    PartLibrary& parts = worker == 0 ? parts_ : *libraries[static_cast<size_t>(worker - 1)];
+    PartLibrary& parts = library(worker);
     for (Candidate& c : groups[g]) {
       const double weights = least_weights(c.parallel);
       if (weights > bytes_) {
@@ -158,36 +164,81 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   result_.num_legal = std::ssize(legal_) + result_.num_too_large;
 }
 
-// From the lowest bound on: once it is above the time of the last that is kept, no other can be better.
-void Search::choose() {
-  std::stable_sort(legal_.begin(), legal_.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.step_s < b.step_s; });
-  for (size_t i = 0; i < legal_.size(); ++i) {
-    if (is_too_slow(legal_[i].step_s)) {
-      result_.num_slower = std::ssize(legal_) - static_cast<int64_t>(i);
-      return;
+// Finds the recompute of one candidate.
+class Search::Fitting {
+ public:
+  Fitting(const Search& search, PartLibrary& parts, const Candidate& c) : search_(search), parts_(parts), c_(c) {}
+  // With the recompute that fits and costs least.
+  Fitted result() {
+    if (const auto set = found()) {
+      fitted_.candidate = c_;
+      fitted_.candidate->recompute = *set;
+      fitted_.candidate->step_s = step_s_;
     }
-    result_.num_too_large += fit_in_memory(legal_[i]) ? 0 : 1;
+    return std::move(fitted_);
   }
-}
 
-bool Search::fits(const Prediction& p) {
-  const auto bytes = static_cast<double>(p.fullest_rank().total());
-  if (bytes > bytes_) least_bytes_ = std::min(least_bytes_, bytes);
-  return bytes <= bytes_;
+ private:
+  using Memory = PredictOptions::Memory;
+  std::optional<RecomputeSpec> found();
+  std::vector<RecomputeSpec> sets_that_may_fit(const Prediction& plain);
+  Prediction timed(const RecomputeSpec& set, Memory memory) {
+    ++fitted_.num_timed;
+    Candidate c = c_;
+    c.recompute = set;
+    return search_.timed(parts_, c, {.simulate = false, .memory = memory});
+  }
+  bool fits(const Prediction& p) {
+    const auto bytes = static_cast<double>(p.fullest_rank().total());
+    if (bytes > search_.bytes_) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+    return bytes <= search_.bytes_;
+  }
+  bool try_set(const RecomputeSpec& set) {
+    if (!fits(timed(set, Memory::fullest_stages))) return false;
+    const Prediction p = timed(set, Memory::all);
+    step_s_ = p.step_s;
+    return fits(p);
+  }
+
+  const Search& search_;
+  PartLibrary& parts_;
+  const Candidate& c_;
+  double step_s_ = 0;
+  Fitted fitted_;
+};
+
+std::optional<RecomputeSpec> Search::Fitting::found() {
+  const Prediction plain = timed({}, Memory::fullest_stages);
+  if (fits(plain) && try_set({})) return RecomputeSpec{};
+  // Recompute frees saved tensors, and at most all of them; what else a rank holds it keeps.
+  const RankMemory& rank = plain.fullest_rank();
+  const auto kept = static_cast<double>(rank.total() - rank.of(Life::saved) - rank.of(Life::stack));
+  if (kept > search_.bytes_) {
+    fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
+    return std::nullopt;
+  }
+  RecomputeSpec every;
+  for (bool RecomputeSpec::*name : recompute_names(search_.run_.model)) every.*name = true;
+  const bool some_fit = fits(timed(every, Memory::fullest_stages));
+  if (some_fit)
+    for (const RecomputeSpec& set : sets_that_may_fit(plain))
+      if (set != RecomputeSpec{} && try_set(set)) return set;
+  if (some_fit && try_set(every)) return every;
+  const RecomputeSpec layer{.layer = true};
+  return try_set(layer) ? std::optional(layer) : std::nullopt;
 }
 
 // Each name's time and memory are taken to add up; the sets come from the fastest on.
-std::vector<RecomputeSpec> Search::sets_that_may_fit(const Candidate& c, const Prediction& plain) {
+std::vector<RecomputeSpec> Search::Fitting::sets_that_may_fit(const Prediction& plain) {
   struct Estimate {
     RecomputeSpec set;
     double step_s = 0, bytes = 0;
   };
   std::vector<Estimate> all{{.step_s = plain.step_s, .bytes = static_cast<double>(plain.fullest_rank().total())}};
-  for (bool RecomputeSpec::*name : recompute_names(run_.model)) {
+  for (bool RecomputeSpec::*name : recompute_names(search_.run_.model)) {
     RecomputeSpec alone;
     alone.*name = true;
-    const Prediction p = timed(c, alone, PredictOptions::Memory::fullest_stages);
+    const Prediction p = timed(alone, Memory::fullest_stages);
     const double more_s = p.step_s - plain.step_s;
     const double more = static_cast<double>(p.fullest_rank().total() - plain.fullest_rank().total());
     for (size_t i = 0, n = all.size(); i < n; ++i) {
@@ -198,7 +249,7 @@ std::vector<RecomputeSpec> Search::sets_that_may_fit(const Candidate& c, const P
       all.push_back(with);
     }
   }
-  std::erase_if(all, [&](const Estimate& e) { return e.bytes > kEstimateError * bytes_; });
+  std::erase_if(all, [&](const Estimate& e) { return e.bytes > kEstimateError * search_.bytes_; });
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
   std::vector<RecomputeSpec> sets;
   for (const Estimate& e : all)
@@ -206,33 +257,31 @@ std::vector<RecomputeSpec> Search::sets_that_may_fit(const Candidate& c, const P
   return sets;
 }
 
-// With the recompute that fits and costs least. False: none fits.
-bool Search::fit_in_memory(Candidate c) {
-  using Memory = PredictOptions::Memory;
-  RecomputeSpec every;
-  for (bool RecomputeSpec::*name : recompute_names(run_.model)) every.*name = true;
-  const RecomputeSpec layer{.layer = true};
-  const auto try_set = [&](const RecomputeSpec& set) {
-    if (!fits(timed(c, set, Memory::fullest_stages))) return false;
-    const Prediction p = timed(c, set, Memory::all);
-    if (!fits(p)) return false;
-    if (!is_too_slow(p.step_s)) insert(c, set, p.step_s);
-    return true;
-  };
-  const Prediction plain = timed(c, {}, Memory::fullest_stages);
-  if (fits(plain) && try_set({})) return true;
-  // Recompute frees saved tensors, and at most all of them; what else a rank holds it keeps.
-  const RankMemory& rank = plain.fullest_rank();
-  const auto kept = static_cast<double>(rank.total() - rank.of(Life::saved) - rank.of(Life::stack));
-  if (kept > bytes_) {
-    least_bytes_ = std::min(least_bytes_, kept);
-    return false;
+// From the lowest bound on, a round at a time: once it is above the time of the last that is kept, no other can be
+// better.
+void Search::choose() {
+  std::stable_sort(legal_.begin(), legal_.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.step_s < b.step_s; });
+  for (int64_t begin = 0; begin < std::ssize(legal_); begin += kRound) {
+    const int64_t size = std::min(kRound, std::ssize(legal_) - begin);
+    std::vector<Fitted> round(static_cast<size_t>(size));
+    pool_.run(size, [&](int64_t i, int worker) {
+      round[static_cast<size_t>(i)] = Fitting(*this, library(worker), legal_[static_cast<size_t>(begin + i)]).result();
+    });
+    for (int64_t i = 0; i < size; ++i) {
+      if (is_too_slow(legal_[static_cast<size_t>(begin + i)].step_s)) {
+        result_.num_slower = std::ssize(legal_) - (begin + i);
+        return;
+      }
+      Fitted& fitted = round[static_cast<size_t>(i)];
+      result_.num_timed += fitted.num_timed;
+      least_bytes_ = std::min(least_bytes_, fitted.least_bytes);
+      if (!fitted.candidate)
+        ++result_.num_too_large;
+      else if (!is_too_slow(fitted.candidate->step_s))
+        insert(*std::move(fitted.candidate));
+    }
   }
-  const bool some_fit = fits(timed(c, every, Memory::fullest_stages));
-  if (some_fit)
-    for (const RecomputeSpec& set : sets_that_may_fit(c, plain))
-      if (set != RecomputeSpec{} && try_set(set)) return true;
-  return (some_fit && try_set(every)) || try_set(layer);
 }
 
 // The phases of a step; both passes are one, since the slowest rank of another layout may hold the loss.
@@ -268,7 +317,8 @@ void Search::finish() {
                 result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9);
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
-    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(c, {})});
+    ++result_.num_timed;
+    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(parts_, c, {})});
     if (names_device)
       result_.layouts.back().set.push_back(fmt::format("run.device=\"{}\"", machine_.is_gpu ? "cuda" : "cpu"));
   }

@@ -10,10 +10,6 @@ namespace {
 
 constexpr double kBf16 = 2;
 
-// The share of the exchange of rows that the merged schedule hides of passes that run beside another. It hides 93 %
-// of DeepSeek-V3's on 1,024 GPUs (arXiv 2603.07685), where 8 of 128 micro-batches have no other pass beside theirs.
-constexpr double kMergedHidden = 0.93 / (1 - 8.0 / 128);
-
 // The bytes that the quantiser moves for a product, over those of the product in bf16. It reads each operand and
 // writes it twice, along both of its dims: 2 + 1 + 1 bytes of an element that counts 2, where half of a product's
 // bytes are operands. A recipe's own quantiser is among the ops.
@@ -27,14 +23,23 @@ bool is_quantized(const std::string& op, const TimeContext& c) {
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
 }
 
-// How much longer attention takes a multiply-add than with heads of 128, whose rate the shares are of. A score of a
-// head of d takes 4 d operations of products and one exponential, of which an H100 does 250 times fewer a second
-// (arXiv 2407.08608). So exponentials take as long as the products where d is 64, and half as long where it is 128.
-double narrow_heads(const TimeContext& c) {
-  constexpr double kShared = 64, kRated = 128;
+// Returns whether the op runs Moebius' portable kernels on a GPU that has others: those of run.kernels, and attention
+// with heads that the others do not take (ops/attention/cuda/attention.cc).
+bool is_portable(const OpWork& op, const TimeContext& c) {
+  if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
+  const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;
+  if (c.spec.kernels == KernelChoice::portable)
+    return is_attention || op.kind == KernelClass::experts || op.name == "gated_up" || op.name == "d_gated_down" ||
+           op.name.starts_with("lm_loss");
   const ModelSpec& m = c.spec.model;
-  if (!c.machine.is_gpu || m.kv_lora_rank > 0 || m.head_dim >= kRated) return 1;
-  return (1 + kShared / static_cast<double>(m.head_dim)) / (1 + kShared / kRated);
+  if (!is_attention || m.is_latent()) return false;
+  return m.head_dim != 64 && m.head_dim != 128;
+}
+
+// A tile of queries multiplies whole tiles of keys up to the diagonal: half a tile of each more than it sees.
+double causal_tiles(const TimeContext& c) {
+  constexpr double kTile = 128;
+  return c.machine.is_gpu ? 1 + kTile / static_cast<double>(c.spec.shape.seq * c.spec.mesh.cp) : 1;
 }
 
 double rate(const TimeContext& c, const OpWork& op) {
@@ -45,10 +50,16 @@ double rate(const TimeContext& c, const OpWork& op) {
     const double peak = is_4_bits ? c.machine.nvfp4_tflops : c.machine.fp8_tflops;
     return peak * share(Share::low_precision) * 1e12;
   }
-  const double peak = c.machine.bf16_tflops * 1e12;
+  const double peak = c.machine.bf16_tflops * 1e12 * (is_portable(op, c) ? c.machine.portable : 1);
+  const ModelSpec& m = c.spec.model;
+  const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
-  if (op.kind == KernelClass::attention_forward) return peak * share(Share::attention_forward) / narrow_heads(c);
-  if (op.kind == KernelClass::attention_backward) return peak * share(Share::attention_backward) / narrow_heads(c);
+  if (op.kind == KernelClass::attention_forward)
+    return peak * share(Share::attention_forward) / causal_tiles(c) /
+           beside_products(c.machine, widths, /*backward=*/false);
+  if (op.kind == KernelClass::attention_backward)
+    return peak * share(Share::attention_backward) / causal_tiles(c) /
+           beside_products(c.machine, widths, /*backward=*/true);
   return peak * share(Share::products);
 }
 
@@ -178,10 +189,9 @@ void add_rows(PassTime& time, const TimeContext& c, double ways) {
   time.messages += ways * group_messages(span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep"), GroupCall::all_to_all);
 }
 
-// The share of passes that run beside a pass of another micro-batch. Of V M forward passes a rank runs 2 (P - r - 1) +
-// (V - 1) P + 1 before its first backward pass: V P in the mean of the ranks, and as many backward passes at the end.
-double merged_share(const TimeContext& c) {
-  return std::max(0.0, 1 - static_cast<double>(c.spec.mesh.pp) / static_cast<double>(c.spec.num_micro_batches));
+// Multiprocessors that send rows: the default of DeepEP, and what Megatron Bridge gives HybridEP.
+double sending_multiprocessors(const TimeContext& c) {
+  return dispatcher_of(c) == PlanDispatcher::hybridep ? 32 : kSendingMultiprocessors;
 }
 
 // The other micro-batch's pass runs while two ways of rows are under way. Compute lacks the multiprocessors that send
@@ -192,22 +202,43 @@ void merge(PassTime& time, const TimeContext& c) {
     if (carries_rows(axis)) sent += seconds;
   if (sent == 0) return;
   const double compute = time.compute();
-  time.hidden = merged_share(c) * std::min(kMergedHidden * sent, compute);
+  const double passes = static_cast<double>(c.spec.num_micro_batches * c.spec.pipeline.num_virtual);
+  time.hidden = merged_passes(c.spec) / passes * std::min(sent, compute);
   const double moved = 2 * 2 * rows_sent(c).left_bytes / memory_rate(c);
-  const double more = kTakenByGroups * time.hidden + moved * time.hidden / sent;
+  const double more = taken_by_groups(c.machine, sending_multiprocessors(c)) * time.hidden + moved * time.hidden / sent;
   for (double& seconds : time.kernels) seconds *= 1 + more / compute;
 }
 
 // With parallel.expert_overlap = "layer" two of the three ways of rows in a backward pass run beside products of the
 // experts: x, unless the pre-activations are recomputed of it, and dx (model/moe/dispatched_experts.h).
-void overlap_layer(PassTime& backward, const TimeContext& c) {
+void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec& recompute) {
   double sent = 0;
   for (const auto& [axis, seconds] : backward.groups)
     if (carries_rows(axis)) sent += seconds;
-  const double ways = c.spec.recompute.expert_up || c.spec.recompute.layer ? 1 : 2;
+  const double ways = recompute.covers(&RecomputeSpec::expert_up) ? 1 : 2;
   double& experts = backward.kernels[static_cast<size_t>(KernelClass::experts)];
   backward.hidden = std::min(ways / 3 * sent, experts);
-  experts += kTakenByGroups * backward.hidden;
+  experts += taken_by_groups(c.machine) * backward.hidden;
+}
+
+// What Megatron computes anew before it needs it: the experts' activation, or all of an MoE layer.
+void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
+  const ModelSpec& m = c.spec.model;
+  const double rows = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
+  if (c.assume.recompute == PlanRecompute::activation)
+    add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
+  if (c.assume.recompute != PlanRecompute::moe) return;
+  for (const OpWork& op : part.forward.ops)
+    if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
+  add_memory(t.backward, c, moved_bytes(c));
+  add_rows(t.backward, c, 2);
+}
+
+// Moebius opens the receive of a pass before the pass ahead of it runs (parallel/pipeline/schedule.h). NCCL's kernel of
+// that receive holds its multiprocessors until the message has come, so all passes of a pipeline run beside one.
+void slow_beside_receives(PassTime& time, const TimeContext& c) {
+  if (c.assume.system != PlanSystem::moebius || c.spec.mesh.pp == 1 || !c.spec.overlap) return;
+  for (double& seconds : time.kernels) seconds *= 1 + taken_by_groups(c.machine);
 }
 
 double host_share(const TimeContext& c) {
@@ -219,6 +250,23 @@ double host_share(const TimeContext& c) {
 }
 
 }  // namespace
+
+double beside_products(const PlanMachine& m, const HeadWidths& widths, bool backward) {
+  if (m.exponentials_t_s <= 0 || m.f32_tflops <= 0) return 1;
+  const double qk = static_cast<double>(widths.qk), v = static_cast<double>(widths.v);
+  const double products = 2 * (backward ? 3 * qk + 2 * v : qk + v) / m.bf16_tflops;
+  return 1 + (1 / m.exponentials_t_s + (backward ? kScalarOperations / m.f32_tflops : 0)) / products;
+}
+
+double taken_by_groups(const PlanMachine& m, double sending) {
+  return m.multiprocessors > 0 ? kTakenOfShare * sending / m.multiprocessors : 0;
+}
+
+double merged_passes(const EngineSpec& spec) {
+  const int64_t P = spec.mesh.pp, V = spec.pipeline.num_virtual;
+  const int64_t alone = V == 1 ? P : 2 * (P - 1) + (V - 1) * P + 1;
+  return static_cast<double>(std::max<int64_t>(0, V * spec.num_micro_batches - alone));
+}
 
 int64_t RankSpan::local(const PlanMachine& m) const {
   const auto domain = static_cast<int64_t>(m.domain_ranks);
@@ -292,21 +340,23 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_rows(t.forward, c, 2);
     add_rows(t.backward, c, 2);
     // Moebius' backward pass dispatches x once more, and what it recomputes too.
-    if (is_own_direct(c)) add_rows(t.backward, c, c.spec.recompute.layer ? 3 : 1);
+    if (is_own_direct(c)) add_rows(t.backward, c, part.recompute.layer ? 3 : 1);
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, moved_bytes(c));
     add_memory(t.backward, c, 2 * moved_bytes(c));
   }
+  if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part);
   if (is_layer) t.forward.host = host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
   // A whole layer that Megatron recomputes sends its rows once more.
-  if (is_layer && c.spec.recompute.layer && c.assume.system == PlanSystem::megatron) {
+  if (is_layer && part.recompute.layer && c.assume.system == PlanSystem::megatron) {
     if (is_moe) add_rows(t.backward, c, 2);
     t.backward.host += t.forward.host;
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
-    overlap_layer(t.backward, c);
+    overlap_layer(t.backward, c, part.recompute);
+  for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);
   return t;

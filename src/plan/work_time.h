@@ -18,9 +18,27 @@ struct RankSpan {
 // The ranks of an axis. A group of pp is two neighbours.
 RankSpan span_of(const MeshShape& mesh, const std::string& axis);
 
-// The share of a GPU's multiprocessors that compute lacks while a group's call runs beside it: 20 of
-// 132, the default of DeepEP (arXiv 2603.07685).
-inline constexpr double kTakenByGroups = 20.0 / 132;
+// Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
+inline constexpr double kSendingMultiprocessors = 20;
+// What products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132 cost them
+// about 20 % (arXiv 2603.07685), since their tiles do not divide evenly by what is left.
+inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
+// The share of compute that is lost while a group's call runs beside it; 0 on a CPU.
+double taken_by_groups(const PlanMachine& machine, double sending = kSendingMultiprocessors);
+
+// Scalar operations of the backward pass of attention for each score beside its exponential: mask, scale, the
+// difference to the row's sum, the product with the probability, and conversions.
+inline constexpr double kScalarOperations = 24;
+struct HeadWidths {
+  int64_t qk = 0, v = 0;
+};
+// How much longer attention takes than its products alone: each score takes an exponential, and scalar operations
+// backward, which other units of the GPU compute at rates of their own (arXiv 2407.08608).
+double beside_products(const PlanMachine& machine, const HeadWidths& widths, bool backward);
+
+// Passes of a micro-batch on a virtual stage that the merged schedule runs beside a pass of another, on the first rank
+// of the pipeline: all but its forward passes before the first backward pass, of which it has one more than 1F1B.
+double merged_passes(const EngineSpec& spec);
 
 // The run and the machine that times are computed for.
 struct TimeContext {

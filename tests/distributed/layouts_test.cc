@@ -333,6 +333,11 @@ TEST_P(Recompute, ChangesNoBit) {
       way.recompute.*flag = true;
       expect_same_bits(train_on(world, c.model, c.layout, 3, way), kept);
     }
+    LayoutWay some_layers;
+    some_layers.recompute.norm = true;
+    some_layers.recompute.ranges = {{.what = &RecomputeSpec::expert_up, .first = 1, .last = 1},
+                                    {.what = &RecomputeSpec::layer, .first = 2, .last = 8}};
+    expect_same_bits(train_on(world, c.model, c.layout, 3, some_layers), kept);
   });
 }
 

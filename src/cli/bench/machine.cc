@@ -7,10 +7,12 @@
 
 #include "bench/peak.h"
 #include "bench/ranks.h"
+#include "bench/shapes.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "comm/transport/threads.h"
 #include "device/accelerator.h"
+#include "plan/work_time.h"
 
 namespace moebius {
 namespace {
@@ -54,6 +56,22 @@ void assume_figures(PlanMachine& m) {
   set_figure(m, "links.across_gb_s", &PlanMachine::across_gb_s, m.is_gpu ? 50 : 1.25,
              m.is_gpu ? "assumed: a card of 400 Gb/s for each GPU" : "assumed: 10 Gb/s");
   set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
+}
+
+// What no benchmark measures of a GPU, of an H100 where the data sheet of another is not known here.
+void assume_gpu(PlanMachine& m) {
+  const std::string sheet = "assumed: as an H100";
+  set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
+             m.is_gpu ? sheet : "a CPU");
+  set_figure(m, "rank.f32_tflops", &PlanMachine::f32_tflops, m.is_gpu ? 67 : 0, m.is_gpu ? sheet : "a CPU");
+  set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors,
+             m.is_gpu ? Accelerator().info().num_multiprocessors : 0, m.is_gpu ? "the system" : "a CPU");
+  set_figure(m, "rank.portable", &PlanMachine::portable, m.is_gpu ? 0.53 : 1, m.is_gpu ? sheet : "a CPU");
+  set_figure(m, "host.link_gb_s", &PlanMachine::link_gb_s, m.is_gpu ? 45 : 10,
+             m.is_gpu ? sheet : "a CPU: its memory is the host");
+  set_figure(m, "host.read_gb_s", &PlanMachine::read_gb_s, 2, "assumed: one drive");
+  set_figure(m, "host.write_gb_s", &PlanMachine::write_gb_s, 1, "assumed: one drive");
+  set_figure(m, "host.ranks", &PlanMachine::host_ranks, m.is_gpu ? 8 : 1, "assumed: the ranks of a host");
 }
 
 // Sets the latency of a call and the rate of its bytes, from the smallest and the largest message.
@@ -108,6 +126,7 @@ PlanMachine measured_machine(const BenchSpec& asked, int64_t ranks) {
   PlanMachine m{.name = device_name(spec), .is_gpu = spec.device == DeviceKind::cuda};
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
   assume_figures(m);
+  assume_gpu(m);
   set_figure(m, "rank.threads", &PlanMachine::threads, m.is_gpu ? 0 : spec.threads, m.is_gpu ? "a GPU" : "the system");
   const BenchReport products = bench_gemm(spec);
   const double gemm = rate_of(products, "gemm_bf16"), bytes_per_s = products.ceilings.bytes_per_s;
@@ -133,8 +152,14 @@ PlanMachine measured_machine(const BenchSpec& asked, int64_t ranks) {
   set_share(m, Share::products, gemm / peak, kMeasured + ": products");
   set_share(m, Share::experts, flops / seconds / peak, kMeasured + ": experts");
   set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
-  set_share(m, Share::attention_forward, rate_of(attention, "attention_fwd") / peak, kMeasured + ": attention");
-  set_share(m, Share::attention_backward, rate_of(attention, "attention_bwd") / peak, kMeasured + ": attention");
+  const BenchShape shape = bench_shape(spec.shape);
+  const HeadWidths heads{shape.head, shape.v_head};
+  set_share(m, Share::attention_forward,
+            rate_of(attention, "attention_fwd") / peak * beside_products(m, heads, /*backward=*/false),
+            kMeasured + ": attention");
+  set_share(m, Share::attention_backward,
+            rate_of(attention, "attention_bwd") / peak * beside_products(m, heads, /*backward=*/true),
+            kMeasured + ": attention");
   set_share(m, Share::memory, 1, "memory_tb_s is measured");
   set_share(m, Share::inside, 1, "inside_gb_s is measured, or not known");
   set_share(m, Share::across, 1, "across_gb_s is assumed");

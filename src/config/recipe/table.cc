@@ -11,7 +11,7 @@
 #include "config/dispatcher_choice.h"
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
-#include "config/nearest.h"
+#include "config/recipe/memory_keys.h"
 
 namespace moebius {
 
@@ -198,7 +198,8 @@ std::vector<RecipeKey> train_keys() {
 std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
-      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}),
+      optimizer.named("name", &OptimizerSpec::kind,
+                      {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}, {"muon", OptimizerKind::muon}}),
       optimizer.named("state", &OptimizerSpec::state,
                       {{"f32", StateFormat::f32}, {"bf16", StateFormat::bf16}, {"8bit", StateFormat::blocks_8bit}},
                       free),
@@ -334,38 +335,11 @@ std::vector<RecipeKey> parallel_keys() {
   };
 }
 
-RecipeKey recompute_key() {
-  std::vector<std::string> names;
-  for (const auto& [name, flag] : kRecomputeNames) names.push_back(name);
-  const auto is_known = [names](const json& v) { return std::find(names.begin(), names.end(), v) != names.end(); };
-  const auto accepts = [is_known](const json& v) {
-    return v.is_array() && std::set<json>(v.begin(), v.end()).size() == v.size() &&
-           std::all_of(v.begin(), v.end(), is_known);
-  };
-  const auto hint = [is_known, names](const json& v) -> std::string {
-    for (const json& name : v.is_array() ? v : json::array({v})) {
-      if (!name.is_string() || is_known(name)) continue;
-      const std::string near = nearest_if_near(name.get<std::string>(), names);
-      return near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near);
-    }
-    return "";
-  };
-  const auto read = [](RunSpec& s, const json& v) {
-    for (const auto& [name, flag] : kRecomputeNames)
-      s.memory.recompute.*flag = std::find(v.begin(), v.end(), name) != v.end();
-  };
-  const auto write = [](const RunSpec& s) {
-    json list = json::array();
-    for (const auto& [name, flag] : kRecomputeNames) {
-      if (s.memory.recompute.*flag) list.push_back(name);
-    }
-    return list;
-  };
-  const std::string expects = fmt::format("a list without repeats of \"{}\"", fmt::join(names, "\", \""));
-  return {"memory.recompute", {expects, accepts, hint}, read, write, free};
-}
-
 Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames), std::end(kPrecisionRecipeNames)}; }
+
+Names<PrecisionChoice> precision_choices() {
+  return {std::begin(kPrecisionChoiceNames), std::end(kPrecisionChoiceNames)};
+}
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
@@ -375,8 +349,11 @@ std::vector<RecipeKey> policy_keys() {
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
+      precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
+      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
+      fit_key(),
       memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
   };
 }
@@ -404,6 +381,7 @@ std::vector<RecipeKey> record_keys() {
       checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
       log.key("every", &LogSpec::every, positive_count(), free),
       log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
+      log.key("precision", &LogSpec::precision, any_boolean(), free),
       log.key("trace", &LogSpec::trace, any_text(), free),
   };
 }

@@ -142,7 +142,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
       step,
       {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
-  qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
+  if (!dx_tD.empty()) qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {

@@ -104,13 +104,13 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   const auto latent = [&](const char* name, int64_t rank, SavedLatent& l) {
     l.c_tR.declare(plan, prefix + name, {t, rank}, dtype_, &RecomputeSpec::qkv);
     l.rstd_t.declare(plan, prefix + name + "_rstd", {t}, DType::f32, &RecomputeSpec::qkv);
-    l.normed_tR.declare(plan, prefix + name + "_normed", {t, rank}, dtype_, &RecomputeSpec::qkv);
+    l.normed_tR.declare(plan, prefix + name + "_normed", {t, rank}, dtype_, &RecomputeSpec::mla_up_proj);
   };
   if (q_rank_ > 0) latent(".q_latent", q_rank_, saved.q);
   latent(".kv_latent", kv_rank_, saved.kv);
-  saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::qkv);
+  saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::mla_up_proj);
   if (!kv_->is_exchanged())
-    saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::qkv);
+    saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::mla_up_proj);
   saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {T_, rope_}, dtype_, &RecomputeSpec::qkv);
   saved.o_THv.declare(plan, prefix + ".o", {T_, H_, v_}, dtype_, &RecomputeSpec::attention);
   saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
@@ -186,12 +186,14 @@ void Mla::rotate(Step& step, Tensor x_THw, bool transposed) const {
                              .transposed = transposed});
 }
 
+void Mla::make_q_latent(Step& step, Tensor x_tD, const Latent& latent) const {
+  if (!q_a_) return;
+  q_a_->forward(step, latent.c_tR, x_tD);
+  if (q_a_bias_) q_a_bias_->forward(step, latent.c_tR);
+}
+
 void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const {
-  if (q_a_) {
-    q_a_->forward(step, latent.c_tR, x_tD);
-    if (q_a_bias_) q_a_bias_->forward(step, latent.c_tR);
-    normalise(step, *q_a_norm_, latent);
-  }
+  if (q_a_) normalise(step, *q_a_norm_, latent);
   q_b_.forward(step, as_rows(q_THd), q_a_ ? latent.normed_tR : x_tD);
   rotate(step, q_THd, false);
 }
@@ -199,7 +201,6 @@ void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) co
 void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const {
   down(step, latent.c_tR, x_tD, false);
   if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
-  normalise(step, kv_a_norm_, latent);
   StackScope scope(step.stack);
   const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.alloc({x_tD.dim(0), rope_}, dtype_);
   down(step, k_rope_tr, x_tD, true);
@@ -212,16 +213,25 @@ Qkv Mla::alloc_qkv(Step& step, Tensor q_THd) const {
   return {q_THd, step.alloc(q_THd.shape, dtype_), step.alloc({q_THd.dim(0), H_, v_}, dtype_)};
 }
 
-void Mla::project(Step& step, Tensor x_tD, Saved& saved) const {
-  const int64_t t = x_tD.dim(0), T = t * tp_;
-  if (q_a_) {
-    for (SavedTensor* s : {&saved.q.c_tR, &saved.q.rstd_t, &saved.q.normed_tR}) s->open(step.stack);
+void Mla::project_down(Step& step, Tensor x_tD, Saved& saved) const {
+  const int64_t t = x_tD.dim(0);
+  for (SavedLatent* latent : {&saved.q, &saved.kv}) {
+    if (latent == &saved.q && !q_a_) continue;
+    latent->c_tR.open(step.stack);
+    latent->rstd_t.open(step.stack);
   }
-  for (SavedTensor* s : {&saved.kv.c_tR, &saved.kv.rstd_t, &saved.kv.normed_tR, &saved.q_THd, &saved.k_rope_Tr})
-    s->open(step.stack);
+  saved.k_rope_Tr.open(step.stack);
+  make_q_latent(step, x_tD, saved.q.rows(t));
+  make_latent_kv(step, saved.k_rope_Tr.rows(0, t * tp_), x_tD, saved.kv.rows(t));
+}
+
+void Mla::project_up(Step& step, Tensor x_tD, Saved& saved) const {
+  const int64_t t = x_tD.dim(0), T = t * tp_;
+  if (q_a_) saved.q.normed_tR.open(step.stack);
+  for (SavedTensor* s : {&saved.kv.normed_tR, &saved.q_THd}) s->open(step.stack);
   const Latent kv = saved.kv.rows(t);
   make_q(step, saved.q_THd.rows(0, T), x_tD, saved.q.rows(t));
-  make_latent_kv(step, saved.k_rope_Tr.rows(0, T), x_tD, kv);
+  normalise(step, kv_a_norm_, kv);
   if (kv_->is_exchanged()) return;
   saved.kv_THw.open(step.stack);
   kv_->w().forward(step, as_rows(saved.kv_THw.rows(0, T)), kv.normed_tR);
@@ -256,14 +266,16 @@ void Mla::output(Step& step, Tensor y_tD, const Saved& saved) const {
 void Mla::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
-  project(step, x_tD, saved);
+  project_down(step, x_tD, saved);
+  project_up(step, x_tD, saved);
   attend(step, saved, x_tD.dim(0) * tp_);
   output(step, y_tD, saved);
 }
 
 void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  if (saved.q_THd.is_recomputed()) project(step, x_tD, saved);
+  if (saved.kv.c_tR.is_recomputed()) project_down(step, x_tD, saved);
+  if (saved.q_THd.is_recomputed()) project_up(step, x_tD, saved);
   if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
 }
 
@@ -337,14 +349,20 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   }
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
-  down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
-  down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
-  if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+  const bool has_dx = !dx_tD.empty();
+  if (has_dx) {
+    down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
+    down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
+  }
+  if (!q_a_) {
+    if (has_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+    return;
+  }
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
   saved.dq_latent_tR.open(step.stack);
   normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
-  q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
+  if (has_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
 }
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {
@@ -398,9 +416,11 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   };
   const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_),
                k_rope_Tr = step.alloc({T, rope_}, dtype_);
-  make_q(step, q_THd, x_tD, q_a_ ? alloc_latent(q_rank_) : Latent{});
-  const Latent latent = alloc_latent(kv_rank_);
+  const Latent q_latent = q_a_ ? alloc_latent(q_rank_) : Latent{}, latent = alloc_latent(kv_rank_);
+  make_q_latent(step, x_tD, q_latent);
+  make_q(step, q_THd, x_tD, q_latent);
   make_latent_kv(step, k_rope_Tr, x_tD, latent);
+  normalise(step, kv_a_norm_, latent);
   const Tensor latent_TR = tp_ == 1 ? latent.normed_tR : step.alloc({T, kv_rank_}, dtype_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, latent_TR, latent.normed_tR);
 

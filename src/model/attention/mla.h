@@ -71,12 +71,16 @@ class Mla {
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
-  void project(Step& step, Tensor x_tD, Saved& saved) const;    // everything before k and v are put together
+  // All that comes before k and v are put together: the latents and k_rope, and from the latents the rest.
+  void project_down(Step& step, Tensor x_tD, Saved& saved) const;
+  void project_up(Step& step, Tensor x_tD, Saved& saved) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
   // o of the queries of a run, from the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
-  void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
+  void make_q_latent(Step& step, Tensor x_tD,
+                     const Latent& latent) const;  // before its norm; without one it does nothing
+  void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;  // normalises the latent
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
   Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
   // The latents of the rows of all tp ranks, and their rotated k_rope, as ranks of cp exchange them.

@@ -28,7 +28,7 @@ class Linear {
  public:
   // Its products follow the recipe of the run (precision_of.h).
   Linear(const LayerContext& c, const ParamSpec& spec)
-      : w_(c.params.declare(stored_first(held_as_base(c, spec)))),
+      : w_(c.params.declare(stored_first(held_as_weights(c, spec)))),
         precision_(precision_of(c, spec)),
         weights_(c, w_, precision_),
         adapter_(c, spec),

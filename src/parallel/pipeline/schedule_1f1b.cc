@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "parallel/pipeline/action_list.h"
+#include "parallel/pipeline/rank_schedule.h"
 
 namespace moebius {
 namespace {
@@ -54,14 +55,21 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank) {
   return std::min(warmup, V * shape.num_micro_batches);
 }
 
-Schedule schedule_1f1b(const PipelineShape& shape) {
+Schedule schedule_1f1b_of(const PipelineShape& shape, int64_t pp_rank) {
   shape.check();
   check_interleaving(shape);
   MOEBIUS_ASSERT(shape.backward);
   const int64_t ahead = shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks;
+  Schedule schedule{shape, std::vector<std::vector<Action>>(static_cast<size_t>(shape.num_ranks))};
+  schedule.actions[static_cast<size_t>(pp_rank)] = actions_in_order(shape, compute_order(shape, pp_rank), ahead);
+  return schedule;
+}
+
+Schedule schedule_1f1b(const PipelineShape& shape) {
+  shape.check();
   Schedule schedule{shape, {}};
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
-    schedule.actions.push_back(actions_in_order(shape, compute_order(shape, pp_rank), ahead));
+    schedule.actions.push_back(std::move(schedule_1f1b_of(shape, pp_rank).actions[static_cast<size_t>(pp_rank)]));
   return schedule;
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "parallel/pipeline/rank_schedule.h"
 
 namespace moebius {
 namespace {
@@ -18,6 +19,18 @@ std::string compute_order(const Schedule& schedule, size_t pp_rank) {
     order += fmt::format("{}{}.{} ", a.pass == Pass::forward ? "f" : "b", a.micro_batch, a.stage);
   }
   return order;
+}
+
+TEST(Schedule, OfOneRankIsItsList) {
+  for (const PipelineShape& shape : {PipelineShape{.num_ranks = 3, .num_micro_batches = 7},
+                                     PipelineShape{.num_ranks = 2, .num_virtual = 3, .num_micro_batches = 4}}) {
+    const Schedule all = schedule_1f1b(shape);
+    for (int64_t r = 0; r < shape.num_ranks; ++r) {
+      const Schedule one = schedule_1f1b_of(shape, r);
+      for (int64_t other = 0; other < shape.num_ranks; ++other)
+        EXPECT_EQ(one.actions[other], other == r ? all.actions[r] : std::vector<Action>{});
+    }
+  }
 }
 
 TEST(Schedule1f1b, OrderOfFourRanks) {

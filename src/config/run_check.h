@@ -1,0 +1,13 @@
+// The checks of a run, for those who check many runs of one model.
+#pragma once
+
+#include <cstdint>
+
+#include "config/run_spec.h"
+
+namespace moebius {
+
+// RunSpec::check() without ModelSpec::check(). REQUIRES: run.model.check() has passed.
+void check_beside_model(const RunSpec& run, int64_t world_size);
+
+}  // namespace moebius

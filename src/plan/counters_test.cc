@@ -1,0 +1,140 @@
+// The costs that benchmarks, traces and the planner read, against what a real step counts: its ops as they ran, the
+// bytes that its groups sent, and the messages that its transport carried.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comm/transport/threads.h"
+#include "core/trace.h"
+#include "engine/engine.h"
+#include "plan/predict.h"
+
+namespace moebius {
+namespace {
+
+const std::string kSource = MOEBIUS_SOURCE_DIR;
+
+// Passes messages on, and counts those that this rank sends.
+class CountingTransport final : public Transport {
+ public:
+  explicit CountingTransport(Transport& world) : world_(world) {}
+  int rank() const override { return world_.rank(); }
+  int size() const override { return world_.size(); }
+  std::unique_ptr<Message> send(int to, int channel, const void* data, int64_t num_bytes) override {
+    sent += is_planned(num_bytes);
+    return world_.send(to, channel, data, num_bytes);
+  }
+  std::unique_ptr<Message> recv(int from, int channel, void* data, int64_t num_bytes) override {
+    return world_.recv(from, channel, data, num_bytes);
+  }
+  void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
+    world_.wait(messages, record);
+  }
+  int64_t sent = 0;
+
+ private:
+  // The planner leaves out the numbers that end a step: losses, the norm, loads of routers, and parts of one number.
+  static bool is_planned(int64_t num_bytes) {
+    return num_bytes != 0 && num_bytes != 8 && num_bytes != 24 && num_bytes != 32;
+  }
+  Transport& world_;
+};
+
+struct Counted {
+  std::map<std::string, OpTotal> ops;
+  std::map<std::string, double> bytes;  // that the rank sent, by axis
+  int64_t messages = 0;
+};
+
+// The second of two steps of a rank.
+Counted counted_step(const RunSpec& run, Transport& world) {
+  CountingTransport counting(world);
+  EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
+  spec.world = &counting;
+  Engine engine(spec);
+  Stream s = engine.stream();
+  engine.model().params().init(s, 7);
+  for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) engine.batch(m).training = true;
+  engine.step(1, run.optimizer.lr);
+  engine.end_of_step();
+  Trace trace;
+  engine.set_trace(&trace);
+  const auto sent = [&](int axis) {
+    return static_cast<double>(engine.mesh().group(static_cast<Axis>(axis)).sent_bytes());
+  };
+  std::vector<double> before;
+  for (int axis = 0; axis < kNumAxes; ++axis) before.push_back(sent(axis));
+  Counted counted;
+  const int64_t messages = counting.sent;
+  engine.step(2, run.optimizer.lr);
+  counted.messages = counting.sent - messages;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    const double bytes = sent(axis) - before[static_cast<size_t>(axis)];
+    if (bytes > 0) counted.bytes[std::string(name_of(static_cast<Axis>(axis)))] = bytes;
+  }
+  counted.ops = trace.totals();
+  return counted;
+}
+
+// The ops of a step on the null device, whose costs the planner adds up.
+std::map<std::string, OpTotal> dry_step(const RunSpec& run, int rank, int ranks) {
+  EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, ranks));
+  const auto world = make_dry_run_transport(rank, ranks);
+  spec.device = DeviceKind::null;
+  spec.world = world.get();
+  Engine engine(spec);
+  Trace trace;
+  for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) engine.batch(m).training = true;
+  engine.step(1, run.optimizer.lr);
+  engine.set_trace(&trace);
+  engine.step(2, run.optimizer.lr);
+  return trace.totals();
+}
+
+class Counters : public testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(Counters, OfARealStepAreThePlans) {
+  std::vector<std::string> set{"run.threads=1", "parallel.overlap=false"};
+  set.insert(set.end(), GetParam().begin(), GetParam().end());
+  const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml", set);
+  constexpr int kRanks = 2;
+  std::vector<Counted> counted(kRanks);
+  run_threads(kRanks, {.timeout_s = 60},
+              [&](Transport& world) { counted[static_cast<size_t>(world.rank())] = counted_step(run, world); });
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (const auto& [name, dry] : dry_step(run, rank, kRanks)) {
+      if (name.find(' ') != std::string::npos) continue;  // a call of a group
+      const OpTotal& real = counted[static_cast<size_t>(rank)].ops[name];
+      EXPECT_EQ(real.calls, dry.calls) << name;
+      EXPECT_DOUBLE_EQ(real.cost.flops, dry.cost.flops) << name;
+      EXPECT_DOUBLE_EQ(real.cost.bytes, dry.cost.bytes) << name;
+    }
+  }
+  PartLibrary parts;
+  const Prediction p = predict(parts, run, kRanks, load_machine("xeon2", kSource + "/machines"), {});
+  // The planner counts a rank inside a pipeline, which sends both ways; of two ranks each sends one.
+  const bool is_pipeline = run.parallel.pp > 1;
+  const auto of_ranks = [&](auto&& value) {
+    const double first = value(counted[0]), second = value(counted[1]);
+    return is_pipeline ? first + second : std::max(first, second);
+  };
+  EXPECT_EQ(p.messages, of_ranks([](const Counted& c) { return static_cast<double>(c.messages); }));
+  constexpr double kNumbers = 192;  // bytes of the numbers that end a step
+  for (const auto& [axis, planned] : p.axes) {
+    const double bytes = of_ranks([&](const Counted& c) {
+      double sum = 0;
+      for (const std::string& name : {axis, axis + "_back"}) sum += c.bytes.contains(name) ? c.bytes.at(name) : 0;
+      return sum;
+    });
+    EXPECT_NEAR(planned.bytes, bytes, kNumbers) << axis;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Counters,
+                         testing::Values(std::vector<std::string>{},
+                                         std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
+                                         std::vector<std::string>{"parallel.tp=2"},
+                                         std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,242 @@
+#include "plan/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "io/files.h"
+#include "io/testing.h"
+#include "plan/fit.h"
+#include "plan/sweep.h"
+#include "plan/testing.h"
+#include "plan/timeline.h"
+
+namespace moebius {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(Search, FindsLegalLayoutsThatFit) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const PlanMachine m = machine("h200");
+  const SearchResult found = search(parts, run, 4, m, {}, {.keep = 5});
+  ASSERT_EQ(found.layouts.size(), 5U);
+  for (size_t i = 0; i < found.layouts.size(); ++i) {
+    const FoundLayout& l = found.layouts[i];
+    EXPECT_LE(static_cast<double>(l.prediction.fullest_rank().total()), 0.95 * m.memory_bytes());
+    if (i > 0) {
+      EXPECT_GE(l.prediction.step_s, found.layouts[i - 1].prediction.step_s);
+    }
+    // The keys make the recipe that layout.
+    const RunSpec set = recipe("bench_olmoe_1b_7b.toml", l.set);
+    Assumptions assume;
+    if (!set.graph) assume.graphs = PlanGraphs::none;
+    EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
+  }
+  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
+              HasSubstr("the least that one needs is"));
+  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+}
+
+// The number of threads changes nothing but the time, and --recipes adds what the run would accept.
+TEST(Search, IsTheSameOnAnyThreads) {
+  PartLibrary one, two;
+  const RunSpec run = recipe("tiny_cpu.toml", {"train.global_batch=16"});
+  const PlanMachine m = machine("xeon2");
+  const SearchResult a = search(one, run, 2, m, {}, {.threads = 1}), b = search(two, run, 2, m, {}, {.threads = 2});
+  EXPECT_EQ(search_text(a), search_text(b));
+  EXPECT_GT(a.num_legal, 10);
+  PartLibrary parts;
+  const SearchResult more = search(parts, run, 2, m, {}, {.recipes = {"none", "fp8_block"}});
+  EXPECT_EQ(more.num_legal, 2 * a.num_legal);
+  EXPECT_THAT(refused([&] { search(parts, run, 2, m, {}, {.recipes = {"fp9"}}); }),
+              HasSubstr("expected some of none, fp8_block, fp8_tensor, mxfp8, nvfp4; got \"fp9\""));
+}
+
+// With less memory the search recomputes more, and no subset of what it chose would fit.
+TEST(Search, RecomputesTheLeastThatFits) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const PlanMachine m = machine("h200");
+  const SearchResult found = search(parts, run, 1, m, {}, {.memory_gb = 140, .keep = 1});
+  const FoundLayout& best = found.layouts.at(0);
+  EXPECT_LE(static_cast<double>(best.prediction.fullest_rank().total()), 140e9);
+  const SearchResult roomy = search(parts, run, 1, m, {}, {.memory_gb = 1000, .keep = 1});
+  EXPECT_THAT(roomy.layouts.at(0).set, testing::Contains("memory.recompute=[]"));
+  EXPECT_GE(best.prediction.step_s, roomy.layouts.at(0).prediction.step_s);
+}
+
+// Direct reaches the ranks of one host: a domain of more than 8 ranks is of several.
+TEST(Search, TriesEveryDispatcher) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const auto kinds = [&](int64_t most_direct) {
+    std::set<DispatcherKind> found;
+    for (const auto& group : search_space(run, 4, {.most_direct = most_direct}))
+      for (const Candidate& c : group) found.insert(c.parallel.dispatcher);
+    return found;
+  };
+  using enum DispatcherKind;
+  EXPECT_THAT(kinds(8), ElementsAre(automatic, allgather, alltoall, direct));
+  EXPECT_THAT(kinds(1), ElementsAre(automatic, allgather, alltoall));
+  const SearchLimits limits{.most_direct = 8};
+  for (const auto& group : search_space(run, 4, limits))
+    for (const Candidate& c : group)
+      if (c.parallel.dispatcher == direct) {
+        EXPECT_THAT(keys_of(run, c), testing::Contains("parallel.dispatcher=\"direct\""));
+      }
+}
+
+TEST(Search, BalancesStages) {
+  const ModelSpec qwen = recipe("qwen3_30b_a3b.toml").model, deepseek = recipe("deepseek_v3.toml").model;
+  EXPECT_EQ(balanced_layout(qwen, 4), "E t*13 | t*13 | t*14 | t*8 L");  // its head costs as much as five layers
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::StartsWith("E t*2 | t*2 |"));
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::EndsWith("| t*2 | t*1m | L"));
+  for (const int64_t stages : {2, 4, 8, 16, 32}) {
+    for (const ModelSpec& m : {qwen, deepseek}) {
+      const StageLayoutRequest request{.text = balanced_layout(m, stages),
+                                       .num_ranks = stages,
+                                       .num_layers = m.num_layers,
+                                       .num_mtp = m.num_mtp_layers};
+      EXPECT_NO_THROW(check_mtp_stage(stage_layout(request))) << request.text;
+    }
+  }
+}
+
+TEST(Sweeps, AreTablesOfAllCombinations) {
+  const SweptKey key = parse_sweep("memory.recompute=[],[\"norm\",\"qkv\"]");
+  EXPECT_THAT(key.values, ElementsAre("[]", "[\"norm\",\"qkv\"]"));
+  EXPECT_THAT(refused([] { parse_sweep("parallel.ep"); }), HasSubstr("expected KEY=VALUE,VALUE"));
+  EXPECT_THAT(refused([] { parse_sweep("parallel.ep=1,,2"); }), HasSubstr("expected values between the commas"));
+  PartLibrary parts;
+  const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .ranks = 4};
+  const Sweep s =
+      sweep(parts, base, {parse_sweep("parallel.ep=1,2,3"), parse_sweep("train.micro_batch=1,2")}, machine("h200"), {});
+  ASSERT_EQ(s.points.size(), 6U);
+  EXPECT_TRUE(s.points[3].prediction && s.points[3].prediction->fits());
+  EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
+  const auto swept = [&](std::vector<SweptKey> keys) { sweep(parts, base, keys, machine("h200"), {}); };
+  EXPECT_THAT(refused([&] {
+                swept({parse_sweep("parallel.ep=1"), parse_sweep("parallel.ep=2")});
+              }),
+              HasSubstr("parallel.ep is given twice"));
+  EXPECT_THAT(refused([&] { swept({parse_sweep("parallel.epp=1,2")}); }),
+              HasSubstr("none of 2 points can be predicted; the first: "));
+  EXPECT_THAT(refused([&] { swept({parse_sweep("ranks=0,99999999999")}); }), HasSubstr("none of 2 points"));
+  const std::string csv = sweep_csv(s), svg = sweep_svg(s);
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 7);
+  EXPECT_THAT(svg, HasSubstr("train.micro_batch = 2"));
+}
+
+// "How many GPUs": the best layout of each number of ranks.
+TEST(Sweeps, SearchAtEveryNumberOfRanks) {
+  PartLibrary parts;
+  const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .search = SearchOptions{.keep = 1}};
+  const Sweep s = sweep(parts, base, {parse_sweep("ranks=2,17,4,x")}, machine("h200"), {});
+  ASSERT_EQ(s.points.size(), 4U);
+  EXPECT_EQ(s.points[0].prediction->ranks, 2);
+  EXPECT_EQ(s.points[2].prediction->ranks, 4);
+  EXPECT_LT(s.points[2].prediction->run_s, s.points[0].prediction->run_s);
+  EXPECT_FALSE(s.points[0].set.empty());
+  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(s.points[3].refused, HasSubstr("--sweep ranks: expected whole numbers from 1 on; got \"x\""));
+  EXPECT_THAT(sweep_text(s), HasSubstr("best layout"));
+}
+
+TEST(Timelines, ShowEveryPass) {
+  PartLibrary parts;
+  const Prediction p = predict(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"}), 2, machine("h200"), {});
+  const auto trace = nlohmann::json::parse(plan_trace(p));
+  int64_t passes = 0;
+  for (const auto& event : trace["traceEvents"])
+    passes += event["name"].get<std::string>().find(", stage ") == std::string::npos ? 0 : 1;
+  EXPECT_EQ(passes, 2 * 2 * p.num_micro_batches);
+  const std::string html = plan_html(p, "a <title>", "text");
+  EXPECT_THAT(html, HasSubstr("a &lt;title&gt;"));
+  EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
+}
+
+// Rows that were made with other shares are fitted to those shares.
+TEST(Fits, FindTheSharesOfRows) {
+  PartLibrary parts;
+  PlanMachine truth = machine("h200");
+  truth.of(PlanSystem::moebius)[static_cast<size_t>(Share::products)] = 0.5;
+  std::vector<FitRow> rows;
+  for (const char* name : {"bench_dense_3b.toml", "bench_olmoe_1b_7b.toml", "bench_qwen3_30b_a3b_8layers.toml"}) {
+    FitRow row{.name = name, .source = "made", .family = "h200", .relatives = {"h200"}, .run = recipe(name)};
+    row.machine = "h200";
+    row.measured = predict(parts, row.run, 1, truth, {}).model_tflops_per_gpu;
+    rows.push_back(row);
+  }
+  const FitResult result = fit(parts, rows, {{"h200", machine("h200")}}, /*leave_one_out=*/true);
+  for (const FittedRow& r : result.rows) {
+    EXPECT_LT(std::abs(FittedRow::error(r.after, r.row->measured)),
+              std::abs(FittedRow::error(r.before, r.row->measured)));
+    EXPECT_GT(r.left_out, 0);
+  }
+  EXPECT_LT(summary_of(result.rows, PlanSystem::moebius, &FittedRow::after).worst, 0.03);
+  EXPECT_LT(result.machines.at("h200").of(PlanSystem::moebius)[0], 0.6);
+}
+
+// A copy of a row would decide what is fitted without the row.
+TEST(Fits, RefuseARowThatIsGivenTwice) {
+  TestDir dir;
+  nlohmann::json file = nlohmann::json::parse(read_file(kSource + "/docs/measurements/plan_rows.json"));
+  file["rows"].push_back(file["rows"][0]);
+  write_file_atomic(dir.path("rows.json"), file.dump());
+  try {
+    read_fit_rows(dir.path("rows.json"), kSource);
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::input);
+    EXPECT_THAT(e.what(), HasSubstr("is a row already"));
+  }
+}
+
+// The errors that docs/measurements/plan.md gives for the machines as they are shipped.
+TEST(Fits, RefuseFilesThatAreNotRows) {
+  TestDir dir;
+  const std::string path = dir.path("rows.json");
+  const auto answer = [&](const std::string& row, const std::string& beside = "") {
+    write_file_atomic(path, R"({)" + beside +
+                                R"("rows": [{"name": "a", "source": "b", "recipe": "recipes/bench_cpu.toml",
+        "machine": "epyc2", "tokens_per_s": 400)" +
+                                row + "}]}");
+    try {
+      read_fit_rows(path, kSource);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::input);
+      return std::string(e.what());
+    }
+    return std::string("not refused");
+  };
+  EXPECT_EQ(answer(""), "not refused");
+  EXPECT_THAT(answer(R"(, "fit": "no")"), HasSubstr("row 1: expected true or false in \"fit\"; got \"no\""));
+  EXPECT_THAT(answer(R"(, "asume": [])"), HasSubstr("row 1: unknown key \"asume\""));
+  EXPECT_THAT(answer(R"(, "ranks": 1.5)"), HasSubstr("row 1: expected a whole number"));
+  EXPECT_THAT(answer(R"(, "set": "x")"), HasSubstr("row 1: expected a list of texts in \"set\""));
+  EXPECT_THAT(answer("", R"("families": 3, )"), HasSubstr("expected an object in \"families\""));
+  EXPECT_THAT(answer("", R"("families": {"x": [1]}, )"), HasSubstr("expected a list of machines in families.x"));
+  EXPECT_THAT(answer("", R"("before": {"epyc2": 3}, )"), HasSubstr("expected an object of shares in before.epyc2"));
+}
+
+TEST(Fits, ShippedMachinesPredictTheRows) {
+  PartLibrary parts;
+  std::vector<FittedRow> predicted;
+  const std::vector<FitRow> rows = read_fit_rows(kSource + "/docs/measurements/plan_rows.json", kSource);
+  for (const FitRow& row : rows) {
+    const Prediction p = predict(parts, row.run, row.ranks, machine(row.machine.c_str()), row.assume);
+    predicted.push_back({.row = &row, .after = p.model_tflops_per_gpu});
+  }
+  EXPECT_LT(summary_of(predicted, PlanSystem::megatron, &FittedRow::after, /*fitted=*/false).median, 0.15);
+  EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).median, 0.05);
+  EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).worst, 0.12);
+  EXPECT_LT(summary_of(predicted, PlanSystem::megatron, &FittedRow::after).median, 0.08);
+}
+
+}  // namespace
+}  // namespace moebius

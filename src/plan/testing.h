@@ -1,0 +1,36 @@
+// What the planner's tests share: the machines and recipes of this repository, and the texts of refusals.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/run_spec.h"
+#include "core/error.h"
+#include "plan/machine.h"
+
+namespace moebius {
+
+inline const std::string kSource = MOEBIUS_SOURCE_DIR;
+inline const std::string kRecipes = kSource + "/recipes/";
+
+inline PlanMachine machine(const char* name) { return load_machine(name, kSource + "/machines"); }
+
+inline RunSpec recipe(const char* name, std::vector<std::string> set = {}) {
+  return load_run_spec(kRecipes + name, set);
+}
+
+// The text of the usage error that the call throws.
+inline std::string refused(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "not refused";
+}
+
+}  // namespace moebius
