@@ -160,7 +160,7 @@ int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) 
   double of_moe = rows * D * input_bytes;
   if (!again.expert_up && context_.assume.recompute == PlanRecompute::of_recipe) of_moe += rows * F * input_bytes;
   if (context_.assume.permutation == PlanPermutation::plain) of_moe += rows * D * 2;
-  // Of an MoE layer that is computed anew its input alone is kept, and not the two products of the experts.
+  // An MoE layer that is computed anew keeps its input alone, and not the two products of the experts.
   if (context_.assume.recompute == PlanRecompute::moe) of_moe = -(again.expert_up ? 0 : 2 * rows * F * 2);
   // Heads are divided over tp, and tokens between projections too.
   double of_layer = 0;
