@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "config/dispatcher_choice.h"
+#include "plan/fit_memory.h"
 
 namespace moebius {
 namespace {
@@ -42,7 +43,8 @@ std::string default_recipe(bool on_gpu) {
 int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   MOEBIUS_CHECK(usage, !o.profile && !o.hash,
                 "bench step: --profile and --hash are of one rank; leave them out, or run without --ranks");
-  run_bench_step_of_ranks(on_ranks(o, run.device), run);
+  const RunSpec fitted = run.memory.fit_bytes > 0 && o.ranks > 1 ? fit_memory(run, o.ranks).run : run;
+  run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
   return 0;
 }
 
@@ -56,6 +58,7 @@ int run_step(BenchOptions& o) {
   run.check(1);
   o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
+  if (run.memory.fit_bytes > 0) run = fit_memory(run, 1).run;
   print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;
 }

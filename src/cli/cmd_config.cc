@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "model/device_support.h"
 #include "parallel/optim/optimizer.h"
+#include "plan/fit_memory.h"
 #include "train/host_memory.h"
 
 namespace moebius {
@@ -33,6 +34,7 @@ struct Resolved {
   RunSpec run;
   MeshShape mesh;
   DispatcherChoice dispatcher;
+  std::string fit;  // what memory.fit decided; empty without it
   // The rank that needs the most memory; on the null device.
   int rank = 0;
   std::unique_ptr<Transport> world;
@@ -50,13 +52,18 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
 
 // A recipe of a model alone may leave out the batch. It then counts as one sequence of
 // the model's context.
-EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
+RunSpec counted_run(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
   // The ranks of a machine share its CPUs, as they do in `train`. memory_verdict counts all ranks
   // as on this one.
   if (run.threads == 0 && run.device == DeviceKind::cpu)
     run.threads = std::max<int64_t>(1, num_available_cpus() / mesh.world());
+  return run;
+}
+
+EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
+  const RunSpec run = counted_run(asked, mesh);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
@@ -102,6 +109,13 @@ Resolved resolve(const Options& o) {
   r.run.check(o.ranks);
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
   r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
+  if (r.run.memory.fit_bytes > 0) {
+    RunSpec run = r.run;
+    run.parallel.dispatcher = r.dispatcher.kind;
+    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks);
+    r.run.memory = fit.run.memory;
+    r.fit = fit.text();
+  }
   find_most_loaded(r);
   return r;
 }
@@ -144,7 +158,9 @@ struct ParameterBytes {
 };
 
 ParameterBytes parameter_bytes(const RunSpec& run) {
-  const DType weights = run.precision.compute;
+  // These are the weights of quantised products, where they are held in 8 bits.
+  const bool is_held = run.precision.weights == PrecisionChoice::recipe;
+  const DType weights = is_held ? DType::f8_e4m3 : run.precision.compute;
   return {.weight = size_of(weights),
           .gradient = run.optimizer.grad == GradFormat::bf16 ? 2 : 4,
           .master = master_bytes(run.optimizer, weights),
@@ -205,6 +221,7 @@ void print_resolved_json(const Resolved& r) {
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
   object["memory_verdict"] = verdict_json(r);
+  if (!r.fit.empty()) object["memory_fit"] = r.fit;
   object["exportable"] = m.family != "moebius";
   object["missing_to_train"] = missing_to_train(r.run);
   print_json(object);
@@ -223,6 +240,7 @@ void print_verdict(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));
   print_comment("fits       " + verdict(r).text);
+  if (!r.fit.empty()) print_comment("chosen     " + r.fit);
   for (const std::string& line : missing_to_train(r.run)) print_comment("to train   " + line);
 }
 

@@ -40,7 +40,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
                       : trained     ? trained->train.seq_len
                                     : std::min<int64_t>(run.model.max_position_embeddings, 2048);
   MOEBIUS_CHECK(usage, run.train.seq_len <= run.model.max_position_embeddings,
-                "--seq-len: expected at most the model's max_position_embeddings = {}; got {}",
+                "--seq-len: expected at most the model's max_position_embeddings = {}; got {}; lower it",
                 run.model.max_position_embeddings, run.train.seq_len);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);

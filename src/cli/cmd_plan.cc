@@ -9,6 +9,7 @@
 #include "cli/options.h"
 #include "io/files.h"
 #include "plan/fit.h"
+#include "plan/fit_memory.h"
 #include "plan/print.h"
 #include "plan/search.h"
 #include "plan/sweep.h"
@@ -148,7 +149,7 @@ void check_options(const Options& o) {
                 "--set, --assume, --search and --sweep");
 }
 
-int run(const Options& o) {
+int run(const Options& o, Cli& cli) {
   check_options(o);
   if (!o.fit.empty()) return run_fit(o);
   MOEBIUS_CHECK(usage, !o.recipe.empty() && !o.machine.empty(),
@@ -162,9 +163,14 @@ int run(const Options& o) {
   const PlanMachine machine = machine_of(o);
   const Assumptions assume = parse_assumptions(o.assume);
   if (!o.sweep.empty()) return run_sweep(o, machine, assume);
-  const RunSpec run = load_run_spec(o.recipe, o.overrides);
+  RunSpec run = load_run_spec(o.recipe, o.overrides);
   if (o.search) return run_search(o, run, machine, assume);
   PartLibrary parts;
+  if (run.memory.fit_bytes > 0) {
+    const MemoryFit fit = fit_memory(parts, run_on(run, machine), o.ranks, machine, assume);
+    run.memory = fit.run.memory;
+    cli.log.info("{}", fit.text());
+  }
   const Prediction p = predict(parts, run, o.ranks, machine, assume);
   const std::string text = plan_text(p, run, machine, assume);
   if (!o.trace.empty()) write_file_atomic(o.trace, plan_trace(p));
@@ -215,7 +221,7 @@ void add_plan(Cli& cli) {
   command->add_option("--write-machines", o->machines_out,
                       "with --fit: a folder for the machine files with fitted shares");
   add_json_option(*command, o->json);
-  command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
+  command->callback([&cli, o] { cli.run = [o, &cli] { return run(*o, cli); }; });
 }
 
 }  // namespace moebius

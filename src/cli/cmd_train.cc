@@ -6,6 +6,7 @@
 #include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "device/accelerator.h"
+#include "plan/fit_memory.h"
 #include "train/loader.h"
 #include "train/loop.h"
 #include "weights/load.h"
@@ -24,8 +25,19 @@ struct TrainArgs {
 // ranks have met, so that all end together.
 struct Recipe {
   RunSpec run;
+  std::string fit;  // what memory.fit decided; empty without it
   std::exception_ptr error;
 };
+
+// The ranks of a machine share its CPUs. Where machines differ so much that they would choose differently,
+// check_same_recipe says so.
+void choose_recompute(Recipe& recipe, int num_ranks) {
+  RunSpec run = recipe.run;
+  if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
+  const MemoryFit fit = fit_memory(run, num_ranks);
+  recipe.run.memory = fit.run.memory;
+  recipe.fit = fit.text();
+}
 
 Recipe read_recipe(const TrainArgs& args, int num_ranks) {
   Recipe recipe;
@@ -33,6 +45,7 @@ Recipe read_recipe(const TrainArgs& args, int num_ranks) {
     recipe.run = load_run_spec(args.recipe, args.overrides);
     recipe.run.check(num_ranks);
     recipe.run.check_trainable();
+    if (recipe.run.memory.fit_bytes > 0) choose_recompute(recipe, num_ranks);
   } catch (const Error&) {
     recipe.error = std::current_exception();
   }
@@ -73,6 +86,7 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   check_same_recipe(control, recipe.run);
   RunSpec run = recipe.run;
   if (run.threads == 0) run.threads = cpu_share(control);
+  if (control.is_root() && !recipe.fit.empty()) cli.log.info("{}", recipe.fit);
   if (control.is_root())
     cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "",
                  run.threads, world.size() > 1 ? " each" : "");

@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-constexpr int kDigits = 4;  // coordinates of a view, the one that changes fastest first
+constexpr int kDigits = 5;  // coordinates of a view, the one that changes fastest first
 using Digits = std::array<int64_t, kDigits>;
 
 // An axis is a choice of digits in one view. Its groups are the ranks that differ only
@@ -19,31 +19,37 @@ struct AxisDef {
   std::string_view purpose;
 };
 
+// The digits of the dense view are tp, cp_inner, cp_outer, dp, pp; those of the expert view etp, ep, edp, pp and none.
 constexpr std::array<AxisDef, kNumAxes> kAxes = {{
-    {"tp", false, {true, false, false, false}, "one layer's matrices, split"},
-    {"cp", false, {false, true, false, false}, "one sequence, split"},
-    {"dp", false, {false, false, true, false}, "copies of the model, other sequences: balance losses"},
-    {"pp", false, {false, false, false, true}, "the stages of one pipeline: hidden states, the loss"},
-    {"pp_back", false, {false, false, false, true}, "the same: their gradients on the way back"},
-    {"etp", true, {true, false, false, false}, "one expert's matrices, split"},
-    {"ep", true, {false, true, false, false}, "the experts of one layer: dispatch and combine"},
-    {"edp", true, {false, false, true, false}, "copies of the same experts: gradients of experts"},
-    {"tp_cp", false, {true, true, false, false}, "the tokens of the same sequences: balance losses of a batch"},
-    {"dp_cp", false, {false, true, true, false}, "copies of the dense parameters: their gradients and weights"},
+    {"tp", false, {true, false, false, false, false}, "one layer's matrices, split"},
+    {"cp", false, {false, true, true, false, false}, "one sequence, split"},
+    {"dp", false, {false, false, false, true, false}, "copies of the model, other sequences: balance losses"},
+    {"pp", false, {false, false, false, false, true}, "the stages of one pipeline: hidden states, the loss"},
+    {"pp_back", false, {false, false, false, false, true}, "the same: their gradients on the way back"},
+    {"etp", true, {true, false, false, false, false}, "one expert's matrices, split"},
+    {"ep", true, {false, true, false, false, false}, "the experts of one layer: dispatch and combine"},
+    {"edp", true, {false, false, true, false, false}, "copies of the same experts: gradients of experts"},
+    {"tp_cp", false, {true, true, true, false, false}, "the tokens of the same sequences: balance losses of a batch"},
+    {"dp_cp", false, {false, true, true, true, false}, "copies of the dense parameters: their gradients and weights"},
     {"tp_cp_dp",
      false,
-     {true, true, true, false},
+     {true, true, true, true, false},
      "one stage of the pipeline: gradients of what tp does not split, expert loads, z-loss"},
-    {"etp_ep", true, {true, true, false, false}, "all experts of one layer, whole"},
-    {"etp_edp", true, {true, false, true, false}, "copies of what etp does not split: gradients of experts' adapters"},
-    {"tp_pp", false, {true, false, false, true}, "one copy of the dense parameters, whole: nothing in a step"},
-    {"etp_ep_pp", true, {true, true, false, true}, "one copy of the experts, whole: nothing in a step"},
-    {"world", false, {true, true, true, true}, "every rank: the norm of gradients, what all agree on"},
+    {"etp_ep", true, {true, true, false, false, false}, "all experts of one layer, whole"},
+    {"etp_edp",
+     true,
+     {true, false, true, false, false},
+     "copies of what etp does not split: gradients of experts' adapters"},
+    {"tp_pp", false, {true, false, false, false, true}, "one copy of the dense parameters, whole: nothing in a step"},
+    {"etp_ep_pp", true, {true, true, false, true, false}, "one copy of the experts, whole: nothing in a step"},
+    {"cp_inner", false, {false, true, false, false, false}, "one sequence, split inside a fast domain: rows for heads"},
+    {"cp_outer", false, {false, false, true, false, false}, "one sequence, split over fast domains: keys and values"},
+    {"world", false, {true, true, true, true, true}, "every rank: the norm of gradients, what all agree on"},
 }};
 
 const AxisDef& def_of(Axis axis) { return kAxes[static_cast<int>(axis)]; }
-Digits dense(const MeshShape& s) { return {s.tp, s.cp, s.dp, s.pp}; }
-Digits expert(const MeshShape& s) { return {s.etp, s.ep, s.edp, s.pp}; }
+Digits dense(const MeshShape& s) { return {s.tp, s.cp_inner, s.cp_outer(), s.dp, s.pp}; }
+Digits expert(const MeshShape& s) { return {s.etp, s.ep, s.edp, s.pp, 1}; }
 
 Digits digits_of(const Digits& radix, int64_t rank) {
   Digits digits;
@@ -89,19 +95,21 @@ void MeshShape::check() const {
                 "mesh: a stage of the pipeline must have the same ranks in both views; got tp*cp*dp = {}*{}*{} = {}, "
                 "etp*ep*edp = {}*{}*{} = {}",
                 tp, cp, dp, tp * cp * dp, etp, ep, edp, etp * ep * edp);
+  MOEBIUS_CHECK(usage, cp_inner >= 1 && cp % cp_inner == 0,
+                "mesh: cp_inner must divide cp, {} % {} must be 0; choose a divisor of cp", cp, cp_inner);
 }
 
 RankPlace place_of(const MeshShape& shape, int world_rank) {
   const Digits d = digits_of(dense(shape), world_rank), e = digits_of(expert(shape), world_rank);
-  return {.tp = d[0], .cp = d[1], .dp = d[2], .pp = d[3], .etp = e[0], .ep = e[1], .edp = e[2]};
+  return {.tp = d[0], .cp = d[1] + shape.cp_inner * d[2], .dp = d[3], .pp = d[4], .etp = e[0], .ep = e[1], .edp = e[2]};
 }
 
 int rank_in_dense_view(const MeshShape& shape, const RankPlace& p) {
-  return rank_of(dense(shape), {p.tp, p.cp, p.dp, p.pp});
+  return rank_of(dense(shape), {p.tp, p.cp % shape.cp_inner, p.cp / shape.cp_inner, p.dp, p.pp});
 }
 
 int rank_in_expert_view(const MeshShape& shape, const RankPlace& p) {
-  return rank_of(expert(shape), {p.etp, p.ep, p.edp, p.pp});
+  return rank_of(expert(shape), {p.etp, p.ep, p.edp, p.pp, 0});
 }
 
 int64_t group_size(const MeshShape& shape, Axis axis) {

@@ -6,6 +6,9 @@
 //
 //   world_rank = tp  + TP  (cp + CP (dp  + DP  pp))       the left axis changes first
 //              = etp + ETP (ep + EP (edp + EDP pp))
+//
+// cp may have two levels, cp = cp_inner + CP_INNER cp_outer: neighbours that share a fast domain, and
+// the domains (model/attention/context_parallel.h, hierarchical).
 #pragma once
 
 #include <array>
@@ -36,18 +39,23 @@ enum class Axis : int {
   etp_edp,
   tp_pp,
   etp_ep_pp,
+  cp_inner,
+  cp_outer,
   world
 };
-inline constexpr int kNumAxes = 16;
+inline constexpr int kNumAxes = 18;
 std::string_view name_of(Axis axis);
 // Returns what the groups of an axis are for, in a few words.
 std::string_view purpose_of(Axis axis);
 
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
+  int64_t cp_inner = 1;     // the ranks of cp in a group of Axis::cp_inner
+  bool cp_dynamic = false;  // blocks of 2, 4, ... neighbours of cp are groups too (Mesh::cp_block)
+  int64_t cp_outer() const { return cp / cp_inner; }
   int64_t world() const { return tp * cp * dp * pp; }
   // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
-  // tp*cp*dp = etp*ep*edp, and there are at most INT32_MAX ranks.
+  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, and there are at most INT32_MAX ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };

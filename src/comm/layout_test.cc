@@ -16,9 +16,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const Axis kAllAxes[] = {Axis::tp,     Axis::cp,    Axis::dp,        Axis::pp,    Axis::etp,
-                         Axis::ep,     Axis::edp,   Axis::tp_cp,     Axis::dp_cp, Axis::tp_cp_dp,
-                         Axis::etp_ep, Axis::tp_pp, Axis::etp_ep_pp, Axis::world};
+const Axis kAllAxes[] = {Axis::tp,        Axis::cp,       Axis::dp,       Axis::pp,       Axis::etp,    Axis::ep,
+                         Axis::edp,       Axis::tp_cp,    Axis::dp_cp,    Axis::tp_cp_dp, Axis::etp_ep, Axis::tp_pp,
+                         Axis::etp_ep_pp, Axis::cp_inner, Axis::cp_outer, Axis::world};
 
 std::string error_text(const MeshShape& shape) {
   try {
@@ -39,6 +39,8 @@ MeshShape any_shape() {
     *(*rc::gen::element(&shape.tp, &shape.cp, &shape.dp)) *= factor;
     *(*rc::gen::element(&shape.etp, &shape.ep, &shape.edp)) *= factor;
   }
+  const std::vector<int64_t> inner{1, shape.cp % 2 == 0 ? 2 : 1, shape.cp % 3 == 0 ? 3 : 1, shape.cp};
+  shape.cp_inner = inner[*rc::gen::inRange(0, 4)];
   return shape;
 }
 
@@ -130,6 +132,7 @@ TEST(LayoutProperty, SizesMultiplyToTheWorld) {
     const auto size = [&](Axis axis) { return group_size(shape, axis); };
     RC_ASSERT(size(Axis::tp) * size(Axis::cp) * size(Axis::dp) * size(Axis::pp) == shape.world());
     RC_ASSERT(size(Axis::etp) * size(Axis::ep) * size(Axis::edp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::cp_inner) * size(Axis::cp_outer) == size(Axis::cp));
     RC_ASSERT(size(Axis::tp_cp_dp) * size(Axis::pp) == shape.world());
     RC_ASSERT(size(Axis::etp_ep_pp) * size(Axis::edp) == shape.world());
     RC_ASSERT(size(Axis::tp_pp) * size(Axis::dp_cp) == shape.world());
@@ -145,6 +148,15 @@ TEST(Layout, EpSpansTpCpAndDp) {
   EXPECT_THAT(ranks_of_group(shape, Axis::ep, 5), ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(ranks_of_group(shape, Axis::pp, 5), ElementsAre(1, 5));
   EXPECT_EQ(to_string(place_of(shape, 7)), "tp 1, cp 1, dp 0, pp 1, etp 0, ep 3, edp 0");
+}
+
+// Ranks of cp_inner are as near as they can be, so that a fast domain has all of them.
+TEST(Layout, CpHasTwoLevels) {
+  const MeshShape shape{.tp = 2, .cp = 4, .dp = 2, .edp = 16, .cp_inner = 2};
+  EXPECT_THAT(ranks_of_group(shape, Axis::cp, 3), ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(ranks_of_group(shape, Axis::cp_inner, 3), ElementsAre(1, 3));
+  EXPECT_THAT(ranks_of_group(shape, Axis::cp_outer, 3), ElementsAre(3, 7));
+  EXPECT_THAT(error_text({.cp = 4, .edp = 4, .cp_inner = 3}), HasSubstr("cp_inner must divide cp, 4 % 3 must be 0"));
 }
 
 // etp changes fastest, as tp does: a folded expert group consists of whole tensor-parallel groups.

@@ -8,7 +8,7 @@ namespace {
 // Hidden states go from stage to stage, and keys from rank to rank.
 // Buckets of gradients and weights travel while the GPU computes.
 NcclUse use_of(Axis axis) {
-  return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp,
+  return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
           .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp};
 }
 
@@ -34,13 +34,43 @@ Mesh::Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links) : shap
 }
 
 void Mesh::make_groups(Transport& transport, GpuLinks* links) {
+  const auto make = [&](const std::string& name, std::vector<int> ranks, Axis axis) {
+    return links ? links->make_group(name, std::move(ranks), use_of(axis))
+                 : transport.make_group(name, std::move(ranks));
+  };
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
-    const std::string name(name_of(axis));
-    std::vector<int> ranks = ranks_of_group(shape_, axis, transport.rank());
-    groups_[i] =
-        links ? links->make_group(name, std::move(ranks), use_of(axis)) : transport.make_group(name, std::move(ranks));
+    groups_[i] = make(std::string(name_of(axis)), ranks_of_group(shape_, axis, transport.rank()), axis);
   }
+  for (int64_t size = 2; shape_.cp_dynamic && size < shape_.cp; size *= 2) {
+    MeshShape blocks = shape_;
+    blocks.cp_inner = size;
+    cp_blocks_.push_back(
+        make(fmt::format("cp_{}", size), ranks_of_group(blocks, Axis::cp_inner, transport.rank()), Axis::cp));
+  }
+}
+
+Group& Mesh::cp_block(int64_t size) const {
+  if (size == shape_.cp) return group(Axis::cp);
+  for (const auto& block : cp_blocks_) {
+    if (block->size() == size) return *block;
+  }
+  MOEBIUS_ASSERT(false);
+  return group(Axis::cp);
+}
+
+int64_t Mesh::sent_bytes(Axis axis) const {
+  int64_t bytes = group(axis).sent_bytes();
+  if (axis != Axis::cp) return bytes;
+  for (const auto& block : cp_blocks_) bytes += block->sent_bytes();
+  return bytes;
+}
+
+double Mesh::seconds(Axis axis) const {
+  double seconds = group(axis).seconds();
+  if (axis != Axis::cp) return seconds;
+  for (const auto& block : cp_blocks_) seconds += block->seconds();
+  return seconds;
 }
 
 }  // namespace moebius

@@ -23,6 +23,12 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
+  // The block of `size` neighbours of cp that this rank is in; of cp itself, all of its ranks.
+  // REQUIRES: shape().cp_dynamic, and size a power of two from 2 to cp.
+  Group& cp_block(int64_t size) const;
+  // Sent and waited for in all groups of an axis; those of cp include the blocks.
+  int64_t sent_bytes(Axis axis) const;
+  double seconds(Axis axis) const;
 
  private:
   void make_groups(Transport& transport, GpuLinks* links);
@@ -31,6 +37,7 @@ class Mesh {
   MeshShape shape_;
   RankPlace place_;
   std::array<std::unique_ptr<Group>, kNumAxes> groups_;
+  std::vector<std::unique_ptr<Group>> cp_blocks_;  // [i]: of 2^(i + 1) ranks
 };
 
 }  // namespace moebius

@@ -93,6 +93,7 @@ constexpr OtherName kOtherNames[] = {
     {"overlap_dispatch_backward_with_experts_wgrad", "parallel.expert_overlap"},
     {"moe_shared_expert_overlap", "parallel.expert_overlap"},
     {"cp_comm_type", "parallel.cp_comm"},
+    {"hierarchical_context_parallel_sizes", "parallel.cp_inner, the first of them"},
     {"router_topk", "model.num_experts_per_tok"},
     {"moe_router_topk", "model.num_experts_per_tok"},
     {"topk", "model.num_experts_per_tok"},

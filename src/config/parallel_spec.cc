@@ -11,14 +11,23 @@ void check_degree(const char* name, int64_t degree) {
                 degree);
 }
 
+// "; the nearest are 2 and 4": the numbers of ranks beside n that have whole groups of a * b * pp.
+std::string nearest_ranks(int64_t n, int64_t a, int64_t b, int64_t pp) {
+  constexpr int64_t kMost = INT32_MAX;
+  if (a > kMost / b || a * b > kMost / pp) return "";
+  const int64_t of = a * b * pp, below = n / of * of;
+  return below == 0 ? fmt::format("; the nearest is {}", of)
+                    : fmt::format("; the nearest are {} and {}", below, below + of);
+}
+
 // One view of the ranks, a * b * pp of them at a time. It divides in steps, since the product of
 // the degrees may not fit int64.
 void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t world_size) {
   const bool divides = world_size % pp == 0 && world_size / pp % a == 0 && world_size / pp / a % b == 0;
   MOEBIUS_CHECK(usage, divides,
-                "parallel: the number of ranks must be divisible by {} = {} * {} * {}; got {}; start another number of "
-                "ranks or lower a degree",
-                names, a, b, pp, world_size);
+                "parallel: the number of ranks must be divisible by {} = {} * {} * {}; got {}{}; start another number "
+                "of ranks or lower a degree",
+                names, a, b, pp, world_size, nearest_ranks(world_size, a, b, pp));
 }
 
 }  // namespace

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace moebius {
 
 // The way in which the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
-enum class CpComm { allgather, ring, alltoall };
+enum class CpComm { allgather, ring, alltoall, hierarchical };
 
 // The numbers of ranks with GPUs are added by our kernels in the order of the ranks, or by NCCL in its own.
 enum class RankSums { ranks, nccl };
@@ -29,6 +30,9 @@ struct ParallelSpec {
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   CpComm cp_comm = CpComm::allgather;
+  std::optional<CpComm> cp_comm_window;  // of layers with a sliding window; empty: cp_comm
+  bool dynamic_cp = false;               // cp is chosen for each micro-batch, among the powers of two up to cp
+  int64_t cp_inner = 1;                  // with hierarchical: the ranks of cp that exchange rows for heads
   DispatcherKind dispatcher = DispatcherKind::automatic;
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
@@ -40,6 +44,10 @@ struct ParallelSpec {
   void check(int64_t world_size) const;
   int64_t dp(int64_t world_size) const;   // world / (tp cp pp)
   int64_t edp(int64_t world_size) const;  // world / (etp ep pp)
+  CpComm cp_comm_of_window() const { return cp_comm_window.value_or(cp_comm); }
+  bool is_hierarchical() const {
+    return cp_comm == CpComm::hierarchical || cp_comm_of_window() == CpComm::hierarchical;
+  }
   bool operator==(const ParallelSpec&) const = default;
 };
 

@@ -36,24 +36,51 @@ enum class WeightGradientPrecision : int {
 inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
     {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
 
+// The choice for what may be held or sent in the format of the recipe instead of precision.compute.
+enum class PrecisionChoice : int { compute, recipe };
+
+inline constexpr std::pair<const char*, PrecisionChoice> kPrecisionChoiceNames[] = {
+    {"compute", PrecisionChoice::compute}, {"recipe", PrecisionChoice::recipe}};
+
 struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
   PrecisionRecipe recipe = PrecisionRecipe::none;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
-  std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
+  PrecisionChoice weights = PrecisionChoice::compute;   // of quantised products, in training
+  PrecisionChoice dispatch = PrecisionChoice::compute;  // rows on their way to experts
+  std::vector<std::string> keep;                        // patterns of parameter names whose products are not quantised
   bool operator==(const PrecisionSpec&) const = default;
+};
+
+struct RecomputeSpec;
+
+// One name of memory.recompute for the layers first to last. Modules of multi-token prediction are the layers
+// after the last one.
+struct RecomputeRange {
+  bool RecomputeSpec::*what = nullptr;
+  int64_t first = 0, last = 0;
+  bool operator==(const RecomputeRange&) const = default;
 };
 
 // The tensors that backward recomputes, so that forward need not keep them. The bits are the same;
 // a step takes less memory and more time.
 struct RecomputeSpec {
-  bool norm = false;           // outputs of a layer's norms
-  bool qkv = false;            // queries, keys and values, the outputs of their projection
-  bool attention = false;      // attention's output
-  bool mlp = false;            // pre-activations of dense feed-forward layers
-  bool shared_expert = false;  // pre-activations of shared experts, and their gated output
-  bool expert_up = false;      // pre-activations of the experts
-  bool layer = false;          // all of these and the residual between attention and feed-forward
+  bool norm = false;                   // outputs of a layer's norms
+  bool qkv = false;                    // queries, keys and values, the outputs of their projection
+  bool mla_up_proj = false;            // the part of qkv that latent attention computes from its latents
+  bool attention = false;              // attention's output
+  bool mlp = false;                    // pre-activations of dense feed-forward layers
+  bool shared_expert = false;          // pre-activations of shared experts, and their gated output
+  bool expert_up = false;              // pre-activations of the experts
+  bool layer = false;                  // all of these and the residual between attention and feed-forward
+  std::vector<RecomputeRange> ranges;  // what some layers recompute beside it
+
+  // Returns the names that hold for a layer, without ranges.
+  RecomputeSpec of(int64_t layer) const;
+  // Returns whether the names cover what `what` is of, when there are no ranges.
+  bool covers(bool RecomputeSpec::*what) const {
+    return layer || this->*what || (what == &RecomputeSpec::mla_up_proj && qkv);
+  }
   bool operator==(const RecomputeSpec&) const = default;
 };
 
@@ -61,14 +88,25 @@ struct RecomputeSpec {
 inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[] = {
     {"norm", &RecomputeSpec::norm},
     {"qkv", &RecomputeSpec::qkv},
+    {"mla_up_proj", &RecomputeSpec::mla_up_proj},
     {"attention", &RecomputeSpec::attention},
     {"mlp", &RecomputeSpec::mlp},
     {"shared_expert", &RecomputeSpec::shared_expert},
     {"expert_up", &RecomputeSpec::expert_up},
     {"layer", &RecomputeSpec::layer}};
 
+inline RecomputeSpec RecomputeSpec::of(int64_t layer) const {
+  RecomputeSpec own = *this;
+  own.ranges.clear();
+  for (const RecomputeRange& range : ranges)
+    if (range.first <= layer && layer <= range.last) own.*range.what = true;
+  return own;
+}
+
 struct MemorySpec {
   RecomputeSpec recompute;
+  bool automatic = false;  // recompute is chosen so that a rank needs at most fit_bytes (plan/fit_memory.h)
+  int64_t fit_bytes = 0;   // of the device of a rank; 0: no limit
   // Rows of experts that a rank has room for, over the even share; 0: room for whatever tokens choose
   // (model/moe/expert_rows.h).
   double expert_rows = 1.25;

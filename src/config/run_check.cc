@@ -10,6 +10,8 @@
 #include <set>
 #include <system_error>
 
+#include "config/check/context_parallel_check.h"
+#include "config/check/run_check_keys.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/stage_layout.h"
@@ -20,12 +22,6 @@ namespace moebius {
 using nlohmann::json;
 
 namespace {
-
-// " [recipe.toml:12]", for the end of a message about a key.
-std::string origin(const RunSpec& s, const std::string& key) {
-  const auto found = s.provenance.find(key);
-  return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
-}
 
 // One error names all required keys that a recipe lacks, and those that `train` will
 // need beside them.
@@ -49,18 +45,6 @@ void check_ranges(const RunSpec& s) {
     const json value = key.write(s);
     MOEBIUS_CHECK(usage, value.is_null() || key.rule.accepts(value), "{} must be {}; got {}{}", key.name,
                   key.rule.expects, shown(value), origin(s, key.name));
-  }
-}
-
-// Refuses a key that would do nothing without another key. The default value passes, so that a
-// resolved recipe, which holds every key, reads back.
-void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
-  static const RunSpec defaults;
-  for (const RecipeKey& each : recipe_table()) {
-    if (each.name != key) continue;
-    const json value = each.write(s);
-    MOEBIUS_CHECK(usage, value == each.write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
-                  origin(s, key));
   }
 }
 
@@ -109,27 +93,17 @@ void check_datasets(const RunSpec& s, const char* key, const std::vector<Dataset
   }
 }
 
-int64_t largest_divisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::clamp<int64_t>(at_most, 1, std::max<int64_t>(n, 1));
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
-// "are 996 and 1002", "is 996": the multiples of `of` beside n, from `of` to at_most.
-std::string nearest_multiples(int64_t n, int64_t of, int64_t at_most) {
-  const int64_t below = n / of * of, above = below + of;
-  if (below == 0) return fmt::format("is {}", above);
-  return above > at_most ? fmt::format("is {}", below) : fmt::format("are {} and {}", below, above);
-}
-
 void check_batches(const RunSpec& s, int64_t world_size) {
   const int64_t dp = s.parallel.dp(world_size), together = s.train.micro_batch * dp;
   MOEBIUS_CHECK(usage, s.train.global_batch % together == 0,
                 "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}",
                 s.train.micro_batch, dp, together, s.train.global_batch, origin(s, "train.global_batch"));
-  if (!s.data.separate_documents)
+  if (!s.data.separate_documents) {
     refuse_idle(s, "data.order_by_cost",
                 "without data.separate_documents every sequence costs the same; set that, or remove it");
+    refuse_idle(s, "data.pack_documents",
+                "without data.separate_documents a token sees the documents before its own; set that, or remove it");
+  }
   MOEBIUS_CHECK(usage, s.train.seq_len <= s.model.max_position_embeddings,
                 "train.seq_len must be at most model.max_position_embeddings = {}; got {}; a longer context needs "
                 "model.max_position_embeddings and, for a trained model, model.rope_scaling or rope_theta{}",
@@ -170,11 +144,27 @@ void check_grad(const RunSpec& s) {
                 origin(s, "optimizer.grad"));
 }
 
+void check_muon(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  if (o.kind != OptimizerKind::muon) return;
+  MOEBIUS_CHECK(usage, o.momentum > 0,
+                "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
+                origin(s, "optimizer.momentum"));
+  MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
+                "optimizer.name = \"muon\" keeps its state in f32 alone; remove optimizer.state, or choose \"adamw\"{}",
+                origin(s, "optimizer.state"));
+  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
+                "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
+                "choose \"adamw\"{}",
+                origin(s, "optimizer.grad"));
+}
+
 void check_optimizer(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
+  check_muon(s);
   if (o.kind == OptimizerKind::adamw)
-    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\", or remove it");
-  else
+    refuse_idle(s, "optimizer.momentum", "optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or remove it");
+  if (o.kind == OptimizerKind::sgd)
     for (const char* key : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
       refuse_idle(s, key, "optimizer.name is \"sgd\"; choose \"adamw\", or remove it");
   if (o.kind == OptimizerKind::sgd && o.momentum == 0)
@@ -231,7 +221,20 @@ void check_recompute(const RunSpec& s) {
     MOEBIUS_CHECK(usage, !named || exists, "memory.recompute \"{}\" would do nothing: the model has no {}; remove it{}",
                   name, what, origin(s, "memory.recompute"));
   };
-  const RecomputeSpec& r = s.memory.recompute;
+  const RecomputeSpec& all = s.memory.recompute;
+  RecomputeSpec r = all;  // of any layer
+  const int64_t last = s.model.num_layers_and_mtp() - 1;
+  for (const RecomputeRange& range : all.ranges) {
+    r.*range.what = true;
+    MOEBIUS_CHECK(usage, range.last <= last,
+                  "memory.recompute names layer {}, and the last one of the model is {}{}; correct the range{}",
+                  range.last, last, s.model.num_mtp_layers > 0 ? ", with multi-token prediction" : "",
+                  origin(s, "memory.recompute"));
+  }
+  MOEBIUS_CHECK(usage, !s.memory.automatic || s.memory.fit_bytes > 0,
+                "memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set it{}",
+                origin(s, "memory.recompute"));
+  refuse(r.mla_up_proj, "mla_up_proj", s.model.kv_lora_rank > 0, "latent attention");
   refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
   refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
@@ -249,12 +252,44 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
+// Weights and rows in the format of the recipe, and its figures in the metrics.
+void check_held_in_recipe(const RunSpec& s) {
+  const bool weights = s.precision.weights == PrecisionChoice::recipe,
+             dispatch = s.precision.dispatch == PrecisionChoice::recipe;
+  for (const char* key : {weights ? "precision.weights" : "", dispatch ? "precision.dispatch" : ""}) {
+    if (*key == 0) continue;
+    MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::fp8_block,
+                  "{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one scale in both "
+                  "directions or along a row; got \"{}\"; set {} = \"compute\"{}",
+                  key, name_of(s.precision.recipe), key, origin(s, key));
+    MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
+                  "{} = \"recipe\" has no kernels for a GPU; set {} = \"compute\", or run.device = \"cpu\"{}", key, key,
+                  origin(s, key));
+  }
+  MOEBIUS_CHECK(usage, !s.log.precision || s.device == DeviceKind::cpu,
+                "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",
+                origin(s, "log.precision"));
+  if (s.model.num_experts == 0)
+    refuse_idle(s, "precision.dispatch", "the model has no experts, so no row travels to one; remove it");
+  if (!weights) return;
+  MOEBIUS_CHECK(usage, s.optimizer.master == MasterFormat::f32,
+                "precision.weights = \"recipe\" holds weights in 8 bits, which {} cannot be the masters of; set "
+                "optimizer.master = \"f32\", or precision.weights = \"compute\"{}",
+                s.optimizer.master == MasterFormat::bf16_remainder ? "remainders" : "bf16 weights",
+                origin(s, "precision.weights"));
+  if (s.lora.is_on())
+    refuse_idle(s, "precision.weights",
+                "with lora.rank above 0 the weights are frozen and have no masters; see lora.base, or remove it");
+}
+
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none) {
-    for (const char* key : {"precision.keep", "precision.weight_gradients"})
+    for (const char* key :
+         {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch", "log.precision"})
       refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
     return;
   }
+  check_held_in_recipe(s);
   MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu || s.precision.recipe == PrecisionRecipe::fp8_block,
                 "precision.recipe = \"{}\" has no kernels for a GPU; choose \"fp8_block\" or \"none\", or run.device = "
                 "\"cpu\"{}",
@@ -318,12 +353,7 @@ void check_layout(const RunSpec& s) {
   if (m.num_moe_layers() < m.num_layers) check_divides("tp", p.tp, "model.intermediate_size", m.intermediate_size);
   MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
                 p.tp);
-  MOEBIUS_CHECK(usage, p.cp_comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
-                "parallel.cp_comm = \"alltoall\" shares heads: tp * cp = {} * {} must divide "
-                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or parallel.cp = {}{}",
-                p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp),
-                origin(s, "parallel.cp_comm"));
-  if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
+  check_context_parallel(s);
   if (p.ep * p.etp == 1) {
     for (const char* key :
          {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"})
@@ -337,10 +367,6 @@ void check_layout(const RunSpec& s) {
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
-  MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
-                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; the nearest {}{}", 2 * p.cp,
-                s.train.seq_len, nearest_multiples(s.train.seq_len, 2 * p.cp, s.model.max_position_embeddings),
-                origin(s, "train.seq_len"));
 }
 
 // Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on

@@ -59,6 +59,26 @@ TEST(Check, RecipesOfPrecision) {
               HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
+  for (const char* key : {"precision.weights", "precision.dispatch"}) {
+    const std::string held = std::string(key) + "=recipe";
+    EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", held}).check(1));
+    EXPECT_THAT(check_error({held}),
+                HasSubstr(fmt::format("{} = \"recipe\" would do nothing: precision.recipe is", key)));
+    EXPECT_THAT(check_error({"precision.recipe=mxfp8", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one "
+                                      "scale in both directions or along a row; got \"mxfp8\"; set {} = \"compute\" "
+                                      "[--set]",
+                                      key, key)));
+    EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda", held}),
+                HasSubstr(fmt::format("{} = \"recipe\" has no kernels for a GPU", key)));
+  }
+  EXPECT_THAT(
+      check_error({"precision.recipe=fp8_block", "precision.weights=recipe", "optimizer.master=bf16_remainder"}),
+      HasSubstr("precision.weights = \"recipe\" holds weights in 8 bits, which remainders cannot be the masters "
+                "of; set optimizer.master = \"f32\""));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "log.precision=true", "run.device=cuda"}),
+              HasSubstr("log.precision = true has no kernels for a GPU"));
+  EXPECT_THAT(check_error({"log.precision=true"}), HasSubstr("log.precision = true would do nothing"));
   EXPECT_THAT(parse_error({"precision.recipe=fp8"}),
               HasSubstr("precision.recipe must be \"none\" or \"fp8_block\" or \"fp8_tensor\" or \"mxfp8\" or "
                         "\"nvfp4\"; got \"fp8\""));
@@ -88,9 +108,11 @@ TEST(Check, Model) {
 }
 
 TEST(Check, KeysOfAnotherOptimizer) {
-  EXPECT_THAT(check_error({"optimizer.momentum=0.5"}),
-              HasSubstr("optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\", or "
-                        "remove it [--set]"));
+  EXPECT_THAT(
+      check_error({"optimizer.momentum=0.5"}),
+      HasSubstr(
+          "optimizer.momentum = 0.5 would do nothing: optimizer.name is \"adamw\"; choose \"sgd\" or \"muon\", or "
+          "remove it [--set]"));
   for (const char* key : {"beta1", "beta2", "eps"})
     EXPECT_THAT(check_error({"optimizer.name=sgd", fmt::format("optimizer.{}=0.5", key)}),
                 HasSubstr(fmt::format("optimizer.{} = 0.5 would do nothing: optimizer.name is \"sgd\"; choose "
@@ -223,6 +245,17 @@ TEST(Check, RecomputeNamesWhatTheModelHas) {
       HasSubstr(
           "memory.recompute \"shared_expert\" would do nothing: the model has no shared experts; remove it [--set]"));
   EXPECT_THAT(check_error({"memory.recompute=[\"mlp\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mlp:0\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mla_up_proj\"]"}), HasSubstr("the model has no latent attention"));
+  EXPECT_NO_THROW(parse({"memory.recompute=[\"norm:0-2\"]"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=[\"norm:0,2-3\"]"}),
+      HasSubstr("memory.recompute names layer 3, and the last one of the model is 2; correct the range [--set]"));
+  EXPECT_NO_THROW(parse({"memory.recompute=auto", "memory.fit=80GiB"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=auto"}),
+      HasSubstr("memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set "
+                "it [--set]"));
 }
 
 TEST(Check, WhatThisVersionCannotDo) {
@@ -296,9 +329,53 @@ TEST(Check, Layout) {
                         "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or parallel.cp = 1"));
   EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
               HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
-  EXPECT_THAT(
-      check_error({"parallel.cp=2"}, 2),
-      HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
+              HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7; the nearest are 4 and 8, or "
+                        "parallel.cp = 1 [r.toml:15]"));
+  EXPECT_THAT(check_error({"parallel.cp=24", "train.seq_len=16"}, 24),
+              HasSubstr("divisible by 2 * parallel.cp = 48; got 16; choose parallel.cp = 8 [--set]"));
+}
+
+TEST(Check, ContextParallel) {
+  const Sets cp4{"parallel.cp=4", "train.seq_len=16", "train.micro_batch=1", "model.num_key_value_heads=2"};
+  const auto error = [&](Sets more, int64_t ranks = 4) {
+    more.insert(more.begin(), cp4.begin(), cp4.end());
+    return check_error(more, ranks);
+  };
+  const std::string hierarchical = "parallel.cp_comm=hierarchical";
+  Sets legal = cp4;
+  legal.insert(legal.end(), {hierarchical, "parallel.cp_inner=2"});
+  EXPECT_NO_THROW(parse(legal).check(4));
+  EXPECT_THAT(error({hierarchical}),
+              HasSubstr("parallel.cp_inner must be above 1 and below parallel.cp = 4, and divide it, and tp * cp_inner "
+                        "= 1 * 1 must divide model.num_key_value_heads = 2, for parallel.cp_comm = \"hierarchical\"; "
+                        "got 1; choose 2"));
+  EXPECT_THAT(error({hierarchical, "parallel.cp_inner=4"}), HasSubstr("got 4; choose 2 [--set]"));
+  EXPECT_THAT(error({hierarchical, "parallel.cp_inner=2", "model.num_key_value_heads=1"}),
+              HasSubstr("got 2; none is left; choose another parallel.cp_comm"));
+  EXPECT_THAT(error({"parallel.cp_inner=2"}),
+              HasSubstr("parallel.cp_inner = 2 would do nothing: it is read by parallel.cp_comm = \"hierarchical\""));
+  EXPECT_THAT(error({"parallel.cp_comm_window=ring"}),
+              HasSubstr("parallel.cp_comm_window = \"ring\" would do nothing: no layer of the model has a window"));
+  EXPECT_THAT(check_error({"parallel.dynamic_cp=true"}),
+              HasSubstr("parallel.dynamic_cp = true would do nothing: parallel.cp is 1"));
+  EXPECT_THAT(error({"parallel.dynamic_cp=true"}),
+              HasSubstr("parallel.dynamic_cp = true keeps documents whole on some ranks of cp; set "
+                        "data.separate_documents and data.pack_documents, or remove it [--set]"));
+  const Sets packed{"parallel.dynamic_cp=true", "data.separate_documents=true", "data.pack_documents=true"};
+  const auto with = [&](Sets more) {
+    more.insert(more.begin(), packed.begin(), packed.end());
+    return error(more);
+  };
+  legal = cp4;
+  legal.insert(legal.end(), packed.begin(), packed.end());
+  EXPECT_NO_THROW(parse(legal).check(4));
+  EXPECT_THAT(with({hierarchical, "parallel.cp_inner=2"}), HasSubstr("parallel.dynamic_cp = true has no two levels"));
+  EXPECT_THAT(error({"parallel.cp=3", "train.seq_len=12", "parallel.dynamic_cp=true"}, 3),
+              HasSubstr("needs a parallel.cp that is a power of two; got 3; the nearest are 2 and 4"));
+  EXPECT_THAT(with({"run.device=cuda", "precision.compute=bf16"}),
+              HasSubstr("parallel.dynamic_cp = true runs on CPUs only, since a captured step has one cp"));
+  EXPECT_THAT(check_error({"data.pack_documents=true"}), HasSubstr("data.pack_documents = true would do nothing"));
 }
 
 TEST(Check, Pipeline) {

@@ -53,6 +53,7 @@ class RandomSpec {
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
     s.data.order_by_cost = s.data.separate_documents && coin();
+    s.data.pack_documents = s.data.separate_documents && coin();
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};
     if (coin()) s.lora = {upto(64), positive(), 0.5, {"q_proj", "mlp.experts.*"}, text()};
     if (coin()) s.train.freeze = {"*.mlp.gate.*", "model.embed_tokens.weight"};
@@ -86,15 +87,29 @@ class RandomSpec {
                   .ep = 1 + upto(9),
                   .etp = 1 + upto(9),
                   .layout = text(),
+                  .cp_comm = CpComm(upto(3)),
+                  .cp_comm_window = coin() ? std::optional(CpComm(upto(3))) : std::nullopt,
+                  .dynamic_cp = coin(),
+                  .cp_inner = 1 + upto(9),
                   .dispatcher = DispatcherKind(upto(2)),
                   .expert_overlap = ExpertOverlap(upto(1))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));
+    s.precision.weights = PrecisionChoice(upto(1));
+    s.precision.dispatch = PrecisionChoice(upto(1));
     if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};
-    for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
+    for (const auto& [name, flag] : kRecomputeNames) {
+      if (coin())
+        s.memory.recompute.*flag = coin();
+      else
+        s.memory.recompute.ranges.push_back({.what = flag, .first = upto(9), .last = 9 + upto(99)});
+    }
+    s.memory.automatic = coin() && coin();
+    if (s.memory.automatic) s.memory.recompute = {};
+    s.memory.fit_bytes = coin() ? 0 : 1 + upto(int64_t{1} << 40);
     s.memory.expert_rows = coin() ? 0 : 0.25 * static_cast<double>(upto(9));
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
-    s.log = {1 + upto(99), coin(), text()};
+    s.log = {1 + upto(99), coin(), coin(), text()};
     return s;
   }
 

@@ -104,8 +104,22 @@ TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
               HasSubstr("precision.compute must be \"f32\" or \"bf16\"; got \"fp8\""));
   EXPECT_THAT(parse_error({"memory.recompute=[\"norm\", \"experts\"]"}),
               HasSubstr("memory.recompute must be a list without repeats of \"norm\", "
-                        "\"qkv\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", "
-                        "\"layer\"; got [\"norm\",\"experts\"]; did you mean \"expert_up\"?"));
+                        "\"qkv\", \"mla_up_proj\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", "
+                        "\"layer\", each for all layers or as \"norm:0-3,7\" for some, or \"auto\"; got "
+                        "[\"norm\",\"experts\"]; did you mean \"expert_up\"?"));
+  for (const char* range : {"", "a", "-1", "3-", "2-1", "0,1", "0-3,3", "1,0", "0-1000000000"})
+    EXPECT_THAT(parse_error({fmt::format("memory.recompute=[\"norm:{}\"]", range)}),
+                HasSubstr("each for all layers or as \"norm:0-3,7\" for some"))
+        << range;
+  EXPECT_THAT(parse_error({"memory.recompute=[\"norm\", \"norm:0-1\"]"}), HasSubstr("without repeats"));
+  EXPECT_THAT(parse_error({"memory.recompute=[\"moe_act\"]"}),
+              HasSubstr("; outputs of the experts' activation are never kept, so there is nothing to name"));
+  EXPECT_THAT(parse_error({"memory.recompute=full"}), HasSubstr("; here that is \"layer\""));
+  for (const char* bytes : {"80", "GiB", "-1GiB", "80 GiB", "1e30TiB", "nanGiB", "0B", "80gib"})
+    EXPECT_THAT(parse_error({fmt::format("memory.fit=\"{}\"", bytes)}),
+                HasSubstr("memory.fit must be bytes with a unit, as \"80GiB\" or \"79.5GB\", or \"\""))
+        << bytes;
+
   EXPECT_THAT(parse_error({"memory.recompute=layers"}), HasSubstr("got \"layers\"; did you mean \"layer\"?"));
   EXPECT_THAT(parse_error({"memory.recompute=[\"qkv\", \"qkv\"]"}), HasSubstr("got [\"qkv\",\"qkv\"]"));
   EXPECT_THAT(parse_error({"data.train=[{prefix=\"a\", weigth=2}]"}),

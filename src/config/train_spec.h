@@ -18,6 +18,7 @@ struct DataSpec {
   std::vector<DatasetSpec> valid;
   std::string tokenizer = "bytes";
   bool separate_documents = false;  // attention and positions restart at document borders
+  bool pack_documents = false;      // samples are whole documents, and padding
   bool order_by_cost = false;       // the sequences of a step, by the squares of their documents' lengths
   bool operator==(const DataSpec&) const = default;
 };
@@ -36,7 +37,8 @@ struct LoopSpec {  // [train]
 
 enum class LrSchedule { constant, cosine, linear, wsd };
 
-enum class OptimizerKind { adamw, sgd };
+// muon updates the matrices of layers, and the rest as adamw does.
+enum class OptimizerKind { adamw, sgd, muon };
 
 // The elements of an optimizer's state. bf16 and the codes of 8-bit blocks are rounded stochastically. Only
 // matrices with whole blocks in a row are in blocks (core/block_code.h), all else stays in f32.
@@ -110,7 +112,8 @@ struct CheckpointSpec {
 struct LogSpec {
   int64_t every = 1;
   bool tensorboard = true;
-  std::string trace;  // the file for a Chrome trace of one step; empty: none
+  bool precision = false;  // what quantising did to the operands of each layer
+  std::string trace;       // the file for a Chrome trace of one step; empty: none
   bool operator==(const LogSpec&) const = default;
 };
 

@@ -26,21 +26,22 @@ DatasetOrder::DatasetOrder(std::vector<WeightedDataset> datasets, const Options&
                 options.vocab_size);
   for (const WeightedDataset& d : datasets_) {
     packed_.emplace_back();
-    if (d.data.has_targets()) packed_.back() = pack_documents(d.data.document_begins(), options.seq_len);
+    const bool is_packed = options.pack_documents || d.data.has_targets();
+    if (is_packed) packed_.back() = pack_documents(d.data.document_begins(), options.seq_len);
     MOEBIUS_CHECK(
-        usage, d.data.has_targets() || d.data.num_tokens() > options.seq_len,
+        usage, is_packed || d.data.num_tokens() > options.seq_len,
         "dataset order: expected more than seq_len = {} tokens in {}; got {}; lower train.seq_len or add text",
         options.seq_len, d.data.prefix(), d.data.num_tokens());
   }
 }
 
 int64_t DatasetOrder::samples_per_epoch(int i) const {
-  if (dataset(i).has_targets()) return static_cast<int64_t>(packed_[i].size());
+  if (is_packed(i)) return static_cast<int64_t>(packed_[i].size());
   return (dataset(i).num_tokens() - 1) / options_.seq_len;
 }
 
 int64_t DatasetOrder::num_left_out(int i) const {
-  return dataset(i).has_targets() ? 0 : (dataset(i).num_tokens() - 1) % options_.seq_len;
+  return is_packed(i) ? 0 : (dataset(i).num_tokens() - 1) % options_.seq_len;
 }
 
 Sample DatasetOrder::sample(int64_t global_index) {
@@ -59,7 +60,7 @@ Sample DatasetOrder::sample(int64_t global_index) {
 }
 
 Sample DatasetOrder::sample_in_order(int dataset, int64_t index) const {
-  if (this->dataset(dataset).has_targets()) {
+  if (is_packed(dataset)) {
     const TokenSpan span = packed_[dataset][index];
     return {.dataset = dataset, .token_begin = span.begin, .len = span.end - span.begin};
   }
@@ -88,7 +89,9 @@ std::vector<int32_t> DatasetOrder::document_starts(const Sample& sample) const {
     const auto position = static_cast<int32_t>(*it - sample.token_begin);
     if (starts.empty() || starts.back() != position) starts.push_back(position);  // an empty one has the same begin
   }
-  if (sample.len <= options_.seq_len) starts.push_back(static_cast<int32_t>(sample.len));  // the padding begins here
+  // The padding begins at len. It is one document, or as many as it has tokens.
+  const int64_t last = options_.pack_documents ? options_.seq_len : std::min(sample.len, options_.seq_len);
+  for (int64_t at = sample.len; at <= last; ++at) starts.push_back(static_cast<int32_t>(at));
   return starts;
 }
 

@@ -11,7 +11,8 @@
 // A dataset that says which tokens are targets (data/target_spans.h) is read by whole documents
 // instead (data/packing.h).
 // Such a sample may be shorter than seq_len + 1. It is padded with its own tokens as one more
-// document, so that routers see text.
+// document, so that routers see text. With pack_documents every dataset is read so, and each token of
+// the padding is a document: then what a token is computed from does not depend on where it is.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,7 @@ class DatasetOrder {
     int64_t vocab_size = 0;  // the model's; fill() refuses other ids
     uint64_t seed = 0;
     bool shuffle = true;  // if false, reads from the front, for evaluation
+    bool pack_documents = false;
   };
 
   // Throws Error{usage} for a dataset with less than seq_len + 1 tokens, unless its
@@ -55,6 +57,8 @@ class DatasetOrder {
   // Targets at the end of dataset i that fill no sample and are not read. 0 where
   // documents are packed.
   int64_t num_left_out(int i) const;
+  // Returns whether the samples of dataset i are whole documents.
+  bool is_packed(int i) const { return options_.pack_documents || dataset(i).has_targets(); }
 
   // Returns a sample of the blend. This is not for several threads at once, since a blend keeps its
   // position. Going backwards is exact, but may walk far (data/blend.h). So keep the samples of a
@@ -77,7 +81,7 @@ class DatasetOrder {
 
  private:
   std::vector<WeightedDataset> datasets_;
-  std::vector<std::vector<TokenSpan>> packed_;  // samples of the datasets that have targets
+  std::vector<std::vector<TokenSpan>> packed_;  // samples of the datasets that are packed
   Options options_;
   Blend blend_;
 };

@@ -36,6 +36,7 @@ const MicroBatch& BatchBuffers::on_device(int64_t m) {
   if (host_.empty()) return batch;  // a plan that is being measured
   batch.scalars = host(m).scalars;
   batch.training = host(m).training;
+  batch.cp = host(m).cp;
   batch.first_of_step = m == 0;
   return batch;
 }

@@ -44,6 +44,7 @@ int64_t fixed_bytes(const MemoryPlan& plan) {
 std::string more_recompute(const ModelSpec& m, const RecomputeSpec& used) {
   const RecomputeSpec exists{.norm = true,
                              .qkv = true,
+                             .mla_up_proj = m.kv_lora_rank > 0 && !used.qkv,
                              .attention = true,
                              .mlp = m.num_moe_layers() < m.num_layers,
                              .shared_expert = m.shared_intermediate_size > 0,

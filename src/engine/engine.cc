@@ -8,6 +8,7 @@
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -31,7 +32,7 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& r
 int64_t moe_passes_in_flight(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<int64_t> layers;
   for (const HeldStage& stage : held_stages(spec, rank))
-    layers.push_back(moe_layers_of(spec.model, stage.spec, spec.shape.num_mtp));
+    layers.push_back(moe_layers_that_keep(spec.model, stage.spec, spec.shape.num_mtp, spec.recompute));
   return most_in_use(sets_in_use(rank.step), layers);
 }
 
@@ -153,7 +154,8 @@ void Engine::make_model() {
                                                 .lora = spec_.lora,
                                                 .expert_rows = spec_.expert_rows,
                                                 .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
-                                                .optimizer = spec_.optimizer.value_or(OptimizerSpec{})});
+                                                .optimizer = spec_.optimizer.value_or(OptimizerSpec{}),
+                                                .measures_precision = spec_.measures_precision});
   if (spec_.lora.is_on()) check_lora_targets(model_->whole_catalog(), spec_.lora);
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
@@ -167,7 +169,8 @@ void Engine::make_optimizer() {
       make_sharding(params, mesh_, plan_,
                     {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer({.spec = *spec_.optimizer, .params = params, .plan = plan_, .seed = spec_.seed});
+  optimizer_ =
+      moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, /*sharding=*/sharding_.get()});
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -381,6 +384,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
+  if (const auto* figures = model_->precision_figures()) figures->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);
@@ -480,9 +484,8 @@ std::string Engine::fallback_kernels_text() const {
 }
 
 std::string Engine::links_text() const {
-  if (!links_) return "";
-  return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
-                     graphs_.captures() ? "CUDA graphs" : "eager");
+  const char* steps = graphs_.captures() ? "CUDA graphs" : "eager";
+  return links_ ? fmt::format("ranks exchange by {}; steps are {}", links_->text(), steps) : "";
 }
 
 int64_t Engine::peak_bytes() {

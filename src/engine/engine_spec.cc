@@ -6,11 +6,21 @@
 
 namespace moebius {
 MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
-  return {
-      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+  return {.tp = p.tp,
+          .cp = p.cp,
+          .dp = p.dp(world_size),
+          .pp = p.pp,
+          .etp = p.etp,
+          .ep = p.ep,
+          .edp = p.edp(world_size),
+          .cp_inner = p.cp_inner,
+          .cp_dynamic = p.dynamic_cp};
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
+  MOEBIUS_CHECK(usage, !run.memory.automatic,
+                "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
+                "with --ranks; here give the list that `moebius config` prints");
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {
       .model = run.model,
@@ -22,6 +32,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                 .max_segments = run.data.separate_documents ? B * S : B,
                 .documents = run.data.separate_documents,
                 .cp_comm = run.parallel.cp_comm,
+                .cp_comm_window = run.parallel.cp_comm_of_window(),
                 .num_mtp = run.num_mtp()},
       .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
       .optimizer = run.optimizer,
@@ -39,6 +50,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .target = run.device,
       .graph = run.graph,
       .kernels = run.kernels,
+      .measures_precision = run.log.precision,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }

@@ -47,6 +47,7 @@ struct EngineSpec {
   bool graph = true;                    // a GPU's training step, and its tokens one by one: CUDA graphs, or eager
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   bool fusion = true;                              // of the dense layers (model/layers/mlp.h)
+  bool measures_precision = false;                 // log.precision
   int threads = 1;
   uint64_t seed = 0;
 };

@@ -57,6 +57,13 @@ ParityTokens read_parity_tokens(const std::string& path, const ModelSpec& model)
     t.doc_start = read_ids(file, *entry, t.seq);
     check_doc_start(t, path);
   }
+  for (int64_t i = 0; i < t.batch * t.seq; ++i) {
+    const int64_t position = i % t.seq - t.doc_start[i];
+    MOEBIUS_CHECK(input, position < model.max_position_embeddings,
+                  "{}: tokens: expected positions below the model's max_position_embeddings = {}; got {} at [{}, {}]; "
+                  "give at most {} tokens a row, or doc_start",
+                  path, model.max_position_embeddings, position, i / t.seq, i % t.seq, model.max_position_embeddings);
+  }
   return t;
 }
 

@@ -309,7 +309,7 @@ Value Runtime::eval_slice(const Expr& expr) {
   const auto* iterable = dynamic_cast<const Iterable*>(object.object());
   const bool is_range = iterable != nullptr && iterable->kind() == Iterable::Kind::range;
   if (!object.is_text() && !object.is_list() && !object.is_tuple() && !is_range)
-    return Value::undefined(fmt::format("'{}' has no slices", object_name(object)));
+    throw Fault(fmt::format("'{}' has no slices", object_name(object)));
   const std::vector<Value> items = is_range ? iterable->items() : items_of(budget_, object);
   std::vector<Value> chosen;
   for (const int64_t at : sliced(std::ssize(items), parts[0], parts[1], parts[2])) chosen.push_back(items[at]);

@@ -32,6 +32,7 @@ Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("int", arguments, {"default", "base"});
   if (p.integer_or(1, 10) != 10) throw Fault("int: expected base 10; got another, which is not supported");
   const Value otherwise = p.get(0, int64_t{0});
+  if (input.is_undefined()) throw Fault(input.why_undefined());
   if (input.is_integer()) return input.integer();
   std::optional<double> real;
   if (input.is<double>()) real = input.real();
@@ -50,6 +51,7 @@ Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
 
 Value to_real(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("float", arguments, {"default"});
+  if (input.is_undefined()) throw Fault(input.why_undefined());
   if (input.is_number()) return input.real();
   const std::optional<double> real = input.is_text() ? real_of(input.text()) : std::nullopt;
   return real ? Value(*real) : p.get(0, 0.0);
@@ -127,9 +129,21 @@ bool is_sequence(Runtime&, const Value& v, const Arguments&) {
          (iterable != nullptr && iterable->kind() == Iterable::Kind::range);
 }
 
-int64_t whole(const char* test, const Value& value) {
-  if (!value.is_integer()) throw Fault(fmt::format("test {}: expected an integer; got '{}'", test, value.type_name()));
-  return value.integer();
+// value % by of a test, with the sign of `by` as in Python.
+double remainder_of(const char* test, const Value& value, const Value& by) {
+  for (const Value* each : {&value, &by})
+    if (!each->is_number()) throw Fault(fmt::format("test {}: expected a number; got '{}'", test, each->type_name()));
+  if (value.is_integer() && by.is_integer()) {
+    const int64_t divisor = by.integer();
+    if (divisor == 0) throw Fault("division by zero");
+    const int64_t left = divisor == -1 ? 0 : value.integer() % divisor;
+    return static_cast<double>(left != 0 && (left < 0) != (divisor < 0) ? left + divisor : left);
+  }
+  const auto real = [](const Value& v) { return v.is<double>() ? v.real() : static_cast<double>(v.integer()); };
+  const double divisor = real(by);
+  if (divisor == 0) throw Fault("division by zero");
+  const double left = std::fmod(real(value), divisor);
+  return left != 0 && (left < 0) != (divisor < 0) ? left + divisor : left;
 }
 
 const std::unordered_map<std::string_view, Test>& tests() {
@@ -153,14 +167,10 @@ const std::unordered_map<std::string_view, Test>& tests() {
       {"escaped", [](Runtime&, V v, A) { return v.is_safe_text(); }},
       {"lower", [](Runtime& r, V v, A) { return lower(r.str(v)) == r.str(v) && upper(r.str(v)) != r.str(v); }},
       {"upper", [](Runtime& r, V v, A) { return upper(r.str(v)) == r.str(v) && lower(r.str(v)) != r.str(v); }},
-      {"odd", [](Runtime&, V v, A) { return whole("odd", v) % 2 != 0; }},
-      {"even", [](Runtime&, V v, A) { return whole("even", v) % 2 == 0; }},
+      {"odd", [](Runtime&, V v, A) { return remainder_of("odd", v, int64_t{2}) == 1; }},
+      {"even", [](Runtime&, V v, A) { return remainder_of("even", v, int64_t{2}) == 0; }},
       {"divisibleby",
-       [](Runtime&, V v, A a) {
-         const int64_t by = whole("divisibleby", operand("divisibleby", a));
-         if (by == 0) throw Fault("division by zero");
-         return by == -1 || whole("divisibleby", v) % by == 0;
-       }},
+       [](Runtime&, V v, A a) { return remainder_of("divisibleby", v, operand("divisibleby", a)) == 0; }},
       {"sameas", [](Runtime&, V v, A a) { return v.is_same_object(operand("sameas", a)); }},
       {"in", [](Runtime& r, V v, A a) { return contains(r.budget(), operand("in", a), v); }},
       {"eq", [](Runtime& r, V v, A a) { return equal(r.budget(), v, operand("eq", a)); }},

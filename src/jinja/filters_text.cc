@@ -79,6 +79,7 @@ Value replace(Runtime& runtime, const Value& input, const Arguments& arguments) 
 
 Value indent(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Parameters p("indent", arguments, {"width", "first", "blank"});
+  if (!input.is_text()) throw Fault(fmt::format("indent: expected a string; got '{}'", input.type_name()));
   std::string before;
   if (p.has(0) && p.at(0).is_text())
     before = p.text(0);

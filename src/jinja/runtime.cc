@@ -358,18 +358,18 @@ Runtime::Flow Runtime::run_loop(const Statement& s, const Value& over) {
       return text(recurse(s, scope_, deeper));
     });
   Value item;
-  bool any = false;
+  bool is_any_whole = false;  // as in Jinja, a loop whose rounds were all cut short goes on with {% else %}
   Flow flow = Flow::normal;
   while (flow != Flow::break_loop && loop->next(&item)) {
-    any = true;
     budget_.step();
     InScope in(*this);
     in.scope().set("loop", loop);
     assign(s.target, item);
     flow = run(s.body);
+    is_any_whole = is_any_whole || flow == Flow::normal;
   }
   loop->end();
-  if (any) return Flow::normal;
+  if (is_any_whole) return Flow::normal;
   InScope in(*this);
   return run(s.otherwise);
 }

@@ -64,7 +64,7 @@ void MemoryPlan::place(Entry& e) {
   int64_t& used = used_[static_cast<int>(e.life)];
   int64_t& bytes = bytes_[static_cast<int>(e.life)];
   if (e.reuses) used = 0;
-  const int64_t align = alignment_of(e.view->dtype);
+  const int64_t align = e.is_joined ? kAlign * size_of(e.view->dtype) : alignment_of(e.view->dtype);
   e.offset = div_ceil(used, align) * align;
   used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
   bytes = std::max(bytes, used);
@@ -83,6 +83,7 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
     const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.view == view; });
     MOEBIUS_ASSERT(found != entries_.end() && view->dtype == views[0]->dtype);
     joined.push_back(std::move(*found));
+    joined.back().is_joined = true;
     entries_.erase(found);
   }
   const int64_t held = joined_numel(views, kAlign);

@@ -41,7 +41,7 @@ std::string_view name_of(Life life);
 
 class MemoryPlan {
  public:
-  explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
+  explicit MemoryPlan(const RecomputeSpec& recompute = {}) : asked_(recompute) { enter_layer(0); }
   MemoryPlan(const MemoryPlan&) = delete;
 
   // Makes `view` a tensor without memory on the null device. bind() fills it in: it must not move
@@ -60,7 +60,10 @@ class MemoryPlan {
   // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,
   // and stays one.
   void declare_recomputed(Tensor& view, Shape shape, DType dtype);
+  // The tensors that are declared from now on are of this layer of the model, which alone recompute() is of.
+  void enter_layer(int64_t layer) { recompute_ = asked_.of(layer); }
   const RecomputeSpec& recompute() const { return recompute_; }
+  const RecomputeSpec& recompute_of_all() const { return asked_; }
 
   // Sets whether other passes may come between the two backward passes of a micro-batch. It
   // holds for the WgradInputs (memory/wgrad_input.h) that are declared from now on: these are
@@ -103,12 +106,13 @@ class MemoryPlan {
     int64_t free_bytes = 0;  // left free after it
     int64_t near_bytes = 0;  // of Life::rows: in the memory of the device
     bool reuses = false;     // begins where its life does
+    bool is_joined = false;
   };
   void place(Entry& entry);
   void place_rows(Entry& entry);
   SpillBuffer rows_buffer(DeviceKind device) const;
 
-  RecomputeSpec recompute_;
+  RecomputeSpec asked_, recompute_;
   bool splits_backward_ = false;
   int64_t recomputed_bytes_ = 0;
   std::deque<Entry> entries_;

@@ -14,7 +14,7 @@ class SavedTensor : public Tensor {
  public:
   // what: the name in memory.recompute that covers it.
   void declare(MemoryPlan& plan, std::string name, Shape shape, DType dtype, bool RecomputeSpec::*what) {
-    is_recomputed_ = plan.recompute().*what || plan.recompute().layer;
+    is_recomputed_ = plan.recompute().covers(what);
     if (is_recomputed_) return plan.declare_recomputed(*this, shape, dtype);
     plan.declare(*this, std::move(name), shape, dtype, Life::saved);
   }

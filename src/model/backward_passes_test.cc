@@ -5,6 +5,7 @@
 #include <map>
 
 #include "core/rng.h"
+#include "core/trace.h"
 #include "model/model.h"
 
 namespace moebius {
@@ -17,7 +18,7 @@ struct Case {
   ModelSpec model;
   RecomputeSpec recompute = {};
   DType dtype = DType::f32;
-  bool freeze = false;
+  std::vector<std::string> freeze = {};
 };
 
 ModelSpec dense_model() {
@@ -111,7 +112,6 @@ class Rig {
     std::vector<HeldStage> stages = whole_model(c.model);
     stages[0].num_saved = kMicroBatches;
     stages[0].splits_backward = splits;
-    const std::vector<std::string> freeze = {"*experts*", "*o_proj*", "*.mlp.down_proj*"};
     const PrecisionSpec precision{.compute = c.dtype};
     model_.emplace(ModelContext{.model = c.model,
                                 .balance = balance_,
@@ -123,7 +123,7 @@ class Rig {
                                 .max_positions = kPositions,
                                 .seed = 7,
                                 .stages = stages,
-                                .freeze = c.freeze ? freeze : std::vector<std::string>{}});
+                                .freeze = c.freeze});
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
     forward(null, counts, 0);
@@ -144,6 +144,19 @@ class Rig {
   void backward_weight(int64_t m) {
     Step step{s_, plan_.stack(), batches_[static_cast<size_t>(m)]};
     model_->backward_weight(step, {.saved_set = m});
+  }
+
+  // The operations of a backward pass, in flops, and its products.
+  std::pair<double, int64_t> cost_of_backward(int64_t m) {
+    Trace trace;
+    Stream traced(DeviceKind::cpu, pool_, &trace);
+    backward(traced, plan_.stack(), m);
+    std::pair<double, int64_t> cost;
+    for (const TraceEvent& event : trace.events()) {
+      cost.first += event.cost.flops;
+      cost.second += event.name == std::string("gemm");
+    }
+    return cost;
   }
 
   using Results = std::map<std::string, std::vector<std::byte>>;
@@ -234,13 +247,51 @@ TEST_P(BackwardPasses, AtOnceInAPlanForBoth) {
   EXPECT_TRUE(both.results() == kept.results());
 }
 
+// The gradients of what is trained keep their bits, and the passes below are not computed.
+struct Lowest {
+  const char* name;
+  ModelSpec model;
+  std::vector<std::string> freeze;
+  int64_t gemms;  // of a backward pass
+};
+void PrintTo(const Lowest& p, std::ostream* out) { *out << p.name; }
+class LowestTrained : public testing::TestWithParam<Lowest> {};
+
+TEST_P(LowestTrained, NothingIsComputedBelow) {
+  const Lowest& p = GetParam();
+  Rig all({.name = p.name, .model = p.model}, /*splits=*/false),
+      some({.name = p.name, .model = p.model, .freeze = p.freeze}, /*splits=*/false);
+  for (Rig* rig : {&all, &some}) rig->forward(0);
+  const auto [all_flops, all_gemms] = all.cost_of_backward(0);
+  const auto [some_flops, some_gemms] = some.cost_of_backward(0);
+  EXPECT_LT(some_flops, all_flops / 2);
+  EXPECT_EQ(some_gemms, p.gemms) << "of " << all_gemms;
+  const Rig::Results want = all.results();
+  for (const auto& [name, bytes] : some.results()) EXPECT_TRUE(want.at(name) == bytes) << name;
+}
+
+// Products of the backward pass of layer 1, without the fused one of the down projection's dx:
+//   attention   dx of gate and up; dx of o; dw of o, of q, k and v
+//   mlp         dx and dw of gate and up; dw of down
+//   latent      dx of the shared expert's gate and up, and of its gate; both of o, kv_b and q_b; dw of kv_a (2) and q_a
+INSTANTIATE_TEST_SUITE_P(
+    Models, LowestTrained,
+    testing::Values(
+        Lowest{"Attention", dense_model(), {"*embed_tokens*", "model.layers.0.*", "*norm*", "*.mlp.*"}, 4},
+        Lowest{"Mlp", dense_model(), {"*embed_tokens*", "model.layers.0.*", "*norm*", "*.self_attn.*"}, 3},
+        Lowest{"Latent", latent_model(3), {"*embed_tokens*", "model.layers.0.*", "*layernorm.weight", "*.mlp.*"}, 11}),
+    [](const auto& info) { return info.param.name; });
+
+const std::vector<std::string> kSomeFrozen = {"*experts*", "*o_proj*", "*.mlp.down_proj*"},
+                               kLowestFrozen = {"*embed_tokens*", "model.layers.0.*", "*layernorm*"};
 constexpr RecomputeSpec kAll{.layer = true}, kSome{.norm = true, .attention = true, .expert_up = true};
 INSTANTIATE_TEST_SUITE_P(Models, BackwardPasses,
                          testing::Values(Case{"Dense", dense_model()}, Case{"DenseRecomputed", dense_model(), kAll},
                                          Case{"Moe", moe_model()}, Case{"MoeBf16", moe_model(), {}, DType::bf16},
                                          Case{"MoeRecomputed", moe_model(), kAll},
                                          Case{"MoePartlyRecomputed", moe_model(), kSome},
-                                         Case{"MoeFrozen", moe_model(), {}, DType::f32, /*freeze=*/true},
+                                         Case{"MoeFrozen", moe_model(), {}, DType::f32, kSomeFrozen},
+                                         Case{"MoeLowestFrozen", moe_model(), {}, DType::f32, kLowestFrozen},
                                          Case{"GptOss", gpt_oss_model()}, Case{"Latent", latent_model(0)},
                                          Case{"LatentQuery", latent_model(3)},
                                          Case{"LatentRecomputed", latent_model(3), kAll}, Case{"Mtp", mtp_model()},

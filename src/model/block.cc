@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include <algorithm>
+
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -11,6 +13,11 @@ Norm make_norm(const LayerContext& c, const std::string& name) {
   return Norm(c.params, name, c.model.hidden_size, c.dtype, c.norm_eps());
 }
 
+bool trains_any(const ParamTable& params, const std::string& prefix) {
+  return std::any_of(params.all().begin(), params.all().end(),
+                     [&](const Param& p) { return p.has_grad && p.spec.name.starts_with(prefix); });
+}
+
 }  // namespace
 
 Block::Block(const LayerContext& c, int64_t layer)
@@ -20,7 +27,8 @@ Block::Block(const LayerContext& c, int64_t layer)
       norm1_(make_norm(c, layer_name(layer, "input_layernorm.weight"))),
       attention_(make_attention(c, layer_name(layer, "self_attn"), layer)),
       norm2_(make_norm(c, layer_name(layer, "post_attention_layernorm.weight"))),
-      feed_forward_(make_feed_forward(c, layer_name(layer, "mlp"), layer)) {}
+      feed_forward_(make_feed_forward(c, layer_name(layer, "mlp"), layer)),
+      trains_attention_(trains_any(c.params, layer_name(layer, "self_attn."))) {}
 
 void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   norm1_.declare_saved(plan, prefix + ".norm1", max_tokens_, saved.norm1);
@@ -73,15 +81,15 @@ void Block::recompute_feed_forward(Step& step, Saved& saved) const {
   feed_forward_->recompute(step, saved.n2_TD, *saved.feed_forward);
 }
 
-void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
-  run_backward(step, dresidual_TD, saved, /*with_weights=*/true);
+void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input) const {
+  run_backward(step, dresidual_TD, saved, {.weights = true, .input = with_input});
 }
 
-void Block::backward_input(Step& step, Tensor dresidual_TD, Saved& saved) const {
-  run_backward(step, dresidual_TD, saved, /*with_weights=*/false);
+void Block::backward_input(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input) const {
+  run_backward(step, dresidual_TD, saved, {.weights = false, .input = with_input});
 }
 
-void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_weights) const {
+void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, BackwardParts parts) const {
   const Shape TD = dresidual_TD.shape;
   StackScope recomputed(step.stack);
   recompute_attention(step, saved);
@@ -89,17 +97,19 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool wit
     StackScope scope(step.stack);  // of what attention's backward does not read
     recompute_feed_forward(step, saved);
     const Tensor dn2_TD = step.alloc(TD, dtype_);
-    if (with_weights)
+    if (parts.weights)
       feed_forward_->backward(step, dn2_TD, dresidual_TD, *saved.feed_forward);
     else
       feed_forward_->backward_input(step, dn2_TD, dresidual_TD, *saved.feed_forward);
     norm2_.backward(step, dresidual_TD, dn2_TD, saved.norm2);
   }
+  const bool to_norm1 = parts.input || norm1_.has_gradient();
+  if (!to_norm1 && !trains_attention_) return;
   StackScope scope(step.stack);
-  const Tensor dn1_TD = step.alloc(TD, dtype_);
+  const Tensor dn1_TD = to_norm1 ? step.alloc(TD, dtype_) : Tensor{};
   attention_->backward_input(step, dn1_TD, dresidual_TD, *saved.attention);
-  if (with_weights) attention_->backward_weight(step, *saved.attention);
-  norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
+  if (parts.weights && trains_attention_) attention_->backward_weight(step, *saved.attention);
+  if (to_norm1) norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }
 
 void Block::backward_weight(Step& step, Saved& saved) const {
@@ -107,7 +117,7 @@ void Block::backward_weight(Step& step, Saved& saved) const {
   recompute_attention(step, saved);
   recompute_feed_forward(step, saved);
   feed_forward_->backward_weight(step, *saved.feed_forward);
-  attention_->backward_weight(step, *saved.attention);
+  if (trains_attention_) attention_->backward_weight(step, *saved.attention);
 }
 
 void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const {

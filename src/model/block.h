@@ -35,11 +35,13 @@ class Block {
 
   // dresidual: on entry the derivative w.r.t. the stream after the layer, on return that before it.
   // Runs both backward passes: each half's backward_weight follows its backward_input at once.
-  void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
+  // with_input: else nothing below is trained, so what only leads there is not computed, and dresidual is
+  // undefined on return.
+  void backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input = true) const;
   // The two passes separately; the bits are the same. Norms, router and sinks add their
   // gradients in the first. REQUIRES: declare_saved() with MemoryPlan::split_backward. Both
   // recompute what forward did not keep.
-  void backward_input(Step& step, Tensor dresidual_TD, Saved& saved) const;
+  void backward_input(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input = true) const;
   void backward_weight(Step& step, Saved& saved) const;
 
   // Generation: the same pass, with the attention's keys and values of all tokens so far in `cache`.
@@ -58,7 +60,10 @@ class Block {
   void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
   void recompute_attention(Step& step, Saved& saved) const;
   void recompute_feed_forward(Step& step, Saved& saved) const;
-  void run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_weights) const;
+  struct BackwardParts {
+    bool weights, input;
+  };
+  void run_backward(Step& step, Tensor dresidual_TD, Saved& saved, BackwardParts parts) const;
 
   int64_t D_, max_tokens_;
   DType dtype_;
@@ -66,6 +71,7 @@ class Block {
   std::unique_ptr<Attention> attention_;
   Norm norm2_;
   std::unique_ptr<FeedForward> feed_forward_;
+  bool trains_attention_;
 };
 
 }  // namespace moebius

@@ -7,6 +7,7 @@
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -26,8 +27,11 @@ std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
 
 std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vector<HeldStage>& stages) {
   if (c.use != ModelUse::training) return nullptr;
-  int64_t passes = 0;
-  for (const HeldStage& held : stages) passes += held.num_saved * moe_layers_of(c.model, held.spec, c.shape.num_mtp);
+  int64_t passes = 0, layers = 0;
+  for (const HeldStage& held : stages) {
+    layers += moe_layers_of(c.model, held.spec, c.shape.num_mtp);
+    passes += held.num_saved * moe_layers_that_keep(c.model, held.spec, c.shape.num_mtp, c.plan.recompute_of_all());
+  }
   if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
   const int64_t T = rows_between_projections(c.shape, c.mesh.shape());
   return make_expert_rows(c.model, c.mesh,
@@ -37,7 +41,8 @@ std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vec
                            .dispatcher = c.dispatcher,
                            .rows_factor = c.balance.rank_rows_factor,
                            .dtype = c.precision.compute,
-                           .passes_in_flight = passes});
+                           .passes_in_flight = passes,
+                           .has_layers = layers > 0});
 }
 
 }  // namespace
@@ -54,7 +59,8 @@ Model::Model(const ModelContext& c)
       params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)),
-      expert_rows_(expert_rows_of(c, held_)) {
+      expert_rows_(expert_rows_of(c, held_)),
+      figures_(c.measures_precision ? std::make_unique<PrecisionFigures>(c.plan) : nullptr) {
   params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
@@ -76,6 +82,7 @@ Model::Model(const ModelContext& c)
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
+                              .figures = figures_.get(),
                               .lora = lora_};
     stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);

@@ -51,7 +51,8 @@ struct ModelContext {
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
   // Pairs of an MoE layer here and a micro-batch that are between forward and backward at a time; 0: the stages' sets.
   int64_t moe_passes_in_flight = 0;
-  OptimizerSpec optimizer = {};  // its formats: ParamTable::set_formats
+  OptimizerSpec optimizer = {};     // its formats: ParamTable::set_formats
+  bool measures_precision = false;  // log.precision
 };
 
 class Model {
@@ -115,6 +116,7 @@ class Model {
   std::vector<MoeLayer> moe_layers() const;
   // The rows of their experts; null without a budget.
   const ExpertRows* expert_rows() const { return expert_rows_.get(); }
+  const PrecisionFigures* precision_figures() const { return figures_.get(); }  // null without log.precision
   // The tensors that the last forward pass of a virtual stage kept in its first set, in the order
   // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
@@ -134,6 +136,7 @@ class Model {
   std::vector<HeldStage> held_;
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
+  std::unique_ptr<PrecisionFigures> figures_;     // null without log.precision
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/quantized.h"
 #include "core/rng.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/optimizer/optimizer.h"
@@ -84,7 +85,11 @@ const Param& ParamTable::declare(ParamSpec spec) {
   p.spec.trainable = p.spec.trainable && !p.frozen;
   p.has_grad = p.spec.trainable && use_ != ModelUse::inference;
   p.owned = {.begin = 0, .count = p.spec.shape.numel()};
-  plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, life);
+  const bool quantised = p.spec.is_quantised && p.has_grad && use_ == ModelUse::training;
+  plan_.declare(p.w, p.spec.name, p.spec.shape, quantised ? DType::f8_e4m3 : p.spec.dtype, life);
+  if (quantised)
+    plan_.declare(p.scales, p.spec.name + ".scales", scale_shape(ScaleLayout::square_blocks, p.spec.shape), DType::f32,
+                  Life::state);
   if (p.has_grad) declare_gradient(p);
   return p;
 }
@@ -101,7 +106,8 @@ void ParamTable::own(size_t i, const ElementRange& range) {
   Param& p = params_[i];
   MOEBIUS_ASSERT(p.has_grad && !p.has_master && !p.has_remainder && range.begin >= 0 && range.end() <= p.w.numel());
   p.owned = range;
-  if (p.spec.dtype == DType::f32) return;
+  if (p.spec.dtype == DType::f32 && !p.is_quantised()) return;
+  MOEBIUS_ASSERT(!p.is_quantised() || optimizer_.master == MasterFormat::f32);
   p.has_master = optimizer_.master == MasterFormat::f32;
   p.has_remainder = optimizer_.master == MasterFormat::bf16_remainder;
   const Life life = optimizer_.offload ? Life::host : Life::master;
@@ -202,7 +208,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
   // The weights of other owners are rounded from f32 as theirs are.
   const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
-    draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
+    if (!p.is_quantised()) draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
 }
@@ -236,7 +242,7 @@ void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_master) copy(s, owned_elements(p, p.w), p.master_n);
+    if (p.has_master && !p.is_quantised()) copy(s, owned_elements(p, p.w), p.master_n);
   }
   split_masters(s);
 }

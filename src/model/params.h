@@ -64,6 +64,10 @@ struct ParamSpec {
   // True: a copy of the embedding, as the head of another stage of a pipeline. Here it is a parameter
   // like any other, but only that of the first stage counts in the gradient norm and is saved.
   bool tied_copy = false;
+  // True: where a gradient trains the parameter it is held in f8_e4m3 with square_blocks scales
+  // (core/quantized.h), and its masters are f32. It is the products' operand then, and no weights in
+  // dtype exist. Else it has dtype.
+  bool is_quantised = false;
   // True: the first micro-batch of a step stores the gradient (MicroBatch::first_of_step), and the
   // others add to it. Its layer computes all of it, and once a micro-batch. False: every micro-batch
   // adds to it, and it is cleared at the end of the step before.
@@ -78,13 +82,17 @@ struct ParamSpec {
 
 struct Param {
   ParamSpec spec;
-  Tensor w;   // what ops read, spec.dtype
-  Tensor dw;  // f32, what ops add gradients to; only with has_grad
+  Tensor w;       // what ops read, spec.dtype, or f8_e4m3 with scales
+  Tensor scales;  // f32, of weights that are held quantised; else empty
+  Tensor dw;      // f32, what ops add gradients to; only with has_grad
   // bf16, where gradients are summed in bf16: dw then holds those of one micro-batch, until
   // ParamTable::sum_gradients(), in memory that all layers use one after the other. Else empty.
   Tensor grad_sum;
   bool has_grad = false;
-  bool has_master = false;     // f32, in memory of its own
+  bool has_master = false;  // f32, in memory of its own
+  // w holds the masters rounded to spec.dtype and then quantised (ParamSpec::is_quantised). A sharding
+  // does it in weights_changed(), since ranks that own parts of a block share its scale.
+  bool is_quantised() const { return !scales.empty(); }
   bool has_remainder = false;  // f32, as a bf16 weight and 16 more bits
   bool frozen = false;         // a parameter like any other, but training leaves it unchanged
   // The elements that this rank updates and saves. They are all elements, unless an optimizer
@@ -181,10 +189,11 @@ class ParamTable {
   void own(size_t i, const ElementRange& range);
 
   // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part
-  // name, element of the global tensor), not on order or layout.
+  // name, element of the global tensor), not on order or layout. Of quantised weights only masters are
+  // drawn: Engine::gather_weights() follows.
   void init(Stream& s, uint64_t seed) const;
   void init_adapters(Stream& s, uint64_t seed) const;  // the same for adapters alone
-  // Rounds the masters of the owned elements into the weights; split_masters() is part of it. Call
+  // Rounds the masters of the owned elements into weights that are not quantised; split_masters() is part of it. Call
   // it after masters were loaded; Engine::gather_weights() then sends the weights to the other ranks.
   void sync(Stream& s) const;
   // For parameters with a remainder, between two steps. join_masters() writes the f32 masters into

@@ -1,5 +1,6 @@
 #include "model/stage.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "ops/elementwise/elementwise.h"
@@ -41,6 +42,21 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(without_adapters(c), depth); }));
+  find_lowest_trained(c);
+}
+
+// Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are kept in
+// pages give them back in backward, so all of their layers have it.
+void Stage::find_lowest_trained(const LayerContext& c) {
+  if (!embedding_ || trains_embedding()) return;
+  is_gradient_used_ = false;
+  const auto is_trained = [&](const ParamSpan& span) {
+    return std::any_of(params_.all().begin() + static_cast<ptrdiff_t>(span.begin),
+                       params_.all().begin() + static_cast<ptrdiff_t>(span.end),
+                       [](const Param& p) { return p.has_grad; });
+  };
+  if (c.expert_rows) return;
+  first_backward_ = std::find_if(of_block_.begin(), of_block_.end(), is_trained) - of_block_.begin();
 }
 
 // In training each layer has its own set; in inference all layers of a kind share one.
@@ -72,8 +88,9 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (declared[set_of_block_[i]]) continue;
     declared[set_of_block_[i]] = true;
-    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
-                             saved_of(saved, i));
+    const int64_t layer = spec_.first_layer + static_cast<int64_t>(i);
+    plan.enter_layer(layer);
+    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, layer), saved_of(saved, i));
   }
   const Shape TD{stream_rows_, model_.hidden_size};
   if (spec_.norm) final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
@@ -83,8 +100,10 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   if (embedding_) saved.dembedding_TD.declare(plan, prefix + "dembedding", TD, dtype_);
   if (!predicts_mtp()) return;
   saved.mtp.resize(mtp_.size());
-  for (size_t k = 0; k < mtp_.size(); ++k)
+  for (size_t k = 0; k < mtp_.size(); ++k) {
+    plan.enter_layer(mtp_[k].layer());
     mtp_[k].declare_saved(plan, fmt::format("{}layer{}", prefix, mtp_[k].layer()), saved.mtp[k]);
+  }
 }
 
 void Stage::declare_output(MemoryPlan& plan) {
@@ -259,18 +278,19 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
       if (with_weights) params_.grad_ready(step.stream, of_end_);
     });
   }
-  for (size_t i = blocks_.size(); i-- > 0;) backward_block(step, i, dstream_TD, saved, with_weights);
-  if (!embedding_) return;
+  for (size_t i = blocks_.size(); i-- > first_backward_;) backward_block(step, i, dstream_TD, saved, with_weights);
+  if (!trains_embedding()) return;
   saved.dembedding_TD.hold(step.stream, dstream_TD);
   if (with_weights) embedding_gradient(step, saved);
 }
 
 void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
   PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
-  gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+  const bool with_input = is_gradient_used_ || i > first_backward_;
+  if (i > first_backward_) gather_block(step, i - 1);  // none before: the embedding backward reads no weights
   with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
-    if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
-    blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i), with_input);
+    blocks_[i].backward(step, dstream_TD, saved_of(saved, i), with_input);
     params_.sum_gradients(step.stream, of_block_[i], step.batch.first_of_step);
     params_.grad_ready(step.stream, of_block_[i]);
   });
@@ -292,14 +312,14 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
     });
   }
   if (spec_.norm || spec_.loss) end_gradients(step);
-  for (size_t i = blocks_.size(); i-- > 0;) {
+  for (size_t i = blocks_.size(); i-- > first_backward_;) {
     PhaseScope phase(step.stream, "backward weight", spec_.first_layer + static_cast<int64_t>(i));
     with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
       blocks_[i].backward_weight(step, saved_of(saved, i));
       params_.grad_ready(step.stream, of_block_[i]);
     });
   }
-  if (embedding_) embedding_gradient(step, saved);
+  if (trains_embedding()) embedding_gradient(step, saved);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {

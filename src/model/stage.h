@@ -124,6 +124,8 @@ class Stage {
   void embedding_gradient(Step& step, const Saved& saved) const;
   void end_gradients(Step& step) const;
   void gather_block(Step& step, size_t i) const;
+  void find_lowest_trained(const LayerContext& c);
+  bool trains_embedding() const { return embedding_ && embedding_->table().has_grad; }
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
@@ -139,6 +141,8 @@ class Stage {
   std::vector<size_t> set_of_block_;  // which of Saved::blocks a layer uses
   size_t num_block_sets_ = 0;
   std::vector<ParamSpan> of_block_;
+  size_t first_backward_ = 0;        // the lowest block whose backward passes are computed
+  bool is_gradient_used_ = true;     // that by the input of this block
   ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;

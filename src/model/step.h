@@ -22,7 +22,7 @@ struct BatchShape {
   // True: sequences hold documents that do not see each other, with their starts in doc_start_T.
   // False: a token sees all tokens before it.
   bool documents = true;
-  CpComm cp_comm = CpComm::allgather;
+  CpComm cp_comm = CpComm::allgather, cp_comm_window = CpComm::allgather;  // of layers without and with a window
   // The depths of multi-token prediction that the batch has targets for: all of the model's, or 0.
   // With 0 the modules are held but not computed.
   int64_t num_mtp = 0;
@@ -69,6 +69,8 @@ struct Targets {
 // One micro-batch: batch * seq token rows, sequence after sequence. Its own targets are the next tokens.
 struct MicroBatch : Targets {
   BatchShape shape;
+  // The neighbours of cp that share its sequences, a power of two (MeshShape::cp_dynamic). 0: all of cp.
+  int64_t cp = 0;
   Tensor token_T;      // i32
   Tensor pos_T;        // i32, position for RoPE
   Tensor doc_start_T;  // i32, position in the whole sequence of its first key that a token sees; with documents

@@ -3,26 +3,37 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <optional>
 
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 #include "model/stage.h"
 
 namespace moebius {
 namespace {
+
+// The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
+RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage) {
+  return spec.recompute.of(stage.num_layers > 0 ? stage.first_layer : spec.model.num_layers);
+}
 
 // The values that a part depends on.
 PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
   int64_t recompute = 0, bit = 1;
+  const RecomputeSpec own = recompute_of(spec, stage);
   for (const auto& [name, field] : kRecomputeNames) {
-    if (spec.recompute.*field) recompute += bit;
+    if (own.*field) recompute += bit;
     bit *= 2;
   }
+  // All ranks count the rows that some layer keeps.
+  const StageSpec whole{.num_layers = spec.model.num_layers, .num_mtp = spec.model.num_mtp_layers};
+  if (moe_layers_that_keep(spec.model, whole, whole.num_mtp, spec.recompute) > 0) recompute += bit;
   return {static_cast<int64_t>(policy),
           stage.embedding,
           stage.first_layer,
@@ -40,11 +51,14 @@ PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
           b.seq,
           b.max_segments,
           static_cast<int64_t>(b.cp_comm),
+          static_cast<int64_t>(b.cp_comm_window),
+          m.cp_inner,
           b.num_mtp,
           static_cast<int64_t>(spec.target),
           spec.threads,
           std::bit_cast<int64_t>(spec.expert_rows),
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
+          spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
           spec.fusion,
           recompute};
 }
@@ -90,6 +104,11 @@ void add_op(PassWork& work, const TraceEvent& event) {
   op.cost += c;
 }
 
+int64_t aligned_bytes(const Tensor& f32) {
+  const int64_t align = MemoryPlan::kAlign * size_of(DType::f32);
+  return div_ceil(f32.num_bytes(), align) * align;
+}
+
 // Groups are named by axis, and their calls come as "axis call".
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
@@ -124,14 +143,17 @@ class DryStage {
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};
     window_ = make_direct_window(plan_, mesh_, sizes, spec.dispatcher, spec.model.num_moe_layers());
-    rows_ = make_expert_rows(spec.model, mesh_,
-                             {.budget = spec.expert_rows,
-                              .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
-                              .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
-                              .dispatcher = spec.dispatcher,
-                              .rows_factor = spec.balance.rank_rows_factor,
-                              .dtype = spec.precision.compute,
-                              .passes_in_flight = moe_layers_of(spec.model, stage, spec.shape.num_mtp)});
+    rows_ = make_expert_rows(
+        spec.model, mesh_,
+        {.budget = spec.expert_rows,
+         .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+         .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
+         .dispatcher = spec.dispatcher,
+         .rows_factor = spec.balance.rank_rows_factor,
+         .dtype = spec.precision.compute,
+         .passes_in_flight = moe_layers_that_keep(spec.model, stage, spec.shape.num_mtp, spec.recompute),
+         .has_layers = moe_layers_of(spec.model, stage, spec.shape.num_mtp) > 0});
+    if (spec.measures_precision) figures_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -147,6 +169,7 @@ class DryStage {
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .expert_rows = rows_.get(),
+                              .figures = figures_ ? &*figures_ : nullptr,
                               .lora = spec.lora};
     stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
     metrics_bytes_ = plan_.bytes(Life::metrics);
@@ -159,7 +182,8 @@ class DryStage {
   }
 
   PartWork work() {
-    PartWork work{.saved_bytes = saved_bytes_,
+    PartWork work{.recompute = recompute_of(spec_, stage_->spec()),
+                  .saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
@@ -179,9 +203,10 @@ class DryStage {
     for (const Param& p : params_.all())
       work.params.push_back(
           {.axis = p.spec.grad_axis,
-           .dtype = p.spec.dtype,
+           .dtype = p.w.dtype,
            .numel = p.w.numel(),
-           .copies_bytes = params_.copies_bytes(p),
+           .copies_bytes = params_.copies_bytes(p) + aligned_bytes(p.scales),
+           .num_scales = p.scales.numel(),
            .kind = p.spec.kind,
            .has_grad = p.has_grad,
            .trainable = p.spec.trainable,
@@ -189,13 +214,16 @@ class DryStage {
            .sums_apart = p.sums_apart(),
            .grad_stored_first = p.spec.grad_stored_first,
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
-                                     [](const ParamPart& part) { return has_code_blocks(part.shape); })});
+                                     [](const ParamPart& part) { return has_code_blocks(part.shape); }),
+           .of_matrices = is_of_matrices(p.spec),
+           .scratch = update_scratch(spec_.optimizer.value_or(OptimizerSpec{}), p.spec)});
     return work;
   }
 
  private:
   RowsWork rows_work() const {
-    const int64_t pages = rows_->pages_of_pass() * moe_layers_of(spec_.model, stage_->spec(), spec_.shape.num_mtp);
+    const int64_t pages = rows_->pages_of_pass() *
+                          moe_layers_that_keep(spec_.model, stage_->spec(), spec_.shape.num_mtp, spec_.recompute);
     const int64_t stash = stash_bytes(pages, rows_->stash_columns(), spec_.precision.compute);
     return {.scratch_bytes = plan_.bytes(Life::rows) - stash,
             .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
@@ -238,6 +266,7 @@ class DryStage {
   Tensor rope_, loss_sum_, mtp_loss_sum_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
+  std::optional<PrecisionFigures> figures_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
@@ -307,9 +336,12 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
+  const auto is_alike = [&](int64_t other) {
+    return m.is_moe_layer(other) == m.is_moe_layer(layer) && m.window_of(other) == m.window_of(layer) &&
+           (spec_.recompute.ranges.empty() || spec_.recompute.of(other) == spec_.recompute.of(layer));
+  };
   int64_t first = names_layers_ ? layer : 0;  // of its kind
-  while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
-    ++first;
+  while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
   if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1}, policy_);
   return *part;
@@ -335,10 +367,10 @@ const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage
 size_t PartLibrary::policy_of(const EngineSpec& spec) {
   const auto known = std::find_if(policies_.begin(), policies_.end(), [&](const Policy& p) {
     return p.model == spec.model && p.balance == spec.balance && p.precision == spec.precision &&
-           p.freeze == spec.freeze && p.lora == spec.lora;
+           p.freeze == spec.freeze && p.lora == spec.lora && p.measures_precision == spec.measures_precision;
   });
   if (known != policies_.end()) return static_cast<size_t>(known - policies_.begin());
-  policies_.push_back({spec.model, spec.balance, spec.precision, spec.freeze, spec.lora});
+  policies_.push_back({spec.model, spec.balance, spec.precision, spec.freeze, spec.lora, spec.measures_precision});
   return policies_.size() - 1;
 }
 

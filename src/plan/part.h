@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "engine/engine_spec.h"
 #include "model/params.h"
+#include "parallel/optim/optimizer.h"
 #include "plan/layout.h"
 
 namespace moebius {
@@ -63,14 +64,17 @@ struct ParamSize {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   int64_t numel = 0;
-  int64_t copies_bytes = 0;  // of quantised copies
+  int64_t copies_bytes = 0;  // of quantised copies, and of the scales of quantised weights
+  int64_t num_scales = 0;    // of those
   ParamKind kind = ParamKind::matrix;
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
   bool grad_stored_first = false;
-  bool has_blocks = false;  // of 8-bit codes: core/block_code.h
+  bool has_blocks = false;   // of 8-bit codes: core/block_code.h
+  bool of_matrices = false;  // is_of_matrices() (parallel/optim/optimizer.h)
+  UpdateScratch scratch;     // of its update
 };
 
 // The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
@@ -81,6 +85,7 @@ struct RowsWork {
 };
 
 struct PartWork {
+  RecomputeSpec recompute;           // of its layer
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
@@ -94,7 +99,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 24>;
+using PartKey = std::array<int64_t, 25>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
@@ -115,6 +120,7 @@ class PartLibrary {
     PrecisionSpec precision;
     std::vector<std::string> freeze;
     LoraSpec lora;
+    bool measures_precision = false;
   };
   ThreadPool& pool(int threads);
 

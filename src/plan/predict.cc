@@ -149,28 +149,34 @@ std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const 
 // Latent attention keeps the part of keys that RoPE turns once for each head.
 int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
   const ModelSpec& m = spec_.model;
-  const RecomputeSpec& again = spec_.recompute;
-  if (again.layer) return 0;
   const MeshShape& mesh = spec_.mesh;
   const double tokens = static_cast<double>(rows_between_projections(spec_.shape, mesh));
   const double rows = tokens * static_cast<double>(m.top_k);
   const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
   const PlanPrecision precision = products_precision(spec_, context_.assume, machine_);
   const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
-  double of_moe = rows * D * input_bytes;
-  if (!again.expert_up && context_.assume.recompute == PlanRecompute::of_recipe) of_moe += rows * F * input_bytes;
-  if (context_.assume.permutation == PlanPermutation::plain) of_moe += rows * D * 2;
-  // An MoE layer that is computed anew keeps its input alone, and not the two products of the experts.
-  if (context_.assume.recompute == PlanRecompute::moe) of_moe = -(again.expert_up ? 0 : 2 * rows * F * 2);
+  const bool is_of_recipe = context_.assume.recompute == PlanRecompute::of_recipe;
+  const auto of_moe = [&](const RecomputeSpec& again) {
+    // An MoE layer that is computed anew keeps its input alone, and not the two products of the experts.
+    if (context_.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);
+    double moe = rows * D * input_bytes;
+    if (!again.expert_up && is_of_recipe) moe += rows * F * input_bytes;
+    if (context_.assume.permutation == PlanPermutation::plain) moe += rows * D * 2;
+    return moe;
+  };
   // Heads are divided over tp, and tokens between projections too.
-  double of_layer = 0;
-  if (m.kv_lora_rank > 0 && !again.qkv) of_layer = tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
+  const auto of_layer = [&](const RecomputeSpec& again) {
+    if (m.kv_lora_rank == 0 || again.covers(&RecomputeSpec::mla_up_proj)) return 0.0;
+    return tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
+  };
   double bytes = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     const StageSpec& stage = layout_.at(pp_rank, v);
     double of_set = 0;
-    for (int64_t i = 0; i < stage.num_layers; ++i)
-      of_set += of_layer + (m.is_moe_layer(stage.first_layer + i) ? of_moe : 0);
+    for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
+      const RecomputeSpec again = spec_.recompute.of(layer);
+      if (!again.layer) of_set += of_layer(again) + (m.is_moe_layer(layer) ? of_moe(again) : 0);
+    }
     bytes += of_set * static_cast<double>(use.num_saved[static_cast<size_t>(v)]);
   }
   return static_cast<int64_t>(bytes);

@@ -125,7 +125,7 @@ void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& buc
 void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_t owned) {
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const Life life = optimizer.offload ? Life::host : Life::optimizer;
-  for (int64_t i = 0; i < num_moments(optimizer); ++i) {
+  for (int64_t i = 0; i < num_moments(optimizer, p.of_matrices); ++i) {
     const bool is_coded = optimizer.state == StateFormat::blocks_8bit && p.has_blocks;
     place(m, life, owned, is_coded ? DType::u8 : optimizer.state == StateFormat::bf16 ? DType::bf16 : DType::f32);
     if (is_coded) place(m, life, owned / kCodeBlock, DType::f32);
@@ -144,6 +144,17 @@ void add_layer_gradients(RankMemory& m, const PartWork& layer) {
     if (p.sums_apart) place(one, Life::layer_grad, p.numel, DType::f32);
   int64_t& most = m.life[static_cast<size_t>(Life::layer_grad)];
   most = std::max(most, one.of(Life::layer_grad));
+}
+
+// The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
+int64_t most_magnitudes(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
+  int64_t most = 0;
+  for (const Bucket& bucket : buckets_of(spec, params)) {
+    int64_t blocks = 0;
+    for (const ParamSize* p : bucket.params) blocks += p->num_scales;
+    most = std::max(most, blocks * group_size(spec.mesh, bucket.axis));
+  }
+  return most;
 }
 
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
@@ -174,6 +185,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     owned_of.at(p).pop_back();
   }
   for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
+  if (const int64_t most = most_magnitudes(spec, params); most > 0) place(m, Life::comm, most, DType::i32);
   if (spec.overlap && largest > 0)
     for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }
@@ -213,7 +225,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   });
   std::vector<int64_t> layers;
   for (int64_t v = 0; v < layout.num_virtual(); ++v)
-    layers.push_back(moe_layers_of(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp));
+    layers.push_back(moe_layers_that_keep(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp, spec.recompute));
   const int64_t pages = rows.pages_of_pass * most_in_use(use.in_use, layers);
   add(m, Life::rows, rows.scratch_bytes + stash_bytes(pages, rows.stash_columns, spec.precision.compute));
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
@@ -242,7 +254,9 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
-  int64_t most = tied_gradient_bytes(parts, layout, pp_rank);
+  UpdateScratch scratch;
+  for (const ParamSize* p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
+  int64_t most = std::max(tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes());
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
     most =
         std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});

@@ -47,8 +47,10 @@ class Search {
     run_.model.check();
     run_.provenance.clear();
     run_.model.source = {};
+    run_.memory.automatic = false;
     const double of_rank = machine.of_rank(run_.threads).memory_gb;
     bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank) * 1e9;
+    if (options.memory_gb == 0 && run.memory.fit_bytes > 0) bytes_ = static_cast<double>(run.memory.fit_bytes);
   }
 
   SearchResult result() {

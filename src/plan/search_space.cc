@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "config/recipe/memory_keys.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -107,13 +108,6 @@ class Space {
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 
-std::string text_of(const RecomputeSpec& r) {
-  std::string text;
-  for (const auto& [name, field] : kRecomputeNames)
-    if (r.*field) text += fmt::format("{}\"{}\"", text.empty() ? "" : ", ", name);
-  return "[" + text + "]";
-}
-
 double rows_factor(const RunSpec& run) { return run.moe.rank_rows_factor > 0 ? run.moe.rank_rows_factor : kRowsFactor; }
 
 const char* name_of(CpComm comm) {
@@ -158,9 +152,11 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
                                fmt::format("parallel.ep={}", p.ep),
                                fmt::format("parallel.etp={}", p.etp),
                                fmt::format("train.micro_batch={}", c.micro_batch),
-                               fmt::format("memory.recompute={}", text_of(c.recompute))};
+                               fmt::format("memory.recompute={}", recompute_list(c.recompute))};
   set.push_back(fmt::format("parallel.layout=\"{}\"", p.layout));
-  if (p.cp > 1) set.push_back(fmt::format("parallel.cp_comm=\"{}\"", name_of(p.cp_comm)));
+  const CpComm comm = p.cp > 1 ? p.cp_comm : CpComm::allgather;
+  if (p.cp > 1 || run.parallel.cp_comm != comm) set.push_back(fmt::format("parallel.cp_comm=\"{}\"", name_of(comm)));
+  if (run.parallel.cp_inner > 1) set.emplace_back("parallel.cp_inner=1");  // no candidate is hierarchical
   if (c.recipe != run.precision.recipe) set.push_back(fmt::format("precision.recipe=\"{}\"", name_of(c.recipe)));
   if (p.dispatcher == DispatcherKind::automatic) set.emplace_back("parallel.dispatcher=\"auto\"");
   if (p.dispatcher == DispatcherKind::allgather) set.emplace_back("parallel.dispatcher=\"allgather\"");
@@ -176,6 +172,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
 // Names of a model that it has no layer for are refused, so they are left out.
 std::vector<bool RecomputeSpec::*> recompute_names(const ModelSpec& m) {
   std::vector<bool RecomputeSpec::*> names{&RecomputeSpec::norm, &RecomputeSpec::qkv, &RecomputeSpec::attention};
+  if (m.kv_lora_rank > 0) names.push_back(&RecomputeSpec::mla_up_proj);
   if (m.num_moe_layers() < m.num_layers) names.push_back(&RecomputeSpec::mlp);
   if (m.shared_intermediate_size > 0) names.push_back(&RecomputeSpec::shared_expert);
   if (m.num_moe_layers() > 0) names.push_back(&RecomputeSpec::expert_up);

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "io/html_text.h"
+#include "plan/fit_memory.h"
 #include "plan/print.h"
 
 namespace moebius {
@@ -37,12 +38,14 @@ SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& swe
       else
         overrides.push_back(sweep.keys[k].key + "=" + point.values[k]);
     }
-    const RunSpec run = load_run_spec(base.recipe, overrides);
+    RunSpec run = load_run_spec(base.recipe, overrides);
     if (base.search) {
       FoundLayout best = std::move(search(parts, run, ranks, machine, assume, *base.search).layouts.at(0));
       point.set = std::move(best.set);
       point.prediction = std::move(best.prediction);
     } else {
+      if (run.memory.fit_bytes > 0)
+        run.memory = fit_memory(parts, run_on(run, machine), ranks, machine, assume).run.memory;
       point.prediction = predict(parts, run, ranks, machine, assume);
     }
   } catch (const Error& e) {

@@ -211,11 +211,11 @@ void merge(PassTime& time, const TimeContext& c) {
 
 // With parallel.expert_overlap = "layer" two of the three ways of rows in a backward pass run beside products of the
 // experts: x, unless the pre-activations are recomputed of it, and dx (model/moe/dispatched_experts.h).
-void overlap_layer(PassTime& backward, const TimeContext& c) {
+void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec& recompute) {
   double sent = 0;
   for (const auto& [axis, seconds] : backward.groups)
     if (carries_rows(axis)) sent += seconds;
-  const double ways = c.spec.recompute.expert_up || c.spec.recompute.layer ? 1 : 2;
+  const double ways = recompute.covers(&RecomputeSpec::expert_up) ? 1 : 2;
   double& experts = backward.kernels[static_cast<size_t>(KernelClass::experts)];
   backward.hidden = std::min(ways / 3 * sent, experts);
   experts += taken_by_groups(c.machine) * backward.hidden;
@@ -276,6 +276,8 @@ int64_t RankSpan::local(const PlanMachine& m) const {
 RankSpan span_of(const MeshShape& m, const std::string& axis) {
   if (axis == "tp") return {m.tp, 1};
   if (axis == "cp") return {m.cp, m.tp};
+  if (axis == "cp_inner") return {m.cp_inner, m.tp};
+  if (axis == "cp_outer") return {m.cp_outer(), m.tp * m.cp_inner};
   if (axis == "dp") return {m.dp, m.tp * m.cp};
   if (axis == "dp_cp") return {m.dp * m.cp, m.tp};
   if (axis == "tp_cp") return {m.tp * m.cp, 1};
@@ -338,7 +340,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_rows(t.forward, c, 2);
     add_rows(t.backward, c, 2);
     // Moebius' backward pass dispatches x once more, and what it recomputes too.
-    if (is_own_direct(c)) add_rows(t.backward, c, c.spec.recompute.layer ? 3 : 1);
+    if (is_own_direct(c)) add_rows(t.backward, c, part.recompute.layer ? 3 : 1);
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, moved_bytes(c));
@@ -348,12 +350,12 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   if (is_layer) t.forward.host = host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
   // A whole layer that Megatron recomputes sends its rows once more.
-  if (is_layer && c.spec.recompute.layer && c.assume.system == PlanSystem::megatron) {
+  if (is_layer && part.recompute.layer && c.assume.system == PlanSystem::megatron) {
     if (is_moe) add_rows(t.backward, c, 2);
     t.backward.host += t.forward.host;
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
-    overlap_layer(t.backward, c);
+    overlap_layer(t.backward, c, part.recompute);
   for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);

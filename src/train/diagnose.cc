@@ -29,7 +29,7 @@ std::optional<std::string> first_in(Stream& s, const std::string& name, const Te
 
 std::optional<std::string> first_in_weights(Stream& s, const Model& model) {
   for (const Param& p : model.params().all()) {
-    if (auto found = first_in(s, "weight " + p.spec.name, p.w)) return found;
+    if (auto found = first_in(s, "weight " + p.spec.name, p.is_quantised() ? p.master() : p.w)) return found;
   }
   return std::nullopt;
 }

@@ -17,7 +17,8 @@ HostMemory host_memory(Engine& engine, bool async_save) {
   const bool on_gpu = engine.spec().target == DeviceKind::cuda;
   HostMemory host{.plan_bytes = on_gpu ? 0 : engine.plan().total_bytes(),
                   .pinned_bytes = engine.pinned_bytes(),
-                  .stages_messages = engine.stages_messages()};
+                  .stages_messages = engine.stages_messages(),
+                  .spill_bytes = engine.plan().spill_bytes()};
   if (async_save) host.snapshot_bytes = CheckpointStore::snapshot_bytes_of(training_state(engine));
   if (on_gpu && !async_save) host.pinned_bytes += CheckpointStore::kPieceBytes;
   return host;
@@ -27,13 +28,14 @@ HostMemory of_this_machine(Control& control, const HostMemory& mine) {
   const std::vector<std::string> machines = control.gather(machine_name());
   const auto of_each = [&](int64_t bytes) { return control.gather(std::to_string(bytes)); };
   const auto plans = of_each(mine.plan_bytes), pinned = of_each(mine.pinned_bytes),
-             snapshots = of_each(mine.snapshot_bytes);
+             snapshots = of_each(mine.snapshot_bytes), spills = of_each(mine.spill_bytes);
   HostMemory all{.num_ranks = 0};
   for (int r = 0; r < control.size(); ++r) {
     if (machines[r] != machines[control.rank()]) continue;
     all.plan_bytes += std::stoll(plans[r]);
     all.pinned_bytes += std::stoll(pinned[r]);
     all.snapshot_bytes += std::stoll(snapshots[r]);
+    all.spill_bytes += std::stoll(spills[r]);
     ++all.num_ranks;
   }
   return all;
@@ -49,6 +51,18 @@ void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t avai
       host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
       host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "", bytes_text(available),
       plan.table());
+}
+
+void check_spill(const HostMemory& host, const MemoryPlan& plan, int64_t available) {
+  const int64_t beside = host.plan_bytes + host.snapshot_bytes, needed = beside + host.spill_bytes;
+  MOEBIUS_CHECK(
+      usage, host.spill_bytes == 0 || needed <= available,
+      "out of memory: rows of experts beyond memory.expert_rows take up to {} of the host's memory if tokens choose "
+      "the experts of one rank{}{}, and {} are available; set a larger memory.expert_rows or 0 (then the device has "
+      "memory for them), a smaller train.micro_batch or train.seq_len, or use a larger machine\n{}",
+      bytes_text(host.spill_bytes), host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "",
+      beside > 0 ? fmt::format(", beside {} of the plan and a checkpoint's copy", bytes_text(beside)) : "",
+      bytes_text(available), plan.table());
 }
 
 }  // namespace moebius

@@ -15,7 +15,10 @@ struct HostMemory {
   int64_t snapshot_bytes = 0;    // the copy that an asynchronous checkpoint takes
   int64_t num_ranks = 1;         // ranks whose memory this is
   bool stages_messages = false;  // messages between GPUs need more pinned memory, which is not predicted
-  std::string text() const;      // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
+  // Rows of experts beyond memory.expert_rows, if tokens choose as unevenly as they can. They take memory when it
+  // happens, and keep it.
+  int64_t spill_bytes = 0;
+  std::string text() const;  // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 
 // The host memory of a training engine, also of one on the null device.
@@ -28,5 +31,8 @@ HostMemory of_this_machine(Control& control, const HostMemory& mine);
 // Error{usage} with the plan's table when the host does not have the memory of plan and snapshot
 // together: now, and not at the first save. Pinned memory is held already.
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
+
+// The same for the rows of experts beyond their budget: a run that starts can hold every choice of experts.
+void check_spill(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
 }  // namespace moebius

@@ -47,6 +47,22 @@ TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
   refused(cpu, 149, "memory plan\n");
 }
 
+TEST(HostMemory, RowsOfExpertsBeyondTheirBudgetThatDoNotFitAreRefused) {
+  MemoryPlan plan;
+  const HostMemory gpu{.snapshot_bytes = 3, .num_ranks = 2, .spill_bytes = 40}, cpu{.plan_bytes = 9, .spill_bytes = 40};
+  check_spill(gpu, plan, 43);
+  check_spill(cpu, plan, 49);
+  check_spill({.plan_bytes = 9}, plan, 0);
+  const auto refused = [&](const HostMemory& host, int64_t available, const std::string& text) {
+    expect_error(ErrorKind::usage, text, [&] { check_spill(host, plan, available); });
+  };
+  refused(gpu, 42,
+          "rows of experts beyond memory.expert_rows take up to 40 B of the host's memory if tokens choose the experts "
+          "of one rank, of 2 ranks together, beside 3 B of the plan and a checkpoint's copy, and 42 B are available; "
+          "set a larger memory.expert_rows or 0");
+  refused(cpu, 48, "beside 9 B of the plan and a checkpoint's copy, and 48 B are available");
+}
+
 TEST(HostMemory, SaysWhatIsNotCounted) {
   EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5}.text()),
             "of the host 7 B pinned, checkpoint snapshot 5 B");
@@ -58,11 +74,14 @@ TEST(HostMemory, SaysWhatIsNotCounted) {
 TEST(HostMemory, TheRanksOfAMachineShareIt) {
   run_threads(3, {.timeout_s = 30}, [](Transport& world) {
     Control control(world);
-    const HostMemory all =
-        of_this_machine(control, {.plan_bytes = 10, .pinned_bytes = 1, .snapshot_bytes = 100 + control.rank()});
+    const HostMemory all = of_this_machine(control, {.plan_bytes = 10,
+                                                     .pinned_bytes = 1,
+                                                     .snapshot_bytes = 100 + control.rank(),
+                                                     .spill_bytes = 1000 + control.rank()});
     EXPECT_EQ(all.plan_bytes, 30);
     EXPECT_EQ(all.pinned_bytes, 3);
     EXPECT_EQ(all.snapshot_bytes, 303);
+    EXPECT_EQ(all.spill_bytes, 3003);
     EXPECT_EQ(all.num_ranks, 3);
     const MemoryPlan plan;
     check_snapshot(all, plan, 333);

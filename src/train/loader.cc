@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 
 #include "core/error.h"
 #include "data/data_build.h"
@@ -49,17 +50,25 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
                            !asked_by.empty() ? asked_by
                            : shuffle         ? "data.train"
                                              : "data.valid"),
-             {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
+             {.seq_len = run.train.seq_len,
+              .vocab_size = run.model.vocab_size,
+              .seed = run.seed,
+              .shuffle = shuffle,
+              .pack_documents = run.data.pack_documents}),
       share_(share),
       positions_(positions_of_context(run.train.seq_len, share.cp, share.cp_rank)),
+      in_order_(run.train.seq_len),
+      dynamic_cp_(run.parallel.dynamic_cp && share.cp > 1),
       seq_(run.train.seq_len),
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
+      pack_documents_(run.data.pack_documents),
       order_by_cost_(run.data.order_by_cost),
       mtp_coeff_(run.num_mtp() > 0 ? run.train.mtp_coeff / static_cast<double>(run.num_mtp()) : 0),
       loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
+  std::iota(in_order_.begin(), in_order_.end(), 0);
   for (int i = 0; i < order_.num_datasets(); ++i) {
     check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
@@ -112,33 +121,73 @@ void Loader::begin_step(int64_t step) {
     samples_.push_back(order_.sample((step - 1) * global_batch_ + i));
     add_weights(samples_.back(), weights);
   }
-  if (order_by_cost_) order_by_cost();
+  if (order_by_cost_ || dynamic_cp_) order_by_cost();
   for (size_t k = 0; k < weights.size(); ++k) loss_scales_[k] = weights[k] > 0 ? 1.0 / weights[k] : 0.0;
 }
 
+// Rows, not tokens: the last token of a sequence is a target alone. Without pack_documents padding is one document.
+SampleDocuments Loader::documents_of(const Sample& sample) const {
+  const int64_t end = pack_documents_ ? std::min(sample.len, seq_) : seq_;
+  SampleDocuments documents{.begins = {0}, .end = static_cast<int32_t>(end), .rows = static_cast<int32_t>(seq_)};
+  for (const int32_t start : document_starts(sample)) {
+    if (start < documents.end) documents.begins.push_back(start);
+  }
+  return documents;
+}
+
 void Loader::order_by_cost() {
-  std::vector<std::pair<double, Sample>> costs;
+  struct Costly {
+    int64_t sharing;
+    double cost;
+    Sample sample;
+  };
+  std::vector<Costly> all;
   for (const Sample& sample : samples_) {
-    std::vector<int32_t> ends = document_starts(sample);
-    ends.push_back(static_cast<int32_t>(seq_));
-    double cost = 0;
-    int32_t begin = 0;
-    for (const int32_t end : ends) {
-      const double length = std::min<double>(end, static_cast<double>(seq_)) - begin;
-      cost += length * length;
-      begin = end;
-    }
-    costs.emplace_back(cost, sample);
+    const SampleDocuments documents = documents_of(sample);
+    all.push_back({dynamic_cp_ ? choose_sharing(documents, share_.cp) : 0, documents.cost(), sample});
   }
   // Stable: sequences of one cost stay in the order of the data.
-  std::stable_sort(costs.begin(), costs.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (size_t i = 0; i < samples_.size(); ++i) samples_[i] = costs[i].second;
+  std::stable_sort(all.begin(), all.end(), [](const Costly& a, const Costly& b) {
+    return std::pair(a.sharing, a.cost) > std::pair(b.sharing, b.cost);
+  });
+  sharing_.clear();
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    samples_[i] = all[i].sample;
+    sharing_.push_back(all[i].sharing);
+  }
+}
+
+// Documents that fit for some number of ranks may not be found to fit for twice as many, since packing is not
+// exact. They fit where all share.
+Loader::Arranged Loader::arrange(int64_t first) const {
+  Arranged arranged{.sharing = *std::max_element(sharing_.begin() + first, sharing_.begin() + first + micro_batch_)};
+  while (std::ssize(arranged.rows) < micro_batch_) {
+    auto rows =
+        arrange_documents(documents_of(samples_[first + std::ssize(arranged.rows)]), share_.cp, arranged.sharing);
+    if (rows) {
+      arranged.rows.push_back(std::move(*rows));
+    } else {
+      arranged.sharing *= 2;
+      arranged.rows.clear();
+    }
+  }
+  return arranged;
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {
   const int64_t first = (m * share_.dp + share_.dp_rank) * micro_batch_;  // in the global batch
   num_segments_ = 0;
-  for (int64_t b = 0; b < micro_batch_; ++b) fill_sequence(batch, b, samples_[first + b], true);
+  batch.cp = 0;
+  if (dynamic_cp_) {
+    const Arranged arranged = arrange(first);
+    batch.cp = arranged.sharing;
+    const std::vector<int64_t> positions = positions_of_context(seq_, share_.cp, share_.cp_rank, batch.cp);
+    for (int64_t b = 0; b < micro_batch_; ++b)
+      fill_sequence(batch, samples_[first + b], {b, true, arranged.rows[b], positions, seq_ / share_.cp * batch.cp});
+  } else {
+    for (int64_t b = 0; b < micro_batch_; ++b)
+      fill_sequence(batch, samples_[first + b], {b, true, in_order_, positions_, seq_});
+  }
   batch.scalars.set_loss_scale(0, loss_scales_[0]);
   for (int64_t k = 1; k <= std::ssize(batch.mtp_targets); ++k)
     batch.scalars.set_loss_scale(k, loss_scales_[k], mtp_coeff_);
@@ -150,38 +199,48 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
 void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count) {
   const int64_t last = count > 0 ? first + count - 1 : 0;  // read in place of a sequence that does not exist
   num_segments_ = 0;
+  batch.cp = 0;
   for (int64_t b = 0; b < micro_batch_; ++b)
-    fill_sequence(batch, b, order_.sample_in_order(dataset, std::min(first + b, last)), b < count);
+    fill_sequence(batch, order_.sample_in_order(dataset, std::min(first + b, last)),
+                  {b, b < count, in_order_, positions_, seq_});
   batch.scalars.set_loss_scale(0, 1.0);
   batch.scalars.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;
 }
 
-void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted) {
+void Loader::fill_sequence(MicroBatch& batch, const Sample& sample, const Place& place) {
   order_.fill(sample, tokens_.data());
-  const std::vector<int32_t> starts = document_starts(sample);
+  std::vector<int32_t> starts = document_starts(sample);
   const std::vector<bool> counts = counted_targets(sample, starts);
   const auto depths = static_cast<int32_t>(batch.mtp_targets.size());
-  const int64_t first_row = b * std::ssize(positions_);
-  size_t next = 0;  // starts[next] is the next document
-  for (int64_t n = 0; n < std::ssize(positions_); ++n) {
-    const auto i = static_cast<int32_t>(positions_[n]);
-    while (next < starts.size() && starts[next] <= i) ++next;
-    const int32_t begin = next > 0 ? starts[next - 1] : 0, end = next < starts.size() ? starts[next] : seq_;
-    const int64_t row = first_row + n;
+  const int64_t first_row = place.b * std::ssize(place.positions);
+  // One may start after the last token, and is not in a row. document[i] is that of row i of the sample.
+  starts.erase(std::lower_bound(starts.begin(), starts.end(), seq_), starts.end());
+  starts.insert(starts.begin(), 0);
+  int64_t at = 0;         // the place in the sequence that was reached
+  int32_t document = -1;  // how many began up to it, less 1
+  size_t of_row = 0;      // the document of the row there, of starts
+  for (int64_t n = 0; n < std::ssize(place.positions); ++n) {
+    for (; at <= place.positions[n]; ++at) {
+      const int32_t i = place.rows[at];
+      of_row = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), i) - starts.begin()) - 1;
+      document += starts[of_row] == i;
+    }
+    const int64_t here = place.positions[n];
+    const int32_t i = place.rows[here], begin = starts[of_row];
+    const int64_t end = of_row + 1 < starts.size() ? starts[of_row + 1] : seq_, row = first_row + n;
     batch.token_T.ptr<int32_t>()[row] = tokens_[i];
     for (int32_t k = 0; k <= depths; ++k) {
       const int32_t j = i + k;
       const Targets& targets = batch.targets(k);
       targets.target_T.ptr<int32_t>()[row] = j < seq_ ? tokens_[j + 1] : 0;
-      targets.weight_T.ptr<float>()[row] = weighted && j < end && counts[j] ? 1.0f : 0.0f;
+      targets.weight_T.ptr<float>()[row] = place.weighted && j < end && counts[j] ? 1.0f : 0.0f;
     }
     batch.pos_T.ptr<int32_t>()[row] = i - begin;
-    batch.doc_start_T.ptr<int32_t>()[row] = begin;
-    batch.segment_T.ptr<int32_t>()[row] = num_segments_ + static_cast<int32_t>(next);
+    batch.doc_start_T.ptr<int32_t>()[row] = static_cast<int32_t>(here % place.length) - (i - begin);
+    batch.segment_T.ptr<int32_t>()[row] = num_segments_ + document;
   }
-  const auto end = std::lower_bound(starts.begin(), starts.end(), seq_);  // one may start after the last token
-  num_segments_ += 1 + static_cast<int32_t>(end - starts.begin());
+  num_segments_ += static_cast<int32_t>(starts.size());
 }
 
 }  // namespace moebius

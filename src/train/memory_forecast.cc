@@ -34,7 +34,11 @@ void MemoryForecast::predict(CheckpointStore& store, bool async_save) {
   const HostMemory host = host_memory(engine_, async_save);
   if (on_gpu) control_.together([&] { store.hold_piece(); });
   const HostMemory here = of_this_machine(control_, host);
-  control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
+  control_.together([&] {
+    const int64_t available = available_memory_bytes();
+    check_snapshot(here, engine_.plan(), available);
+    check_spill(here, engine_.plan(), available);
+  });
   on_gpu ? predict_gpu(host) : predict_process(host);
 }
 

@@ -15,8 +15,8 @@ class MemoryForecast {
 
   // Logs the prediction: for the GPU if there is one, else for the process. Allocates the host
   // buffer that saves of a GPU use.
-  // Error{usage} when the host does not have the memory of plan and snapshot. All ranks
-  // call it together.
+  // Error{usage} when the host does not have the memory of plan, snapshot and rows of experts beyond
+  // their budget. All ranks call it together.
   void predict(CheckpointStore& store, bool async_save);
   void compare();                                               // logs it beside the measured peak
   int64_t predicted_bytes() const { return predicted_bytes_; }  // of the GPU or the process; after predict()

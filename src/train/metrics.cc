@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "model/moe/expert_rows.h"
+#include "model/precision_figures.h"
 
 namespace moebius {
 namespace {
@@ -72,6 +73,38 @@ std::optional<StepReport::ExpertRowsReport> read_expert_rows(const Engine& engin
   return report;
 }
 
+// The figures are those of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
+std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
+  const PrecisionFigures* figures = engine.model().precision_figures();
+  if (!figures) return {};
+  const int64_t L = engine.model().spec().num_layers_and_mtp();
+  Group& world = engine.mesh().group(Axis::world);
+  std::vector<double> mine(L * 5), all(world.size() * L * 5);
+  for (const PrecisionFigures::Layer& each : figures->layers())
+    std::copy_n(engine.on_host(each.sums_5).ptr<double>(), 5, mine.data() + each.layer * 5);
+  Stream s(DeviceKind::cpu, engine.stream().pool());
+  world.all_gather(s, tensor_of(all.data(), {world.size() * L, 5}), tensor_of(mine.data(), {L, 5}));
+  std::vector<StepReport::PrecisionReport> layers;
+  for (int64_t i = 0; i < L; ++i) {
+    double elements = 0;
+    StepReport::PrecisionReport layer{.layer = i};
+    for (int64_t rank = 0; rank < world.size(); ++rank) {
+      const double* of_rank = all.data() + (rank * L + i) * 5;
+      if (of_rank[0] == 0) continue;
+      elements += of_rank[0];
+      layer.saturated += of_rank[1];
+      layer.zeroed += of_rank[2];
+      layer.scale_min = layer.scale_min == 0 ? of_rank[3] : std::min(layer.scale_min, of_rank[3]);
+      layer.scale_max = std::max(layer.scale_max, of_rank[4]);
+    }
+    if (elements == 0) continue;
+    layer.saturated /= elements;
+    layer.zeroed /= elements;
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
 void add_up_layers(StepReport& r) {
   for (const MoeLayerReport& layer : r.layers) {
     r.aux_loss += layer.aux_loss;
@@ -102,6 +135,7 @@ StepReport read_step(Engine& engine, double step_time_s) {
   for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, r.tokens));
   gather_layers(engine, r.layers);
   r.expert_rows = read_expert_rows(engine);
+  r.precision = read_precision(engine);
   add_up_layers(r);
   r.model_tflops_per_rank = model_tflops_per_rank(engine, r);
   r.memory_peak_bytes = engine.peak_bytes();
@@ -128,6 +162,14 @@ nlohmann::ordered_json to_json(const StepReport& r) {
     json["spilled_rows"] = r.expert_rows->spilled_rows;
     json["spill_time_s"] = r.expert_rows->spill_time_s;
     json["expert_rows_peak_over_budget"] = r.expert_rows->peak_over_budget;
+  }
+  if (!r.precision.empty()) {
+    auto& precision = json["precision"] = nlohmann::ordered_json::object();
+    for (const StepReport::PrecisionReport& layer : r.precision)
+      precision[std::to_string(layer.layer)] = {{"saturated", layer.saturated},
+                                                {"zeroed", layer.zeroed},
+                                                {"scale_min", layer.scale_min},
+                                                {"scale_max", layer.scale_max}};
   }
   auto layers = nlohmann::ordered_json::array();
   for (const MoeLayerReport& layer : r.layers) {

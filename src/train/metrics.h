@@ -40,6 +40,13 @@ struct StepReport {
     double peak_over_budget = 0;  // of the fullest rank: the most rows that were to be kept at a time, over the budget
   };
   std::optional<ExpertRowsReport> expert_rows;
+  // With log.precision, of the operands that quantising made in a layer, on all ranks: shares of the elements that are
+  // not zero, and the range of their scales (ops/quantize/quantize.h).
+  struct PrecisionReport {
+    int64_t layer = 0;
+    double saturated = 0, zeroed = 0, scale_min = 0, scale_max = 0;
+  };
+  std::vector<PrecisionReport> precision;
   std::vector<MoeLayerReport> layers;
 };
 

@@ -55,9 +55,8 @@ void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine) 
 CommCounters comm_counters(const Mesh& mesh) {
   CommCounters counters;
   for (int a = 0; a < kNumAxes; ++a) {
-    const Group& group = mesh.group(static_cast<Axis>(a));
-    counters.sent_bytes[a] = static_cast<double>(group.sent_bytes());
-    counters.seconds[a] = group.seconds();
+    counters.sent_bytes[a] = static_cast<double>(mesh.sent_bytes(static_cast<Axis>(a)));
+    counters.seconds[a] = mesh.seconds(static_cast<Axis>(a));
   }
   return counters;
 }

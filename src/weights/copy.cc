@@ -1,6 +1,7 @@
 #include "weights/copy.h"
 
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <system_error>
 
@@ -34,11 +35,29 @@ class EntryBytes {
     convert_elements(converted_.data(), dtype, stored_.data(), from.dtype, from.shape.numel(), from.name);
     return converted_.data();
   }
+  // The entry in a form other than values.
+  const void* read(size_t entry, TensorCopy::Form form) {
+    if (form == TensorCopy::Form::released_scales) {
+      released_ = reader_.released_scales(entry);
+      return released_.scales.data();
+    }
+    if (packed_entry_ != entry) {
+      const Shape& shape = reader_.entries()[entry].shape;
+      const auto* values = reinterpret_cast<const float*>(read(entry, DType::f32));
+      packed_ = to_block_fp8(values, shape[0], shape[1], reader_.released_scales(entry));
+      packed_entry_ = entry;
+    }
+    if (form == TensorCopy::Form::block_fp8) return packed_.data.data();
+    return packed_.scales.data();
+  }
 
  private:
   const WeightsReader& reader_;
   std::vector<NotFinite>* not_finite_;
   std::vector<char> stored_, converted_;
+  std::optional<size_t> packed_entry_;  // data and scales follow each other
+  BlockFp8 packed_;
+  ReleasedScales released_;
 };
 
 // One expert after the other: the elements between two first indices are whole once their
@@ -90,7 +109,9 @@ SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, c
   SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
   EntryBytes entries(reader, not_finite);
   for (const TensorCopy& t : shard) {
-    if (t.parts.empty())
+    if (t.form != TensorCopy::Form::values)
+      writer.write(t.name, entries.read(t.entry, t.form), t.bytes());
+    else if (t.parts.empty())
       writer.write(t.name, entries.read(t.entry, t.dtype), t.bytes());
     else
       write_fused(writer, t, entries);

@@ -23,11 +23,19 @@ struct FusedEntry {
 // A tensor to be written: the entry of a WeightsReader that it is read from, and its name, shape
 // and dtype in the file.
 struct TensorCopy {
+  enum class Form : uint8_t {
+    values,
+    released_scales,  // those of WeightsReader::released_scales()
+    block_fp8,        // as to_block_fp8() makes it: the data, and
+    block_scales,     // the scales
+  };
+
   size_t entry = 0;
   std::string name;
   Shape shape;
   DType dtype = DType::f32;
   std::vector<FusedEntry> parts = {};  // in place of entry: its parts, those of expert 0 first
+  Form form = Form::values;
   int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 

@@ -52,14 +52,44 @@ Shape shape_of(const std::vector<int64_t>& dims) {
   return dims.size() == 2 ? Shape{dims[0], dims[1]} : Shape{dims[0], dims[1], dims[2]};
 }
 
+// The matrices that are written in 8-bit floats: those that were released so, or else those whose products the
+// recipe fp8_block quantises.
+std::set<std::string> in_block_fp8(const HubFolder& hub) {
+  if (!hub.block_fp8) return {};
+  std::set<std::string> names;
+  for (size_t i = 0; i < hub.weights.entries().size(); ++i)
+    if (!hub.weights.released_scales(i).empty()) names.insert(hub.weights.entries()[i].name);
+  if (!names.empty()) return names;
+  const std::vector<std::string> all = block_fp8_matrices(ModelCatalog(hub.model));
+  return {all.begin(), all.end()};
+}
+
+void add_block_fp8(const HubFolder& hub, size_t i, const std::string& name, std::vector<TensorCopy>& tensors) {
+  const Shape& shape = hub.weights.entries()[i].shape;
+  const ReleasedScales released = hub.weights.released_scales(i);
+  const BlockSize block = block_size(ScaleLayout::square_blocks);
+  tensors.push_back(
+      {.entry = i, .name = name, .shape = shape, .dtype = DType::f8_e4m3, .form = TensorCopy::Form::block_fp8});
+  tensors.push_back({.entry = i,
+                     .name = name + kScaleSuffix,
+                     .shape = released.empty() ? block_scales_shape(shape, block.rows, block.cols)
+                                               : block_scales_shape(shape, released.block_rows, released.block_cols),
+                     .form = TensorCopy::Form::block_scales});
+}
+
 // The tensors under the hub's names; where experts are one there, they are gathered.
 std::vector<TensorCopy> hub_tensors(const HubFolder& hub, HfFamily family) {
   std::vector<TensorCopy> tensors;
   std::map<std::string, size_t> fused;
+  const std::set<std::string> in_fp8 = in_block_fp8(hub);
   for (size_t i = 0; i < hub.weights.entries().size(); ++i) {
     const WeightsEntry& entry = hub.weights.entries()[i];
     if (is_training_state(entry.name)) continue;
     const DType dtype = keeps_its_dtype(entry.name) ? entry.dtype : hub.dtype.value_or(entry.dtype);
+    if (in_fp8.contains(entry.name)) {
+      add_block_fp8(hub, i, hf_name(family, entry.name), tensors);
+      continue;
+    }
     const auto place = fused_place(family, entry.name, dims_of(entry.shape), hub.model.num_experts);
     if (!place) {
       tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
@@ -86,14 +116,44 @@ const char* torch_name(DType dtype) {
   }
 }
 
+// The modules with a matrix that is not in 8-bit floats, by the names that transformers and vLLM compare.
+json plain_modules(const std::vector<TensorCopy>& tensors) {
+  json names = json::array();
+  for (const TensorCopy& t : tensors) {
+    const std::string suffix = ".weight";
+    const bool is_plain = t.dtype != DType::f8_e4m3 && t.shape.rank() == 2 && t.name.ends_with(suffix);
+    if (is_plain && !t.name.ends_with("embed_tokens.weight"))
+      names.push_back(t.name.substr(0, t.name.size() - suffix.size()));
+  }
+  return names;
+}
+
+bool has_fp8(const std::vector<TensorCopy>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const TensorCopy& t) { return t.dtype == DType::f8_e4m3; });
+}
+
+// The config of the folder that the model came from is kept. Else it is that of the recipe fp8_block.
+json quantization_config(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
+  const json said = model.source ? model.source->value("quantization_config", json()) : json();
+  if (said.is_object() && said.value("quant_method", "") == "fp8") return said;
+  const BlockSize block = block_size(ScaleLayout::square_blocks);
+  return {{"quant_method", "fp8"},
+          {"fmt", "e4m3"},
+          {"activation_scheme", "dynamic"},
+          {"weight_block_size", {block.rows, block.cols}},
+          {"modules_to_not_convert", plain_modules(tensors)}};
+}
+
 // torch_dtype says what all tensors are; where they differ it stays what it was.
 json config_of(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
   json config = hf_from_model_spec(model);
   config.erase("quantization_config");  // the weights are unpacked
+  if (has_fp8(tensors)) config["quantization_config"] = quantization_config(model, tensors);
   if (!config.contains("architectures")) config["architectures"] = {find_family(model.family)->architecture};
   std::set<DType> dtypes;
   for (const TensorCopy& t : tensors) {
-    if (!keeps_its_dtype(t.name)) dtypes.insert(t.dtype);
+    const bool is_packed = t.form != TensorCopy::Form::values;  // they stand for values of the other tensors' dtype
+    if (!keeps_its_dtype(t.name) && !is_packed) dtypes.insert(t.dtype);
   }
   if (dtypes.size() == 1) config["torch_dtype"] = torch_name(*dtypes.begin());
   return config;

@@ -17,6 +17,7 @@ struct HubFolder {
   const ModelSpec& model;
   const WeightsReader& weights;
   std::optional<DType> dtype;  // f32 or bf16, for all but the routers' correction biases; nothing: as it is stored
+  bool block_fp8 = false;      // matrices of quantised products in 8-bit floats with block scales (weights/block_fp8.h)
   std::string files;           // folder whose other files are copied (tokenizer, ...); empty: none
   int64_t shard_bytes = 5'000'000'000;
 };
@@ -29,8 +30,8 @@ struct HubFolderResult {
 };
 
 // Writes config.json in the v4 spelling, weights under the hub's names, and the other files
-// unchanged. Keys that Moebius does not know are kept, but not quantization_config, since weights
-// are no longer packed. Each expert has a tensor for each projection, except in families whose
+// unchanged. Keys that Moebius does not know are kept, but not quantization_config, unless weights
+// are in 8-bit floats again: those that were released so, or else those whose products a recipe quantises. Each expert has a tensor for each projection, except in families whose
 // checkpoints fuse them (hub/fused_experts.h). The folder appears whole or not at all. Memory:
 // twice the largest tensor; of fused ones, twice that of an expert. Error{input} for a model_type
 // that transformers does not have.

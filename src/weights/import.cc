@@ -15,6 +15,12 @@ std::vector<TensorCopy> as_stored(const WeightsReader& reader) {
   for (size_t i = 0; i < reader.entries().size(); ++i) {
     const WeightsEntry& entry = reader.entries()[i];
     tensors.push_back({i, entry.name, entry.shape, entry.dtype});
+    const ReleasedScales released = reader.released_scales(i);
+    if (released.empty()) continue;
+    tensors.push_back({.entry = i,
+                       .name = entry.name + kScaleSuffix,
+                       .shape = block_scales_shape(entry.shape, released.block_rows, released.block_cols),
+                       .form = TensorCopy::Form::released_scales});
   }
   return tensors;
 }

@@ -30,7 +30,8 @@ struct ImportResult {
 };
 
 // Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few
-// bits with scales, and for matrices that an adapter is added to), with fused experts split. config.json becomes part of the meta data; all other
+// bits with scales, and for matrices that an adapter is added to), with fused experts split. The scales of 8-bit
+// floats are stored too, so that export can make the released bits again. config.json becomes part of the meta data; all other
 // files are copied. The checkpoint appears whole or not at all. Memory: the largest tensor.
 // Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);

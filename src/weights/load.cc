@@ -131,9 +131,11 @@ class PartLoader {
     const WeightsEntry& e = reader_.entries()[entry];
     bytes_.resize(range.count * size_of(e.dtype));
     reader_.read_slice(entry, {dims_of(part.shape), part.shard, range.begin, range.end()}, bytes_.data());
-    const Tensor w = part_of(p.w, part);
-    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count, w.dtype));
-    convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
+    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count, p.spec.dtype));
+    if (!p.is_quantised()) {
+      const Tensor w = part_of(p.w, part);
+      convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
+    }
     const ElementRange owned = owned_of(p, part), here = common(owned, range);
     if (!(p.has_master || p.has_remainder) || here.count == 0) return;
     const Tensor master = owned_part_of(p.master(), p, part);

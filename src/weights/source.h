@@ -9,6 +9,7 @@
 #include "checkpoint/tensor_slice.h"
 #include "core/quantized.h"
 #include "model/catalog.h"
+#include "weights/block_fp8.h"
 
 namespace moebius {
 
@@ -53,6 +54,9 @@ class WeightsReader {
   virtual ScaleLayout blocks_on_disk(size_t) const { return ScaleLayout::none; }
   virtual void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
                            void* scales) const;
+  // The scales of a matrix that was released in 8-bit floats, which a checkpoint keeps when it is imported. read()
+  // gives its values in f32.
+  virtual ReleasedScales released_scales(size_t) const { return {}; }
 };
 
 // The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or

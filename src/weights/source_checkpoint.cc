@@ -2,11 +2,18 @@
 
 #include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
+#include "hub/packed_weights.h"
 #include "parallel/optim/optimizer.h"
 #include "weights/source.h"
 
 namespace moebius {
 namespace {
+
+// The scales that a matrix was released with, which an import keeps.
+bool is_scales(const std::string& name, const std::map<std::string, Shape>& wanted) {
+  const size_t suffix = std::string_view(kScaleSuffix).size();
+  return name.ends_with(kScaleSuffix) && wanted.contains(name.substr(0, name.size() - suffix));
+}
 
 // Missing, unexpected and misshapen names, before anything is read.
 void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, const std::string& folder) {
@@ -22,7 +29,7 @@ void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, co
     if (it->second.shape != dims_of(shape)) misshapen.push_back(name);
   }
   for (const auto& [name, tensor] : reader.tensors()) {
-    const bool passed_over = !catalog.holds_mtp() && is_of_mtp(name, catalog.model());
+    const bool passed_over = (!catalog.holds_mtp() && is_of_mtp(name, catalog.model())) || is_scales(name, wanted);
     if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name) && !passed_over)
       unexpected.push_back(name);
   }
@@ -50,6 +57,20 @@ class CheckpointWeights final : public WeightsReader {
   void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
     const WeightsEntry& e = entries_[entry];
     reader_.read({.name = e.name, .tensor = {.data = dst, .shape = {slice.numel()}, .dtype = e.dtype}, .slice = slice});
+  }
+  ReleasedScales released_scales(size_t entry) const override {
+    const WeightsEntry& e = entries_[entry];
+    const auto found = reader_.tensors().find(e.name + kScaleSuffix);
+    if (found == reader_.tensors().end()) return {};
+    const WeightPacking packing = read_weight_packing(reader_.meta().at("model"), "checkpoint");
+    const Shape shape = block_scales_shape(e.shape, packing.block_rows, packing.block_cols);
+    MOEBIUS_CHECK(input, found->second.dtype == DType::f32 && found->second.shape == dims_of(shape),
+                  "checkpoint: expected scales f32 {} of {}; got another shape; import the model again",
+                  to_string(shape), e.name);
+    ReleasedScales released{.block_rows = packing.block_rows, .block_cols = packing.block_cols};
+    released.scales.resize(shape.numel());
+    reader_.read(found->first, {.data = released.scales.data(), .shape = shape, .dtype = DType::f32});
+    return released;
   }
 
  private:

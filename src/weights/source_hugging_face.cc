@@ -152,6 +152,14 @@ class HuggingFaceWeights final : public WeightsReader {
     const TensorSource block = block_of(sources_[entry], {dims_of(entries_[entry].shape), shard, begin, end});
     moebius::read_blocks(folder_, part_of(block, begin, end, 0, block.cols), data, scales);
   }
+  ReleasedScales released_scales(size_t entry) const override {
+    const TensorSource& source = sources_[entry];
+    if (source.scale_name.empty() || source.packing.kind != WeightPacking::Kind::fp8) return {};
+    ReleasedScales released{.block_rows = source.packing.block_rows, .block_cols = source.packing.block_cols};
+    released.scales.resize(folder_.at(source.scale_name).bytes / sizeof(float));
+    folder_.read(source.scale_name, reinterpret_cast<char*>(released.scales.data()));
+    return released;
+  }
 
  private:
   HfFolder folder_;

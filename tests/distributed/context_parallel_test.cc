@@ -1,7 +1,8 @@
-// Attention on tp x cp ranks equals attention on one rank, in both ways of exchange, with and
-// without documents.
+// Attention on tp x cp ranks equals attention on one rank, in every way of exchange, with and
+// without documents and windows; grouped-query and latent.
 // The bytes sent are those of model/attention/context_parallel.h.
 #include "model/attention/gqa.h"
+#include "model/attention/mla.h"
 #include "ops/rope/rope.h"
 #include "tests/distributed/layer_rig.h"
 
@@ -18,6 +19,7 @@ struct ContextCase {
   int64_t tp, cp;
   bool documents;
   int64_t window;
+  int64_t inner = 1;
 };
 
 ModelSpec model_of(const ContextCase& c) {
@@ -33,63 +35,117 @@ ModelSpec model_of(const ContextCase& c) {
   return m;
 }
 
-// Returns [forward, backward] of model/attention/context_parallel.h, for the rows and heads
-// of one rank.
-std::array<int64_t, 2> expected_bytes(const ContextCase& c) {
-  const int64_t T = kBatch * kSeq / c.cp, cp = c.cp, q = T * kHeads / c.tp * kWidth * 4,
-                kv = 2 * T * kKvHeads / c.tp * kWidth * 4, starts = c.documents ? 4 * T * (cp - 1) : 0;
-  switch (c.comm) {
+using Bytes = std::array<int64_t, 2>;  // of the forward and of the backward pass
+
+// The holdings of a rank: the bytes of its q and o, of its keys and values or what they are made of, and of its starts.
+struct Held {
+  int64_t q, o, kv, starts;
+};
+
+// The table of model/attention/context_parallel.h for n ranks. f is b in f32.
+Bytes expected_bytes(CpComm comm, int64_t n, const Held& h, bool latents) {
+  switch (comm) {
     case CpComm::allgather:
-      return {(cp - 1) * kv, 2 * (cp - 1) * kv};
     case CpComm::ring:
-      return {(cp - 1) * kv, 2 * (cp - 1) * kv};
+      return {(n - 1) * h.kv, 2 * (n - 1) * h.kv};
     case CpComm::alltoall:
+    case CpComm::hierarchical:
       break;
   }
-  return {(cp - 1) * (2 * q + kv) / cp + starts, (cp - 1) * (4 * q + 2 * kv) / cp + starts};
+  const int64_t starts = (n - 1) * h.starts, kv = latents ? (n - 1) * h.kv : (n - 1) * h.kv / n;
+  return {(n - 1) * (h.q + h.o) / n + kv + starts, (n - 1) * 2 * (h.q + h.o) / n + 2 * kv + starts};
 }
 
-void expect_case(Transport& transport, const ContextCase& c) {
-  const ModelSpec model = model_of(c);
-  const Mesh mesh({.tp = c.tp, .cp = c.cp, .ep = transport.size()}, transport);
-  Array cos_sin = Array::poisoned({kSeq, kWidth}, DType::f32);
+void expect_sent(const LayerPasses& passes, const ContextCase& c, const Held& held, bool latents) {
+  const auto expect = [&](int axis, const Bytes& bytes) {
+    EXPECT_EQ(passes.sent[axis][0], bytes[0]);
+    EXPECT_EQ(passes.sent[axis][1], bytes[1]);
+  };
+  if (c.comm != CpComm::hierarchical) return expect(1, expected_bytes(c.comm, c.cp, held, latents));
+  Held outer = held;
+  if (latents) outer.kv *= c.inner;
+  expect(1, {0, 0});
+  expect(2, expected_bytes(CpComm::hierarchical, c.inner, held, latents));
+  expect(3, expected_bytes(CpComm::ring, c.cp / c.inner, outer, latents));
+}
+
+// The layer of `Layer`, which `construct` makes in a context, on the mesh of the case.
+template <class Layer, class Construct>
+LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpec& model, Construct&& construct) {
+  const Mesh mesh({.tp = c.tp, .cp = c.cp, .ep = transport.size(), .cp_inner = c.inner}, transport);
+  Array cos_sin = Array::poisoned({kSeq, model.rope_dim()}, DType::f32);
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
   const Tensor table = cos_sin.tensor();
   const auto make = [&](LayerRig& rig, const Mesh& on) {
     LayerContext context = rig.context(model, on, table);
-    context.shape.cp_comm = c.comm;
-    return Gqa(context, "attention", model.sliding_window);
+    context.shape.cp_comm = context.shape.cp_comm_window = c.comm;
+    return construct(context);
   };
-  const auto declare = [](const Gqa& layer, MemoryPlan& plan, Gqa::Saved& saved) {
+  const auto declare = [](const Layer& layer, MemoryPlan& plan, typename Layer::Saved& saved) {
     layer.declare_saved(plan, "attention", saved);
   };
   const BatchShape whole{.batch = kBatch, .seq = kSeq, .documents = c.documents};
-  const LayerPasses passes = expect_like_one_rank<Gqa>(mesh, whole, D, kTolerance, make, declare);
-  const std::array<int64_t, 2> bytes = expected_bytes(c);
-  EXPECT_EQ(passes.sent[1][0], bytes[0]);
-  EXPECT_EQ(passes.sent[1][1], bytes[1]);
+  return expect_like_one_rank<Layer>(mesh, whole, D, kTolerance, make, declare);
+}
+
+void expect_case(Transport& transport, const ContextCase& c) {
+  const ModelSpec model = model_of(c);
+  const LayerPasses passes = passes_of<Gqa>(transport, c, model, [&](const LayerContext& context) {
+    return Gqa(context, "attention", model.sliding_window);
+  });
+  const int64_t T = kBatch * kSeq / c.cp, q = T * kHeads / c.tp * kWidth * 4;
+  expect_sent(passes, c, {q, q, 2 * T * kKvHeads / c.tp * kWidth * 4, c.documents ? 4 * T : 0}, false);
+}
+
+// Ranks exchange R + r numbers of each token, whatever the heads: 8 of them would be 64.
+void expect_latent_case(Transport& transport, const ContextCase& c) {
+  ModelSpec model = model_of(c);
+  model.qk_norm = QkNorm::none;
+  model.num_kv_heads = kHeads;
+  model.q_lora_rank = 3;
+  model.kv_lora_rank = 6;
+  model.qk_rope_head_dim = 2;
+  model.head_dim = 5;
+  model.v_head_dim = 3;
+  const LayerPasses passes =
+      passes_of<Mla>(transport, c, model, [](const LayerContext& context) { return Mla(context, "attention"); });
+  const int64_t T = kBatch * kSeq / c.cp, heads = kHeads / c.tp;
+  expect_sent(passes, c, {T * heads * 5 * 4, T * heads * 3 * 4, T * (6 + 2) * 4, c.documents ? 4 * T : 0}, true);
 }
 
 class ContextParallel : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, ContextParallel, ::testing::Values(1, 2, 4, 8), name_of_ranks);
 
+// The values of cp_inner that make two levels of a way: 1 of all others.
+std::vector<int64_t> levels(CpComm comm, int64_t cp) {
+  if (comm != CpComm::hierarchical) return {1};
+  std::vector<int64_t> inner;
+  for (int64_t n = 2; n < cp; n *= 2) inner.push_back(n);
+  return inner;
+}
+
 // Tests every tp x cp of these ranks. alltoall is tested where cp divides the kv heads of
 // a tp rank.
-void expect_way(Transport& transport, CpComm comm) {
+template <class ExpectCase>
+void expect_way(Transport& transport, CpComm comm, const std::vector<int64_t>& windows, ExpectCase&& expect) {
   for (int64_t tp = 1; tp <= std::min(transport.size(), 2); ++tp) {
     if (transport.size() % tp != 0) continue;
     const int64_t cp = transport.size() / tp;
     if (comm == CpComm::alltoall && kKvHeads / tp % cp != 0) continue;
-    for (const bool documents : {false, true}) {
-      for (const int64_t window : {0, 6}) {
-        SCOPED_TRACE(fmt::format("tp {} cp {} documents {} window {}", tp, cp, documents, window));
-        expect_case(transport, {comm, tp, cp, documents, window});
+    for (const int64_t inner : levels(comm, cp)) {
+      for (const bool documents : {false, true}) {
+        for (const int64_t window : windows) {
+          SCOPED_TRACE(fmt::format("tp {} cp {} documents {} window {} inner {}", tp, cp, documents, window, inner));
+          expect(transport, {comm, tp, cp, documents, window, inner});
+        }
       }
     }
   }
 }
+
+void expect_way(Transport& transport, CpComm comm) { expect_way(transport, comm, {0, 6}, expect_case); }
 
 TEST_P(ContextParallel, AllGatherEqualsOneRank) {
   run([](Transport& transport) { expect_way(transport, CpComm::allgather); });
@@ -99,6 +155,17 @@ TEST_P(ContextParallel, RingEqualsOneRank) {
 }
 TEST_P(ContextParallel, AllToAllEqualsOneRank) {
   run([](Transport& transport) { expect_way(transport, CpComm::alltoall); });
+}
+TEST_P(ContextParallel, HierarchicalEqualsOneRank) {
+  run([](Transport& transport) { expect_way(transport, CpComm::hierarchical); });
+}
+TEST_P(ContextParallel, LatentsEqualOneRank) {
+  run([](Transport& transport) {
+    for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall, CpComm::hierarchical}) {
+      SCOPED_TRACE(static_cast<int>(comm));
+      expect_way(transport, comm, {0}, expect_latent_case);
+    }
+  });
 }
 
 TEST(ContextParallelErrors, AllToAllNeedsHeadsForEveryRank) {

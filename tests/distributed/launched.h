@@ -39,6 +39,7 @@ inline void run_launched(const WorldOptions& world, const RankBody& body) {
            .rank = number("RANK"),
            .size = number("WORLD_SIZE"),
            .master = {.host = std::getenv("MASTER_ADDR"), .port = number("MASTER_PORT")},
+           .secret = std::getenv("MOEBIUS_SECRET") != nullptr ? std::getenv("MOEBIUS_SECRET") : "",
            .report = report_to_stderr,
            .end_process = end_process,
            .stall_s = 2},

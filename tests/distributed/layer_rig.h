@@ -42,8 +42,9 @@ class LayerRig {
   static constexpr int64_t kStackBytes = 1 << 22, kDocument = 5;
   static constexpr uint64_t kSeed = 5;
 
-  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare)
-      : params(plan, ModelUse::gradients) {
+  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare,
+           const RecomputeSpec& recompute = {})
+      : plan(recompute), params(plan, ModelUse::gradients) {
     BatchShape shape = whole;
     shape.seq = whole.seq / mesh.shape().cp;
     declare_micro_batch(plan, shape, batch);
@@ -124,10 +125,10 @@ inline void reduce_gradients(LayerRig& rig, const Mesh& mesh) {
 }
 
 // Outputs, of this rank or whole, and the bytes that the forward and the backward pass sent over
-// tp and cp.
+// tp and cp, and over the levels of cp.
 struct LayerPasses {
   Values y, dx;
-  int64_t sent[2][2];  // [tp, cp][forward, backward]
+  int64_t sent[4][2];  // [tp, cp, cp_inner, cp_outer][forward, backward]
 };
 
 // x and dy are this rank's rows of the values of all tokens, of width D.
@@ -138,16 +139,23 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   const auto own = [&](uint64_t key) {
     return Array::of({t, D}, DType::f32, rig.own(Array::normal({T, D}, DType::f32, key).values(), D));
   };
-  const auto sent = [&](Axis axis) { return mesh.group(axis).sent_bytes(); };
+  constexpr Axis kCounted[4] = {Axis::tp, Axis::cp, Axis::cp_inner, Axis::cp_outer};
+  LayerPasses passes;
+  const auto count = [&](int pass) {
+    for (int a = 0; a < 4; ++a)
+      passes.sent[a][pass] = mesh.sent_bytes(kCounted[a]) - (pass == 1 ? passes.sent[a][0] : 0);
+  };
   Array x = own(1), dy = own(2), y = Array::poisoned({t, D}, DType::f32), dx = y;
   Step step = rig.step();
   StackScope scope(step.stack);
   layer.forward(step, y.tensor(), x.tensor(), saved);
-  const int64_t forward[2] = {sent(Axis::tp), sent(Axis::cp)};
+  count(0);
   layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
   layer.backward_weight(step, saved);
-  return {
-      y.values(), dx.values(), {{forward[0], sent(Axis::tp) - forward[0]}, {forward[1], sent(Axis::cp) - forward[1]}}};
+  count(1);
+  passes.y = y.values();
+  passes.dx = dx.values();
+  return passes;
 }
 
 // make(rig, mesh) gives the layer, declare(layer, plan, saved) its saved tensors. The layer on the mesh equals that

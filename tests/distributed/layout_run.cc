@@ -145,6 +145,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                     .seq = kSeq / mesh.cp,
                     .max_segments = kMicroBatch * kSeq,
                     .cp_comm = layout.cp_comm,
+                    .cp_comm_window = layout.cp_comm_of_window(),
                     .num_mtp = what.mtp},
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,

@@ -35,6 +35,7 @@ const LayoutCase kCases[] = {
     {"dp3_tied", 3, {}, {.tied = true}},
     {"cp2_ring", 2, {.cp = 2, .cp_comm = CpComm::ring}},
     {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
+    {"cp4_hierarchical", 4, {.cp = 4, .cp_comm = CpComm::hierarchical, .cp_inner = 2}},
     {"cp4_ring_skewed", 4, {.cp = 4, .cp_comm = CpComm::ring}, {.skewed = true}},
     {"tp2_cp2_ring_dp2", 8, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
     {"cp2_alltoall_pp2", 4, {.cp = 2, .pp = 2, .cp_comm = CpComm::alltoall}},
@@ -72,6 +73,7 @@ const LayoutCase kCases[] = {
     {"tp4_latent_kv", 4, {.tp = 4}, {.latent_kv = true}},
     {"cp2_ring_latent_kv", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
     {"cp2_alltoall_tp2_latent", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::alltoall}, {.latent_qkv = true}},
+    {"cp4_hierarchical_latent", 4, {.cp = 4, .cp_comm = CpComm::hierarchical, .cp_inner = 2}, {.latent_qkv = true}},
     {"tp2_cp2_ep4_pp2_latent", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.latent_qkv = true}},
     {"ep2", 2, {.ep = 2}},
     {"ep2_edp2", 4, {.ep = 2}},
@@ -119,6 +121,10 @@ const LayoutCase kCases[] = {
     {"tp2_gpt_oss", 2, {.tp = 2}, {.gpt_oss = true}},
     {"cp2_gpt_oss", 2, {.cp = 2}, {.gpt_oss = true}},
     {"cp2_ring_gpt_oss", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.gpt_oss = true}},
+    {"cp2_ring_windows_allgather_gpt_oss",
+     2,
+     {.cp = 2, .cp_comm = CpComm::ring, .cp_comm_window = CpComm::allgather},
+     {.gpt_oss = true}},
     {"cp2_alltoall_gpt_oss", 2, {.cp = 2, .cp_comm = CpComm::alltoall}, {.gpt_oss = true}},
     {"ep2_pp2_gpt_oss", 4, {.pp = 2, .ep = 2}, {.gpt_oss = true}},
     {"etp2_ep2_gpt_oss", 4, {.ep = 2, .etp = 2}, {.gpt_oss = true}},
@@ -327,6 +333,11 @@ TEST_P(Recompute, ChangesNoBit) {
       way.recompute.*flag = true;
       expect_same_bits(train_on(world, c.model, c.layout, 3, way), kept);
     }
+    LayoutWay some_layers;
+    some_layers.recompute.norm = true;
+    some_layers.recompute.ranges = {{.what = &RecomputeSpec::expert_up, .first = 1, .last = 1},
+                                    {.what = &RecomputeSpec::layer, .first = 2, .last = 8}};
+    expect_same_bits(train_on(world, c.model, c.layout, 3, some_layers), kept);
   });
 }
 

@@ -1,6 +1,7 @@
 // Layers on tp ranks equal the layer on one rank: outputs and input gradients row by row, weight
 // gradients block by block.
 #include "model/attention/gqa.h"
+#include "model/layers/chunked_mlp.h"
 #include "model/layers/mlp.h"
 #include "model/layers/vocab.h"
 #include "ops/rope/rope.h"
@@ -45,6 +46,59 @@ TEST_P(TensorParallel, MlpEqualsOneRank) {
     const auto make = [&](LayerRig& rig, const Mesh& on) { return Mlp(rig.context(model, on, {}), "mlp", 24); };
     expect_row_traffic(expect_like_one_rank<Mlp>(mesh, kWhole, D, kTolerance, make, declare_mlp), mesh.shape().tp);
   });
+}
+
+ModelSpec mlp_model() {
+  ModelSpec model;
+  model.hidden_size = D;
+  model.initializer_range = 0.5;
+  return model;
+}
+
+// Three chunks on the mesh, and all rows at once on one rank.
+TEST_P(TensorParallel, ChunksOfAnMlpEqualOneRank) {
+  run([](Transport& transport) {
+    const Mesh mesh = mesh_of(transport);
+    const ModelSpec model = mlp_model();
+    const auto make = [&](LayerRig& rig, const Mesh& on) {
+      const LayerContext c = rig.context(model, on, {});
+      return ChunkedMlp(c, "mlp", 24, c.stream_rows() / (&on == &mesh ? 3 : 1));
+    };
+    const auto declare = [](const ChunkedMlp& layer, MemoryPlan& plan, ChunkedMlp::Saved& saved) {
+      layer.declare_saved(plan, "mlp", saved);
+    };
+    expect_row_traffic(expect_like_one_rank<ChunkedMlp>(mesh, kWhole, D, kTolerance, make, declare), mesh.shape().tp);
+  });
+}
+
+struct ChunkedPasses {
+  std::vector<Values> values;  // y, dx and the weights' gradients
+  int64_t stack_bytes;
+};
+
+ChunkedPasses chunked_passes(int64_t chunk, bool recomputes, bool splits) {
+  const Mesh one(MeshShape{});
+  const ModelSpec model = mlp_model();
+  std::optional<ChunkedMlp> layer;
+  ChunkedMlp::Saved saved;
+  LayerRig rig(one, kWhole,
+               [&](LayerRig& r) {
+                 r.plan.split_backward(splits);
+                 layer.emplace(r.context(model, one, {}), "mlp", 24, chunk);
+                 layer->declare_saved(r.plan, "mlp", saved);
+               },
+               {.mlp = recomputes});
+  const LayerPasses passes = both_passes(rig, one, *layer, saved, kRows, D);
+  ChunkedPasses result{{passes.y, passes.dx}, rig.plan.stack().high_water()};
+  for (const Param& p : rig.params.all()) result.values.push_back(values_of(p.dw));
+  return result;
+}
+
+TEST(ChunkedMlp, MemoryChangesNoBitAndScratchIsThatOfAChunk) {
+  const ChunkedPasses kept = chunked_passes(8, false, false);
+  for (const auto& [recomputes, splits] : {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}})
+    EXPECT_EQ(chunked_passes(8, recomputes, splits).values, kept.values);
+  EXPECT_LT(2 * chunked_passes(8, true, false).stack_bytes, chunked_passes(kRows, true, false).stack_bytes);
 }
 
 ModelSpec attention_model(QkNorm norm, bool bias) {

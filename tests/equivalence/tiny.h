@@ -111,6 +111,7 @@ inline double objective(Engine& engine) {
 inline void init_params(Engine& engine) {
   Stream s = engine.stream();
   engine.model().params().init(s, engine.spec().seed);
+  if (engine.spec().precision.weights == PrecisionChoice::recipe) engine.gather_weights(s);
 }
 
 // Runs the micro-batches of one step and returns the objective. Gradients stay.

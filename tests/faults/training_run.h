@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,23 +33,30 @@ inline Words joined(Words a, const Words& b) {
 struct Surroundings {
   std::map<std::string, std::string> environment;
   std::string out = "out", err = "err";  // files in the folder where it runs
+  std::function<void()> enter = [] {};   // moves the process to where it runs, before it changes to its folder
 };
 
-// Starts moebius_faults with these words in `dir`.
-inline pid_t start_program(const std::string& dir, const Words& words, const FaultRequest& request = {},
-                           const Surroundings& around = {}) {
+// Starts a program with these words in `dir`.
+inline pid_t start_program(const std::string& program, const std::string& dir, const Words& words,
+                           const FaultRequest& request, const Surroundings& around) {
   return start_forked(request, [&] {
+    around.enter();
     MOEBIUS_CHECK(io, ::chdir(dir.c_str()) == 0, "chdir to {}", dir);
     ::dup2(::open(around.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
     ::dup2(::open(around.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
     for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    const std::string program = built_program("moebius_faults");
     std::vector<char*> arguments{const_cast<char*>(program.c_str())};
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     ::execv(program.c_str(), arguments.data());
     MOEBIUS_FAIL(io, "exec {}: {}", program, errno_text(errno));
   });
+}
+
+// Starts moebius_faults with these words in `dir`.
+inline pid_t start_program(const std::string& dir, const Words& words, const FaultRequest& request = {},
+                           const Surroundings& around = {}) {
+  return start_program(built_program("moebius_faults"), dir, words, request, around);
 }
 
 // The differences of a rank: its fault, its own overrides, the folder that it runs in, and variables.

@@ -145,6 +145,73 @@ TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8", "gpt_oss_mxfp4"),
                          [](const auto& info) { return info.param; });
 
+// A model that was released in 8-bit floats comes out of a checkpoint with the bits that were released, and its
+// quantization_config; and so from its folder.
+class BlockFp8RoundTrip : public RoundTrip {
+ protected:
+  void expect_released(const std::string& model) {
+    const std::string out = dir_.path(fmt::format("released{}", count_++));
+    export_hugging_face({.out = out, .model = model, .block_fp8 = true, .shard_bytes = 30000});
+    expect_same_tensors(HfFolder::open(out), HfFolder::open(source()));
+    EXPECT_EQ(read_json(out + "/config.json").at("quantization_config"),
+              read_json(source() + "/config.json").at("quantization_config"));
+    EXPECT_EQ(logits(out), logits(source()));
+  }
+};
+
+TEST_P(BlockFp8RoundTrip, HasTheReleasedBits) {
+  const std::string checkpoint = dir_.path("imported");
+  import_hugging_face({.out = checkpoint, .model = source(), .shard_bytes = 30000});
+  expect_released(checkpoint);
+  expect_released(source());
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, BlockFp8RoundTrip, testing::Values("deepseek_v3_fp8"),
+                         [](const auto& info) { return info.param; });
+
+// Other models get blocks of 128 x 128, and the modules that stay as they are are named.
+class MadeBlockFp8 : public RoundTrip {};
+
+TEST_P(MadeBlockFp8, IsReadAsThePackedValues) {
+  const std::string out = dir_.path("packed"), plain = dir_.path("plain");
+  export_hugging_face({.out = out, .model = source(), .block_fp8 = true});
+  const HfFolder packed = HfFolder::open(out), original = HfFolder::open(source());
+  const nlohmann::json config = read_json(out + "/config.json").at("quantization_config");
+  EXPECT_EQ(config.at("quant_method"), "fp8");
+  EXPECT_EQ(config.at("weight_block_size"), (nlohmann::json{128, 128}));
+  const nlohmann::json kept = config.at("modules_to_not_convert");
+  for (const std::string& name : original.names()) {
+    const bool is_packed = packed.at(name).dtype == DType::f8_e4m3;
+    const std::string module = name.substr(0, name.rfind('.'));
+    const bool is_matrix = original.at(name).shape.size() == 2 && !name.ends_with("embed_tokens.weight");
+    EXPECT_EQ(is_packed, is_matrix && std::find(kept.begin(), kept.end(), module) == kept.end()) << name;
+    EXPECT_EQ(packed.find(name + "_scale_inv") != nullptr, is_packed) << name;
+    if (!is_packed) {
+      EXPECT_EQ(bytes_of(packed, name), bytes_of(original, name)) << name;
+    }
+  }
+  EXPECT_EQ(packed.at("model.layers.1.mlp.experts.0.up_proj.weight").dtype, DType::f8_e4m3);
+  EXPECT_EQ(packed.find("model.layers.1.mlp.gate.weight_scale_inv"), nullptr);
+  // Unpacked and packed again it is the same.
+  export_hugging_face({.out = plain, .model = out, .dtype = DType::f32});
+  EXPECT_EQ(logits(plain), logits(out));
+  EXPECT_NE(logits(plain), logits(source()));
+  const std::string again = dir_.path("again");
+  export_hugging_face({.out = again, .model = out, .block_fp8 = true});
+  expect_same_tensors(HfFolder::open(again), packed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, MadeBlockFp8,
+                         testing::Values("qwen3_moe_v4_bias_packed", "deepseek_v3_v4_packed", "qwen2_moe_v5"),
+                         [](const auto& info) { return info.param; });
+
+TEST(BlockFp8Export, RefusesExpertsInOneTensor) {
+  const TestDir dir;
+  expect_error(
+      ErrorKind::input, "export --dtype fp8_block: expected a family with a tensor for each expert; got ",
+      [&] { export_hugging_face({.out = dir.path("out"), .model = kData + "/gpt_oss_v4", .block_fp8 = true}); });
+}
+
 // A released model with multi-token prediction, edited: tensors are in its folder or missing.
 class MtpFolder : public testing::Test {
  protected:

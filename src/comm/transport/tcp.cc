@@ -10,6 +10,8 @@
 namespace moebius {
 namespace {
 
+constexpr double kProbeS = 1;  // time in which a machine acknowledges a few bytes
+
 uint64_t hash_of(const std::string& text) { return std::hash<std::string>{}(text); }
 
 class TcpMessage final : public Message {
@@ -59,6 +61,7 @@ class TcpTransport final : public Transport {
   bool all_others(const std::function<bool(const TcpLinks::Peer&)>& are) const;
   void check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
+  std::string silence_of(std::span<const int> ranks);
   std::string tail() { return fmt::format("last collectives of {}:\n{}", name(rank()), recorder().text()); }
   void end_stalled(int failed_rank);
 
@@ -112,8 +115,29 @@ void TcpTransport::fail_waiting(const CollectiveRecord& what, const std::vector<
   for (const TcpEnd* end : open) missing.push_back(end->peer);
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\n{}", to_string(what), name(rank()),
-               timeout_s(), names_of_ranks(options_.world, missing), tail());
+  MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}{}\n{}", to_string(what), name(rank()),
+               timeout_s(), names_of_ranks(options_.world, missing), silence_of(missing), tail());
+}
+
+// A machine acknowledges what it gets even where the process of its rank is stopped. So one that does not is down, or
+// the link to it is cut. Returns a text that names each such link; empty where all machines answer.
+std::string TcpTransport::silence_of(std::span<const int> ranks) {
+  std::vector<double> silent_s(ranks.size());
+  links_.probe(ranks);
+  links_.move_until(kProbeS, [&] {
+    for (size_t i = 0; i < ranks.size(); ++i) silent_s[i] = links_.silent_s(ranks[i]);
+    return std::all_of(silent_s.begin(), silent_s.end(), [](double s) { return s == 0; });
+  });
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (silent_s[i] < kProbeS / 2) continue;
+    const auto [own, other] = links_.addresses(ranks[i]);
+    text += fmt::format(
+        "; {}, the machine of {}, has answered nothing for {:.1f} s: it is down, or the link from {} "
+        "to it is cut",
+        other, name(ranks[i]), silent_s[i], own);
+  }
+  return text;
 }
 
 // --- ends -----------------------------------------------------------------------------------------------------------

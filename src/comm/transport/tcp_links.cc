@@ -1,5 +1,7 @@
 #include "comm/transport/tcp_links.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -254,6 +256,8 @@ void TcpLinks::end_payload(int peer) {
     case Kind::left:
       link.peer.state = Peer::State::left;
       break;
+    case Kind::probe:
+      break;
   }
   link.got = 0;
   link.into = nullptr;
@@ -383,6 +387,27 @@ void TcpLinks::say_failure(const std::string& why) {
   queue_for_all({.kind = Kind::failure, .num_bytes = std::ssize(why)}, why);
 }
 void TcpLinks::say_left() { queue_for_all({.kind = Kind::left}, ""); }
+
+void TcpLinks::probe(std::span<const int> ranks) {
+  const std::lock_guard lock(mutex_);
+  for (const int rank : ranks) queue(rank, {.header = {.kind = Kind::probe}});
+}
+
+// Without a window at the other end, as where a process has stopped, nothing is on its way, and the end is not silent.
+double TcpLinks::silent_s(int rank) const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  const Link& link = links_[rank];
+  if (!link.socket.is_open()) return 0;
+  if (::getsockopt(link.socket.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  return info.tcpi_unacked > 0 ? info.tcpi_last_ack_recv * 1e-3 : 0;
+}
+
+std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
+  const std::lock_guard lock(mutex_);
+  const Socket& socket = links_[rank].socket;
+  return {own_host(socket), peer_host(socket)};
+}
 
 bool TcpLinks::nothing_to_send() const {
   return std::all_of(links_.begin(), links_.end(), [](const Link& link) { return link.out.empty(); });

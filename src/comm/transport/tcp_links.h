@@ -18,8 +18,10 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/liveness/stall_aware_deadline.h"
@@ -74,12 +76,20 @@ class TcpLinks {
   void say_left();
   bool nothing_to_send() const;  // REQUIRES: called from done
 
+  // Sends each of these ranks a few bytes, which their machines acknowledge whatever the ranks do.
+  void probe(std::span<const int> ranks);
+  // Returns for how long the machine of a rank has acknowledged nothing of what was sent to it; 0 when it has
+  // acknowledged all, or answers. REQUIRES: called from done.
+  double silent_s(int rank) const;
+  // The addresses of the two ends of its connection, as numbers.
+  std::pair<std::string, std::string> addresses(int rank) const;
+
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's
   // thread has not called move_until for stall_s seconds since.
   void watch(double stall_s, std::function<void(int failed_rank)> on_stall);
 
  private:
-  enum class Kind : uint32_t { message, offer, accept, body, farewell, failure, left };
+  enum class Kind : uint32_t { message, offer, accept, body, farewell, failure, left, probe };
   struct Header {
     Kind kind = Kind::message;
     int32_t channel = 0;

@@ -148,6 +148,9 @@ std::vector<KeyText> data_texts() {
        "the folder of `model.hf` where it has a `tokenizer.json`, else `\"bytes\"`"},
       {"data.separate_documents",
        "Attention and positions restart at each document. Use it for prompts and completions."},
+      {"data.pack_documents",
+       "Sequences are made of whole documents, in the order of the data, and padding without loss. A document that is "
+       "longer than a sequence is cut. Datasets of prompts and completions are packed in any case."},
       {"data.order_by_cost",
        "The sequences of a step are sorted by the sum of the squares of their documents' lengths, the largest first. "
        "So the ranks of dp compute sequences of like cost at a time. The step has the same sequences."},
@@ -180,7 +183,9 @@ std::vector<KeyText> train_texts() {
 
 std::vector<KeyText> optimizer_texts() {
   return {
-      {"optimizer.name", "The optimizer: `adamw`, or `sgd` with momentum."},
+      {"optimizer.name",
+       "The optimizer: `adamw`; `sgd` with momentum; or `muon` for the matrices of layers and experts, with `adamw` for "
+       "the rest ([numerics.md](../design/numerics.md#muon))."},
       {"optimizer.state",
        "The moments of the optimizer: `f32`; `bf16` with stochastic rounding; or `8bit`, codes with a scale for each "
        "256 elements of a row, for matrices whose rows are a multiple of that. A run may resume with another choice."},
@@ -206,7 +211,8 @@ std::vector<KeyText> optimizer_texts() {
       {"optimizer.beta2", "`adamw`: decay of the second moment."},
       {"optimizer.eps", "`adamw`: epsilon that is added to the root of the second moment."},
       {"optimizer.momentum",
-       "`sgd`: the share of the running sum of gradients that is kept. With 0 there is no state."},
+       "`sgd` and `muon`: the share of the running sum of gradients that is kept; 0.95 is usual for `muon`. With 0 `sgd` "
+       "has no state."},
       {"optimizer.clip", "The global norm that gradients are scaled down to. 0 turns clipping off."},
   };
 }
@@ -241,7 +247,15 @@ std::vector<KeyText> parallel_texts() {
        "Tensor parallelism: ranks that share each matrix of attention, dense and shared-expert layers. "
        "Between these layers they share the rows (sequence parallelism)."},
       {"parallel.cp", "Context parallelism: ranks that share a sequence in attention."},
-      {"parallel.cp_comm", "How ranks of cp exchange keys and values."},
+      {"parallel.cp_comm",
+       "How ranks of cp exchange keys and values. `hierarchical` is `alltoall` among `cp_inner` neighbours, and `ring` "
+       "between them ([parallelism.md](../design/parallelism.md#context-parallelism))."},
+      {"parallel.cp_comm_window", "The same for layers with a sliding window. Without a value it is `cp_comm`."},
+      {"parallel.cp_inner",
+       "With `hierarchical`: the ranks of cp that exchange rows for heads, such as those of one machine."},
+      {"parallel.dynamic_cp",
+       "Each micro-batch chooses how many neighbours of cp share its sequences, a power of two. Documents stay whole, "
+       "and ranks that share none exchange nothing. The loss is the same. On CPUs only."},
       {"parallel.pp", "Pipeline parallelism: ranks that the layers are divided among."},
       {"parallel.vpp", "Stages of each rank of the pipeline (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
@@ -281,10 +295,22 @@ std::vector<KeyText> other_texts() {
        "The operands of the products that give gradients of weights: `recipe` quantises them as `precision.recipe` "
        "says, `compute` leaves them in `precision.compute`, which saves their transposed copies. `moebius bench "
        "precision` times both."},
+      {"precision.weights",
+       "How training holds the weights of quantised products: `compute` in `precision.compute` beside their quantised "
+       "copies, `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and checkpoints the same. "
+       "Results do not depend on it, bit for bit. `recipe` is for `fp8_block` on CPUs."},
+      {"precision.dispatch",
+       "How rows travel to their experts: `compute` in `precision.compute`, `recipe` in 8 bits with their scales, "
+       "which rounds them before all uses, on one rank too. Rows that return are in `precision.compute`. `recipe` is "
+       "for `fp8_block` on CPUs."},
       {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
-       "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
+       "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)), in all layers or "
+       "in some: `layer:0-3,7`. `auto` chooses the fastest of all sets with which a rank needs at most `memory.fit`. "
        "Results do not depend on it, bit for bit."},
+      {"memory.fit",
+       "The memory that a rank may need on its device. A run that needs more ends before it begins. With "
+       "`memory.recompute` = `auto` it decides what is recomputed. Empty: no limit."},
       {"memory.expert_rows",
        "Rows of experts that a rank keeps for backward where experts are on several ranks, as a multiple of the even "
        "share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are recomputed. "
@@ -316,6 +342,9 @@ std::vector<KeyText> other_texts() {
        "old checkpoints to `checkpoints/old-N`."},
       {"log.every", "Steps between lines of the log. `metrics.jsonl` has every step."},
       {"log.tensorboard", "Write TensorBoard's files to `run.dir`/tensorboard."},
+      {"log.precision",
+       "Write to `metrics.jsonl` what quantising does to the operands of each layer: the shares of saturated and zeroed "
+       "elements, and the range of scales. CPUs alone have it."},
       {"log.trace", "A file for a Chrome trace of the second step.", kNone},
   };
 }

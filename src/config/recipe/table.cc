@@ -11,7 +11,7 @@
 #include "config/dispatcher_choice.h"
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
-#include "config/nearest.h"
+#include "config/recipe/memory_keys.h"
 
 namespace moebius {
 
@@ -168,6 +168,7 @@ std::vector<RecipeKey> data_keys() {
       datasets("data.valid", &DataSpec::valid, free),
       data.key("tokenizer", &DataSpec::tokenizer, any_text()),
       data.key("separate_documents", &DataSpec::separate_documents, any_boolean()),
+      data.key("pack_documents", &DataSpec::pack_documents, any_boolean()),
       data.key("order_by_cost", &DataSpec::order_by_cost, any_boolean()),
   };
 }
@@ -197,7 +198,8 @@ std::vector<RecipeKey> train_keys() {
 std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
-      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}}),
+      optimizer.named("name", &OptimizerSpec::kind,
+                      {{"adamw", OptimizerKind::adamw}, {"sgd", OptimizerKind::sgd}, {"muon", OptimizerKind::muon}}),
       optimizer.named("state", &OptimizerSpec::state,
                       {{"f32", StateFormat::f32}, {"bf16", StateFormat::bf16}, {"8bit", StateFormat::blocks_8bit}},
                       free),
@@ -285,13 +287,40 @@ std::vector<RecipeKey> moe_keys() {
   };
 }
 
+Names<CpComm> cp_comm_names() {
+  return {{"allgather", CpComm::allgather},
+          {"ring", CpComm::ring},
+          {"alltoall", CpComm::alltoall},
+          {"hierarchical", CpComm::hierarchical}};
+}
+
+// Without a value it is cp_comm.
+RecipeKey cp_comm_window_key() {
+  std::vector<std::string> names;
+  for (const auto& [name, comm] : cp_comm_names()) names.push_back(name);
+  const auto read = [](RunSpec& s, const json& v) {
+    for (const auto& [name, comm] : cp_comm_names()) {
+      if (v == name) s.parallel.cp_comm_window = comm;
+    }
+  };
+  const auto write = [](const RunSpec& s) {
+    for (const auto& [name, comm] : cp_comm_names()) {
+      if (s.parallel.cp_comm_window == comm) return json(name);
+    }
+    return json();
+  };
+  return {"parallel.cp_comm_window", one_of(names), read, write, free};
+}
+
 std::vector<RecipeKey> parallel_keys() {
   const Section parallel{"parallel", [](auto& s) -> decltype(auto) { return (s.parallel); }};
   return {
       parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
       parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
-      parallel.named("cp_comm", &ParallelSpec::cp_comm,
-                     {{"allgather", CpComm::allgather}, {"ring", CpComm::ring}, {"alltoall", CpComm::alltoall}}, free),
+      parallel.named("cp_comm", &ParallelSpec::cp_comm, cp_comm_names(), free),
+      cp_comm_window_key(),
+      parallel.key("cp_inner", &ParallelSpec::cp_inner, positive_count(), free),
+      parallel.key("dynamic_cp", &ParallelSpec::dynamic_cp, any_boolean(), free),
       parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
       parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
@@ -306,38 +335,11 @@ std::vector<RecipeKey> parallel_keys() {
   };
 }
 
-RecipeKey recompute_key() {
-  std::vector<std::string> names;
-  for (const auto& [name, flag] : kRecomputeNames) names.push_back(name);
-  const auto is_known = [names](const json& v) { return std::find(names.begin(), names.end(), v) != names.end(); };
-  const auto accepts = [is_known](const json& v) {
-    return v.is_array() && std::set<json>(v.begin(), v.end()).size() == v.size() &&
-           std::all_of(v.begin(), v.end(), is_known);
-  };
-  const auto hint = [is_known, names](const json& v) -> std::string {
-    for (const json& name : v.is_array() ? v : json::array({v})) {
-      if (!name.is_string() || is_known(name)) continue;
-      const std::string near = nearest_if_near(name.get<std::string>(), names);
-      return near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near);
-    }
-    return "";
-  };
-  const auto read = [](RunSpec& s, const json& v) {
-    for (const auto& [name, flag] : kRecomputeNames)
-      s.memory.recompute.*flag = std::find(v.begin(), v.end(), name) != v.end();
-  };
-  const auto write = [](const RunSpec& s) {
-    json list = json::array();
-    for (const auto& [name, flag] : kRecomputeNames) {
-      if (s.memory.recompute.*flag) list.push_back(name);
-    }
-    return list;
-  };
-  const std::string expects = fmt::format("a list without repeats of \"{}\"", fmt::join(names, "\", \""));
-  return {"memory.recompute", {expects, accepts, hint}, read, write, free};
-}
-
 Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames), std::end(kPrecisionRecipeNames)}; }
+
+Names<PrecisionChoice> precision_choices() {
+  return {std::begin(kPrecisionChoiceNames), std::end(kPrecisionChoiceNames)};
+}
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
@@ -347,8 +349,11 @@ std::vector<RecipeKey> policy_keys() {
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
+      precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
+      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
+      fit_key(),
       memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
   };
 }
@@ -376,6 +381,7 @@ std::vector<RecipeKey> record_keys() {
       checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
       log.key("every", &LogSpec::every, positive_count(), free),
       log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
+      log.key("precision", &LogSpec::precision, any_boolean(), free),
       log.key("trace", &LogSpec::trace, any_text(), free),
   };
 }

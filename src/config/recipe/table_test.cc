@@ -20,10 +20,10 @@ bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf
 TEST(RecipeKeys, AreTheseAndNoOthers) {
   const std::string keys =
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
-      "data.order_by_cost data.separate_documents data.tokenizer data.train data.valid "
-      "log.every log.tensorboard log.trace "
+      "data.order_by_cost data.pack_documents data.separate_documents data.tokenizer data.train data.valid "
+      "log.every log.precision log.tensorboard log.trace "
       "lora.alpha lora.base lora.dropout lora.init_from lora.rank lora.targets "
-      "memory.expert_rows memory.recompute "
+      "memory.expert_rows memory.fit memory.recompute "
       "model.attention_bias model.attention_dropout model.attention_sinks model.clip_qkv model.config "
       "model.decoder_sparse_step "
       "model.expert_bias model.first_k_dense_replace model.group_score model.head_dim model.hf "
@@ -47,10 +47,12 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.offload optimizer.offload_grad "
       "optimizer.schedule optimizer.state "
       "optimizer.warmup_steps optimizer.weight_decay "
-      "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.expert_overlap "
+      "parallel.cp parallel.cp_comm parallel.cp_comm_window parallel.cp_inner "
+      "parallel.dispatcher parallel.dynamic_cp parallel.ep parallel.etp parallel.expert_overlap "
       "parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.sums parallel.tp parallel.vpp "
-      "precision.compute precision.keep precision.recipe precision.weight_gradients "
+      "precision.compute precision.dispatch precision.keep precision.recipe precision.weight_gradients "
+      "precision.weights "
       "run.device run.dir run.graph run.kernels run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
       "train.seq_len train.steps";
@@ -104,6 +106,8 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "\"portable\"",
                                           "\"bf16_remainder\"",
                                           "[\"norm\"]",
+                                          "80GiB",
+                                          "79.5GB",
                                           "\"{}\"",
                                           "\"{\\\"a\\\": 1}\""};
   for (const RecipeKey& key : recipe_table()) {

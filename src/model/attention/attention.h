@@ -49,6 +49,7 @@ class Attention {
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
   // The end of forward: y, from the heads' outputs.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
+  // dx may be empty: then it is not computed, and the rest is, for backward_weight.
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 

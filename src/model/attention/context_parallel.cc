@@ -7,46 +7,13 @@
 namespace moebius {
 namespace {
 
-// All rows are here.
-class NoContextParallel final : public ContextParallel {
- public:
-  explicit NoContextParallel(const ContextParallelSpec& spec) : spec_(spec) {}
+Tensor alloc_like(Step& step, const Tensor& x) { return step.alloc(x.shape, x.dtype); }
 
-  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override {
-    run_attention(step, AttentionFwd{.o_THd = o_THd,
-                                     .lse_TH = lse_TH,
-                                     .q_THd = in.q_THd,
-                                     .k_UGd = in.k_TGd,
-                                     .v_UGd = in.v_TGd,
-                                     .doc_start_T = step.batch.attention_starts(o_THd.dim(0)),
-                                     .batch = step.batch.shape.batch,
-                                     .window = spec_.window,
-                                     .scale = spec_.scale});
-    add_sinks(step, o_THd, lse_TH, in.sink_H);
-  }
-
-  void backward(Step& step, const ContextParallelBwd& a) const override {
-    const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
-    const AttentionBwd whole{.dq_THd = grads.q_THd,
-                             .dk_TGd = grads.k_TGd,
-                             .dv_TGd = grads.v_TGd,
-                             .do_THd = do_THd,
-                             .o_THd = o_THd,
-                             .lse_TH = lse_TH,
-                             .q_THd = in.q_THd,
-                             .k_TGd = in.k_TGd,
-                             .v_TGd = in.v_TGd,
-                             .doc_start_T = step.batch.attention_starts(o_THd.dim(0)),
-                             .batch = step.batch.shape.batch,
-                             .window = spec_.window,
-                             .scale = spec_.scale};
-    run_attention(step, whole);
-    add_sinks_bwd(step, grads.sink_H, whole, in.sink_H);
-  }
-
- private:
-  ContextParallelSpec spec_;
-};
+Tensor alloc_sequences(Step& step, const Group& cp, const Tensor& x_TGd) {
+  const int64_t U = cp.size() * x_TGd.dim(0);
+  if (x_TGd.shape.rank() == 1) return step.alloc({U}, x_TGd.dtype);
+  return step.alloc({U, x_TGd.dim(1), x_TGd.dim(2)}, x_TGd.dtype);
+}
 
 template <class Op, class Run>
 void run_with_scratch(Step& step, Op op, Run run) {
@@ -93,17 +60,107 @@ void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences
   for_each_piece(pieces, sequences_U, ranks_U, [&](const Tensor& s, const Tensor& r) { copy(step.stream, r, s); });
 }
 
+Kv expanded(Step& step, const ContextParallelSpec& spec, const Kv& sent) {
+  return spec.expansion == nullptr ? sent : spec.expansion->expand(step, sent, spec.head_range());
+}
+
+Tensor gather_sequences(Step& step, Group& cp, Tensor x_TGd) {
+  const Tensor sequences_UGd = alloc_sequences(step, cp, x_TGd);
+  StackScope scope(step.stack);
+  const Tensor ranks_UGd = alloc_like(step, sequences_UGd);
+  cp.all_gather(step.stream, ranks_UGd, x_TGd);
+  to_sequences(step, Pieces::of(cp, step, x_TGd.dim(0)), sequences_UGd, ranks_UGd);
+  return sequences_UGd;
+}
+
+void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd) {
+  StackScope scope(step.stack);
+  const Tensor ranks_UGd = alloc_like(step, dx_UGd);
+  to_ranks(step, Pieces::of(cp, step, dx_TGd.dim(0)), ranks_UGd, dx_UGd);
+  cp.reduce_scatter_sum(step.stream, dx_TGd, ranks_UGd);
+}
+
+void NoContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
+  StackScope scope(step.stack);
+  const Kv kv = expanded(step, spec_, in.kv());
+  run_attention(step, AttentionFwd{.o_THd = o_THd,
+                                   .lse_TH = lse_TH,
+                                   .q_THd = in.q_THd,
+                                   .k_UGd = kv.k_TGd,
+                                   .v_UGd = kv.v_TGd,
+                                   .doc_start_T = in.doc_start_T,
+                                   .batch = step.batch.shape.batch,
+                                   .window = spec_.window,
+                                   .scale = spec_.scale});
+  add_sinks(step, o_THd, lse_TH, in.sink_H);
+}
+
+void NoContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
+  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
+  StackScope scope(step.stack);
+  const Kv kv = expanded(step, spec_, in.kv());
+  const Kv dkv = spec_.expansion == nullptr ? grads.kv() : Kv{alloc_like(step, kv.k_TGd), alloc_like(step, kv.v_TGd)};
+  const AttentionBwd whole{.dq_THd = grads.q_THd,
+                           .dk_TGd = dkv.k_TGd,
+                           .dv_TGd = dkv.v_TGd,
+                           .do_THd = do_THd,
+                           .o_THd = o_THd,
+                           .lse_TH = lse_TH,
+                           .q_THd = in.q_THd,
+                           .k_TGd = kv.k_TGd,
+                           .v_TGd = kv.v_TGd,
+                           .doc_start_T = in.doc_start_T,
+                           .batch = step.batch.shape.batch,
+                           .window = spec_.window,
+                           .scale = spec_.scale};
+  run_attention(step, whole);
+  add_sinks_bwd(step, grads.sink_H, whole, in.sink_H);
+  if (spec_.expansion != nullptr)
+    spec_.expansion->expand_bwd(step, {.dsent = grads.kv(), .dkv = dkv, .sent = in.kv(), .heads = spec_.head_range()});
+}
+
+namespace {
+
+// hierarchical is not for parts of cp.
+std::unique_ptr<ContextParallel> make_way(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
+  if (cp.size() == 1) return std::make_unique<NoContextParallel>(spec);
+  if (comm == CpComm::ring) return std::make_unique<RingContextParallel>(cp, spec);
+  if (comm == CpComm::alltoall) return std::make_unique<AllToAllContextParallel>(cp, spec);
+  MOEBIUS_ASSERT(comm == CpComm::allgather);
+  return std::make_unique<AllGatherContextParallel>(cp, spec);
+}
+
+// The ranks that share a sequence are those that the micro-batch names.
+class DynamicContextParallel final : public ContextParallel {
+ public:
+  DynamicContextParallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
+    ways_.push_back(std::make_unique<NoContextParallel>(spec));
+    for (int64_t size = 2; size <= mesh.shape().cp; size *= 2)
+      ways_.push_back(make_way(comm, mesh.cp_block(size), spec));
+  }
+  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override {
+    of(step).forward(step, o_THd, lse_TH, in);
+  }
+  void backward(Step& step, const ContextParallelBwd& a) const override { of(step).backward(step, a); }
+
+ private:
+  const ContextParallel& of(const Step& step) const {
+    for (size_t i = 0; i < ways_.size(); ++i) {
+      if (int64_t{1} << i == step.batch.cp) return *ways_[i];
+    }
+    return *ways_.back();  // 0: all of cp
+  }
+
+  std::vector<std::unique_ptr<ContextParallel>> ways_;  // [i]: of 2^i ranks
+};
+
+}  // namespace
+
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
-  switch (comm) {
-    case CpComm::ring:
-      return std::make_unique<RingContextParallel>(mesh, spec);
-    case CpComm::alltoall:
-      return std::make_unique<AllToAllContextParallel>(mesh, spec);
-    case CpComm::allgather:
-      break;
-  }
-  return std::make_unique<AllGatherContextParallel>(mesh, spec);
+  if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
+  if (comm != CpComm::hierarchical) return make_way(comm, mesh.group(Axis::cp), spec);
+  return std::make_unique<AllToAllContextParallel>(mesh.group(Axis::cp_inner), spec, &mesh.group(Axis::cp_outer));
 }
 
 }  // namespace moebius

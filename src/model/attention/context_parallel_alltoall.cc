@@ -21,21 +21,31 @@ HeadBlocks take_blocks(Step& step, const Tensor& x_THd, int64_t cp) {
 Tensor as_matrix(const Tensor& x_THd) { return x_THd.view({x_THd.dim(0), x_THd.dim(1) * x_THd.dim(2)}); }
 
 // Sends as many rows to each rank as it receives from it.
-void exchange(Group& cp, Step& step, const Tensor& out, const Tensor& in) {
+void exchange_rows(Group& cp, Step& step, const Tensor& out, const Tensor& in) {
   const std::vector<int64_t> rows(cp.size(), in.dim(0) / cp.size());
   cp.all_to_all_v(step.stream, {.out = out, .in = in, .recv_rows = rows, .send_rows = rows});
 }
 
 }  // namespace
 
-AllToAllContextParallel::AllToAllContextParallel(const Mesh& mesh, const ContextParallelSpec& spec)
-    : cp_(mesh.group(Axis::cp)), spec_(spec) {
+AllToAllContextParallel::AllToAllContextParallel(Group& cp, const ContextParallelSpec& spec, Group* outer)
+    : cp_(cp), spec_(spec) {
+  const int64_t n = cp_.size();
   for (const auto& [what, heads] : {std::pair{"query heads", spec.heads}, std::pair{"kv heads", spec.kv_heads}}) {
-    MOEBIUS_CHECK(
-        usage, heads % cp_.size() == 0,
-        "parallel.cp_comm \"alltoall\" shares heads: parallel.cp must divide the {} of a tp rank, {} % {} must "
-        "be 0; choose \"allgather\" or \"ring\", or another cp",
-        what, heads, cp_.size());
+    MOEBIUS_CHECK(usage, heads % n == 0,
+                  "parallel.cp_comm \"{}\" shares heads: parallel.{} must divide the {} of a tp rank, {} % {} must "
+                  "be 0; choose \"allgather\" or \"ring\", or another {}",
+                  outer == nullptr ? "alltoall" : "hierarchical", outer == nullptr ? "cp" : "cp_inner", what, heads, n,
+                  outer == nullptr ? "cp" : "cp_inner");
+  }
+  ContextParallelSpec here = spec;
+  here.heads = spec.heads / n;
+  here.kv_heads = spec.kv_heads / n;
+  here.first_head = spec.first_head + cp_.rank() * here.heads;
+  if (outer == nullptr || outer->size() == 1) {
+    of_heads_ = std::make_unique<NoContextParallel>(here);
+  } else {
+    of_heads_ = std::make_unique<RingContextParallel>(*outer, here);
   }
 }
 
@@ -48,7 +58,7 @@ Tensor AllToAllContextParallel::to_heads(Step& step, Tensor x_THd) const {
     copy_columns(step.stream,
                  {.to_TA = out.of(r), .from_TB = as_matrix(x_THd), .from_first = r * out.width, .count = out.width});
   }
-  exchange(cp_, step, in.blocks, out.blocks);
+  exchange_rows(cp_, step, in.blocks, out.blocks);
   to_sequences(step, Pieces::of(cp_, step, x_THd.dim(0)), as_matrix(sequences_UHd), in.blocks);
   return sequences_UHd;
 }
@@ -58,7 +68,7 @@ void AllToAllContextParallel::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) co
   const int64_t cp = cp_.size();
   const HeadBlocks out = take_blocks(step, x_THd, cp), in = take_blocks(step, x_THd, cp);
   to_ranks(step, Pieces::of(cp_, step, x_THd.dim(0)), out.blocks, as_matrix(x_UHd));
-  exchange(cp_, step, in.blocks, out.blocks);
+  exchange_rows(cp_, step, in.blocks, out.blocks);
   for (int64_t r = 0; r < cp; ++r) {
     copy_columns(step.stream,
                  {.to_TA = as_matrix(x_THd), .from_TB = in.of(r), .to_first = r * in.width, .count = in.width});
@@ -71,59 +81,50 @@ Tensor AllToAllContextParallel::sinks_here(Tensor sink_H) const {
   return sink_H.empty() ? sink_H : sink_H.rows(cp_.rank() * heads, (cp_.rank() + 1) * heads);
 }
 
-Tensor AllToAllContextParallel::starts_of_all(Step& step, int64_t rows) const {
-  const Tensor starts_T = step.batch.attention_starts(rows);
-  if (starts_T.empty()) return {};
-  const Tensor sequences_U = step.alloc({cp_.size() * rows}, DType::i32);
-  StackScope scope(step.stack);
-  const Tensor ranks_U = step.alloc(sequences_U.shape, DType::i32);
-  cp_.all_gather(step.stream, ranks_U, starts_T);
-  to_sequences(step, Pieces::of(cp_, step, rows), sequences_U, ranks_U);
-  return sequences_U;
+Tensor AllToAllContextParallel::starts_of_all(Step& step, Tensor starts_T) const {
+  return starts_T.empty() ? starts_T : gather_sequences(step, cp_, starts_T);
+}
+
+// An expansion reads the same rows for all heads, so they are gathered.
+Qkv AllToAllContextParallel::exchange(Step& step, const Qkv& in) const {
+  const auto kv = [&](const Tensor& x_TGd) {
+    return spec_.expansion == nullptr ? to_heads(step, x_TGd) : gather_sequences(step, cp_, x_TGd);
+  };
+  return {.q_THd = to_heads(step, in.q_THd),
+          .k_TGd = kv(in.k_TGd),
+          .v_TGd = kv(in.v_TGd),
+          .sink_H = sinks_here(in.sink_H),
+          .doc_start_T = starts_of_all(step, in.doc_start_T)};
 }
 
 void AllToAllContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
   StackScope scope(step.stack);
-  const int64_t T = o_THd.dim(0), U = T * cp_.size(), heads = spec_.heads / cp_.size();
+  const int64_t U = o_THd.dim(0) * cp_.size(), heads = spec_.heads / cp_.size();
   const Tensor o_UHd = step.alloc({U, heads, o_THd.dim(2)}, o_THd.dtype);
-  run_attention(step, AttentionFwd{.o_THd = o_UHd,
-                                   .lse_TH = lse_TH.view({U, heads}),
-                                   .q_THd = to_heads(step, in.q_THd),
-                                   .k_UGd = to_heads(step, in.k_TGd),
-                                   .v_UGd = to_heads(step, in.v_TGd),
-                                   .doc_start_T = starts_of_all(step, T),
-                                   .batch = step.batch.shape.batch,
-                                   .window = spec_.window,
-                                   .scale = spec_.scale});
-  add_sinks(step, o_UHd, lse_TH.view({U, heads}), sinks_here(in.sink_H));
+  of_heads_->forward(step, o_UHd, lse_TH.view({U, heads}), exchange(step, in));
   to_rows(step, o_THd, o_UHd);
 }
 
 void AllToAllContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
   const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
-  const int64_t T = o_THd.dim(0), U = T * cp_.size();
-  const Qkv all{to_heads(step, in.q_THd), to_heads(step, in.k_TGd), to_heads(step, in.v_TGd)};
-  const auto take_like = [&](const Tensor& x) { return step.alloc(x.shape, x.dtype); };
-  const Qkv dall{take_like(all.q_THd), take_like(all.k_TGd), take_like(all.v_TGd)};
-  const AttentionBwd whole{.dq_THd = dall.q_THd,
-                           .dk_TGd = dall.k_TGd,
-                           .dv_TGd = dall.v_TGd,
-                           .do_THd = to_heads(step, do_THd),
-                           .o_THd = to_heads(step, o_THd),
-                           .lse_TH = lse_TH.view({U, spec_.heads / cp_.size()}),
-                           .q_THd = all.q_THd,
-                           .k_TGd = all.k_TGd,
-                           .v_TGd = all.v_TGd,
-                           .doc_start_T = starts_of_all(step, T),
-                           .batch = step.batch.shape.batch,
-                           .window = spec_.window,
-                           .scale = spec_.scale};
-  run_attention(step, whole);
-  add_sinks_bwd(step, sinks_here(grads.sink_H), whole, sinks_here(in.sink_H));
+  const int64_t U = o_THd.dim(0) * cp_.size();
+  const Qkv all = exchange(step, in);
+  const auto alloc_like = [&](const Tensor& x) { return step.alloc(x.shape, x.dtype); };
+  const Qkv dall{alloc_like(all.q_THd), alloc_like(all.k_TGd), alloc_like(all.v_TGd), sinks_here(grads.sink_H)};
+  of_heads_->backward(step, {.grads = dall,
+                             .do_THd = to_heads(step, do_THd),
+                             .o_THd = to_heads(step, o_THd),
+                             .lse_TH = lse_TH.view({U, spec_.heads / cp_.size()}),
+                             .in = all});
   to_rows(step, grads.q_THd, dall.q_THd);
-  to_rows(step, grads.k_TGd, dall.k_TGd);
-  to_rows(step, grads.v_TGd, dall.v_TGd);
+  for (Tensor Qkv::*x : {&Qkv::k_TGd, &Qkv::v_TGd}) {
+    if (spec_.expansion == nullptr) {
+      to_rows(step, grads.*x, dall.*x);
+    } else {
+      sum_of_sequences(step, cp_, grads.*x, dall.*x);
+    }
+  }
 }
 
 }  // namespace moebius

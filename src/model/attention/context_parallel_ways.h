@@ -1,4 +1,4 @@
-// The three ways of context_parallel.h, and what they share.
+// The ways of context_parallel.h, and what they share.
 #pragma once
 
 #include "model/attention/context_parallel.h"
@@ -36,28 +36,43 @@ struct Pieces {
   }
 };
 
+// The keys and values that attention reads: those of `sent`, or what the spec's expansion makes of it.
+Kv expanded(Step& step, const ContextParallelSpec& spec, const Kv& sent);
+
 // All rows in the order of sequences, from the rows of rank 0, 1, ...; and back.
 void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U);
 void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences_U);
 
-class AllGatherContextParallel final : public ContextParallel {
+// x of all ranks in the order of sequences, [cp T, ...] on the step stack.
+Tensor gather_sequences(Step& step, Group& cp, Tensor x_TGd);
+// dx = this rank's rows of the sum over ranks of dx_U, whose rows are in the order of sequences.
+void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd);
+
+// All rows are here.
+class NoContextParallel final : public ContextParallel {
  public:
-  AllGatherContextParallel(const Mesh& mesh, const ContextParallelSpec& spec)
-      : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  explicit NoContextParallel(const ContextParallelSpec& spec) : spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
-  Tensor gather(Step& step, Tensor x_TGd) const;  // of all ranks, in the order of sequences; on the step stack
-  void sum(Step& step, Tensor dx_TGd, Tensor dx_UGd) const;
+  ContextParallelSpec spec_;
+};
 
+class AllGatherContextParallel final : public ContextParallel {
+ public:
+  AllGatherContextParallel(Group& cp, const ContextParallelSpec& spec) : cp_(cp), spec_(spec) {}
+  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const ContextParallelBwd& a) const override;
+
+ private:
   Group& cp_;
   ContextParallelSpec spec_;
 };
 
 class RingContextParallel final : public ContextParallel {
  public:
-  RingContextParallel(const Mesh& mesh, const ContextParallelSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  RingContextParallel(Group& cp, const ContextParallelSpec& spec) : cp_(cp), spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const ContextParallelBwd& a) const override;
 
@@ -66,20 +81,24 @@ class RingContextParallel final : public ContextParallel {
   ContextParallelSpec spec_;
 };
 
+// Exchanges rows for heads in a group. Attention with these heads is that of `outer` where the group
+// has only some rows of a sequence, and one op where it has all.
 class AllToAllContextParallel final : public ContextParallel {
  public:
-  AllToAllContextParallel(const Mesh& mesh, const ContextParallelSpec& spec);
+  AllToAllContextParallel(Group& cp, const ContextParallelSpec& spec, Group* outer = nullptr);
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
   Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the step stack
   void to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const;  // and back
-  Tensor starts_of_all(Step& step, int64_t rows) const;
+  Qkv exchange(Step& step, const Qkv& in) const;               // all rows of this rank's heads, on the step stack
+  Tensor starts_of_all(Step& step, Tensor starts_T) const;
   Tensor sinks_here(Tensor sink_H) const;
 
   Group& cp_;
   ContextParallelSpec spec_;
+  std::unique_ptr<ContextParallel> of_heads_;
 };
 
 }  // namespace moebius

@@ -29,7 +29,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
       tp_group_(c.mesh.group(Axis::tp)),
       qkv_(c, qkv_spec(c, prefix)),
       o_(c, o_spec(c, prefix)),
-      context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh,
+      context_parallel_(make_context_parallel(window > 0 ? c.shape.cp_comm_window : c.shape.cp_comm, c.mesh,
                                               {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
       qk_norm_(c.model.qk_norm),
       rope_table_Pd_(c.rope_table_Pd) {
@@ -103,7 +103,8 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
 
 void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
-  const Qkv r = alloc_qkv(step, T);
+  Qkv r = alloc_qkv(step, T);
+  r.doc_start_T = step.batch.attention_starts(T);
   split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
   context_parallel_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
@@ -132,7 +133,8 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
-  const Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
+  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
+  r.doc_start_T = step.batch.attention_starts(T);
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);
@@ -140,7 +142,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
       step,
       {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
-  qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
+  if (!dx_tD.empty()) qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {

@@ -81,10 +81,14 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       kv_a_precision_(precision_of(c, kv_a_.spec)),
       kv_a_adapter_(c, kv_a_.spec),
       generates_(c.params.use() == ModelUse::inference),
-      kv_b_(c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0)),
+      kv_(std::make_unique<LatentKv>(
+          c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0),
+          LatentKv::Widths{nope_, rope_, v_})),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
-      context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
+      context_parallel_(make_context_parallel(
+          c.shape.cp_comm, c.mesh,
+          {.heads = H_, .kv_heads = H_, .scale = scale_, .expansion = kv_->is_exchanged() ? kv_.get() : nullptr})),
       rope_table_Pr_(c.rope_table_Pd) {
   if (!c.model.o_bias) return;
   const auto bias = [&](std::optional<Bias>& b, const char* name, int64_t width) {
@@ -100,12 +104,13 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   const auto latent = [&](const char* name, int64_t rank, SavedLatent& l) {
     l.c_tR.declare(plan, prefix + name, {t, rank}, dtype_, &RecomputeSpec::qkv);
     l.rstd_t.declare(plan, prefix + name + "_rstd", {t}, DType::f32, &RecomputeSpec::qkv);
-    l.normed_tR.declare(plan, prefix + name + "_normed", {t, rank}, dtype_, &RecomputeSpec::qkv);
+    l.normed_tR.declare(plan, prefix + name + "_normed", {t, rank}, dtype_, &RecomputeSpec::mla_up_proj);
   };
   if (q_rank_ > 0) latent(".q_latent", q_rank_, saved.q);
   latent(".kv_latent", kv_rank_, saved.kv);
-  saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::qkv);
-  saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::qkv);
+  saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::mla_up_proj);
+  if (!kv_->is_exchanged())
+    saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::mla_up_proj);
   saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {T_, rope_}, dtype_, &RecomputeSpec::qkv);
   saved.o_THv.declare(plan, prefix + ".o", {T_, H_, v_}, dtype_, &RecomputeSpec::attention);
   saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
@@ -113,7 +118,7 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {t, D}, dtype_);
   saved.dy_TD.declare(plan, prefix + ".dy", {T_, D}, dtype_);
   saved.dq_THd.declare(plan, prefix + ".dq", {T_, H_, nope_ + rope_}, dtype_);
-  saved.dkv_THw.declare(plan, prefix + ".dkv", {T_, H_, nope_ + v_}, dtype_);
+  if (!kv_->is_exchanged()) saved.dkv_THw.declare(plan, prefix + ".dkv", {T_, H_, nope_ + v_}, dtype_);
   saved.dk_rope_tr.declare(plan, prefix + ".dk_rope", {t, rope_}, dtype_);
   saved.dkv_latent_tR.declare(plan, prefix + ".dkv_latent", {t, kv_rank_}, dtype_);
   if (q_a_) saved.dq_latent_tR.declare(plan, prefix + ".dq_latent", {t, q_rank_}, dtype_);
@@ -181,12 +186,14 @@ void Mla::rotate(Step& step, Tensor x_THw, bool transposed) const {
                              .transposed = transposed});
 }
 
+void Mla::make_q_latent(Step& step, Tensor x_tD, const Latent& latent) const {
+  if (!q_a_) return;
+  q_a_->forward(step, latent.c_tR, x_tD);
+  if (q_a_bias_) q_a_bias_->forward(step, latent.c_tR);
+}
+
 void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const {
-  if (q_a_) {
-    q_a_->forward(step, latent.c_tR, x_tD);
-    if (q_a_bias_) q_a_bias_->forward(step, latent.c_tR);
-    normalise(step, *q_a_norm_, latent);
-  }
+  if (q_a_) normalise(step, *q_a_norm_, latent);
   q_b_.forward(step, as_rows(q_THd), q_a_ ? latent.normed_tR : x_tD);
   rotate(step, q_THd, false);
 }
@@ -194,7 +201,6 @@ void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) co
 void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const {
   down(step, latent.c_tR, x_tD, false);
   if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
-  normalise(step, kv_a_norm_, latent);
   StackScope scope(step.stack);
   const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.alloc({x_tD.dim(0), rope_}, dtype_);
   down(step, k_rope_tr, x_tD, true);
@@ -207,30 +213,48 @@ Qkv Mla::alloc_qkv(Step& step, Tensor q_THd) const {
   return {q_THd, step.alloc(q_THd.shape, dtype_), step.alloc({q_THd.dim(0), H_, v_}, dtype_)};
 }
 
-void Mla::put_kv_together(Step& step, const Qkv& out, Tensor kv_THw, Tensor k_rope_Tr) const {
-  latent_kv_fwd(step.stream, {.k_THd = out.k_TGd, .v_THv = out.v_TGd, .kv_THw = kv_THw, .k_rope_Tr = k_rope_Tr});
+void Mla::project_down(Step& step, Tensor x_tD, Saved& saved) const {
+  const int64_t t = x_tD.dim(0);
+  for (SavedLatent* latent : {&saved.q, &saved.kv}) {
+    if (latent == &saved.q && !q_a_) continue;
+    latent->c_tR.open(step.stack);
+    latent->rstd_t.open(step.stack);
+  }
+  saved.k_rope_Tr.open(step.stack);
+  make_q_latent(step, x_tD, saved.q.rows(t));
+  make_latent_kv(step, saved.k_rope_Tr.rows(0, t * tp_), x_tD, saved.kv.rows(t));
 }
 
-void Mla::project(Step& step, Tensor x_tD, Saved& saved) const {
+void Mla::project_up(Step& step, Tensor x_tD, Saved& saved) const {
   const int64_t t = x_tD.dim(0), T = t * tp_;
-  if (q_a_) {
-    for (SavedTensor* s : {&saved.q.c_tR, &saved.q.rstd_t, &saved.q.normed_tR}) s->open(step.stack);
-  }
-  for (SavedTensor* s :
-       {&saved.kv.c_tR, &saved.kv.rstd_t, &saved.kv.normed_tR, &saved.q_THd, &saved.kv_THw, &saved.k_rope_Tr})
-    s->open(step.stack);
+  if (q_a_) saved.q.normed_tR.open(step.stack);
+  for (SavedTensor* s : {&saved.kv.normed_tR, &saved.q_THd}) s->open(step.stack);
   const Latent kv = saved.kv.rows(t);
   make_q(step, saved.q_THd.rows(0, T), x_tD, saved.q.rows(t));
-  make_latent_kv(step, saved.k_rope_Tr.rows(0, T), x_tD, kv);
-  kv_b_.forward(step, as_rows(saved.kv_THw.rows(0, T)), kv.normed_tR);
+  normalise(step, kv_a_norm_, kv);
+  if (kv_->is_exchanged()) return;
+  saved.kv_THw.open(step.stack);
+  kv_->w().forward(step, as_rows(saved.kv_THw.rows(0, T)), kv.normed_tR);
+}
+
+Kv Mla::latents(Step& step, const Saved& saved, int64_t T) const {
+  const Tensor latent_TR = rows_.gather(step, saved.kv.normed_tR.rows(0, T / tp_));
+  return {latent_TR.view({T, 1, kv_rank_}), saved.k_rope_Tr.rows(0, T).view({T, 1, rope_})};
 }
 
 void Mla::attend(Step& step, Saved& saved, int64_t T) const {
   saved.o_THv.open(step.stack);
   saved.lse_TH.open(step.stack);
   StackScope scope(step.stack);
-  const Qkv r = alloc_qkv(step, saved.q_THd.rows(0, T));
-  put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  Qkv r;
+  if (kv_->is_exchanged()) {
+    const Kv sent = latents(step, saved, T);
+    r = {saved.q_THd.rows(0, T), sent.k_TGd, sent.v_TGd};
+  } else {
+    r = alloc_qkv(step, saved.q_THd.rows(0, T));
+    kv_->put_together(step, r.kv(), saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  }
+  r.doc_start_T = step.batch.attention_starts(T);
   context_parallel_->forward(step, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
 
@@ -242,14 +266,16 @@ void Mla::output(Step& step, Tensor y_tD, const Saved& saved) const {
 void Mla::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
-  project(step, x_tD, saved);
+  project_down(step, x_tD, saved);
+  project_up(step, x_tD, saved);
   attend(step, saved, x_tD.dim(0) * tp_);
   output(step, y_tD, saved);
 }
 
 void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  if (saved.q_THd.is_recomputed()) project(step, x_tD, saved);
+  if (saved.kv.c_tR.is_recomputed()) project_down(step, x_tD, saved);
+  if (saved.q_THd.is_recomputed()) project_up(step, x_tD, saved);
   if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
 }
 
@@ -268,42 +294,81 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
   const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
   o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
-  put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  kv_->put_together(step, r.kv(), saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  r.doc_start_T = step.batch.attention_starts(T);
   context_parallel_->backward(
       step,
       {.grads = dr, .do_THd = do_THv, .o_THd = saved.o_THv.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   latent_kv_bwd(step.stream,
                 {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = dk_rope_Tr, .dk_THd = dr.k_TGd, .dv_THv = dr.v_TGd});
+  rotate_bwd(step, saved, dk_rope_Tr);
+}
+
+void Mla::rotate_bwd(Step& step, Saved& saved, Tensor dk_rope_Tr) const {
   rotate(step, saved.dq_THd, true);
-  rotate(step, dk_rope_Tr.view({T, 1, rope_}), true);
+  rotate(step, dk_rope_Tr.view({dk_rope_Tr.dim(0), 1, rope_}), true);
   if (tp_ > 1) rows_.sum(step, saved.dk_rope_tr, dk_rope_Tr);
+}
+
+void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) const {
+  const int64_t T = saved.dy_TD.dim(0);
+  StackScope scope(step.stack);
+  const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
+               dlatent_TR = tp_ == 1 ? dkv_normed_tR : step.alloc({T, kv_rank_}, dtype_),
+               dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
+  o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
+  const Kv sent = latents(step, saved, T);
+  const Qkv in{.q_THd = saved.q_THd.rows(0, T),
+               .k_TGd = sent.k_TGd,
+               .v_TGd = sent.v_TGd,
+               .doc_start_T = step.batch.attention_starts(T)};
+  context_parallel_->backward(
+      step, {.grads = {saved.dq_THd, dlatent_TR.view({T, 1, kv_rank_}), dk_rope_Tr.view({T, 1, rope_})},
+             .do_THd = do_THv,
+             .o_THd = saved.o_THv.rows(0, T),
+             .lse_TH = saved.lse_TH.rows(0, T),
+             .in = in});
+  rotate_bwd(step, saved, dk_rope_Tr);
+  if (tp_ > 1) rows_.sum(step, dkv_normed_tR, dlatent_TR);
 }
 
 void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
   const int64_t t = dy_tD.dim(0);
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
-  for (WgradInput* d : {&saved.dq_THd, &saved.dkv_THw, &saved.dk_rope_tr}) d->open(step.stack);
-  attend_bwd(step, saved);
-
-  const Tensor dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
-  kv_b_.backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
+  for (WgradInput* d : {&saved.dq_THd, &saved.dk_rope_tr}) d->open(step.stack);
+  Tensor dkv_normed_tR;
+  if (kv_->is_exchanged()) {
+    dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
+    attend_latents_bwd(step, dkv_normed_tR, saved);
+  } else {
+    saved.dkv_THw.open(step.stack);
+    attend_bwd(step, saved);
+    dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
+    kv_->w().backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
+  }
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
-  down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
-  down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
-  if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+  const bool has_dx = !dx_tD.empty();
+  if (has_dx) {
+    down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
+    down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
+  }
+  if (!q_a_) {
+    if (has_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+    return;
+  }
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
   saved.dq_latent_tR.open(step.stack);
   normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
-  q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
+  if (has_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
 }
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
-  kv_b_.backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
+  if (!kv_->is_exchanged()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
   down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
   down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
@@ -331,15 +396,12 @@ std::vector<KeptTensor> Mla::kept(const Saved& saved) {
 void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const {
   const int64_t U = latent_UR.dim(0);
   StackScope scope(step.stack);
-  const Tensor kv_UHw = step.alloc({U, H_, nope_ + v_}, dtype_);
-  const Qkv r{q_THd, step.alloc({U, H_, nope_ + rope_}, dtype_), step.alloc({U, H_, v_}, dtype_)};
-  kv_b_.linear().forward(step, as_rows(kv_UHw), latent_UR);
-  put_kv_together(step, r, kv_UHw, k_rope_Ur);
+  const Kv kv = kv_->expand(step, {latent_UR.view({U, 1, kv_rank_}), k_rope_Ur.view({U, 1, rope_})}, {.count = H_});
   AttentionFwd attention{.o_THd = o_THv,
                          .lse_TH = step.alloc({q_THd.dim(0), H_}, DType::f32),
                          .q_THd = q_THd,
-                         .k_UGd = r.k_TGd,
-                         .v_UGd = r.v_TGd,
+                         .k_UGd = kv.k_TGd,
+                         .v_UGd = kv.v_TGd,
                          .scale = scale_};
   attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
@@ -354,9 +416,11 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   };
   const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_),
                k_rope_Tr = step.alloc({T, rope_}, dtype_);
-  make_q(step, q_THd, x_tD, q_a_ ? alloc_latent(q_rank_) : Latent{});
-  const Latent latent = alloc_latent(kv_rank_);
+  const Latent q_latent = q_a_ ? alloc_latent(q_rank_) : Latent{}, latent = alloc_latent(kv_rank_);
+  make_q_latent(step, x_tD, q_latent);
+  make_q(step, q_THd, x_tD, q_latent);
   make_latent_kv(step, k_rope_Tr, x_tD, latent);
+  normalise(step, kv_a_norm_, latent);
   const Tensor latent_TR = tp_ == 1 ? latent.normed_tR : step.alloc({T, kv_rank_}, dtype_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, latent_TR, latent.normed_tR);
 

@@ -7,8 +7,11 @@
 //
 // Each tp rank has H / tp heads. Every rank computes the latents of its own rows t of the residual
 // stream, with weights and norms that all ranks hold whole. The outputs of the heads' projections
-// have the rows T of all tp ranks. So has k_rope, which is gathered. Sequences over cp ranks:
-// model/attention/context_parallel.h.
+// have the rows T of all tp ranks. So has k_rope, which is gathered.
+//
+// Ranks of cp (model/attention/context_parallel.h) exchange latents and k_rope instead of keys and values, and
+// each makes the keys and values that it reads (model/attention/latent_kv.h). Then kv is not kept, and the
+// gradient of W_kvb is computed with those of the latents.
 #pragma once
 
 #include <optional>
@@ -16,6 +19,7 @@
 #include "memory/wgrad_input.h"
 #include "model/attention/attention.h"
 #include "model/attention/context_parallel.h"
+#include "model/attention/latent_kv.h"
 #include "model/layers/bias.h"
 #include "model/layers/linear.h"
 
@@ -67,15 +71,22 @@ class Mla {
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
-  void project(Step& step, Tensor x_tD, Saved& saved) const;    // everything before k and v are put together
+  // All that comes before k and v are put together: the latents and k_rope, and from the latents the rest.
+  void project_down(Step& step, Tensor x_tD, Saved& saved) const;
+  void project_up(Step& step, Tensor x_tD, Saved& saved) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
   // o of the queries of a run, from the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
-  void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
+  void make_q_latent(Step& step, Tensor x_tD,
+                     const Latent& latent) const;  // before its norm; without one it does nothing
+  void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;  // normalises the latent
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
   Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
-  void put_kv_together(Step& step, const Qkv& out, Tensor kv_THw, Tensor k_rope_Tr) const;
+  // The latents of the rows of all tp ranks, and their rotated k_rope, as ranks of cp exchange them.
+  Kv latents(Step& step, const Saved& saved, int64_t T) const;
+  void attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) const;  // attend_bwd where latents travel
+  void rotate_bwd(Step& step, Saved& saved, Tensor dk_rope_Tr) const;
 
   int64_t tp_, T_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // T: of a micro-batch on all tp ranks; H: of this rank
   float scale_;
@@ -88,7 +99,7 @@ class Mla {
   ProductPrecision kv_a_precision_;
   Adapter kv_a_adapter_;
   bool generates_;  // rows may be few
-  ColumnLinear kv_b_;
+  std::unique_ptr<LatentKv> kv_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;
   RowBlocks rows_;

@@ -6,6 +6,9 @@
 //        here, 1/CP of it), and MicroBatch their contents.
 //   tp   Between the projections (norms, router, experts) tensor rank r has the following block of these rows:
 //        [r T/TP, (r + 1) T/TP): sequence parallelism.
+// With dynamic cp a micro-batch may be shared by fewer ranks: by blocks of `sharing` neighbours of cp
+// (MicroBatch::cp). Then each sequence is cp / sharing sequences, one after the other, and each block has
+// one of them. Within a block the tokens are spread as above. The number of rows does not change.
 // MicroBatch::first_token is the index in the global batch of the micro-batch's first
 // token, the same on all of them.
 #pragma once
@@ -27,10 +30,12 @@ struct TokenRun {
 // divides the tokens.
 int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh);
 // Returns the tokens of these rows on the rank at `place` (its tp and cp are read): rows ascend,
-// and so do tokens. REQUIRES: 2 cp divides the sequence where cp > 1.
-std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
+// and so do tokens. sharing: as MicroBatch::cp, a divisor of cp, 0 for cp itself.
+// REQUIRES: 2 cp divides the sequence where cp > 1.
+std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place,
+                                 int64_t sharing = 0);
 // The positions in a sequence of the rows that context rank c has of it, ascending.
 // REQUIRES: as token_runs.
-std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c);
+std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c, int64_t sharing = 0);
 
 }  // namespace moebius

@@ -29,7 +29,7 @@ void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) c
   adapter_.backward_input(step, {.dx = dx, .dy = dy});
 }
 
-void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
+void Linear::backward_weight(Step& step, Tensor dy, Tensor x, bool adds) const {
   adapter_.backward_weight(step, {.dy = dy, .x = x});
   if (!w_.has_grad) return;
   StackScope scope(step.stack);
@@ -38,7 +38,7 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
                      .a = precision_.dy_for_dw(c, dy),
                      .b = precision_.x_for_dw(c, x),
                      .trans_a = true,
-                     .accumulate = w_.adds_to_grad(step.batch)});
+                     .accumulate = adds || w_.adds_to_grad(step.batch)});
 }
 
 void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C) const {

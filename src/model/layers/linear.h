@@ -28,7 +28,7 @@ class Linear {
  public:
   // Its products follow the recipe of the run (precision_of.h).
   Linear(const LayerContext& c, const ParamSpec& spec)
-      : w_(c.params.declare(stored_first(held_as_base(c, spec)))),
+      : w_(c.params.declare(stored_first(held_as_weights(c, spec)))),
         precision_(precision_of(c, spec)),
         weights_(c, w_, precision_),
         adapter_(c, spec),
@@ -42,7 +42,8 @@ class Linear {
   void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const;  // y = x W^T + bias; an empty one is none
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
-  void backward_weight(Step& step, Tensor dy, Tensor x) const;
+  // adds: an earlier call of the micro-batch has stored its product, so this one adds to it.
+  void backward_weight(Step& step, Tensor dy, Tensor x, bool adds = false) const;
   const Param& param() const { return w_; }
 
   // Returns whether the passes are more than the products with W. Then no other op may compute them.

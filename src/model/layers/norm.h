@@ -28,6 +28,7 @@ class Norm {
   // dresidual += derivative w.r.t. the sum
   // The weight's gradient is added here too, since it needs the same pass.
   void backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const;
+  bool has_gradient() const { return w_.has_grad; }
 
  private:
   const Param& w_;

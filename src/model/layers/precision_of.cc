@@ -1,6 +1,7 @@
 #include "model/layers/precision_of.h"
 
 #include "core/rng.h"
+#include "model/precision_figures.h"
 #include "ops/quantize/quantize.h"
 
 namespace moebius {
@@ -34,7 +35,8 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts) {
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients};
+  const Tensor* figures_5 = c.figures ? c.figures->of(spec.name) : nullptr;
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, figures_5};
 }
 
 std::string scales_name(const std::string& param) { return param + "_scale_inv"; }
@@ -44,7 +46,9 @@ ScaleLayout held_layout(DType held) {
   return held == DType::f4_e2m1 ? ScaleLayout::mx_blocks : ScaleLayout::none;
 }
 
-ParamSpec held_as_base(const LayerContext& c, ParamSpec spec) {
+ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
+  spec.is_quantised = c.precision.recipe != PrecisionRecipe::none && c.precision.weights == PrecisionChoice::recipe &&
+                      !is_kept(c, spec);
   if (!c.lora.is_on() || c.params.use() != ModelUse::training) return spec;
   if (c.lora.base == LoraBase::compute || (c.lora.base == LoraBase::mxfp4 && spec.kind != ParamKind::experts))
     return spec;
@@ -69,6 +73,13 @@ ParamSpec held_as_base(const LayerContext& c, ParamSpec spec) {
   return spec;
 }
 
+namespace {
+
+// The operand of weights that are held quantised.
+Operand operand_of(const Param& param) { return {param.w, param.scales, ScaleLayout::square_blocks}; }
+
+}  // namespace
+
 class WeightOperands::Copies : public WeightCopies {
  public:
   Copies(MemoryPlan& plan, const Param& param, const ProductPrecision& precision)
@@ -76,10 +87,11 @@ class WeightOperands::Copies : public WeightCopies {
         w_for_dx(precision.w_for_dx_form(param.spec.shape)),
         param_(param),
         precision_(precision) {
-    declare(plan, w, ".quantised");
+    if (!param.is_quantised()) declare(plan, w, ".quantised");
     declare(plan, w_for_dx, ".quantised_transposed");
   }
   void make(Stream& s) override {
+    if (param_.is_quantised()) return transpose_quantized(s, {.out = w_for_dx, .in = operand_of(param_)});
     precision_.quantise_weights(s, w, param_.w);
     precision_.quantise_weights(s, w_for_dx, param_.w);
   }
@@ -129,8 +141,17 @@ Tensor WeightOperands::plain(Step& step) const {
   return x;
 }
 
+Operand WeightOperands::transposed(Step& step) const {
+  Operand w = precision_.w_for_dx_form(param_.spec.shape);
+  w.data = step.alloc(w.data.shape, w.data.dtype);
+  w.scales = step.alloc(w.scales.shape, w.scales.dtype);
+  transpose_quantized(step.stream, {.out = w, .in = operand_of(param_)});
+  return w;
+}
+
 Operand WeightOperands::w(Step& step) const {
   if (scales_) return plain(step);
+  if (param_.is_quantised()) return operand_of(param_);
   if (copies_ && params_->holds(*copies_)) return copies_->w;
   return precision_.w(quantize_context(step), param_.w);
 }
@@ -138,6 +159,7 @@ Operand WeightOperands::w(Step& step) const {
 Operand WeightOperands::w_for_dx(Step& step) const {
   if (scales_) return plain(step);
   if (copies_ && params_->holds(*copies_)) return copies_->w_for_dx;
+  if (param_.is_quantised()) return transposed(step);
   return precision_.w_for_dx(quantize_context(step), param_.w);
 }
 

@@ -7,9 +7,9 @@
 namespace moebius {
 namespace {
 
-std::vector<TokenRun> runs_of(const BatchShape& shape, const Mesh& mesh, int rank_of_tp_cp) {
+std::vector<TokenRun> runs_of(const Step& step, const BatchShape& shape, const Mesh& mesh, int rank_of_tp_cp) {
   const int64_t tp = mesh.shape().tp;
-  return token_runs(shape, mesh.shape(), {.tp = rank_of_tp_cp % tp, .cp = rank_of_tp_cp / tp});
+  return token_runs(shape, mesh.shape(), {.tp = rank_of_tp_cp % tp, .cp = rank_of_tp_cp / tp}, step.batch.cp);
 }
 
 // Logits of the micro-batch's tokens in their order.
@@ -21,7 +21,7 @@ Tensor logits_of_batch(Step& step, const Tensor& logits_TE, const BatchShape& sh
   const Tensor by_rank_NE = step.alloc({N, E}, DType::f32);
   ranks.all_gather(step.stream, by_rank_NE, logits_TE);
   for (int q = 0; q < ranks.size(); ++q) {
-    for (const TokenRun& run : runs_of(shape, mesh, q))
+    for (const TokenRun& run : runs_of(step, shape, mesh, q))
       copy(step.stream, sorted_NE.rows(run.token, run.token + run.count),
            by_rank_NE.rows(q * T + run.row, q * T + run.row + run.count));
   }
@@ -57,7 +57,7 @@ void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, cons
   route_fwd(s, all);
 
   const Tensor kept_TK = here.route.pair_row_TK;
-  for (const TokenRun& run : token_runs(shape, mesh.shape(), mesh.place())) {
+  for (const TokenRun& run : token_runs(shape, mesh.shape(), mesh.place(), step.batch.cp)) {
     const auto take = [&](const Tensor& to, const Tensor& from) {
       copy(s, to.rows(run.row, run.row + run.count), from.rows(run.token, run.token + run.count));
     };

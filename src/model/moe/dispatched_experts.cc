@@ -46,8 +46,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       dtype_(c.dtype),
       generates_(c.params.use() == ModelUse::inference),
       overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),
-      w1_(c.params.declare(stored_first(held_as_base(c, w1_spec(checked(c), prefix))))),
-      w2_(c.params.declare(stored_first(held_as_base(c, w2_spec(c, prefix))))),
+      w1_(c.params.declare(stored_first(held_as_weights(c, w1_spec(checked(c), prefix))))),
+      w2_(c.params.declare(stored_first(held_as_weights(c, w2_spec(c, prefix))))),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
       w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       w1_operands_(c, w1_, w1_precision_),
@@ -64,7 +64,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .rows_factor = c.balance.rank_rows_factor,
                                                  .window = c.window,
                                                  .rows = c.expert_rows,
-                                                 .layer = prefix})) {
+                                                 .layer = prefix})),
+      wire_(c.precision, dtype_, D_) {
   if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
@@ -124,7 +125,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
-  Beside sending(step, overlaps_ && meanwhile, [&] { in = dispatcher_->dispatch(step, x_TD, *saved.delivery); });
+  Beside sending(step, overlaps_ && meanwhile, [&] { in = dispatch(step, x_TD, saved); });
   if (meanwhile) meanwhile();
   sending.join();
   find_tokens(step, x_TD.dim(0), saved);
@@ -140,7 +141,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
                            .rows = {.offsets_e1 = in.rows.offsets_e1},
-                           .few_rows = generates_ && in.source.dim(0) <= kFewRows},
+                           .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
                 expert_down);
   w2_adapter_.forward(
       step, {.y = y_RD, .x = a_RF, .rows = {.offsets_e1 = in.rows.offsets_e1}, .tokens = tokens(step, in.rows, saved)});
@@ -188,7 +189,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
                          .rows = in.rows,
                          .activation = activation_,
-                         .few_rows = generates_ && in.source.dim(0) <= kFewRows},
+                         .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
                 expert_up);
   if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
@@ -217,16 +218,16 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                                      bool with_weights, const Meanwhile& meanwhile) const {
   open_gradients(step, saved);
-  const auto dispatch = [&] { return dispatcher_->dispatch(step, saved.x_TD, *saved.delivery); };
+  const auto dispatch_again = [&] { return dispatch(step, saved.x_TD, saved); };
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
-  if (!x_later) hold_tokens(step, dispatch(), saved);
+  if (!x_later) hold_tokens(step, dispatch_again(), saved);
   Tensor weight_R;
   Beside arriving(step, overlaps_ && meanwhile, [&] { weight_R = receive_grads(step, dy_TD, saved); });
   if (meanwhile) meanwhile();
   arriving.join();
   Dispatched tokens;
   Beside coming(step, x_later, [&] {
-    if (x_later) tokens = dispatch();
+    if (x_later) tokens = dispatch_again();
   });
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
@@ -247,6 +248,18 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   going.join();
 }
 
+Dispatched DispatchedExperts::dispatch(Step& step, const Tensor& x_TD, Saved& saved) const {
+  Dispatched in = dispatcher_->dispatch(step, wire_.pack(step, x_TD), *saved.delivery);
+  in.source = wire_.unpack(step, in.source);
+  return in;
+}
+
+Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const {
+  Dispatched in = dispatcher_->combine_bwd(step, wire_.pack(step, dy_TD), *saved.delivery);
+  in.source = wire_.unpack(step, in.source);
+  return in;
+}
+
 void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
@@ -255,7 +268,7 @@ void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved&
 }
 
 Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) const {
-  const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
+  const Dispatched grads = dispatch_grads(step, dy_TD, saved);
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
   if (b2_) saved.weight_R.hold(step.stream, grads.weight_R);

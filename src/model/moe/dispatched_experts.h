@@ -12,6 +12,7 @@
 #include "model/moe/dispatcher.h"
 #include "model/moe/expert_rows.h"
 #include "model/moe/routed_experts.h"
+#include "model/moe/wire_rows.h"
 #include "ops/experts/experts.h"
 
 namespace moebius {
@@ -65,6 +66,9 @@ class DispatchedExperts final : public RoutedExperts {
   void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const Meanwhile& meanwhile) const;
+  // The dispatcher's calls; rows may travel in 8 bits.
+  Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
+  Dispatched dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const;
   // The rows of x at the experts; where h was not kept it is recomputed of them.
   void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;
   // Brings the rows of dy to the experts. Returns the weight of each row.
@@ -91,6 +95,7 @@ class DispatchedExperts final : public RoutedExperts {
   GatedActivation activation_;
   const ExpertRows* rows_;  // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
+  WireRows wire_;
 };
 
 }  // namespace moebius

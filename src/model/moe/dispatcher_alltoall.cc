@@ -13,6 +13,12 @@ namespace {
 
 AllToAllDelivery& own(Delivery& delivery) { return dynamic_cast<AllToAllDelivery&>(delivery); }
 
+// Rows that may be narrower than the memory was planned for.
+Tensor narrower(const Tensor& room, int64_t rows, int64_t columns) {
+  MOEBIUS_ASSERT(rows <= room.dim(0) && columns <= room.dim(1));
+  return room.view({room.numel()}).rows(0, rows * columns).view({rows, columns});
+}
+
 Tensor column(const Tensor& x_R) { return x_R.view({x_R.numel(), 1}); }
 
 }  // namespace
@@ -135,7 +141,7 @@ Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliv
 Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& room, Delivery& delivery) const {
   AllToAllDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
-  const Tensor arrived_RD = room.empty() ? step.alloc({R, D}, x_TD.dtype) : room.rows(0, R);
+  const Tensor arrived_RD = room.empty() ? step.alloc({R, D}, x_TD.dtype) : narrower(room, R, D);
   StackScope scope(step.stack);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, x_TD.dtype);
   gather_rows(step.stream,

@@ -133,14 +133,20 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .etp = etp_});
 }
 
+// Rows like those of x, which may be narrower than the window's.
+Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_TD) const {
+  const int64_t N = W_ * x_TD.dim(0), D = x_TD.dim(1);
+  const Tensor all = window_.here(at);
+  return all.view({all.numel()}).rows(0, N * D).view({N, D});
+}
+
 Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
   DirectDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0);
   begin(step, d);
   push(step, window_.tokens(), x_TD, d);
   round(step, "dispatch");
-  return {.source = window_.here(window_.tokens()).rows(0, W_ * T),
-          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
+  return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
 // The index travels as a route does. Routes have been unpacked on all ranks after one more round.
@@ -191,7 +197,7 @@ Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& del
   begin(step, d);
   push(step, window_.grads(), dy_TD, d);
   round(step, "combine_bwd");
-  const Dispatched grads{.source = window_.here(window_.grads()).rows(0, W_ * T),
+  const Dispatched grads{.source = arrived(window_.grads(), dy_TD),
                          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)},
                          .weight_R = step.alloc({R}, DType::f32)};
   pairs_to_rows(step.stream, {.to_R = grads.weight_R,

@@ -55,6 +55,7 @@ class DirectDispatcher final : public Dispatcher {
  private:
   void exchange_counts(Step& step, DirectDelivery& delivery) const;
   void exchange_routes(Step& step, DirectDelivery& delivery) const;
+  Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
   void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& delivery) const;
   // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const DirectDelivery& delivery) const;

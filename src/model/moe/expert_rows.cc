@@ -36,6 +36,31 @@ int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t nu
   return count;
 }
 
+namespace {
+
+bool recomputes_rows(const RecomputeSpec& of_layer) { return of_layer.covers(&RecomputeSpec::expert_up); }
+
+std::vector<int64_t> moe_layers(const ModelSpec& model) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < model.num_layers_and_mtp(); ++i)
+    if (model.is_moe_layer(std::min(i, model.num_layers))) layers.push_back(i);
+  return layers;
+}
+
+}  // namespace
+
+int64_t moe_layers_that_keep(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp,
+                             const RecomputeSpec& recompute) {
+  int64_t count = 0;
+  const auto add = [&](int64_t layer, bool is_moe) {
+    count += is_moe && !recomputes_rows(recompute.of(layer)) ? 1 : 0;
+  };
+  for (int64_t i = 0; i < (num_mtp > 0 ? stage.num_mtp : 0); ++i)
+    add(model.num_layers + i, model.is_moe_layer(model.num_layers));
+  for (int64_t i = 0; i < stage.num_layers; ++i) add(stage.first_layer + i, model.is_moe_layer(stage.first_layer + i));
+  return count;
+}
+
 ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec)
     : D_(model.hidden_size),
       F_(model.moe_intermediate_size / mesh.shape().etp),
@@ -48,6 +73,8 @@ ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRow
       passes_(spec.passes_in_flight),
       dtype_(spec.dtype),
       is_all_to_all_(spec.dispatcher == DispatcherKind::alltoall),
+      has_layers_(spec.has_layers),
+      moe_layers_(moe_layers(model)),
       world_(mesh.group(Axis::world)) {}
 
 void ExpertRows::add_adapters(int64_t w1_columns, int64_t w2_columns) {
@@ -56,9 +83,13 @@ void ExpertRows::add_adapters(int64_t w1_columns, int64_t w2_columns) {
 }
 
 void ExpertRows::declare(MemoryPlan& plan) {
-  keeps_ = !plan.recompute().expert_up && !plan.recompute().layer;
+  const RecomputeSpec& recompute = plan.recompute_of_all();
+  keeps_ = !recomputes_rows(recompute);
+  if (!recompute.ranges.empty())
+    keeps_ = std::any_of(moe_layers_.begin(), moe_layers_.end(),
+                         [&](int64_t layer) { return !recomputes_rows(recompute.of(layer)); });
   const auto rows = [&](Tensor& t, const char* name, int64_t columns) {
-    if (columns > 0 && passes_ > 0)
+    if (columns > 0 && has_layers_)
       plan.declare_rows(t, std::string("experts.") + name, {R_, columns}, dtype_, near_rows_);
   };
   rows(scratch_.h, "h", 2 * F_);
@@ -110,13 +141,22 @@ void ExpertRows::end_of_step(Stream& s) const {
 }
 
 void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const {
-  if (!keeps_) return;
+  held.keeps = !recomputes_rows(plan.recompute());
+  if (!held.keeps) return;
   plan.declare(held.page_Q, prefix + ".pages", {div_ceil(R_, kStashPageRows)}, DType::i32, Life::saved);
   plan.declare(held.held_3, prefix + ".held", {3}, DType::i32, Life::saved);
 }
 
+template <class Copy>
+void ExpertRows::for_each_kept(Copy&& copy) const {
+  copy(scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+}
+
+int64_t ExpertRows::expected_rows() const { return std::min(R_, pages_of_chunk_ * kStashPageRows); }
+
 void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) const {
-  if (!keeps_) return;
+  if (!held.keeps) return;
   Stream& s = step.stream;
   take_pages(s, {.page_Q = held.page_Q,
                  .held_3 = held.held_3,
@@ -124,30 +164,26 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
                  .state_2 = state_2_,
                  .counts_3 = counts_here(),
                  .offsets_e1 = offsets_e1});
-  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+  for_each_kept([&](const Tensor& x_RC, int64_t first) {
     stash_rows(s, {.pool_SM = pool_SM_,
                    .x_RC = x_RC,
                    .page_Q = held.page_Q,
                    .held_3 = held.held_3,
                    .first = first,
-                   .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
-  };
-  copy(scratch_.h, 0);
-  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+                   .expected_rows = expected_rows()});
+  });
 }
 
 ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   Stream& s = step.stream;
-  const auto copy = [&](const Tensor& x_RC, int64_t first) {
+  for_each_kept([&](const Tensor& x_RC, int64_t first) {
     unstash_rows(s, {.x_RC = x_RC,
                      .pool_SM = pool_SM_,
                      .page_Q = held.page_Q,
                      .held_3 = held.held_3,
                      .first = first,
-                     .expected_rows = std::min(R_, pages_of_chunk_ * kStashPageRows)});
-  };
-  copy(scratch_.h, 0);
-  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+                     .expected_rows = expected_rows()});
+  });
   const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
   give_pages(s, {.spilled_e1 = spilled.offsets_e1,
                  .since_1 = spilled.since_1,

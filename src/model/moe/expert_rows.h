@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/mesh.h"
 #include "config/dispatcher_choice.h"
@@ -33,6 +34,9 @@ int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t 
 int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor);
 // The MoE layers that a stage computes in training.
 int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp);
+// Those of them whose backward does not recompute the rows of experts.
+int64_t moe_layers_that_keep(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp,
+                             const RecomputeSpec& recompute);
 
 struct ExpertRowsSpec {
   double budget = 0;       // memory.expert_rows
@@ -41,8 +45,9 @@ struct ExpertRowsSpec {
   DispatcherKind dispatcher = DispatcherKind::allgather;
   double rows_factor = 0;  // moe.rank_rows_factor
   DType dtype = DType::f32;
-  // Pairs of an MoE layer and a micro-batch that are between forward and backward at a time.
+  // Pairs of an MoE layer that keeps rows and a micro-batch that are between forward and backward at a time.
   int64_t passes_in_flight = 1;
+  bool has_layers = true;  // this rank has MoE layers
 };
 
 class ExpertRows {
@@ -72,6 +77,7 @@ class ExpertRows {
   // The pages of a pass between its forward and its backward.
   struct Held {
     Tensor page_Q, held_3;
+    bool keeps = false;  // backward does not recompute all rows of this layer
   };
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
@@ -80,7 +86,7 @@ class ExpertRows {
   // say: all that were not kept, often none.
   template <class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
-    if (!keeps_) return compute(step, offsets_e1);
+    if (!held.keeps) return compute(step, offsets_e1);
     StackScope scope(step.stack);
     const Spilled spilled = begin_unstash(step, held, offsets_e1);
     // Usually there are no such rows, so they are not counted as work.
@@ -105,13 +111,19 @@ class ExpertRows {
   struct Spilled {
     Tensor offsets_e1, since_1;
   };
+  // Calls copy(tensor of the scratch, its first column in the pool) for each tensor that outlives the layer.
+  template <class Copy>
+  void for_each_kept(Copy&& copy) const;
+  int64_t expected_rows() const;  // of a pass with a full budget
   Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);
 
   int64_t D_, F_, R_, near_rows_, pages_of_chunk_, chunks_, passes_;
   DType dtype_;
-  bool is_all_to_all_, keeps_ = true;
+  bool is_all_to_all_, has_layers_;
+  std::vector<int64_t> moe_layers_;  // of the model
+  bool keeps_ = true;                // some of them keep rows: on all ranks alike
   int64_t low1_ = 0, low2_ = 0;
   Scratch scratch_;
   Group& world_;

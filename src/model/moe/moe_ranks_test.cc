@@ -125,6 +125,48 @@ INSTANTIATE_TEST_SUITE_P(Layouts, QuantisedMoeRanks,
                                               name_of(std::get<1>(info.param)), gathers ? "allgather" : "alltoall");
                          });
 
+// Rows travel in 8 bits, and no product is quantised.
+const PrecisionSpec kInEightBits = {
+    .recipe = PrecisionRecipe::fp8_block, .dispatch = PrecisionChoice::recipe, .keep = {"*"}};
+
+class MoeRowsInEightBits : public MoeRanks {};
+
+// A token is rounded by itself, on one rank too, so that the values that arrive are the same.
+TEST_P(MoeRowsInEightBits, EqualOneRank) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    MoeCase narrow = c();
+    narrow.dtype = dtype;
+    narrow.precision = kInEightBits;
+    expect_same(narrow, dtype == DType::f32 ? 2e-6 : 0.02);
+  }
+}
+
+TEST_P(MoeRowsInEightBits, AreRoundedAndSmaller) {
+  const auto sent_and_outcome = [&](const PrecisionSpec& precision) {
+    MoeCase wide = c();
+    wide.precision = precision;
+    int64_t sent = 0;
+    Outcome y;
+    testing::on_moe_ranks(wide, [&](const MoeRank& rank, int) {
+      sent += rank.sent_to_experts();
+      y = rank.outcome();
+    });
+    return std::pair{sent, y};
+  };
+  const auto [wide, y] = sent_and_outcome({});
+  const auto [narrow, rounded] = sent_and_outcome(kInEightBits);
+  EXPECT_NE(y, rounded);
+  if (c().mesh.ep * c().mesh.etp > 1) {
+    EXPECT_LT(narrow, wide);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MoeRowsInEightBits,
+                         ::testing::Combine(::testing::Values<size_t>(0, 2, 4, 9, 11),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall,
+                                                              DispatcherKind::direct)),
+                         name_of_case);
+
 std::string construction_error(const MoeCase& c) {
   try {
     testing::on_ranks(c, [](const Outcome&, int) {});

@@ -12,6 +12,7 @@
 #include "core/rng.h"
 #include "model/attention/token_runs.h"
 #include "model/moe/direct_window.h"
+#include "model/moe/dispatcher.h"
 #include "model/moe/expert_rows.h"
 #include "model/moe/moe.h"
 
@@ -169,6 +170,7 @@ class MoeRank {
   const ParamTable& params() const { return params_; }
   // Rows of all steps that were computed anew; 0 without a budget.
   double spilled_rows() const { return spilled_rows_; }
+  int64_t sent_to_experts() const { return group_of_experts(mesh_).sent_bytes(); }  // bytes of this rank
 
  private:
   std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {

@@ -36,7 +36,6 @@ Router::Router(const LayerContext& c, const std::string& prefix, int64_t layer)
       model_(c.model),
       dtype_(c.dtype),
       shape_(c.shape),
-      runs_(token_runs(c.shape, c.mesh.shape(), c.mesh.place())),
       mesh_(c.mesh),
       layer_(static_cast<uint32_t>(layer)),
       seed_(c.seed),
@@ -115,7 +114,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
   const Tensor y_TD = step.alloc(x_TD.shape, dtype_);
-  for (const TokenRun& run : runs_) {
+  for (const TokenRun& run : token_runs(shape_, mesh_.shape(), mesh_.place(), step.batch.cp)) {
     jitter(step.stream, {.y_TD = y_TD.rows(run.row, run.row + run.count),
                          .x_TD = x_TD.rows(run.row, run.row + run.count),
                          .draw_2 = step.batch.draw_2(),

@@ -76,7 +76,6 @@ class Router {
   ModelSpec model_;
   DType dtype_;
   BatchShape shape_;
-  std::vector<TokenRun> runs_;  // the rows here
   const Mesh& mesh_;
   uint32_t layer_;
   uint64_t seed_;

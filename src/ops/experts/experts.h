@@ -47,7 +47,7 @@ struct GatedActivation {
 // products accumulate in f32. a is computed from h as rounded. Rows at and past the last
 // offset are not written.
 //
-// few_rows: experts have some 32 rows each at most, as when text is generated. A GPU then reads the weights
+// few_rows: experts have some 32 rows each at most, as when text is generated. Plain weights are then read
 // once and in place. A row depends neither on the others nor on how many there are, but its sums are in
 // another order than those of more rows. Training does not ask for it.
 struct ExpertUp {

@@ -13,7 +13,8 @@ namespace moebius {
 // a = silu(h[:, :F]) * h[:, F:]     (of h as rounded)
 //
 // The rows of w are F gate rows, then F up rows. With fused the op is one pass where the device has
-// one, else two; the bits are the same. few_rows is as in Gemm, for a GPU alone, which then has one pass.
+// one, else two; the bits are the same. few_rows is as in Gemm; a
+// GPU then has one pass.
 struct GatedUp {
   Tensor h_T2F, a_TF;   // out
   Operand x_TD, w_2FD;  // in

@@ -6,11 +6,15 @@
 
 namespace moebius {
 
+struct BlockMagnitudes;
 struct Dequantize;
 struct Quantize;
+struct QuantizeShard;
 struct TransposeQuantized;
 
 namespace cpu {
+void block_magnitudes(Stream& s, const BlockMagnitudes& a);
+void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);

@@ -11,7 +11,7 @@ namespace moebius {
 class AdamWOptimizer final : public Optimizer {
  public:
   static constexpr std::array<std::string_view, 2> kStatePrefixes{"adam_m.", "adam_v."};
-  static int64_t num_moments(const OptimizerSpec&) { return 2; }
+  static int64_t num_moments(const OptimizerSpec&, bool) { return 2; }
 
   // Argument is that of make_optimizer().
   explicit AdamWOptimizer(const OptimizerContext& context);

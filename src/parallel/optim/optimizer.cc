@@ -4,7 +4,9 @@
 #include <span>
 
 #include "core/error.h"
+#include "ops/newton_schulz/newton_schulz.h"
 #include "parallel/optim/adamw.h"
+#include "parallel/optim/muon.h"
 #include "parallel/optim/sgd.h"
 
 namespace moebius {
@@ -14,7 +16,7 @@ namespace {
 struct OptimizerEntry {
   OptimizerKind kind;
   std::span<const std::string_view> state_prefixes;
-  int64_t (*num_moments)(const OptimizerSpec& spec);
+  int64_t (*num_moments)(const OptimizerSpec& spec, bool of_matrices);
   std::unique_ptr<Optimizer> (*make)(const OptimizerContext& context);
 };
 
@@ -26,6 +28,7 @@ std::unique_ptr<Optimizer> make(const OptimizerContext& context) {
 constexpr OptimizerEntry kOptimizers[] = {
     {OptimizerKind::adamw, AdamWOptimizer::kStatePrefixes, AdamWOptimizer::num_moments, make<AdamWOptimizer>},
     {OptimizerKind::sgd, SgdOptimizer::kStatePrefixes, SgdOptimizer::num_moments, make<SgdOptimizer>},
+    {OptimizerKind::muon, MuonOptimizer::kStatePrefixes, MuonOptimizer::num_moments, make<MuonOptimizer>},
 };
 
 const OptimizerEntry& entry_of(OptimizerKind kind) {
@@ -40,7 +43,41 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context) {
   return entry_of(context.spec.kind).make(context);
 }
 
-int64_t num_moments(const OptimizerSpec& spec) { return entry_of(spec.kind).num_moments(spec); }
+int64_t num_moments(const OptimizerSpec& spec, bool of_matrices) {
+  return entry_of(spec.kind).num_moments(spec, of_matrices);
+}
+
+// A row or a column has no directions to even out.
+bool is_of_matrices(const ParamSpec& spec) {
+  if (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts) return false;
+  const auto is_matrix = [](const Shape& s) { return s.rank() == 2 && s[0] > 1 && s[1] > 1; };
+  return spec.parts.empty() ? is_matrix(spec.shape)
+                            : std::all_of(spec.parts.begin(), spec.parts.end(),
+                                          [&](const ParamPart& part) { return is_matrix(part.shape); });
+}
+
+void UpdateScratch::at_least(const UpdateScratch& other) {
+  matrix = std::max(matrix, other.matrix);
+  newton_schulz_bytes = std::max(newton_schulz_bytes, other.newton_schulz_bytes);
+}
+
+// The same as MuonOptimizer::update() takes.
+int64_t UpdateScratch::stack_bytes() const {
+  const auto aligned = [](int64_t bytes) { return div_ceil(bytes, StepStack::kAlign) * StepStack::kAlign; };
+  if (matrix == 0) return 0;
+  return 4 * StepStack::kAlign + 2 * aligned(matrix * size_of(DType::f32)) + aligned(newton_schulz_bytes);
+}
+
+UpdateScratch update_scratch(const OptimizerSpec& spec, const ParamSpec& param) {
+  UpdateScratch most;
+  if (spec.kind != OptimizerKind::muon || !param.trainable || !is_of_matrices(param)) return most;
+  const auto add = [&](const Shape& s) {
+    most.at_least({.matrix = s.numel(), .newton_schulz_bytes = NewtonSchulz::scratch_bytes(s[0], s[1], param.dtype)});
+  };
+  if (param.parts.empty()) add(param.shape);
+  for (const ParamPart& part : param.parts) add(part.shape);
+  return most;
+}
 
 double state_bytes(const OptimizerSpec& spec) {
   const auto moments = static_cast<double>(num_moments(spec));

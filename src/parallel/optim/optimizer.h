@@ -15,6 +15,7 @@
 #include "core/block_code.h"
 #include "model/params.h"
 #include "model/step.h"
+#include "parallel/sharding/sharding.h"
 
 namespace moebius {
 
@@ -57,17 +58,31 @@ struct OptimizerContext {
   const OptimizerSpec& spec;
   const ParamTable& params;
   MemoryPlan& plan;
-  uint64_t seed = 0;  // of stochastic rounding
+  uint64_t seed = 0;             // of stochastic rounding
+  const Mesh* mesh = nullptr;    // of Muon
+  Sharding* sharding = nullptr;  // the same
 };
 
 // The optimizer that spec names. Declares its state for what this rank owns of params: call it
 // after make_sharding(), and before the plan is bound.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context);
 
-// Returns how many tensors of state the optimizer that spec names has for each parameter.
-int64_t num_moments(const OptimizerSpec& spec);
+// Returns whether Muon updates the parameter as matrices: its parts are projections of a layer, or matrices of experts.
+bool is_of_matrices(const ParamSpec& spec);
 
-// The bytes that one element of a parameter takes on the rank that owns it.
+// Returns how many tensors of state the optimizer that spec names has for each parameter. of_matrices: is_of_matrices().
+int64_t num_moments(const OptimizerSpec& spec, bool of_matrices = true);
+
+// Scratch of the step stack that an update takes for parameters: at each of these the most.
+struct UpdateScratch {
+  int64_t matrix = 0;               // elements of a whole matrix
+  int64_t newton_schulz_bytes = 0;  // ops/newton_schulz/newton_schulz.h
+  void at_least(const UpdateScratch& other);
+  int64_t stack_bytes() const;
+};
+UpdateScratch update_scratch(const OptimizerSpec& spec, const ParamSpec& param);
+
+// The bytes that one element of a matrix takes on the rank that owns it.
 double state_bytes(const OptimizerSpec& spec);                   // of all moments, and their scales
 int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // beside weights of that dtype
 

@@ -28,7 +28,8 @@ struct Rig {
     params.declare({.name = "load", .shape = {2}, .kind = ParamKind::state, .trainable = false});
     sharding = make_sharding(params, mesh, plan);
     norm.emplace(params, mesh, plan, spec.clip);
-    optimizer = make_optimizer({.spec = spec, .params = params, .plan = plan});
+    optimizer =
+        make_optimizer({.spec = spec, .params = params, .plan = plan, .mesh = &mesh, .sharding = sharding.get()});
     plan.bind(DeviceKind::cpu, 1 << 16);
     for (const Param& p : params.all())
       for (int64_t i = 0; i < p.w.numel(); ++i) p.w.ptr<float>()[i] = 1;

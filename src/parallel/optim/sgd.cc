@@ -4,7 +4,8 @@ namespace moebius {
 
 SgdOptimizer::SgdOptimizer(const OptimizerContext& context)
     : spec_(context.spec),
-      params_(context, std::span(kStatePrefixes).first(static_cast<size_t>(num_moments(context.spec)))) {}
+      params_(context,
+              std::span(kStatePrefixes).first(static_cast<size_t>(num_moments(context.spec, /*of_matrices=*/true)))) {}
 
 void SgdOptimizer::update(Stream& s, StepStack&, const OptimizerStepArgs& args) {
   const std::vector<UpdatedTensor> tensors = params_.tensors();

@@ -11,7 +11,7 @@ namespace moebius {
 class SgdOptimizer final : public Optimizer {
  public:
   static constexpr std::array<std::string_view, 1> kStatePrefixes{"sgd_m."};
-  static int64_t num_moments(const OptimizerSpec& spec) { return spec.momentum == 0 ? 0 : 1; }
+  static int64_t num_moments(const OptimizerSpec& spec, bool) { return spec.momentum == 0 ? 0 : 1; }
 
   // Argument is that of make_optimizer().
   explicit SgdOptimizer(const OptimizerContext& context);

@@ -57,13 +57,14 @@ UpdatedTensor rows_of(UpdatedTensor all, int64_t begin, int64_t end) {
 
 }  // namespace
 
-TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes)
+TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes,
+                             const std::function<bool(const ParamSpec&)>& of)
     : prefixes_(prefixes), seed_(context.seed) {
   MOEBIUS_ASSERT(prefixes.size() <= std::size(kNames));
   const std::vector<ParamGroup> groups = param_groups(context.spec);
   const Life life = context.spec.offload ? Life::host : Life::optimizer;
   for (const Param& p : context.params.all()) {
-    if (!p.spec.trainable) continue;
+    if (!p.spec.trainable || (of && !of(p.spec))) continue;
     Trained& trained = all_.emplace_back();
     trained.param = &p;
     trained.weight_decay = static_cast<float>(group_of(groups, p.spec.kind).weight_decay);
@@ -77,31 +78,50 @@ TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const st
   }
 }
 
+UpdatedTensor TrainedParams::whole(const Trained& each) const {
+  const Param& p = *each.param;
+  const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
+  return {.param_n = p.is_quantised() ? p.master() : owned_elements(p, p.w),
+          .master_n = has_f32 ? p.master() : Tensor{},
+          .m_n = each.moments[0],
+          .v_n = each.moments[1],
+          .grad_n = owned_elements(p, p.grad()),
+          .weight_decay = each.weight_decay,
+          .remainder_n = p.remainder_n,
+          .m_scale_b = each.scales[0],
+          .v_scale_b = each.scales[1]};
+}
+
+void TrainedParams::add_parts(std::vector<OfPart>& parts, const Trained& each) const {
+  const Param& p = *each.param;
+  const UpdatedTensor all = whole(each);
+  for (const ParamPart& part : p.spec.parts) {
+    const ElementRange owned = owned_of(p, part);
+    if (owned.count == 0) continue;
+    const int64_t first = part.offset + owned.begin - p.owned.begin;
+    parts.push_back({.param = &p, .part = &part, .owned = owned, .tensor = rows_of(all, first, first + owned.count)});
+    parts.back().tensor.draws = draws_of(part, owned, seed_);
+  }
+}
+
+std::vector<TrainedParams::OfPart> TrainedParams::parts() const {
+  std::vector<OfPart> parts;
+  for (const Trained& each : all_) add_parts(parts, each);
+  return parts;
+}
+
 std::vector<UpdatedTensor> TrainedParams::tensors() const {
   std::vector<UpdatedTensor> tensors;
+  std::vector<OfPart> parts;
   for (const Trained& each : all_) {
-    const Param& p = *each.param;
-    const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
-    const UpdatedTensor whole{.param_n = owned_elements(p, p.w),
-                              .master_n = has_f32 ? p.master() : Tensor{},
-                              .m_n = each.moments[0],
-                              .v_n = each.moments[1],
-                              .grad_n = owned_elements(p, p.grad()),
-                              .weight_decay = each.weight_decay,
-                              .remainder_n = p.remainder_n,
-                              .m_scale_b = each.scales[0],
-                              .v_scale_b = each.scales[1]};
-    if (!whole.draws_bits()) {
-      tensors.push_back(whole);
+    const UpdatedTensor all = whole(each);
+    if (!all.draws_bits()) {
+      tensors.push_back(all);
       continue;
     }
-    for (const ParamPart& part : p.spec.parts) {
-      const ElementRange owned = owned_of(p, part);
-      if (owned.count == 0) continue;
-      const int64_t first = part.offset + owned.begin - p.owned.begin;
-      tensors.push_back(rows_of(whole, first, first + owned.count));
-      tensors.back().draws = draws_of(part, owned, seed_);
-    }
+    parts.clear();
+    add_parts(parts, each);
+    for (const OfPart& part : parts) tensors.push_back(part.tensor);
   }
   return tensors;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -18,11 +19,22 @@ class TrainedParams {
   // Declares `prefixes.size()` moments, 0 to 2, of the owned elements of each trainable parameter.
   // The second one has no sign. Their states are saved under the prefixes, which outlive it. seed: of
   // stochastic rounding. Error{usage} where blocks of 8-bit codes are cut by the layout.
-  TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes);
+  // of: takes only parameters for which it is true; empty: all.
+  TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes,
+                const std::function<bool(const ParamSpec&)>& of = {});
 
   // The tensors of an update. A parameter with a number that is rounded stochastically is one for
   // each of its parts, whose draws belong to elements of global tensors.
   std::vector<UpdatedTensor> tensors() const;
+  // The same for each part of each parameter, those without an element of this rank left out.
+  struct OfPart {
+    const Param* param = nullptr;
+    const ParamPart* part = nullptr;
+    ElementRange owned;  // of the part's elements
+    UpdatedTensor tensor;
+  };
+  std::vector<OfPart> parts() const;
+  bool empty() const { return all_.empty(); }
   std::vector<OptimizerState> state() const;
 
  private:
@@ -32,6 +44,9 @@ class TrainedParams {
     std::array<Tensor, 2> moments;  // [owned.count]
     std::array<Tensor, 2> scales;   // [owned.count / kCodeBlock] where moments are 8-bit codes; else empty
   };
+
+  UpdatedTensor whole(const Trained& each) const;
+  void add_parts(std::vector<OfPart>& parts, const Trained& each) const;
 
   std::span<const std::string_view> prefixes_;
   uint64_t seed_;

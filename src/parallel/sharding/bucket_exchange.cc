@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/quantize/quantize_shard.h"
+
 namespace moebius {
 
 std::unique_ptr<Sharding> make_sharding(ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
@@ -19,6 +21,7 @@ BucketExchange::BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan&
     if (bucket.group->size() > 1) largest = std::max(largest, bucket.numel);
   overlap_ = spec.overlap && largest > 0;
   if (spec.held) hold(*spec.held);
+  declare_magnitudes(plan);
   if (!overlap_) return;
   for (size_t i = 0; i < kInFlight; ++i)
     plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
@@ -103,9 +106,69 @@ void BucketExchange::reduce(Stream& s) {
   }
 }
 
+void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) {
+  for (const GradBucket& bucket : buckets_.all()) {
+    const auto is_asked = [&](const Param* p) { return of(p->spec); };
+    if (bucket.group->size() == 1 || std::none_of(bucket.params.begin(), bucket.params.end(), is_asked)) continue;
+    const Tensor all = bucket.gradients();
+    bucket.group->all_gather(s, all, owned(all, bucket));
+  }
+}
+
+// --- quantised weights ------------------------------------------------------------------------------------------------
+
+namespace {
+
+int64_t num_scales(const GradBucket& bucket) {
+  int64_t sum = 0;
+  for (const Param* p : bucket.params) sum += p->scales.numel();
+  return sum;
+}
+
+}  // namespace
+
+void BucketExchange::declare_magnitudes(MemoryPlan& plan) {
+  int64_t most = 0;
+  for (const GradBucket& bucket : buckets_.all()) most = std::max(most, bucket.group->size() * num_scales(bucket));
+  if (most > 0) plan.declare(magnitudes_, "weight_magnitudes", {most}, DType::i32, Life::comm);
+}
+
+void BucketExchange::quantise_weights(Stream& s) {
+  for (const GradBucket& bucket : buckets_.all())
+    if (bucket.is_quantised()) quantise(s, bucket);
+}
+
+// The owners quantise their elements, and all ranks compute the scales.
+void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
+  const int64_t W = bucket.group->size(), B = num_scales(bucket);
+  const Tensor all = magnitudes_.rows(0, W * B),
+               mine = all.rows(bucket.group->rank() * B, (bucket.group->rank() + 1) * B);
+  int64_t first = 0;
+  for (const Param* p : bucket.params) {
+    block_magnitudes(s, {.bits_B = mine.rows(first, first + p->scales.numel()),
+                         .x_n = p->master(),
+                         .whole = p->spec.shape,
+                         .first = p->owned.begin,
+                         .rounded = p->spec.dtype});
+    first += p->scales.numel();
+  }
+  if (W > 1) bucket.group->all_gather(s, all, mine);
+  first = 0;
+  for (const Param* p : bucket.params) {
+    quantize_shard(s, {.q = Operand(p->w, p->scales, ScaleLayout::square_blocks),
+                       .bits_WB = all.view({W, B}),
+                       .first_block = first,
+                       .x_n = p->master(),
+                       .first = p->owned.begin,
+                       .rounded = p->spec.dtype});
+    first += p->scales.numel();
+  }
+}
+
 // --- weights --------------------------------------------------------------------------------------------------------
 
 void BucketExchange::weights_changed(Stream& s) {
+  quantise_weights(s);
   if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
   if (s.capture()) s.capture()->after_replay([this] { weights_are_old_ = true; });

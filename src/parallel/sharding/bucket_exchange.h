@@ -25,6 +25,7 @@ class BucketExchange final : public Sharding {
   bool overlaps() const override { return overlap_; }
   void run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) override;
   void reduce(Stream& s) override;
+  void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) override;
   void weights_changed(Stream& s) override;
 
   // gather starts to bring all buckets when the owners have changed their weights. ready waits for
@@ -50,6 +51,9 @@ class BucketExchange final : public Sharding {
   void start_reduce(Stream& s, size_t b);
   void join_gradients();
   void passes_were_replayed(const StepPasses& passes);
+  void declare_magnitudes(MemoryPlan& plan);
+  void quantise_weights(Stream& s);
+  void quantise(Stream& s, const GradBucket& bucket);
   void start_gather(Stream& s);
   void gather_all(Stream& s);
   void wait_for_weights(Stream& s);
@@ -64,6 +68,7 @@ class BucketExchange final : public Sharding {
   std::vector<bool> held_;     // per bucket
   std::array<Tensor, kInFlight> arrived_;
   std::array<Pending, kInFlight> gradients_;
+  Tensor magnitudes_;  // i32, of the blocks of the bucket that has most, of each rank; empty: no weights are quantised
   size_t num_started_ = 0;
   bool weights_are_old_ = false;
 };

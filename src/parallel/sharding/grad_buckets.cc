@@ -37,7 +37,7 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, int64_t bucket
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
     if (!p.has_grad) continue;
-    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.spec.dtype, p.grad().dtype}, buckets_.size());
+    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.w.dtype, p.grad().dtype}, buckets_.size());
     if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis)});
     GradBucket& bucket = buckets_[found->second];
     bucket_of_[i] = static_cast<int>(found->second);

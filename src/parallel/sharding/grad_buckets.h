@@ -22,6 +22,7 @@ struct GradBucket {
   ElementRange own;             // this rank's share
   Tensor weights() const;       // [numel], once bound
   Tensor gradients() const;
+  bool is_quantised() const { return params.front()->is_quantised(); }
 };
 
 class GradBuckets {

@@ -49,8 +49,11 @@ class Sharding : public ParamResidency {
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
   virtual void reduce(Stream& s) = 0;
-  // The owners have updated their weights. The other ranks get them in this call, or with overlap
-  // during the next forward pass.
+  // The owners have changed their elements of gradients. After this every rank of grad_axis has all elements of
+  // those for which `of` is true; of other gradients in the same messages too.
+  virtual void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) = 0;
+  // The owners have updated their weights, or the masters of weights that are held quantised, which this
+  // quantises. The other ranks get them in this call, or with overlap during the next forward pass.
   virtual void weights_changed(Stream& s) = 0;
 };
 

@@ -1,6 +1,7 @@
 // expert_up, expert_down and d_expert_up: rows times the weights of their expert.
 #include "ops/experts/cpu/experts.h"
 
+#include "ops/cpu/few_rows.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/gated_activation.h"
@@ -134,12 +135,72 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
                   write);
 }
 
-// The panels [first, first + num) of a task, at once. Where one panel of rows is all, as when text is
-// generated, they come one by one: each is multiplied while the nearest cache still has it.
+// The panels [first, first + num) of a task, at once. Where one panel of rows is all, they come one by
+// one: each is multiplied while the nearest cache still has it.
 template <class F>
 void for_panels_at_once(const RowRange& range, int64_t first, int64_t num, F&& fn) {
   if (range.end - range.begin > kPanelRows) return fn(first, num);
   for (int64_t j = first; j < first + num; ++j) fn(j, 1);
+}
+
+// --- few rows: W is read in place -----------------------------------------------------------------------------------
+
+constexpr int64_t kFewRowsTogether = 32;  // of an expert; more come in turns
+
+// fn(x, first) for the rows of a range: packed rows, and the number of the first one.
+template <class T, class F>
+void for_few_rows(const RowProduct& p, const PanelSpace& space, const Operand& x, const int32_t* index,
+                  const RowRange& range, F&& fn) {
+  MOEBIUS_ASSERT(packed_bytes(x.data.dtype, kFewRowsTogether, p.k) <= p.space.num_bytes);
+  for (int64_t first = range.begin; first < range.end; first += kFewRowsTogether) {
+    const int64_t num = std::min(kFewRowsTogether, range.end - first);
+    const void* row[kFewRowsTogether];
+    for (int64_t i = 0; i < num; ++i) row[i] = x.data.ptr<T>() + (index ? index[first + i] : first + i) * p.k;
+    fn(pack_few_rows(x.data.dtype, space.b, row, num, p.k), first);
+  }
+}
+
+// The panels are those of up_rows: 16 gates, then the 16 ups that they gate.
+template <class T>
+void up_few_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+                 const PanelSpace& space) {
+  const int64_t F = a.a_RF.dim(1);
+  const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * 2 * F * p.k;
+  const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
+  for_few_rows<T>(p, space, a.x_TD, index_of(a.rows), range, [&](const FewRows& x, int64_t first) {
+    for (int64_t f = first_panel * kHalf; f < std::min(F, (first_panel + num_panels) * kHalf); f += kHalf) {
+      const int64_t n = std::min(kHalf, F - f);
+      float tile[kFewRowsTogether * kPanelCols] = {};
+      for (const int64_t half : {0, 1})
+        multiply_few_rows(tile + half * kHalf, kPanelCols, x, w1 + (half * F + f) * p.k, n, F - f - n);
+      for (int64_t i = 0; i < x.num_rows; ++i)
+        write_gated_half<T>(a.activation, tile + i * kPanelCols,
+                            {a.h_R2F.ptr<T>() + (first + i) * 2 * F + f, a.a_RF.ptr<T>() + (first + i) * F + f,
+                             b1 ? b1 + f : nullptr, F, n});
+    }
+  });
+}
+
+template <class T>
+void down_few_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel,
+                   int64_t num_panels, const PanelSpace& space) {
+  const int64_t D = a.y_RD.dim(1);
+  const T* w2 = a.w2_eDF.data.ptr<T>() + range.expert * D * p.k;
+  for_few_rows<T>(p, space, a.a_RF, nullptr, range, [&](const FewRows& x, int64_t first) {
+    for (int64_t d = first_panel * kPanelCols; d < std::min(D, (first_panel + num_panels) * kPanelCols);
+         d += kPanelCols) {
+      const int64_t n = std::min(kPanelCols, D - d);
+      float tile[kFewRowsTogether * kPanelCols] = {};
+      multiply_few_rows(tile, kPanelCols, x, w2 + d * p.k, n, D - d - n);
+      write_sums(tile, x.num_rows, a.y_RD.ptr<T>() + first * D + d, D, n, PanelBias<T>(a, range.expert, d).columns);
+    }
+  });
+}
+
+// Expert products ask for few rows by a flag; quantised operands have none.
+template <class Op>
+bool has_few_rows(const Op& a, const Operand& x) {
+  return a.few_rows && x.is_plain();
 }
 
 }  // namespace
@@ -149,6 +210,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
   with_float_type(a.a_RF.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        if (has_few_rows(a, a.x_TD)) return up_few_rows<T>(a, p, range, first, num, space);
                         for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
                           up_rows<T>(a, p, range, panel, count, space);
                         });
@@ -161,6 +223,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
   with_float_type(a.y_RD.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w2_eDF.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        if (has_few_rows(a, a.a_RF)) return down_few_rows<T>(a, p, range, first, num, space);
                         for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
                           down_rows<T>(a, p, range, panel, count, space);
                         });

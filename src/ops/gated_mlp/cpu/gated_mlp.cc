@@ -9,7 +9,7 @@
 namespace moebius::cpu {
 
 void gated_up(Stream& s, const GatedUp& a) {
-  cpu::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});
+  cpu::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true, .few_rows = a.few_rows});
   cpu::swiglu_fwd(s, {.a_TF = a.a_TF, .h_T2F = a.h_T2F});
 }
 

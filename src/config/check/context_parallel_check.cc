@@ -1,0 +1,108 @@
+#include "config/check/context_parallel_check.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "config/check/run_check_keys.h"
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+bool has_windows(const ModelSpec& m) {
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+    if (m.window_of(layer) > 0) return true;
+  }
+  return false;
+}
+
+void check_heads(const RunSpec& s, const char* key, CpComm comm) {
+  const ModelSpec& m = s.model;
+  const ParallelSpec& p = s.parallel;
+  MOEBIUS_CHECK(usage, comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
+                "{} = \"alltoall\" shares heads: tp * cp = {} * {} must divide model.num_key_value_heads = {}; choose "
+                "\"allgather\" or \"ring\", or parallel.cp = {}{}",
+                key, p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp), origin(s, key));
+}
+
+// The values of cp_inner that make two levels, in words.
+std::string inner_choices(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  std::vector<int64_t> choices;
+  for (int64_t inner = 2; inner <= p.cp / 2; ++inner) {
+    if (p.cp % inner == 0 && s.model.num_kv_heads / p.tp % inner == 0) choices.push_back(inner);
+  }
+  if (choices.empty()) return "none is left; choose another parallel.cp_comm";
+  return fmt::format("choose {}", fmt::join(choices, " or "));
+}
+
+void check_levels(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  if (!p.is_hierarchical())
+    return refuse_idle(s, "parallel.cp_inner",
+                       "it is read by parallel.cp_comm = \"hierarchical\"; set that, or remove it");
+  const bool levels = p.cp_inner > 1 && p.cp_inner < p.cp && p.cp % p.cp_inner == 0;
+  MOEBIUS_CHECK(usage, levels && s.model.num_kv_heads % (p.tp * p.cp_inner) == 0,
+                "parallel.cp_inner must be above 1 and below parallel.cp = {}, and divide it, and tp * cp_inner = {} * "
+                "{} must divide model.num_key_value_heads = {}, for parallel.cp_comm = \"hierarchical\"; got {}; {}{}",
+                p.cp, p.tp, p.cp_inner, s.model.num_kv_heads, p.cp_inner, inner_choices(s),
+                origin(s, "parallel.cp_inner"));
+}
+
+// "the nearest are 32 and 40, or "; empty where all are beyond the positions of the model.
+std::string nearest_lengths(const RunSpec& s) {
+  const int64_t of = 2 * s.parallel.cp;
+  if (of > s.model.max_position_embeddings) return "choose ";
+  return fmt::format("the nearest {}, or ", nearest_multiples(s.train.seq_len, of, s.model.max_position_embeddings));
+}
+
+// The largest divisor of cp that a sequence of this length can be cut for.
+int64_t cp_that_divides(const RunSpec& s) {
+  int64_t cp = s.parallel.cp;
+  while (cp > 1 && (s.parallel.cp % cp != 0 || s.train.seq_len % (2 * cp) != 0)) --cp;
+  return cp;
+}
+
+void check_dynamic(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  if (!p.dynamic_cp) return;
+  const auto refuse = [&](bool unless, const std::string& why) {
+    MOEBIUS_CHECK(usage, unless, "parallel.dynamic_cp = true {}{}", why, origin(s, "parallel.dynamic_cp"));
+  };
+  refuse((p.cp & (p.cp - 1)) == 0,
+         fmt::format("needs a parallel.cp that is a power of two; got {}; the nearest are {} and {}", p.cp,
+                     std::bit_floor(static_cast<uint64_t>(p.cp)), std::bit_ceil(static_cast<uint64_t>(p.cp))));
+  refuse(
+      s.data.separate_documents && s.data.pack_documents,
+      "keeps documents whole on some ranks of cp; set data.separate_documents and data.pack_documents, or remove it");
+  refuse(!p.is_hierarchical(), "has no two levels; choose another parallel.cp_comm");
+  refuse(s.lora.dropout == 0, "cannot draw lora.dropout as one rank does; set lora.dropout = 0, or remove it");
+  refuse(s.device == DeviceKind::cpu,
+         "runs on CPUs only, since a captured step has one cp; set run.device = \"cpu\", or remove it");
+}
+
+}  // namespace
+
+void check_context_parallel(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  if (p.cp == 1) {
+    for (const char* key : {"parallel.cp_comm", "parallel.cp_comm_window", "parallel.cp_inner", "parallel.dynamic_cp"})
+      refuse_idle(s, key, "parallel.cp is 1; remove it, or set cp");
+    return;
+  }
+  if (!has_windows(s.model))
+    refuse_idle(s, "parallel.cp_comm_window", "no layer of the model has a window (model.sliding_window); remove it");
+  check_heads(s, "parallel.cp_comm", p.cp_comm);
+  if (p.cp_comm_window) check_heads(s, "parallel.cp_comm_window", *p.cp_comm_window);
+  check_levels(s);
+  check_dynamic(s);
+  MOEBIUS_CHECK(usage, s.train.seq_len % (2 * p.cp) == 0,
+                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; {}parallel.cp = {}{}", 2 * p.cp,
+                s.train.seq_len, nearest_lengths(s), cp_that_divides(s), origin(s, "train.seq_len"));
+}
+
+}  // namespace moebius

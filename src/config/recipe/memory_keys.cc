@@ -1,0 +1,199 @@
+#include "config/recipe/memory_keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+#include "config/nearest.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+// More layers than a model may have.
+constexpr int64_t kMostLayers = 1'000'000;
+constexpr std::pair<const char*, int64_t> kUnits[] = {{"TiB", int64_t{1} << 40},
+                                                      {"GiB", int64_t{1} << 30},
+                                                      {"MiB", int64_t{1} << 20},
+                                                      {"KiB", int64_t{1} << 10},
+                                                      {"TB", 1'000'000'000'000},
+                                                      {"GB", 1'000'000'000},
+                                                      {"MB", 1'000'000},
+                                                      {"KB", 1'000},
+                                                      {"B", 1}};
+// The names that the paper and Megatron Core have for what is named otherwise here, or not at all.
+constexpr std::pair<const char*, const char*> kOtherNames[] = {
+    {"moe_act", "; outputs of the experts' activation are never kept, so there is nothing to name"},
+    {"layernorm", "; here that is \"norm\""},
+    {"core_attn", "; here that is \"attention\""},
+    {"shared_experts", "; here that is \"shared_expert\""},
+    {"moe", "; here that is \"expert_up\""},
+    {"full", "; here that is \"layer\""},
+};
+
+std::optional<int64_t> parse_layer(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > kMostLayers) return {};
+  return value;
+}
+
+// "0-3" or "7"; the first layer is at least `least`.
+std::optional<RecomputeRange> parse_range(const std::string& text, int64_t least) {
+  const size_t dash = text.find('-');
+  const std::optional<int64_t> first = parse_layer(text.substr(0, dash));
+  const std::optional<int64_t> last = dash == text.npos ? first : parse_layer(text.substr(dash + 1));
+  if (!first || !last || *first < least || *last < *first) return {};
+  return RecomputeRange{.first = *first, .last = *last};
+}
+
+// Adds the ranges after the colon to `to`.
+bool parse_ranges(const std::string& text, bool RecomputeSpec::*what, std::vector<RecomputeRange>& to) {
+  int64_t least = 0;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    std::optional<RecomputeRange> range = parse_range(text.substr(begin, end - begin), least);
+    if (!range) return false;
+    range->what = what;
+    least = range->last + 2;  // what follows at once belongs to the same range
+    to.push_back(*range);
+    begin = end + 1;
+  }
+  return true;
+}
+
+std::string name_part(const std::string& text) { return text.substr(0, text.find(':')); }
+
+std::vector<std::string> known_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, field] : kRecomputeNames) names.emplace_back(name);
+  return names;
+}
+
+std::optional<std::vector<std::string>> texts_of(const json& v) {
+  std::vector<std::string> texts;
+  if (!v.is_array()) return {};
+  for (const json& each : v) {
+    if (!each.is_string()) return {};
+    texts.push_back(each.get<std::string>());
+  }
+  return texts;
+}
+
+std::string recompute_hint(const json& v) {
+  for (const json& each : v.is_array() ? v : json::array({v})) {
+    if (!each.is_string()) continue;
+    const std::string name = name_part(each.get<std::string>());
+    for (const auto& [other, hint] : kOtherNames)
+      if (name == other) return hint;
+    std::vector<std::string> names = known_names();
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    if (!v.is_array()) names.emplace_back("auto");
+    const std::string near = nearest_if_near(name, names);
+    return near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& texts) {
+  RecomputeSpec spec;
+  size_t num_known = 0;
+  for (const auto& [name, field] : kRecomputeNames) {
+    int count = 0;
+    for (const std::string& text : texts) {
+      if (name_part(text) != name) continue;
+      ++count;
+      ++num_known;
+      const size_t colon = text.find(':');
+      if (colon == text.npos)
+        spec.*field = true;
+      else if (!parse_ranges(text.substr(colon + 1), field, spec.ranges))
+        return {};
+    }
+    if (count > 1) return {};
+  }
+  if (num_known != texts.size()) return {};
+  return spec;
+}
+
+std::vector<std::string> recompute_texts(const RecomputeSpec& recompute) {
+  std::vector<std::string> texts;
+  for (const auto& [name, field] : kRecomputeNames) {
+    if (recompute.*field) texts.emplace_back(name);
+    std::string ranges;
+    for (const RecomputeRange& r : recompute.ranges) {
+      if (r.what != field || recompute.*field) continue;
+      ranges += ranges.empty() ? ":" : ",";
+      ranges += r.first == r.last ? fmt::format("{}", r.first) : fmt::format("{}-{}", r.first, r.last);
+    }
+    if (!ranges.empty()) texts.push_back(name + ranges);
+  }
+  return texts;
+}
+
+std::string recompute_list(const RecomputeSpec& recompute) {
+  std::string list;
+  for (const std::string& text : recompute_texts(recompute))
+    list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", text);
+  return "[" + list + "]";
+}
+
+std::optional<int64_t> parse_bytes(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || !std::isfinite(value)) return {};
+  const std::string unit = text.substr(static_cast<size_t>(end - text.data()));
+  for (const auto& [name, size] : kUnits) {
+    const double bytes = std::round(value * static_cast<double>(size));
+    if (unit == name && bytes >= 1 && bytes <= 0x1p60) return static_cast<int64_t>(bytes);
+  }
+  return {};
+}
+
+std::string exact_bytes_text(int64_t bytes) {
+  if (bytes == 0) return "";
+  std::string best;
+  for (const auto& [name, size] : kUnits) {
+    if (bytes % size != 0) continue;
+    const std::string text = fmt::format("{}{}", bytes / size, name);
+    if ((best.empty() || text.size() < best.size()) && parse_bytes(text) == bytes) best = text;
+  }
+  return best;
+}
+
+RecipeKey recompute_key() {
+  const auto accepts = [](const json& v) {
+    if (v == "auto") return true;
+    const auto texts = texts_of(v);
+    return texts && parse_recompute(*texts);
+  };
+  const auto read = [](RunSpec& s, const json& v) {
+    s.memory.automatic = v == "auto";
+    s.memory.recompute = s.memory.automatic ? RecomputeSpec{} : parse_recompute(*texts_of(v)).value();
+  };
+  const auto write = [](const RunSpec& s) {
+    return s.memory.automatic ? json("auto") : json(recompute_texts(s.memory.recompute));
+  };
+  const std::string expects =
+      fmt::format("a list without repeats of \"{}\", each for all layers or as \"{}:0-3,7\" for some, or \"auto\"",
+                  fmt::join(known_names(), "\", \""), kRecomputeNames[0].first);
+  return {"memory.recompute", {expects, accepts, recompute_hint}, read, write, Resume::free};
+}
+
+RecipeKey fit_key() {
+  const auto accepts = [](const json& v) { return v == "" || (v.is_string() && parse_bytes(v.get<std::string>())); };
+  const auto read = [](RunSpec& s, const json& v) {
+    s.memory.fit_bytes = parse_bytes(v.get<std::string>()).value_or(0);
+  };
+  const auto write = [](const RunSpec& s) { return json(exact_bytes_text(s.memory.fit_bytes)); };
+  return {"memory.fit", {"bytes with a unit, as \"80GiB\" or \"79.5GB\", or \"\"", accepts}, read, write, Resume::free};
+}
+
+}  // namespace moebius

@@ -1,0 +1,230 @@
+#include "ops/cpu/few_rows.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/vector.h"
+
+namespace moebius::cpu {
+namespace {
+
+constexpr int kMostRows = static_cast<int>(kRowsTogether), kMostSums = 16;
+
+// Rows of W that are read later: a kernel asks for them while it computes.
+template <class T>
+struct Ahead {
+  const T* begin;
+  int64_t num_rows;
+};
+
+// What a kernel multiplies: row i of x has its step p at x + i * row_stride + p * step_stride.
+template <class T>
+struct Rows {
+  const T* x;
+  int64_t row_stride, step_stride;
+  const T* w;
+  int64_t k;
+};
+
+// `sums` has room for kMostSums.
+//   sums[i * N + j] = sum over k of x[i][k] w[j][k]
+template <int M, int N, class T>
+void multiply_lanes(float* sums, const Rows<T>& a, Ahead<T>) {
+  Lanes sum[M][N] = {};
+  const T* x = a.x;
+  int64_t p = 0;
+  const auto step = [&](auto&& load) __attribute__((always_inline)) {
+    Lanes row[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) row[j] = load(a.w + j * a.k + p);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      const Lanes value = load(x + i * a.row_stride);
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sum[i][j] += value * row[j];
+    }
+  };
+  for (; p + kNumLanes <= a.k; p += kNumLanes, x += a.step_stride) step([](const T* at) { return load_lanes(at); });
+  if (p < a.k) step([&](const T* at) { return load_lanes(at, a.k - p); });
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < N; ++j) sums[i * N + j] = sum_lanes(sum[i][j]);
+}
+
+using Wide = float __attribute__((vector_size(64)));
+
+// Adds the lanes of each register in the order of sum_lanes: halves, then halves of the sums.
+//   sums[i * 4 + j] = the sum of v[i][j]
+[[gnu::target("avx512f"), gnu::always_inline]] inline void sum_four_by_four(float* sums, const Wide (&v)[4][4]) {
+  Wide column[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    Wide half[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const Wide a = v[2 * i][j], b = v[2 * i + 1][j];
+      half[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    }
+    column[j] = __builtin_shufflevector(half[0], half[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+                __builtin_shufflevector(half[0], half[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+  Wide pair[2];
+#pragma GCC unroll 2
+  for (int j = 0; j < 2; ++j) {
+    const Wide a = column[2 * j], b = column[2 * j + 1];
+    pair[j] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+              __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  const Wide all =
+      __builtin_shufflevector(pair[0], pair[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+      __builtin_shufflevector(pair[0], pair[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+  std::memcpy(sums, &all, sizeof all);
+}
+
+// The same by vdpbf16ps, which adds a pair of products to each lane.
+template <int M, int N>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(float* sums, const Rows<bf16>& a,
+                                                                            Ahead<bf16> ahead) {
+  constexpr int64_t kStep = 32;
+  __m512 sum[M][N];
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sum[i][j] = _mm512_setzero_ps();
+  const bf16* x = a.x;
+  const auto step = [&](int64_t p, __mmask32 mask)
+      __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512bf16"))) {
+    __m512bh row[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) row[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, a.w + j * a.k + p);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      const __m512bh value = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i * a.row_stride);
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], value, row[j]);
+    }
+  };
+  int64_t p = 0;
+  for (; p + kStep <= a.k; p += kStep, x += a.step_stride) {
+    for (int64_t i = 0; i < ahead.num_rows; ++i)
+      _mm_prefetch(ahead.begin + p * ahead.num_rows + i * kStep, _MM_HINT_T1);
+    step(p, ~__mmask32{0});
+  }
+  if (p < a.k) step(p, (__mmask32{1} << (a.k - p)) - 1);
+  Wide v[4][4];
+#pragma GCC unroll 16
+  for (int i = 0; i < kMostSums; ++i) {
+    const int at = std::min(i, M * N - 1);
+    v[i / 4][i % 4] = (Wide)sum[at / N][at % N];
+  }
+  sum_four_by_four(sums, v);
+}
+
+template <class T>
+using Multiply = void (*)(float*, const Rows<T>&, Ahead<T>);
+
+// The kernels for 1 to kMostRows rows of x, by the number of rows of W at once.
+template <class T>
+struct Kernels {
+  int64_t step;  // elements of a row
+  std::array<Multiply<T>, kMostRows> four, one;
+  std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
+};
+
+template <class T, int... M>
+constexpr Kernels<T> by_lanes(std::integer_sequence<int, M...>) {
+  return {kNumLanes,
+          {multiply_lanes<M + 1, 4, T>...},
+          {multiply_lanes<M + 1, 1, T>...},
+          {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>}};
+}
+template <int... M>
+constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
+  return {
+      32, {multiply_pairs<M + 1, 4>...}, {multiply_pairs<M + 1, 1>...}, {multiply_pairs<1, 8>, multiply_pairs<2, 8>}};
+}
+
+template <class T>
+const Kernels<T>& kernels() {
+  static constexpr Kernels<T> kLanes = by_lanes<T>(std::make_integer_sequence<int, kMostRows>{});
+  return kLanes;
+}
+template <>
+const Kernels<bf16>& kernels<bf16>() {
+  static constexpr Kernels<bf16> kLanes = by_lanes<bf16>(std::make_integer_sequence<int, kMostRows>{});
+  static constexpr Kernels<bf16> kPairs = by_pairs(std::make_integer_sequence<int, kMostRows>{});
+  static const bool has_pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
+  return has_pairs ? kPairs : kLanes;
+}
+
+// Elements of a packed row: whole steps.
+int64_t packed_length(int64_t k, int64_t step) { return div_ceil(k, step) * step; }
+
+template <class T>
+void pack(T* to, const void* const* row, int64_t num_rows, int64_t k) {
+  const int64_t step = kernels<T>().step;
+  for (int64_t first = 0; first < num_rows; first += kRowsTogether) {
+    const int64_t M = std::min(kRowsTogether, num_rows - first);
+    for (int64_t p = 0; p < k; p += step) {
+      const int64_t n = std::min(step, k - p);
+      for (int64_t i = 0; i < M; ++i, to += step) {
+        std::memcpy(to, static_cast<const T*>(row[first + i]) + p, n * sizeof(T));
+        std::memset(to + n, 0, (step - n) * sizeof(T));
+      }
+    }
+  }
+}
+
+// The rows [first, first + num) of x, a group.
+template <class T>
+Rows<T> group_of(const FewRows& x, int64_t first, int64_t num, int64_t step) {
+  const T* data = static_cast<const T*>(x.data);
+  if (x.packed) return {data + first * packed_length(x.k, step), step, num * step, nullptr, x.k};
+  return {data + first * x.k, x.k, step, nullptr, x.k};
+}
+
+}  // namespace
+
+int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k) {
+  int64_t elements = 0;
+  with_float_type(dtype, [&]<class T>(T) { elements = num_rows * packed_length(k, kernels<T>().step); });
+  return elements * size_of(dtype);
+}
+
+FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k) {
+  with_float_type(dtype, [&]<class T>(T) { pack(static_cast<T*>(to), row, num_rows, k); });
+  return {to, num_rows, k, /*packed=*/true};
+}
+
+template <class T>
+void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
+  const Kernels<T>& by = kernels<T>();
+  const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);
+  for (int64_t col = 0, cols = 0; col < n; col += cols) {
+    cols = x.num_rows <= 2 && n - col >= 8 ? 8 : n - col >= 4 ? 4 : 1;
+    // Each group asks for its part of the next columns.
+    const int64_t later = std::min(cols, n + num_after - col - cols), part = div_ceil(cols, num_groups);
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const int64_t first = group * kRowsTogether, num = std::min(kRowsTogether, x.num_rows - first),
+                    ahead = std::min(later, group * part);
+      const auto kernel = cols == 8 ? by.eight[num - 1] : (cols == 4 ? by.four : by.one)[num - 1];
+      Rows<T> rows = group_of<T>(x, first, num, by.step);
+      rows.w = w + col * x.k;
+      float sums[kMostSums];
+      kernel(sums, rows, {w + (col + cols + ahead) * x.k, std::min(part, later - ahead)});
+      for (int64_t i = 0; i < num; ++i)
+        std::memcpy(tile + (first + i) * ld + col, sums + i * cols, static_cast<size_t>(cols) * sizeof(float));
+    }
+  }
+}
+
+template void multiply_few_rows(float*, int64_t, const FewRows&, const float*, int64_t, int64_t);
+template void multiply_few_rows(float*, int64_t, const FewRows&, const bf16*, int64_t, int64_t);
+
+}  // namespace moebius::cpu

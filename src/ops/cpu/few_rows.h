@@ -1,0 +1,37 @@
+// Products of few rows of x with the rows of a matrix W, as when text is generated. W is read once and in
+// place, since packing it would cost more than the product.
+//   tile[i][j] = sum over k of x[i][k] w[j][k]
+//
+// Each sum is over k in steps of a register's width, in one register, whose lanes are added at the end.
+// So a row of the tile does not depend on the other rows, nor on how many there are, nor on packing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/dtype.h"
+
+namespace moebius::cpu {
+
+constexpr int64_t kRowsTogether = 4;  // of x in a kernel: more would need more registers than there are
+
+// Rows of x: k elements each, one after the other, or as pack_few_rows lays them out.
+struct FewRows {
+  const void* data = nullptr;
+  int64_t num_rows = 0, k = 0;
+  bool packed = false;
+};
+
+// Room for num_rows packed rows of k elements of a dtype.
+int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k);
+
+// Lays rows out in groups of kRowsTogether, a step of each row after the other. Then they are read as one
+// stream, and do not meet in the sets of a cache. `row` has num_rows pointers.
+FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k);
+
+// Computes n columns of a tile whose rows are ld apart. num_after: rows of W that come after these n and are
+// read later. They are asked for while the kernels compute.
+template <class T>
+void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after);
+
+}  // namespace moebius::cpu

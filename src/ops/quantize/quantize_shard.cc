@@ -1,0 +1,69 @@
+#include "ops/quantize/quantize_shard.h"
+
+#include "ops/quantize/quantize_backends.h"
+
+namespace moebius {
+namespace {
+
+void check_values(const char* who, const Tensor& x_n, const Shape& whole, int64_t first, DType rounded) {
+  check_tensor(who, "x", x_n, DType::f32, {x_n.numel()});
+  MOEBIUS_CHECK(usage, first >= 0 && first + x_n.numel() <= whole.numel(),
+                "{}: expected elements of weights {}; got [{}, {})", who, to_string(whole), first, first + x_n.numel());
+  MOEBIUS_CHECK(usage, rounded == DType::f32 || rounded == DType::bf16,
+                "{}: expected values that are rounded to f32 or bf16; got {}", who, name_of(rounded));
+}
+
+int64_t num_blocks(const Shape& whole) { return scale_shape(ScaleLayout::square_blocks, whole).numel(); }
+
+void check(const BlockMagnitudes& a) {
+  constexpr const char* who = "block_magnitudes";
+  check_tensor(who, "bits", a.bits_B, DType::i32, {num_blocks(a.whole)});
+  check_values(who, a.x_n, a.whole, a.first, a.rounded);
+}
+
+void check(const QuantizeShard& a) {
+  constexpr const char* who = "quantize_shard";
+  check_quantised(who, "q", a.q);
+  MOEBIUS_CHECK(usage,
+                a.q.layout == ScaleLayout::square_blocks && a.q.data.dtype == DType::f8_e4m3 && !a.q.transposed &&
+                    a.bits_WB.shape.rank() == 2,
+                "{}: expected q of f8_e4m3 with square_blocks and bits of ranks and blocks; got {} and {}", who,
+                to_string(a.q), to_string(a.bits_WB));
+  const int64_t B = a.bits_WB.dim(1), blocks = num_blocks(a.q.data.shape);
+  check_tensor(who, "bits", a.bits_WB, DType::i32, {a.bits_WB.dim(0), B});
+  MOEBIUS_CHECK(usage, a.first_block >= 0 && a.first_block + blocks <= B,
+                "{}: expected bits of the blocks [{}, {}); got {} of each rank", who, a.first_block,
+                a.first_block + blocks, B);
+  check_values(who, a.x_n, a.q.data.shape, a.first, a.rounded);
+}
+
+template <class Op>
+void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const Op&)) {
+  check(a);
+  OpScope scope(s, who, cost(a));
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return on_cpu(s, a);
+    case DeviceKind::cuda:
+      MOEBIUS_FAIL(usage, "{}: there is no kernel for a GPU; set precision.weights = \"compute\"", who);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+}  // namespace
+
+void block_magnitudes(Stream& s, const BlockMagnitudes& a) { run(s, "block_magnitudes", a, cpu::block_magnitudes); }
+
+Cost cost(const BlockMagnitudes& a) {
+  return {static_cast<double>(a.x_n.numel()), static_cast<double>(a.x_n.num_bytes() + a.bits_B.num_bytes())};
+}
+
+void quantize_shard(Stream& s, const QuantizeShard& a) { run(s, "quantize_shard", a, cpu::quantize_shard); }
+
+Cost cost(const QuantizeShard& a) {
+  const auto n = static_cast<double>(a.x_n.numel());
+  return {n, 5 * n + static_cast<double>(a.bits_WB.num_bytes() + a.q.scales.num_bytes())};
+}
+
+}  // namespace moebius

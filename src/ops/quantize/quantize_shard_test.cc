@@ -1,0 +1,96 @@
+#include "ops/quantize/quantize_shard.h"
+
+#include "ops/quantize/quantize_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::QuantisedArray;
+using testing::Values;
+
+constexpr DType kElement = DType::f8_e4m3;
+
+// Quantises weights as ranks with these shares of their elements do.
+void quantize_shares(Stream& s, const Operand& q, Array& x, DType rounded, const std::vector<int64_t>& cuts) {
+  const Shape whole = q.data.shape;
+  const auto W = std::ssize(cuts) - 1;
+  const int64_t B = q.scales.numel(), before = 3;  // blocks of other weights
+  std::vector<int32_t> bits(W * (B + before), 7);
+  const Tensor bits_WB = tensor_of(bits.data(), {W, B + before}), all = x.tensor().view({whole.numel()});
+  for (int64_t r = 0; r < W; ++r)
+    block_magnitudes(s,
+                     {.bits_B = bits_WB.view({bits_WB.numel()}).rows(r * (B + before) + before, (r + 1) * (B + before)),
+                      .x_n = all.rows(cuts[r], cuts[r + 1]),
+                      .whole = whole,
+                      .first = cuts[r],
+                      .rounded = rounded});
+  for (int64_t r = 0; r < W; ++r)
+    quantize_shard(s, {.q = q,
+                       .bits_WB = bits_WB,
+                       .first_block = before,
+                       .x_n = all.rows(cuts[r], cuts[r + 1]),
+                       .first = cuts[r],
+                       .rounded = rounded});
+}
+
+void expect_the_whole(Array x, DType rounded) {
+  ThreadPool pool{2};
+  Stream s(DeviceKind::cpu, pool);
+  const Shape whole = x.tensor().shape;
+  const QuantisedArray expected(whole, kElement, ScaleLayout::square_blocks);
+  Array values = Array::of(whole, rounded, x.values());
+  quantize(s, {.q = expected.operand(), .x_RC = values.tensor()});
+  const int64_t n = whole.numel();
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, n}, {0, n / 3 + 1, n}, {0, 0, n / 7, n / 2 + 5, n}, {0, n, n}}) {
+    const QuantisedArray shares(whole, kElement, ScaleLayout::square_blocks);
+    quantize_shares(s, shares.operand(), x, rounded, cuts);
+    EXPECT_TRUE(shares == expected) << to_string(whole) << " in " << std::ssize(cuts) - 1;
+  }
+}
+
+TEST(QuantizeShard, SharesAreTheWhole) {
+  for (const DType rounded : {DType::f32, DType::bf16})
+    for (const Shape& shape : {Shape{3, 5}, Shape{5, 130}, Shape{260, 129}, Shape{3, 130, 141}})
+      expect_the_whole(Array::normal(shape, DType::f32, 5), rounded);
+}
+
+TEST(QuantizeShard, BlocksOfZerosAndOfWhatIsNoNumber) {
+  const Shape shape{130, 300};
+  Values x(shape.numel(), 0.0);
+  for (int64_t i = 0; i < 60; ++i) x[i * 300 + 250] = 1e-30 * static_cast<double>(i);  // the third block alone
+  x[129 * 300 + 1] = std::nan("");
+  x[3 * 300 + 140] = std::numeric_limits<double>::infinity();
+  expect_the_whole(Array::of(shape, DType::f32, x), DType::f32);
+}
+
+TEST(QuantizeShard, RefusesWhatItCannotQuantise) {
+  ThreadPool pool{1};
+  Stream s(DeviceKind::cpu, pool);
+  Array x = Array::normal({4, 4}, DType::f32, 1);
+  const QuantisedArray rows({4, 4}, kElement, ScaleLayout::row_blocks);
+  std::vector<int32_t> bits(1);
+  const auto message = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message([&] {
+              quantize_shard(s, {.q = rows.operand(), .bits_WB = tensor_of(bits.data(), {1, 1}), .x_n = x.tensor()});
+            }),
+            "quantize_shard: expected q of f8_e4m3 with square_blocks and bits of ranks and blocks; got f8_e4m3[4, 4] "
+            "with row_blocks scales f32[4, 1] and i32[1, 1]");
+  EXPECT_EQ(message([&] {
+              block_magnitudes(
+                  s,
+                  {.bits_B = tensor_of(bits.data(), {1}), .x_n = x.tensor().view({16}), .whole = {4, 4}, .first = 1});
+            }),
+            "block_magnitudes: expected elements of weights [4, 4]; got [1, 17)");
+}
+
+}  // namespace
+}  // namespace moebius

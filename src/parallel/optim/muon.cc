@@ -1,0 +1,157 @@
+#include "parallel/optim/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/newton_schulz/newton_schulz.h"
+
+namespace moebius {
+namespace {
+
+// The size of an element of AdamW's updates (arXiv 2502.16982, section 2.2).
+constexpr double kUpdateSize = 0.2;
+
+bool is_other(const ParamSpec& spec) { return !is_of_matrices(spec); }
+
+// The ranks that hold the shards of a matrix.
+Axis shard_axis(const Param& p) { return p.spec.kind == ParamKind::experts ? Axis::etp : Axis::tp; }
+
+// 1, or NaN where the factor of the gradients is not finite: then sgd() changes nothing.
+Tensor valid(Stream& s, StepStack& stack, const Tensor& scale_1) {
+  const Tensor valid_1 = stack.alloc({1}, DType::f32), norm_1 = stack.alloc({1}, DType::f32),
+               sum_1 = stack.alloc({1}, DType::f64), partial_P = stack.alloc({1}, DType::f64);
+  fill_zero(s, sum_1);
+  sum_squares(s, {.sum_1 = sum_1, .partial_P = partial_P, .x = std::span(&scale_1, 1)});
+  clip_scale(s, {.norm_1 = norm_1, .scale_1 = valid_1, .sum_squares_1 = sum_1});
+  return valid_1;
+}
+
+// A part as a whole matrix, and back. Shards are equal, and in the order of the ranks.
+class WholeMatrix {
+ public:
+  WholeMatrix(const Mesh& mesh, const TrainedParams::OfPart& of, const Tensor& room_n)
+      : group_(mesh.group(shard_axis(*of.param))),
+        shape_(of.part->shape),
+        shard_(of.part->shard),
+        room_n_(room_n.rows(0, shape_.numel())) {
+    if (shard_.dim < 0) shard_ = {.dim = 0, .begin = 0, .count = shape_[0]};
+    MOEBIUS_ASSERT(shard_.count * num_shards() == shape_[shard_.dim]);
+  }
+
+  // Returns the matrix, which is in whole_n or in the memory of the gradient.
+  Tensor gather(Stream& s, const Tensor& shard, const Tensor& whole_n) const {
+    if (num_shards() == 1) return shard;
+    group_.all_gather(s, room_n_, shard.view({shard.numel()}));
+    if (shard_.dim == 0) return room_n_.view(shape_);
+    const Tensor whole = whole_n.rows(0, shape_.numel()).view(shape_);
+    for (int64_t r = 0; r < num_shards(); ++r) {
+      const Tensor from = room_n_.rows(r * shard.numel(), (r + 1) * shard.numel()).view(shard.shape);
+      copy_columns(s, {.to_TA = whole, .from_TB = from, .to_first = r * shard_.count, .count = shard_.count});
+    }
+    return whole;
+  }
+
+  // Returns this rank's shard of a whole matrix, flat.
+  Tensor own(Stream& s, const Tensor& whole) const {
+    if (shard_.dim == 0) {
+      const Tensor rows = whole.rows(shard_.begin, shard_.begin + shard_.count);
+      return rows.view({rows.numel()});
+    }
+    const Tensor columns = room_n_.rows(0, shape_[0] * shard_.count).view({shape_[0], shard_.count});
+    copy_columns(s, {.to_TA = columns, .from_TB = whole, .from_first = shard_.begin, .count = shard_.count});
+    return columns.view({columns.numel()});
+  }
+
+ private:
+  int64_t num_shards() const { return shard_.count == shape_[shard_.dim] ? 1 : group_.size(); }
+
+  Group& group_;
+  Shape shape_;
+  Shard shard_;
+  Tensor room_n_;
+};
+
+}  // namespace
+
+MuonOptimizer::MuonOptimizer(const OptimizerContext& context)
+    : spec_(context.spec),
+      table_(context.params),
+      mesh_(*context.mesh),
+      sharding_(*context.sharding),
+      matrices_(context, std::span(kStatePrefixes).first(1), is_of_matrices),
+      others_(context, std::span(kStatePrefixes).subspan(1), is_other) {
+  for (const Param& p : table_.all()) scratch_.at_least(update_scratch(spec_, p.spec));
+}
+
+void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) {
+  const std::vector<UpdatedTensor> others = others_.tensors();
+  adamw(s, {.tensors = others,
+            .scale_1 = args.scale_1,
+            .lr_and_step_2 = args.lr_and_step_2,
+            .lr = static_cast<float>(args.lr),
+            .beta1 = static_cast<float>(spec_.beta1),
+            .beta2 = static_cast<float>(spec_.beta2),
+            .eps = static_cast<float>(spec_.eps),
+            .step = args.train_step});
+  if (matrices_.empty()) return;
+  StackScope scope(stack);
+  const Room room{.valid_1 = valid(s, stack, args.scale_1),
+                  .whole_n = stack.alloc({scratch_.matrix}, DType::f32),
+                  .arrived_n = stack.alloc({scratch_.matrix}, DType::f32),
+                  .newton_schulz = stack.alloc({scratch_.newton_schulz_bytes}, DType::u8)};
+  const std::vector<TrainedParams::OfPart> parts = matrices_.parts();
+  for (const TrainedParams::OfPart& part : parts) add_momentum(s, part, room, args.scale_1);
+  sharding_.gather_gradients(s, is_of_matrices);
+  for (const TrainedParams::OfPart& part : parts) orthogonalise(s, part, room, args);
+}
+
+// Two steps of SGD give u, of a weight that begins at 0: the first adds momentum m to it, the second g.
+void MuonOptimizer::add_momentum(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+                                 const Tensor& scale_1) const {
+  const UpdatedTensor& t = part.tensor;
+  const Tensor u_n = room.whole_n.rows(0, t.grad_n.numel());
+  const auto momentum = static_cast<float>(spec_.momentum);
+  fill_zero(s, u_n);
+  const UpdatedTensor with_m{.param_n = u_n, .master_n = u_n, .m_n = t.m_n, .grad_n = t.grad_n},
+      without{.param_n = u_n, .master_n = u_n, .grad_n = t.grad_n};
+  sgd(s, {.tensors = std::span(&with_m, 1), .scale_1 = scale_1, .lr = -momentum, .momentum = momentum});
+  sgd(s, {.tensors = std::span(&without, 1), .scale_1 = scale_1, .lr = -1});
+  copy(s, t.grad_n, u_n);
+}
+
+void MuonOptimizer::orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+                                  const OptimizerStepArgs& args) const {
+  const Shape& shape = part.part->shape;
+  const WholeMatrix matrix(mesh_, part, room.arrived_n);
+  const Tensor o_MN = room.whole_n.rows(0, shape.numel()).view(shape);
+  newton_schulz(
+      s, {.o_MN = o_MN,
+          .u_MN = matrix.gather(s, part_of(part.param->dw, *part.part), room.whole_n),
+          .scratch = room.newton_schulz,
+          .factor = static_cast<float>(kUpdateSize * std::sqrt(static_cast<double>(std::max(shape[0], shape[1])))),
+          .compute = part.param->spec.dtype});
+  UpdatedTensor t = part.tensor;
+  t.m_n = {};
+  t.grad_n = matrix.own(s, o_MN).rows(part.owned.begin, part.owned.end());
+  sgd(s, {.tensors = std::span(&t, 1),
+          .scale_1 = room.valid_1,
+          .lr_and_step_2 = args.lr_and_step_2,
+          .lr = static_cast<float>(args.lr),
+          .step = args.train_step});
+}
+
+std::vector<OptimizerState> MuonOptimizer::state() const {
+  std::vector<OptimizerState> all = matrices_.state();
+  const std::vector<OptimizerState> others = others_.state();
+  all.insert(all.end(), others.begin(), others.end());
+  std::map<const Param*, size_t> place;
+  for (const Param& p : table_.all()) place.emplace(&p, place.size());
+  std::stable_sort(all.begin(), all.end(), [&](const OptimizerState& a, const OptimizerState& b) {
+    return place.at(a.param) < place.at(b.param);
+  });
+  return all;
+}
+
+}  // namespace moebius

@@ -1,0 +1,50 @@
+// Muon (K. Jordan et al., 2024) for the matrices of layers, AdamW for all else: embeddings, heads, routers, norms,
+// biases, sinks, adapters. Learning rate and weight decay are those of AdamW, since an update is scaled to AdamW's
+// usual size (arXiv 2502.16982, equation 4). With the gradient g of a matrix [M, N], clipped:
+//   m = momentum m + g;  u = momentum m + g
+//   w = w (1 - lr wd) - lr 0.2 sqrt(max(M, N)) newton_schulz(u)
+//
+// A matrix is one of Hugging Face's: q, k and v are three, and so are gate, up and down of each expert. A rank computes
+// the matrices of which it owns an element, and applies what is its own. It has u of their other elements from the
+// owners, over the ranks that share the gradient, and from those that hold other shards of the matrix (tp or etp). So no
+// rank sends a result, and experts whose gradient no other rank shares need no messages. The products are always of
+// whole matrices, so no bit depends on the layout.
+//
+// The memory of the gradients holds u once it is made.
+#pragma once
+
+#include <array>
+
+#include "parallel/optim/trained_params.h"
+
+namespace moebius {
+
+class MuonOptimizer final : public Optimizer {
+ public:
+  static constexpr std::array<std::string_view, 3> kStatePrefixes{"muon_m.", "adam_m.", "adam_v."};
+  static int64_t num_moments(const OptimizerSpec&, bool is_matrix) { return is_matrix ? 1 : 2; }
+
+  // Argument is that of make_optimizer(), with mesh and sharding.
+  explicit MuonOptimizer(const OptimizerContext& context);
+
+  void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
+  std::vector<OptimizerState> state() const override;
+
+ private:
+  struct Room {
+    Tensor valid_1, whole_n, arrived_n, newton_schulz;
+  };
+  // Leaves u of the elements owned where their gradient was.
+  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Room& room, const Tensor& scale_1) const;
+  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+                     const OptimizerStepArgs& args) const;
+
+  OptimizerSpec spec_;
+  const ParamTable& table_;
+  const Mesh& mesh_;
+  Sharding& sharding_;
+  TrainedParams matrices_, others_;
+  UpdateScratch scratch_;
+};
+
+}  // namespace moebius

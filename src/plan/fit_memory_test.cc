@@ -1,0 +1,98 @@
+#include "plan/fit_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+#include "engine/engine.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
+
+RunSpec run_of(const std::string& recipe, std::vector<std::string> set) {
+  set.emplace_back("memory.recompute=auto");
+  return load_run_spec(kRecipes + recipe, set);
+}
+
+// The most that an engine of any pipeline rank plans.
+int64_t planned_bytes(const RunSpec& run, int64_t ranks) {
+  EngineSpec spec = planned_engine_spec(run, ranks);
+  spec.device = DeviceKind::null;
+  int64_t most = 0;
+  for (int64_t pp = 0; pp < spec.mesh.pp; ++pp) {
+    const int rank = rank_in_dense_view(spec.mesh, {.pp = pp});
+    const auto world = make_dry_run_transport(rank, static_cast<int>(ranks));
+    spec.world = world.get();
+    most = std::max(most, Engine(spec).plan().total_bytes());
+  }
+  return most;
+}
+
+// From the plan that keeps all to the one that keeps least. What is chosen fits an engine to the byte, and the less
+// memory there is, the longer the passes take.
+TEST(FitMemory, ChoosesWhatFitsAnEngine) {
+  const std::vector<std::string> layouts[] = {{},
+                                              {"parallel.pp=2", "parallel.layout=E t | t*2 L", "parallel.ep=2",
+                                               "train.global_batch=16", "parallel.dispatcher=allgather"}};
+  for (const std::vector<std::string>& layout : layouts) {
+    const int64_t ranks = layout.empty() ? 1 : 4;
+    const auto fit = [&](int64_t bytes) {
+      RunSpec run = run_of("tiny_cpu.toml", layout);
+      run.threads = 1;
+      run.memory.fit_bytes = bytes;
+      return fit_memory(run, ranks);
+    };
+    const MemoryFit all = fit(int64_t{1} << 40);
+    EXPECT_EQ(all.run.memory.recompute, RecomputeSpec{});
+    EXPECT_FALSE(all.run.memory.automatic);
+    EXPECT_EQ(all.bytes, all.kept_bytes);
+    EXPECT_EQ(all.more, 0);
+    int64_t least = all.bytes;
+    RunSpec every = all.run;
+    every.memory.recompute = {.layer = true};
+    least = planned_bytes(every, ranks);
+    ASSERT_LT(least, all.bytes);
+    double more = -1;
+    for (const double share : {0.01, 0.3, 0.6, 0.95}) {
+      const auto bytes = all.bytes - static_cast<int64_t>(share * static_cast<double>(all.bytes - least));
+      const MemoryFit some = fit(bytes);
+      EXPECT_LE(some.bytes, bytes);
+      EXPECT_EQ(some.bytes, planned_bytes(some.run, ranks));
+      EXPECT_GE(some.more, more);
+      EXPECT_NE(some.run.memory.recompute, RecomputeSpec{});
+      more = some.more;
+    }
+  }
+}
+
+// One layer less to recompute, and the run does not fit.
+TEST(FitMemory, RecomputesNoLayerMoreThanItMust) {
+  RunSpec run = run_of("tiny_cpu.toml", {"run.threads=1", "memory.fit=1TiB"});
+  const MemoryFit all = fit_memory(run, 1);
+  run.memory.fit_bytes = all.bytes - 1;
+  const MemoryFit some = fit_memory(run, 1);
+  int64_t layers = 0;
+  for (const RecomputeRange& range : some.run.memory.recompute.ranges) layers += range.last - range.first + 1;
+  EXPECT_EQ(layers, 1) << some.text();
+  EXPECT_GT(some.more, 0);
+}
+
+TEST(FitMemory, SaysWhatIsNeededWhereNothingFits) {
+  const auto error = [](const std::vector<std::string>& set) {
+    return error_text(ErrorKind::usage, [&] { fit_memory(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1); });
+  };
+  EXPECT_THAT(error({"memory.recompute=auto", "memory.fit=1MiB"}),
+              testing::AllOf(HasSubstr("memory.fit = \"1MiB\": pipeline rank 0 needs at least "),
+                             HasSubstr("of it are not of the passes: weights, gradients, the optimizer's state")));
+  EXPECT_THAT(error({"memory.recompute=[\"norm\"]", "memory.fit=1MiB"}),
+              testing::AllOf(HasSubstr("memory.fit = \"1MiB\": a rank needs "),
+                             HasSubstr(" with memory.recompute = [\"norm\"]; recompute more, or set memory.recompute = "
+                                       "\"auto\"")));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,161 @@
+// Runs with quantised products, as a user meets them: resume, weights and rows in 8 bits, their figures, and exports.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "io/safetensors.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kRecipe = R"([model]
+model_type = "qwen3_moe"
+vocab_size = 257
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
+head_dim = 16
+intermediate_size = 48
+max_position_embeddings = 32
+num_experts = 4
+num_experts_per_tok = 2
+moe_intermediate_size = 16
+[data]
+train = ["text"]
+tokenizer = "bytes"
+[train]
+steps = 4
+global_batch = 4
+micro_batch = 2
+seq_len = 16
+[optimizer]
+lr = 1e-2
+schedule = "constant"
+[run]
+threads = 1
+)";
+
+class PrecisionRuns : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += fmt::format("the light of day {} and the night {}\n", i * 7 % 11, i * 5 % 13);
+    write_file_atomic(dir_.path("text.txt"), text);
+    write_file_atomic(dir_.path("run.toml"), kRecipe);
+    ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "text"}).code,
+              0);
+  }
+  void train(const std::string& to, const std::vector<std::string>& set) {
+    std::vector<std::string> words{"--quiet", "train", "run.toml", "--set", "run.dir=" + to};
+    for (const std::string& each : set) words.insert(words.end(), {"--set", each});
+    const Ran ran = run_moebius(dir_, words);
+    ASSERT_EQ(ran.code, 0) << ran.err;
+  }
+  std::vector<nlohmann::json> steps(const std::string& run) const {
+    std::istringstream lines(read_file(dir_.path(run + "/metrics.jsonl")));
+    std::vector<nlohmann::json> all;
+    for (std::string line; std::getline(lines, line);)
+      if (nlohmann::json record = nlohmann::json::parse(line); record.at("kind") == "train") all.push_back(record);
+    return all;
+  }
+  std::vector<double> losses(const std::string& run) const {
+    std::vector<double> all;
+    for (const nlohmann::json& step : steps(run)) all.push_back(step.at("loss"));
+    return all;
+  }
+  // Masters and moments after the last step: all that a checkpoint holds.
+  std::map<std::string, std::vector<char>> state(const std::string& run) const {
+    std::map<std::string, std::vector<char>> all;
+    for (const auto& file : std::filesystem::directory_iterator(dir_.path(run + "/checkpoints/step-00000004"))) {
+      if (file.path().extension() != ".safetensors") continue;
+      const SafetensorsFile tensors = SafetensorsFile::open(file.path().string());
+      for (const SafetensorsEntry& entry : tensors.entries()) {
+        std::vector<char>& bytes = all[entry.name];
+        bytes.resize(entry.bytes);
+        tensors.read(entry, bytes.data());
+      }
+    }
+    return all;
+  }
+  TestDir dir_;
+};
+
+TEST_P(PrecisionRuns, ResumeBitForBit) {
+  const std::string recipe = "precision.recipe=" + GetParam();
+  train("parts", {recipe, "train.steps=2"});
+  train("parts", {recipe});
+  train("whole", {recipe});
+  EXPECT_EQ(losses("parts"), losses("whole"));
+  EXPECT_EQ(state("parts"), state("whole"));
+  EXPECT_FALSE(state("whole").empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, PrecisionRuns, ::testing::Values("fp8_block", "fp8_tensor", "mxfp8", "nvfp4"),
+                         [](const auto& info) { return info.param; });
+
+class EightBits : public PrecisionRuns {};
+
+// A run may change how it holds weights whenever it resumes.
+TEST_F(EightBits, WeightsGiveTheSameRun) {
+  const std::string recipe = "precision.recipe=fp8_block", held = "precision.weights=recipe";
+  train("compute", {recipe});
+  train("held", {recipe, held, "log.precision=true"});
+  train("changed", {recipe, held, "train.steps=2"});
+  train("changed", {recipe});
+  for (const char* run : {"held", "changed"}) {
+    EXPECT_EQ(losses(run), losses("compute")) << run;
+    EXPECT_EQ(state(run), state("compute")) << run;
+  }
+  const nlohmann::json figures = steps("held").back().at("precision");
+  ASSERT_EQ(figures.size(), 2u) << figures;
+  for (const auto& [layer, of] : figures.items()) {
+    EXPECT_EQ(of.at("saturated"), 0.0) << layer;
+    EXPECT_GE(of.at("zeroed"), 0.0);
+    EXPECT_LT(of.at("zeroed"), 0.05);
+    EXPECT_GT(of.at("scale_min"), 0.0);
+    EXPECT_LT(of.at("scale_min"), of.at("scale_max"));
+  }
+  EXPECT_FALSE(steps("compute").back().contains("precision"));
+}
+
+// Rows are rounded on one rank too, and a run does not change that when it resumes.
+TEST_F(EightBits, RowsAreRounded) {
+  const std::string recipe = "precision.recipe=fp8_block", sent = "precision.dispatch=recipe",
+                    kept = "precision.keep=[\"*.experts.*\"]";  // products of experts would round the rows themselves
+  train("compute", {recipe, kept});
+  train("sent", {recipe, kept, sent, "train.steps=2"});
+  train("sent", {recipe, kept, sent});
+  train("whole", {recipe, kept, sent});
+  EXPECT_EQ(losses("sent"), losses("whole"));
+  EXPECT_EQ(state("sent"), state("whole"));
+  EXPECT_NE(losses("sent"), losses("compute"));
+  EXPECT_NEAR(losses("sent").back(), losses("compute").back(), 0.02 * losses("compute").back());
+  EXPECT_THAT(run_moebius(dir_, {"train", "run.toml", "--set", "run.dir=sent", "--set", recipe, "--set", kept}).err,
+              ::testing::HasSubstr("precision.dispatch"));
+}
+
+TEST_F(EightBits, RunsAreExportedWithBlockScales) {
+  train("run", {"precision.recipe=fp8_block"});
+  const Ran ran = run_moebius(dir_, {"export", "run", "packed", "--dtype", "fp8_block"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const SafetensorsFile file = SafetensorsFile::open(dir_.path("packed/model.safetensors"));
+  EXPECT_EQ(file.at("model.layers.0.self_attn.q_proj.weight").dtype, DType::f8_e4m3);
+  EXPECT_EQ(file.at("model.layers.0.self_attn.q_proj.weight_scale_inv").shape, (std::vector<int64_t>{1, 1}));
+  EXPECT_EQ(file.at("model.layers.0.input_layernorm.weight").dtype, DType::bf16);
+  const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("packed/config.json")));
+  EXPECT_EQ(config.at("torch_dtype"), "bfloat16");
+  EXPECT_EQ(config.at("quantization_config").at("modules_to_not_convert"),
+            (nlohmann::json{"model.layers.0.mlp.gate", "model.layers.1.mlp.gate", "lm_head"}));
+  const auto loss = [&](const char* model) {
+    return json_of(run_moebius(dir_, {"eval", model, "--data", "text", "--seq-len", "16", "--json"}))
+        .at("loss")
+        .get<double>();
+  };
+  EXPECT_NEAR(loss("packed"), loss("run"), 0.02 * loss("run"));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,223 @@
+// Steps with dynamic cp have the loss of one rank, and of every document alone; and a resumed step is the same step.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "engine/engine.h"
+#include "io/testing.h"
+#include "tests/distributed/ranks.h"
+#include "train/loader.h"
+#include "train/metrics.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kSeq = 16, kVocab = 11, kSteps = 3;
+
+// Documents of 1 to 16 tokens, of which most are short.
+std::string write_documents(const TestDir& dir) {
+  TokenDatasetWriter writer(dir.path("documents"), TokenType::u16);
+  const Rng rng(7, RngSite::bench);
+  for (int64_t i = 0, n = 0; i < 60; ++i) {
+    const int64_t length =
+        i % 6 == 0 ? 11 + static_cast<int64_t>(rng.below(n, 6)) : 1 + static_cast<int64_t>(rng.below(n, 4));
+    for (int64_t t = 0; t < length; ++t, ++n) {
+      const auto id = static_cast<int32_t>(rng.below(n + 1000, kVocab));
+      writer.add_tokens({&id, 1});
+    }
+    writer.end_document();
+  }
+  writer.close();
+  return dir.path("documents");
+}
+
+RunSpec run_of(const std::string& prefix, const ParallelSpec& parallel) {
+  RunSpec run;
+  run.model = model_spec_from_hf({{"model_type", "mixtral"},
+                                  {"vocab_size", kVocab},
+                                  {"hidden_size", 8},
+                                  {"intermediate_size", 5},
+                                  {"num_hidden_layers", 2},
+                                  {"num_attention_heads", 8},
+                                  {"num_key_value_heads", 4},
+                                  {"head_dim", 2},
+                                  {"num_local_experts", 4},
+                                  {"num_experts_per_tok", 2},
+                                  {"initializer_range", 0.5},
+                                  {"max_position_embeddings", kSeq}},
+                                 "test");
+  run.precision.compute = DType::f32;
+  run.moe.aux = run.moe.seq_aux = true;
+  run.moe.aux_coeff = 0.01;
+  run.moe.jitter = 0;
+  run.optimizer.kind = OptimizerKind::sgd;  // an update is as exact as its gradient
+  run.data.separate_documents = run.data.pack_documents = run.data.order_by_cost = true;
+  run.data.train = {{prefix, 1}};
+  run.train.seq_len = kSeq;
+  run.train.micro_batch = 1;
+  run.train.global_batch = 8;
+  run.parallel = parallel;
+  run.threads = 1;
+  return run;
+}
+
+// A loader, and the cp of each micro-batch that it filled.
+class Watched : public BatchSource {
+ public:
+  Watched(const RunSpec& run, const DataShare& share) : loader_(run.data.train, run, true, share) {}
+  void begin_step(int64_t step) override { loader_.begin_step(step); }
+  void fill(MicroBatch& batch, int64_t m) override {
+    loader_.fill(batch, m);
+    cps.insert(batch.cp);
+  }
+  std::set<int64_t> cps;
+
+ private:
+  Loader loader_;
+};
+
+struct Trained {
+  std::vector<double> losses, aux_losses;
+  std::set<int64_t> cps;
+  int64_t cp_bytes = 0;
+};
+
+Trained train(Transport& world, const RunSpec& run) {
+  const MeshShape mesh = mesh_shape(run.parallel, world.size());
+  EngineSpec spec = training_engine_spec(run, mesh);
+  if (world.size() > 1) spec.world = &world;
+  Engine engine(spec);
+  Stream s = engine.stream();
+  engine.model().params().init(s, 7);
+  const RankPlace at = engine.mesh().place();
+  Watched source(run, {.dp_rank = at.dp, .dp = mesh.dp, .cp_rank = at.cp, .cp = mesh.cp});
+  Trained trained;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    engine.step(source, step, 0.1);
+    const StepReport report = read_step(engine, 1);
+    engine.end_of_step();
+    trained.losses.push_back(report.loss);
+    trained.aux_losses.push_back(report.aux_loss);
+  }
+  trained.cps = source.cps;
+  trained.cp_bytes = engine.mesh().sent_bytes(Axis::cp);
+  return trained;
+}
+
+Trained train_on(int ranks, const RunSpec& run) {
+  Trained trained;
+  run_threads(ranks, test_world(), [&](Transport& world) {
+    Trained mine = train(world, run);
+    if (world.rank() == 0) trained = std::move(mine);
+  });
+  return trained;
+}
+
+// Sums of some 100 f32 products in another order, through 2 layers, 3 steps and the losses of some 100 tokens. The
+// worst seen is 3e-7.
+constexpr double kTolerance = 128 * 0x1p-23;
+
+void expect_same(const Trained& got, const Trained& want) {
+  for (size_t step = 0; step < want.losses.size(); ++step) {
+    EXPECT_NEAR(got.losses[step], want.losses[step], kTolerance) << "step " << step;
+    EXPECT_NEAR(got.aux_losses[step], want.aux_losses[step], kTolerance) << "step " << step;
+  }
+}
+
+class DynamicCp : public ::testing::Test {
+ protected:
+  RunSpec run(const ParallelSpec& parallel) const { return run_of(prefix_, parallel); }
+  TestDir dir_;
+  std::string prefix_ = write_documents(dir_);
+};
+
+TEST_F(DynamicCp, HasTheLossesOfOneRank) {
+  const Trained one = train_on(1, run({}));
+  for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
+    SCOPED_TRACE(static_cast<int>(comm));
+    const Trained fixed = train_on(4, run({.cp = 4, .cp_comm = comm}));
+    const Trained dynamic = train_on(4, run({.cp = 4, .cp_comm = comm, .dynamic_cp = true}));
+    expect_same(fixed, one);
+    expect_same(dynamic, one);
+    EXPECT_EQ(dynamic.cps, (std::set<int64_t>{1, 2, 4}));
+    EXPECT_EQ(fixed.cps, std::set<int64_t>{0});
+    EXPECT_LT(dynamic.cp_bytes, fixed.cp_bytes);
+  }
+}
+
+TEST_F(DynamicCp, WorksBesideEveryOtherAxis) {
+  const Trained one = train_on(1, run({}));
+  expect_same(train_on(4, run({.cp = 2, .ep = 4, .dynamic_cp = true})), one);
+  expect_same(train_on(4, run({.tp = 2, .cp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true})), one);
+  expect_same(train_on(4, run({.cp = 2, .pp = 2, .dynamic_cp = true})), one);
+}
+
+// Capacity looks at the tokens of a whole micro-batch in their order, and jitter is drawn by a token's place. So
+// their losses depend on the order of documents, but not on the run.
+TEST_F(DynamicCp, TwoRunsHaveTheSameBits) {
+  RunSpec capacity = run({.cp = 4, .dynamic_cp = true});
+  capacity.moe.capacity_factor = 0.9;
+  capacity.moe.jitter = 0.1;
+  const Trained first = train_on(4, capacity), second = train_on(4, capacity);
+  EXPECT_EQ(first.losses, second.losses);
+  EXPECT_TRUE(std::isfinite(first.losses.back()));
+}
+
+// Each document of a step is a sequence of its own. Its micro-batch has no other document.
+class EachAlone : public BatchSource {
+ public:
+  EachAlone(const RunSpec& run, DatasetOrder& order) {
+    std::vector<int32_t> tokens(kSeq + 1);
+    for (int64_t i = 0; i < run.train.global_batch; ++i) {
+      const Sample sample = order.sample(i);
+      order.fill(sample, tokens.data());
+      std::vector<int32_t> ends = order.document_starts(sample);
+      ends.push_back(kSeq + 1);
+      int32_t begin = 0;
+      for (const int32_t end : ends) {
+        if (end - begin > 1) documents_.emplace_back(tokens.begin() + begin, tokens.begin() + end);
+        begin = end;
+      }
+    }
+    for (const auto& document : documents_) num_targets_ += std::ssize(document) - 1;
+  }
+  int64_t size() const { return std::ssize(documents_); }
+  void fill(MicroBatch& batch, int64_t m) override {
+    const std::vector<int32_t>& document = documents_[m];
+    for (int64_t i = 0; i < kSeq; ++i) {
+      const bool there = i + 1 < std::ssize(document);
+      batch.token_T.ptr<int32_t>()[i] = there ? document[i] : 0;
+      batch.target_T.ptr<int32_t>()[i] = there ? document[i + 1] : 0;
+      batch.weight_T.ptr<float>()[i] = there ? 1.0f : 0.0f;
+      batch.pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(i);
+      batch.doc_start_T.ptr<int32_t>()[i] = 0;
+      batch.segment_T.ptr<int32_t>()[i] = 0;
+    }
+    batch.scalars.set_loss_scale(0, 1.0 / static_cast<double>(num_targets_));
+    batch.scalars.total_tokens = static_cast<double>(size() * kSeq);
+    batch.training = true;
+  }
+
+ private:
+  std::vector<std::vector<int32_t>> documents_;
+  int64_t num_targets_ = 0;
+};
+
+TEST_F(DynamicCp, HasTheLossOfUnpackedDocuments) {
+  RunSpec unpacked = run({});
+  std::vector<WeightedDataset> datasets;
+  datasets.push_back({TokenDataset::open(prefix_), 1});
+  DatasetOrder order(std::move(datasets),
+                     {.seq_len = kSeq, .vocab_size = kVocab, .seed = unpacked.seed, .pack_documents = true});
+  EachAlone source(unpacked, order);
+  unpacked.train.global_batch = source.size();
+  Engine engine(training_engine_spec(unpacked, MeshShape{}));
+  Stream s = engine.stream();
+  engine.model().params().init(s, 7);
+  engine.step(source, 1, 0.1);
+  const double alone = read_step(engine, 1).loss;
+  EXPECT_NEAR(train_on(4, run({.cp = 4, .dynamic_cp = true})).losses[0], alone, kTolerance);
+}
+
+}  // namespace
+}  // namespace moebius
