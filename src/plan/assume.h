@@ -19,7 +19,7 @@ enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 
 // before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
 enum class PlanPermutation : int { memory_efficient, plain };
 
-// What Megatron computes anew beside memory.recompute: the experts' activation (its moe_act), or the whole MoE layer
+// Megatron may compute more anew than memory.recompute names: the experts' activation (its moe_act), or the whole MoE layer
 // with its exchange (its moe).
 enum class PlanRecompute : int { of_recipe, activation, moe };
 

@@ -1,4 +1,4 @@
-// What a run reads and writes: its data, and its checkpoints (docs/reference/formats.md).
+// A run reads its data, and writes and reads checkpoints (docs/reference/formats.md).
 #pragma once
 
 #include "config/run_spec.h"

@@ -157,7 +157,7 @@ int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) 
   const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
   const bool is_of_recipe = context_.assume.recompute == PlanRecompute::of_recipe;
   const auto of_moe = [&](const RecomputeSpec& again) {
-    // Of an MoE layer that is computed anew its input alone is kept, and not the two products of the experts.
+    // An MoE layer that is computed anew keeps its input alone, and not the two products of the experts.
     if (context_.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);
     double moe = rows * D * input_bytes;
     if (!again.expert_up && is_of_recipe) moe += rows * F * input_bytes;

@@ -80,7 +80,7 @@ TEST(Plans, HaveTheDocumentedKeys) {
     EXPECT_TRUE(keys.contains(key)) << key;
 }
 
-// What is read and written, by the formats of the files.
+// Files hold as many bytes as their formats say.
 TEST(Plans, CountFiles) {
   const PlanMachine h100 = machine("h100");
   RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"checkpoint.every=10", "train.steps=25"});

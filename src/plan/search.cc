@@ -66,7 +66,7 @@ class Search {
   }
 
  private:
-  // What a candidate gets of recompute, and the predictions that it took.
+  // A candidate with its recompute, and the number of predictions that this took.
   struct Fitted {
     std::optional<Candidate> candidate;  // none: nothing fits
     double least_bytes = 1e300;          // of what did not fit
@@ -257,8 +257,8 @@ std::vector<RecomputeSpec> Search::Fitting::sets_that_may_fit(const Prediction& 
   return sets;
 }
 
-// From the lowest bound on, a round at a time: once it is above the time of the last that is kept, no other can be
-// better.
+// Takes a round of layouts at a time, from the lowest bound on. Once a bound is above the time of the last layout that
+// is kept, no other can be better.
 void Search::choose() {
   std::stable_sort(legal_.begin(), legal_.end(),
                    [](const Candidate& a, const Candidate& b) { return a.step_s < b.step_s; });

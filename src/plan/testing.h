@@ -1,4 +1,4 @@
-// What the planner's tests share: the machines and recipes of this repository, and the texts of refusals.
+// The planner's tests share these: the machines and recipes of this repository, and the texts of refusals.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -221,7 +221,7 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
-// What Megatron computes anew before it needs it: the experts' activation, or all of an MoE layer.
+// Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   const ModelSpec& m = c.spec.model;
   const double rows = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);

@@ -20,7 +20,7 @@ RankSpan span_of(const MeshShape& mesh, const std::string& axis);
 
 // Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;
-// What products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132 cost them
+// The rate that products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132 cost them
 // about 20 % (arXiv 2603.07685), since their tiles do not divide evenly by what is left.
 inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
 // The share of compute that is lost while a group's call runs beside it; 0 on a CPU.

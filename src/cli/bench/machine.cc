@@ -58,7 +58,7 @@ void assume_figures(PlanMachine& m) {
   set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
 }
 
-// What no benchmark measures of a GPU, of an H100 where the data sheet of another is not known here.
+// No benchmark measures these figures of a GPU. They are those of an H100 where the data sheet of another is not known here.
 void assume_gpu(PlanMachine& m) {
   const std::string sheet = "assumed: as an H100";
   set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
