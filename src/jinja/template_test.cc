@@ -133,7 +133,7 @@ TEST(Template, IntegersAndSlicesAtTheirEnds) {
   EXPECT_EQ(render("{{ -7 // 2 }} {{ -7 % 3 }} {{ 7 % -3 }}").text, "-4 2 -2");
 }
 
-// What Python refuses is not rendered as nothing: a chat would lack a part of it unseen. Found by templates
+// A template that Python refuses is not rendered with a part left out, which nobody would see. Found by templates
 // that were drawn at random.
 TEST(Template, WhatPythonRefusesIsRefused) {
   for (const char* text : {"{{ x[1:] }}", "{{ m[:1] }}", "{{ none_[::-1] }}", "{{ x | indent }}", "{{ no | int }}",

@@ -23,7 +23,7 @@ struct Ahead {
   int64_t num_rows;
 };
 
-// What a kernel multiplies: row i of x has its step p at x + i * row_stride + p * step_stride.
+// Operands of a kernel: row i of x has its step p at x + i * row_stride + p * step_stride.
 template <class T>
 struct Rows {
   const T* x;
