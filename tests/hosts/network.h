@@ -19,12 +19,12 @@
 
 namespace moebius {
 
-// What a link does with a packet, in both directions.
+// The treatment of packets by a link, in both directions.
 struct LinkQuality {
   double delay_s = 0;
   double loss = 0;         // the share of packets that is lost, in a fixed pattern
   double bytes_per_s = 0;  // 0: any number
-  bool is_cut = false;     // nothing passes, and no end is told
+  bool is_cut = false;     // nothing passes, and no end learns of it
 };
 
 class Network {

@@ -22,7 +22,7 @@ inline std::string name_of_launcher(const testing::TestParamInfo<Launcher>& info
   return kNames[static_cast<int>(info.param)];
 }
 
-// What each rank runs: a program of this build, its words, and the folder where it runs.
+// Each rank runs a program of this build with these words in this folder.
 struct RanksProgram {
   std::string path;
   Words words;
