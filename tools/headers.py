@@ -24,7 +24,7 @@ from sources import is_test, read, report, root_from_arguments, sources
 COMPILE = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
            "-Wno-missing-field-initializers", "-march=native", "-fopenmp-simd", "-Isrc", "-I.",
            # The definition that the build passes to tests (tests/CMakeLists.txt).
-           '-DMOEBIUS_SOURCE_DIR=""', "-x", "c++", "-"]
+           '-DMOEBIUS_SOURCE_DIR=""', '-DMOEBIUS_MPIRUN=""', "-x", "c++", "-"]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 COMPILE_CUDA = [NVCC, "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
                 "-DFMT_USE_CONSTEXPR=1", "-Isrc", "-I.", "-x", "cu", "-c", "-o", os.devnull]
