@@ -10,6 +10,7 @@
 #include "comm/control.h"
 #include "comm/group_cost.h"
 #include "comm/message_group.h"
+#include "comm/transport/counting_testing.h"
 #include "comm/transport/threads.h"
 
 namespace moebius {
@@ -57,28 +58,6 @@ TEST(CollectiveLevels, MembersDifferInOneDigit) {
 
 // --- collectives ----------------------------------------------------------------------------------------------------
 
-// Passes messages on, and counts those that this rank sends.
-class CountingTransport final : public Transport {
- public:
-  explicit CountingTransport(Transport& world) : world_(world) {}
-  int rank() const override { return world_.rank(); }
-  int size() const override { return world_.size(); }
-  std::unique_ptr<Message> send(int to, int channel, const void* data, int64_t num_bytes) override {
-    ++sent;
-    return world_.send(to, channel, data, num_bytes);
-  }
-  std::unique_ptr<Message> recv(int from, int channel, void* data, int64_t num_bytes) override {
-    return world_.recv(from, channel, data, num_bytes);
-  }
-  void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
-    world_.wait(messages, record);
-  }
-  int64_t sent = 0;
-
- private:
-  Transport& world_;
-};
-
 // Magnitudes differ so much that the order of a sum shows.
 float value(int rank, int64_t i) {
   std::mt19937_64 random(1000003ULL * static_cast<uint64_t>(rank) + static_cast<uint64_t>(i));
@@ -111,13 +90,13 @@ struct Rank {
     std::iota(all.begin(), all.end(), 0);
     group = std::make_unique<MessageGroup>(transport, MessageGroupSpec{.name = "dp", .ranks = all});
   }
-  CountingTransport transport;
+  testing::CountingTransport transport;
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
   std::unique_ptr<MessageGroup> group;
 };
 
-class LargeGroup : public testing::TestWithParam<int> {
+class LargeGroup : public ::testing::TestWithParam<int> {
  protected:
   int size() const { return GetParam(); }
   void run(const std::function<void(Rank&)>& body) const {
@@ -127,7 +106,7 @@ class LargeGroup : public testing::TestWithParam<int> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, LargeGroup, testing::Values(9, 11, 12, 16, 40), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Sizes, LargeGroup, ::testing::Values(9, 11, 12, 16, 40), ::testing::PrintToStringParamName());
 
 TEST_P(LargeGroup, AddsInTheOrderOfTheLevels) {
   run([&](Rank& rank) {
@@ -249,7 +228,7 @@ TEST(LargeGroups, OfManyRanksSendTheMessagesOfTheFormulas) {
 // Agreeing takes one call of the group, if the texts are short.
 TEST(LargeGroups, AgreeInOneExchange) {
   run_threads(16, {.timeout_s = 60}, [&](Transport& world) {
-    CountingTransport transport(world);
+    testing::CountingTransport transport(world);
     Control control(transport);
     const auto sent_by = [&](const std::function<void()>& call) {
       const int64_t before = transport.sent;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/transport/counting_testing.h"
 #include "comm/transport/threads.h"
 #include "core/trace.h"
 #include "engine/engine.h"
@@ -14,31 +15,8 @@ namespace {
 
 const std::string kSource = MOEBIUS_SOURCE_DIR;
 
-// Passes messages on, and counts those that this rank sends.
-class CountingTransport final : public Transport {
- public:
-  explicit CountingTransport(Transport& world) : world_(world) {}
-  int rank() const override { return world_.rank(); }
-  int size() const override { return world_.size(); }
-  std::unique_ptr<Message> send(int to, int channel, const void* data, int64_t num_bytes) override {
-    sent += is_planned(num_bytes);
-    return world_.send(to, channel, data, num_bytes);
-  }
-  std::unique_ptr<Message> recv(int from, int channel, void* data, int64_t num_bytes) override {
-    return world_.recv(from, channel, data, num_bytes);
-  }
-  void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
-    world_.wait(messages, record);
-  }
-  int64_t sent = 0;
-
- private:
-  // The planner leaves out the numbers that end a step: losses, the norm, loads of routers, and parts of one number.
-  static bool is_planned(int64_t num_bytes) {
-    return num_bytes != 0 && num_bytes != 8 && num_bytes != 24 && num_bytes != 32;
-  }
-  Transport& world_;
-};
+// The planner leaves out the numbers that end a step: losses, the norm, loads of routers, and parts of one number.
+bool is_planned(int64_t num_bytes) { return num_bytes != 0 && num_bytes != 8 && num_bytes != 24 && num_bytes != 32; }
 
 struct Counted {
   std::map<std::string, OpTotal> ops;
@@ -48,7 +26,7 @@ struct Counted {
 
 // The second of two steps of a rank.
 Counted counted_step(const RunSpec& run, Transport& world) {
-  CountingTransport counting(world);
+  testing::CountingTransport counting(world, is_planned);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &counting;
   Engine engine(spec);
@@ -91,7 +69,7 @@ std::map<std::string, OpTotal> dry_step(const RunSpec& run, int rank, int ranks)
   return trace.totals();
 }
 
-class Counters : public testing::TestWithParam<std::vector<std::string>> {};
+class Counters : public ::testing::TestWithParam<std::vector<std::string>> {};
 
 TEST_P(Counters, OfARealStepAreThePlans) {
   std::vector<std::string> set{"run.threads=1", "parallel.overlap=false"};
@@ -130,11 +108,12 @@ TEST_P(Counters, OfARealStepAreThePlans) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Counters,
-                         testing::Values(std::vector<std::string>{},
-                                         std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
-                                         std::vector<std::string>{"parallel.tp=2"},
-                                         std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, Counters,
+    ::testing::Values(std::vector<std::string>{},
+                      std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
+                      std::vector<std::string>{"parallel.tp=2"},
+                      std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
 
 }  // namespace
 }  // namespace moebius

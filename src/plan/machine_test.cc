@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "plan/testing.h"
 
 namespace moebius {
 namespace {
@@ -12,16 +13,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 const std::string kMachines = std::string(MOEBIUS_SOURCE_DIR) + "/machines";
-
-std::string refused(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::usage);
-    return e.what();
-  }
-  return "not refused";
-}
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);

@@ -13,7 +13,7 @@ namespace moebius {
 
 // bits[b] = the bits of the largest |x| in block b, 0 where no element of it is here
 //
-// As integers magnitudes are ordered, with infinity and then NaN above all numbers. Blocks are in the
+// The bits of magnitudes are ordered as integers, with infinity and then NaN above all numbers. Blocks are in the
 // order of their scales. CPUs alone have it: Error{usage}.
 struct BlockMagnitudes {
   Tensor bits_B;               // out i32

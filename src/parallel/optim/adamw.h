@@ -8,6 +8,9 @@
 
 namespace moebius {
 
+// One update of the parameters, whose states are those two moments.
+void update_by_adamw(Stream& s, const OptimizerSpec& spec, const TrainedParams& params, const OptimizerStepArgs& args);
+
 class AdamWOptimizer final : public Optimizer {
  public:
   static constexpr std::array<std::string_view, 2> kStatePrefixes{"adam_m.", "adam_v."};

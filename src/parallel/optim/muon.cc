@@ -6,6 +6,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/newton_schulz/newton_schulz.h"
+#include "parallel/optim/adamw.h"
 
 namespace moebius {
 namespace {
@@ -86,15 +87,7 @@ MuonOptimizer::MuonOptimizer(const OptimizerContext& context)
 }
 
 void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) {
-  const std::vector<UpdatedTensor> others = others_.tensors();
-  adamw(s, {.tensors = others,
-            .scale_1 = args.scale_1,
-            .lr_and_step_2 = args.lr_and_step_2,
-            .lr = static_cast<float>(args.lr),
-            .beta1 = static_cast<float>(spec_.beta1),
-            .beta2 = static_cast<float>(spec_.beta2),
-            .eps = static_cast<float>(spec_.eps),
-            .step = args.train_step});
+  update_by_adamw(s, spec_, others_, args);
   if (matrices_.empty()) return;
   StackScope scope(stack);
   const Room room{.valid_1 = valid(s, stack, args.scale_1),
