@@ -127,10 +127,7 @@ void Engine::choose_dispatcher(DispatcherKind asked) {
   if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
       spec_.device != DeviceKind::null) {
     Stream s = stream();
-    PeerReach reach = peer_reach(s, mesh_);
-    if (reach.all && spec_.device == DeviceKind::cuda && spec_.mesh.pp > 1)
-      reach = {.all = false, .why = "it was not tried on GPUs with pipeline stages"};
-    dispatcher_ = dispatcher_choice(open, reach);
+    dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
   }
   spec_.dispatcher = dispatcher_.kind;
 }
@@ -190,20 +187,16 @@ void Engine::warm_up() {
   batch.scalars = {};
   batch.training = true;
   pipeline_->run_once(s, plan_.stack(), batch);
-  // Other ranks write to the memory of this one (comm/peer_window.h): none may write before all is cleared, and
-  // none may clear what another still writes.
-  synchronize(s);
-  mesh_.group(Axis::world).barrier();
   for (int life = 0; life < kNumLives; ++life) {
-    if (static_cast<Life>(life) == Life::rows) continue;  // each pass writes its rows before it reads them
+    // Each pass writes its rows and its messages before it reads them. Where ranks write to each other's memory, that
+    // of messages also has the addresses of the others (comm/peer_window.h), which stay.
+    if (static_cast<Life>(life) == Life::rows || static_cast<Life>(life) == Life::comm) continue;
     const int64_t bytes = plan_.bytes(static_cast<Life>(life));
     if (bytes == 0) continue;
     Tensor all = tensor_of(static_cast<uint8_t*>(plan_.base(static_cast<Life>(life))), {bytes});
     all.device = s.device();
     fill_zero(s, all);
   }
-  synchronize(s);
-  mesh_.group(Axis::world).barrier();
 }
 
 DeviceMemory Engine::shared_device_memory() {

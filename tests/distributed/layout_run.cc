@@ -303,9 +303,12 @@ void give(Engine& engine, const Holder& holder, std::vector<double>& global, std
 
 void expect_held(Engine& engine, const Holder& holder, const std::vector<double>& global) {
   const std::vector<float> here = elements(engine, part_of(holder.param->w, *holder.part));
+  const bool is_bf16 = holder.param->w.dtype == DType::bf16;
   int64_t different = 0;
-  for (int64_t i = 0; i < std::ssize(here); ++i)
-    different += here[i] != static_cast<float>(global[flat_index(*holder.part, i)]);
+  for (int64_t i = 0; i < std::ssize(here); ++i) {
+    const auto owned = static_cast<float>(global[flat_index(*holder.part, i)]);
+    different += here[i] != (is_bf16 ? to_f32(to_bf16(owned)) : owned);
+  }
   EXPECT_EQ(different, 0) << holder.part->name << ": weights that are not their owner's";
 }
 

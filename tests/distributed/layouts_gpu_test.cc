@@ -33,6 +33,7 @@ const GpuLayout kLayouts[] = {
     {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
     {"ep2_direct", 2, {.ep = 2, .dispatcher = DispatcherKind::direct}},
     {"ep4_direct_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::direct}, {.skewed = true}},
+    {"pp2_ep2_direct", 4, {.pp = 2, .ep = 2, .dispatcher = DispatcherKind::direct}},
     {"etp2_ep2_direct", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}},
     {"etp2", 2, {.etp = 2}},
     {"pp2", 2, {.pp = 2}},
