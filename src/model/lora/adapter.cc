@@ -23,6 +23,7 @@ Adapter::Adapter(const LayerContext& c, const ParamSpec& w) {
   AdapterParams params = adapter_params(c.lora, w);
   if (params.blocks.empty()) return;
   rank_ = c.lora.rank;
+  out_ = w.shape[w.shape.rank() - 2];
   scale_ = c.lora.scale();
   blocks_ = std::move(params.blocks);
   dropout_ = AdapterDropout(c, w, blocks_);
@@ -65,10 +66,15 @@ Tensor Adapter::dropped(Step& step, int64_t block, const Tensor& x, int64_t R, c
 
 void Adapter::down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows, const Tokens& given) const {
   if (!dropout_.is_on(step)) {
-    run_op(
-        step,
-        LowRankProduct{.y_RM = low, .x_TK = x, .w_ePQ = a_->w, .y = {0, low.dim(1)}, .x = {0, x.dim(1)}, .rows = rows},
-        low_rank_product);
+    run_op(step,
+           LowRankProduct{.y_RM = low,
+                          .x_TK = x,
+                          .w_ePQ = a_->w,
+                          .y = {0, low.dim(1)},
+                          .x = {0, x.dim(1)},
+                          .scale = scale_of(step),
+                          .rows = rows},
+           low_rank_product);
     return;
   }
   StackScope scope(step.stack);
@@ -83,6 +89,7 @@ void Adapter::down(Step& step, const Tensor& low, const Tensor& x, const Rows& r
                           .y = low_of(b),
                           .x = {0, x.dim(1)},
                           .w_first = b * rank_,
+                          .scale = scale_of(step),
                           .rows = without_token(rows)},
            low_rank_product);
   }
@@ -120,10 +127,37 @@ void Adapter::forward(Step& step, const Forward& in) const {
                           .x = window.low,
                           .w_first = window.row,
                           .accumulate = true,
-                          .scale = scale_of(step),
                           .rows = without_token(in.rows)},
            low_rank_product);
   }
+}
+
+LowRankTerm Adapter::forward_term(Step& step, Tensor low) const {
+  if (is_empty() || dropout_.is_on(step)) return {};
+  if (blocks_.size() == 1 && blocks_[0].count == out_) return {.low_RL = low, .w = b_->w};
+  return {.low_RL = low, .w = step.alloc({b_->w.dim(0), out_, low_columns()}, b_->w.dtype)};
+}
+
+LowRankTerm Adapter::backward_term(Step& step, Tensor dlow) const {
+  if (is_empty() || dropout_.is_on(step)) return {};
+  return {.low_RL = dlow, .w = a_->w};
+}
+
+void Adapter::compute(Step& step, const LowRankTerm& term, const Forward& in) const {
+  down(step, term.low_RL, in.x, in.rows, in.tokens);
+  if (term.w.data == b_->w.data) return;
+  for (int64_t b = 0; b < std::ssize(blocks_); ++b) {
+    low_rank_block(step.stream, {.to_eML = term.w,
+                                 .from_ePQ = b_->w,
+                                 .columns = low_of(b),
+                                 .first = blocks_[b].column,
+                                 .count = blocks_[b].count,
+                                 .row = blocks_[b].row});
+  }
+}
+
+void Adapter::compute(Step& step, const LowRankTerm& term, const Input& in) const {
+  up_bwd(step, term.low_RL, in.dy, in.rows, in.first);
 }
 
 void Adapter::backward_input(Step& step, const Input& in) const {
@@ -203,7 +237,6 @@ void Adapter::backward_weight(Step& step, const Weight& in) const {
                         .left = window.y,
                         .right = window.low,
                         .w_first = window.row,
-                        .scale = scale_of(step),
                         .gather_left = gather_dy,
                         .rows = of_dy},
            low_rank_wgrad);

@@ -37,6 +37,14 @@ void run_expert_op(Step& step, Op op, Run run) {
   run(step.stream, op);
 }
 
+// The term of an adapter for the kernel that runs op, if that adds it; else none. The room of a term is taken either
+// way, so that memory does not depend on the kernel.
+template <class Op>
+LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
+  op.added = term;
+  return !term.empty() && adds_term(step.stream, op) ? term : LowRankTerm{};
+}
+
 }  // namespace
 
 DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens)
@@ -133,19 +141,31 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
-  const QuantizeContext c = quantize_context(step);
-  run_expert_op(step,
-                ExpertDown{.y_RD = y_RD,
-                           .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
-                           .w2_eDF = w2_operands_.w(step),
-                           .b2_eC = b2_ ? b2_->w : Tensor{},
-                           .b2_first = b2_first_,
-                           .rows = {.offsets_e1 = in.rows.offsets_e1},
-                           .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
-                expert_down);
-  w2_adapter_.forward(
-      step, {.y = y_RD, .x = a_RF, .rows = {.offsets_e1 = in.rows.offsets_e1}, .tokens = tokens(step, in.rows, saved)});
+  down(step, y_RD, a_RF, in, saved);
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
+}
+
+void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  const Rows rows{.offsets_e1 = in.rows.offsets_e1};
+  ExpertDown op{.y_RD = y_RD,
+                .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                .w2_eDF = w2_operands_.w(step),
+                .b2_eC = b2_ ? b2_->w : Tensor{},
+                .b2_first = b2_first_,
+                .rows = rows,
+                .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows};
+  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down);
+  const Adapter::Forward adapted{.y = y_RD,
+                                 .x = a_RF,
+                                 .rows = rows,
+                                 .low = step.alloc({y_RD.dim(0), w2_adapter_.low_columns()}, dtype_),
+                                 .tokens = tokens(step, in.rows, saved)};
+  op.added = if_added(step, op, w2_adapter_.forward_term(step, adapted.low));
+  if (!op.added.empty()) w2_adapter_.compute(step, op.added, adapted);
+  run_expert_op(step, op, expert_down);
+  if (op.added.empty()) w2_adapter_.forward(step, adapted);
 }
 
 void DispatchedExperts::open_h(Step& step, Saved& saved) const {
@@ -181,23 +201,26 @@ void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& save
 void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  run_expert_op(step,
-                ExpertUp{.h_R2F = saved.h_R2F.rows(0, a_RF.dim(0)),
-                         .a_RF = a_RF,
-                         .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
-                         .w1_e2FD = w1_operands_.w(step),
-                         .b1_e2F = b1_ ? b1_->w : Tensor{},
-                         .rows = in.rows,
-                         .activation = activation_,
-                         .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows},
-                expert_up);
-  if (w1_adapter_.is_empty()) return;
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
-  w1_adapter_.forward(step, {.y = h_R2F,
-                             .x = in.source,
-                             .rows = in.rows,
-                             .low = saved.w1_low.rows(0, a_RF.dim(0)),
-                             .tokens = tokens(step, in.rows, saved)});
+  ExpertUp op{.h_R2F = h_R2F,
+              .a_RF = a_RF,
+              .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
+              .w1_e2FD = w1_operands_.w(step),
+              .b1_e2F = b1_ ? b1_->w : Tensor{},
+              .rows = in.rows,
+              .activation = activation_,
+              .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows};
+  if (w1_adapter_.is_empty()) return run_expert_op(step, op, expert_up);
+  const Adapter::Forward adapted{.y = h_R2F,
+                                 .x = in.source,
+                                 .rows = in.rows,
+                                 .low = saved.w1_low.rows(0, a_RF.dim(0)),
+                                 .tokens = tokens(step, in.rows, saved)};
+  op.added = if_added(step, op, w1_adapter_.forward_term(step, adapted.low));
+  if (!op.added.empty()) w1_adapter_.compute(step, op.added, adapted);
+  run_expert_op(step, op, expert_up);
+  if (!op.added.empty()) return;
+  w1_adapter_.forward(step, adapted);
   low_rank_activation(step.stream,
                       {.a_RF = a_RF, .h_R2F = h_R2F, .offsets_e1 = in.rows.offsets_e1, .activation = activation_});
 }
@@ -292,50 +315,61 @@ void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved
 
 void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
+  LowRankTerm added;
   {
     StackScope scope(step.stack);
-    run_expert_op(step,
-                  DExpertDown{.dh_R2F = saved.dh_R2F,
-                              .sa_RF = saved.sa_RF,
-                              .dweight_R = dweight_R,
-                              .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
-                              .w2_eDF = w2_operands_.w_for_dx(step),
-                              .b2_eC = b2_ ? b2_->w : Tensor{},
-                              .h_R2F = saved.h_R2F,
-                              .weight_R = weight_R,
-                              .b2_first = b2_first_,
-                              .rows = saved.grad_rows,
-                              .activation = activation_},
-                  d_expert_down);
+    DExpertDown op{.dh_R2F = saved.dh_R2F,
+                   .sa_RF = saved.sa_RF,
+                   .dweight_R = dweight_R,
+                   .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
+                   .w2_eDF = w2_operands_.w_for_dx(step),
+                   .b2_eC = b2_ ? b2_->w : Tensor{},
+                   .h_R2F = saved.h_R2F,
+                   .weight_R = weight_R,
+                   .b2_first = b2_first_,
+                   .rows = saved.grad_rows,
+                   .activation = activation_};
+    added = op.added = if_added(step, op, w2_adapter_.backward_term(step, saved.w2_dlow));
+    if (!added.empty()) w2_adapter_.compute(step, added, down_input(step, {}, saved));
+    run_expert_op(step, op, d_expert_down);
   }
-  if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved);
+  if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved, /*is_added=*/!added.empty());
+}
+
+Adapter::Input DispatchedExperts::down_input(Step& step, Tensor g_RF, const Saved& saved) const {
+  return {.dx = g_RF,
+          .dy = saved.grads,
+          .rows = saved.grad_rows,
+          .accumulate = false,
+          .dlow = saved.w2_dlow,
+          .tokens = tokens(step, saved.grad_rows, saved)};
 }
 
 void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(step,
-                DExpertUp{.dx_RD = dx_RD,
-                          .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
-                          .w1_e2FD = w1_operands_.w_for_dx(step),
-                          .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
-                d_expert_up);
-  w1_adapter_.backward_input(step, {.dx = dx_RD,
-                                    .dy = saved.dh_R2F,
-                                    .rows = {.offsets_e1 = saved.grad_rows.offsets_e1},
-                                    .dlow = saved.w1_dlow,
-                                    .tokens = tokens(step, saved.grad_rows, saved)});
+  const Rows rows{.offsets_e1 = saved.grad_rows.offsets_e1};
+  const Adapter::Input adapted{.dx = dx_RD,
+                               .dy = saved.dh_R2F,
+                               .rows = rows,
+                               .dlow = saved.w1_dlow,
+                               .tokens = tokens(step, saved.grad_rows, saved)};
+  DExpertUp op{.dx_RD = dx_RD,
+               .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+               .w1_e2FD = w1_operands_.w_for_dx(step),
+               .rows = rows};
+  op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));
+  if (!op.added.empty()) w1_adapter_.compute(step, op.added, adapted);
+  run_expert_op(step, op, d_expert_up);
+  if (op.added.empty()) w1_adapter_.backward_input(step, adapted);
 }
 
-void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const {
+void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved,
+                                         bool is_added) const {
   StackScope scope(step.stack);
   const Tensor g_RF = rows_ ? rows_->scratch().g : step.alloc(saved.sa_RF.shape, dtype_);
-  w2_adapter_.backward_input(step, {.dx = g_RF,
-                                    .dy = saved.grads,
-                                    .rows = saved.grad_rows,
-                                    .accumulate = false,
-                                    .dlow = saved.w2_dlow,
-                                    .tokens = tokens(step, saved.grad_rows, saved)});
+  if (is_added) return;  // d_expert_down has all of g
+  w2_adapter_.backward_input(step, down_input(step, g_RF, saved));
   d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,
                                       .dweight_R = dweight_R,
                                       .g_RF = g_RF,

@@ -55,6 +55,7 @@ class DispatchedExperts final : public RoutedExperts {
 
  private:
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
+  void down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const;
   // Where adapters drop elements: the tokens of the rows that dispatch() brought, and those of such rows.
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
   Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
@@ -76,8 +77,9 @@ class DispatchedExperts final : public RoutedExperts {
   // From dy to h, and from there to x.
   void backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
   void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
-  // Adds what the gradients of rows get through the adapter of W2.
-  void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved) const;
+  // Adds what the gradients of rows get through the adapter of W2, unless d_expert_down has added it.
+  void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved, bool is_added) const;
+  Adapter::Input down_input(Step& step, Tensor g_RF, const Saved& saved) const;
   void down_gradient(Step& step, const Saved& saved) const;
   void up_gradient(Step& step, const Saved& saved) const;
   void bias_gradients(Step& step, const Saved& saved) const;

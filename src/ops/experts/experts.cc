@@ -109,6 +109,28 @@ void check_for_gpu(const Op& a, const Operand& x, const Stream& s) {
   if (!x.is_plain() && s.target() == DeviceKind::cuda) check_for_gpu(a);
 }
 
+// A term of the product of R rows with N columns.
+template <class Op>
+void check_term(const char* who, const Op& a, const Stream& s, const Tensor& product_RN, int64_t e, bool w_transposed) {
+  if (a.added.empty()) return;
+  const int64_t R = product_RN.dim(0), N = product_RN.dim(1);
+  MOEBIUS_CHECK(usage, a.added.low_RL.shape.rank() == 2, "{}: low must be a matrix; got {}", who,
+                to_string(a.added.low_RL));
+  const int64_t L = a.added.low_RL.dim(1);
+  check_tensor(who, "low", a.added.low_RL, product_RN.dtype, {R, L});
+  check_tensor(who, "w of the low-rank term", a.added.w, product_RN.dtype,
+               w_transposed ? Shape{e, L, N} : Shape{e, N, L});
+  MOEBIUS_CHECK(usage, s.device() == DeviceKind::null || adds_term(s, a),
+                "{}: the kernel for {} does not add a low-rank term; compute it apart (ops/low_rank/low_rank.h)", who,
+                to_string(product_RN));
+}
+
+// The cost of a product, and of its term where it has one.
+Cost with_term(Cost cost, const LowRankTerm& term, const Tensor& product_RN) {
+  if (!term.empty()) cost += {2 * count_of(term.low_RL) * product_RN.dim(1), bytes_of(term.low_RL) + bytes_of(term.w)};
+  return cost;
+}
+
 void check(const ExpertUp& a, const Stream& s) {
   constexpr const char* who = "expert_up";
   check_matrix(who, "a", a.a_RF);
@@ -118,6 +140,7 @@ void check(const ExpertUp& a, const Stream& s) {
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
+  check_term(who, a, s, a.h_R2F, e, false);
   check_rows(who, a.rows, e, R, true);
   check_for_gpu(a, a.x_TD, s);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
@@ -131,6 +154,7 @@ void check(const ExpertDown& a, const Stream& s) {
   const int64_t e = check_operands(who, {"a", a.a_RF, "w2", a.w2_eDF, D, a.a_RF.data.dim(1), false}, dtype);
   check_tensor(who, "y", a.y_RD, dtype, {R, D});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
+  check_term(who, a, s, a.y_RD, e, false);
   check_rows(who, a.rows, e, R, false);
   check_for_gpu(a, a.a_RF, s);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
@@ -148,6 +172,7 @@ void check(const DExpertDown& a, const Stream& s) {
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
+  check_term(who, a, s, a.sa_RF, e, true);
   check_rows(who, a.rows, e, R, true);
   check_for_gpu(a, a.dout_TD, s);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
@@ -160,6 +185,7 @@ void check(const DExpertUp& a, const Stream& s) {
   const int64_t R = a.dh_R2F.data.dim(0), D = a.dx_RD.dim(1);
   const int64_t e = check_operands(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD, a.dh_R2F.data.dim(1), D, true}, dtype);
   check_tensor(who, "dx", a.dx_RD, dtype, {R, D});
+  check_term(who, a, s, a.dx_RD, e, true);
   check_rows(who, a.rows, e, R, false);
   check_for_gpu(a, a.dh_R2F, s);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
@@ -229,8 +255,9 @@ void expert_up(Stream& s, const ExpertUp& a) {
 }
 
 Cost cost(const ExpertUp& a) {
-  return {2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
-          bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)};
+  return with_term({2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
+                    bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)},
+                   a.added, a.h_R2F);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -248,8 +275,9 @@ void expert_down(Stream& s, const ExpertDown& a) {
 }
 
 Cost cost(const ExpertDown& a) {
-  return {2 * count_of(a.a_RF.data) * a.y_RD.dim(1),
-          bytes_of(a.a_RF.data) + bytes_of(a.w2_eDF.data) + bytes_of(a.y_RD)};
+  return with_term(
+      {2 * count_of(a.a_RF.data) * a.y_RD.dim(1), bytes_of(a.a_RF.data) + bytes_of(a.w2_eDF.data) + bytes_of(a.y_RD)},
+      a.added, a.y_RD);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
@@ -267,9 +295,10 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
 }
 
 Cost cost(const DExpertDown& a) {
-  return {2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
-                                                             2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
-                                                             2 * bytes_of(a.weight_R)};
+  return with_term({2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
+                                                                       2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
+                                                                       2 * bytes_of(a.weight_R)},
+                   a.added, a.sa_RF);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
@@ -287,8 +316,9 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 }
 
 Cost cost(const DExpertUp& a) {
-  return {2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
-          bytes_of(a.dh_R2F.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.dx_RD)};
+  return with_term({2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
+                    bytes_of(a.dh_R2F.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.dx_RD)},
+                   a.added, a.dx_RD);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
@@ -329,6 +359,20 @@ Cost cost(const ExpertBiasGrad& a) {
   const double R = static_cast<double>(a.gather ? a.rows.token_R.numel() : a.x_RM.dim(0));
   return {2 * R * a.db_eN.dim(1), bytes_of(a.x_RM) + 2 * bytes_of(a.db_eN)};
 }
+
+namespace {
+
+template <class Op>
+bool adds_term_on(const Stream& s, const Op& a) {
+  return s.device() == DeviceKind::cuda && cuda::adds_term(s, a);
+}
+
+}  // namespace
+
+bool adds_term(const Stream& s, const ExpertUp& a) { return adds_term_on(s, a); }
+bool adds_term(const Stream& s, const ExpertDown& a) { return adds_term_on(s, a); }
+bool adds_term(const Stream& s, const DExpertDown& a) { return adds_term_on(s, a); }
+bool adds_term(const Stream& s, const DExpertUp& a) { return adds_term_on(s, a); }
 
 // The scratch that the device needs.
 namespace {

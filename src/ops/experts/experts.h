@@ -40,6 +40,18 @@ struct GatedActivation {
   bool operator==(const GatedActivation&) const = default;
 };
 
+// The term of low-rank adapters that a product adds to its own sums, rounded once with them:
+//   expert_up, expert_down        + w[e] low[r,:]      w [e, N, L]
+//   d_expert_down, d_expert_up    + w[e]^T low[r,:]    w [e, L, N]
+//
+// N are the columns of the product: 2F, D, F (of g) and D. Rows r of low are those of the product, sorted
+// by expert. Not every kernel adds a term: adds_term() says so for an op on the device of s. An op that
+// cannot is Error{usage}.
+struct LowRankTerm {
+  Tensor low_RL, w;  // in, of the dtype of the product
+  bool empty() const { return w.empty(); }
+};
+
 // h[r,:] = w1[e] x[token[r],:] + b1[e]
 // a[r,:] = activation(h[r,:F], h[r,F:])
 //
@@ -54,6 +66,7 @@ struct ExpertUp {
   Tensor h_R2F, a_RF;     // out
   Operand x_TD, w1_e2FD;  // in
   Tensor b1_e2F;          // in, may be empty: none
+  LowRankTerm added = {};
   Rows rows;
   GatedActivation activation;
   bool few_rows = false;
@@ -62,6 +75,7 @@ struct ExpertUp {
 };
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
+bool adds_term(const Stream& s, const ExpertUp& a);
 
 // y[r,:] = w2[e] a[r,:] + b2[e]
 //
@@ -72,6 +86,7 @@ struct ExpertDown {
   Tensor y_RD;           // out
   Operand a_RF, w2_eDF;  // in
   Tensor b2_eC;          // in
+  LowRankTerm added = {};
   int64_t b2_first = 0;
   Rows rows;
   bool few_rows = false;
@@ -80,6 +95,7 @@ struct ExpertDown {
 };
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
+bool adds_term(const Stream& s, const ExpertDown& a);
 
 // The model's output is the sum of weight[r] * (w2 a[r,:] + b2) over the rows of a token. With
 //   g[r,:] = w2[e]^T dout[token[r],:]     (rounded to the dtype)
@@ -93,6 +109,7 @@ struct DExpertDown {
   Tensor dh_R2F, sa_RF, dweight_R;  // out; dweight f32
   Operand dout_TD, w2_eDF;          // in
   Tensor b2_eC, h_R2F, weight_R;    // in; weight f32, of each row
+  LowRankTerm added = {};           // to g
   int64_t b2_first = 0;
   Rows rows;
   GatedActivation activation;
@@ -101,17 +118,20 @@ struct DExpertDown {
 };
 void d_expert_down(Stream& s, const DExpertDown& a);
 Cost cost(const DExpertDown& a);
+bool adds_term(const Stream& s, const DExpertDown& a);
 
 // dx[r,:] = w1[e]^T dh[r,:]
 struct DExpertUp {
   Tensor dx_RD;             // out
   Operand dh_R2F, w1_e2FD;  // in
+  LowRankTerm added = {};
   Rows rows;
   Tensor scratch;
   static int64_t scratch_bytes(const DExpertUp& a, const Stream& s);
 };
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
+bool adds_term(const Stream& s, const DExpertUp& a);
 
 // dw[e] = sum over the rows r of e of left[r,:]^T right[r,:],  or dw[e] += that with accumulate
 //

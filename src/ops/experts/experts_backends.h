@@ -42,6 +42,11 @@ std::string kernel_text(const Stream& s, const ExpertDown& a);
 std::string kernel_text(const Stream& s, const DExpertDown& a);
 std::string kernel_text(const Stream& s, const DExpertUp& a);
 std::string kernel_text(const Stream& s, const ExpertWgrad& a);
+// As adds_term() of experts.h.
+bool adds_term(const Stream& s, const ExpertUp& a);
+bool adds_term(const Stream& s, const ExpertDown& a);
+bool adds_term(const Stream& s, const DExpertDown& a);
+bool adds_term(const Stream& s, const DExpertUp& a);
 int64_t scratch_bytes(const ExpertUp& a);
 int64_t scratch_bytes(const ExpertDown& a);
 int64_t scratch_bytes(const DExpertDown& a);

@@ -71,6 +71,8 @@ class ExpertsOfFewBlocksTest : public testing::DeviceTest<Case> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ExpertsOfFewBlocksTest);  // without a GPU
 class PortableExpertsTest : public testing::DeviceTest<Case> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PortableExpertsTest);  // without a GPU
+class ExpertsTermTest : public testing::DeviceTest<Case> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ExpertsTermTest);  // without a GPU
 class ExpertsTeamTest : public ::testing::TestWithParam<Case> {};
 
 // The rows that exist are close to the reference; the others were not written.
@@ -147,6 +149,88 @@ TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
     EXPECT_EQ(all.dw2.bytes(), o.dw2.bytes());
     EXPECT_EQ(all.dw1_stored.bytes(), o.dw1_stored.bytes());
     EXPECT_EQ(all.dw2_stored.bytes(), o.dw2_stored.bytes());
+  }
+}
+
+// For each row of values [R, n], or the rows of x that rows read, that row and the one of low behind it.
+Values joined_rows(const Problem& p, const Values& x, const Values& low, bool gather) {
+  const int64_t L = std::ssize(low) / p.R, n = std::ssize(x) / (gather && p.c.gather ? p.c.T : p.R);
+  Values all;
+  for (int64_t r = 0; r < p.R; ++r) {
+    const int64_t from = gather ? p.shape.source(r) : r;
+    all.insert(all.end(), x.begin() + from * n, x.begin() + (from + 1) * n);
+    all.insert(all.end(), low.begin() + r * L, low.begin() + (r + 1) * L);
+  }
+  return all;
+}
+
+// For each of num pieces of x, that piece and the one of y behind it.
+Values joined(const Values& x, const Values& y, int64_t num) {
+  const int64_t n = std::ssize(x) / num, m = std::ssize(y) / num;
+  Values all;
+  for (int64_t i = 0; i < num; ++i) {
+    all.insert(all.end(), x.begin() + i * n, x.begin() + (i + 1) * n);
+    all.insert(all.end(), y.begin() + i * m, y.begin() + (i + 1) * m);
+  }
+  return all;
+}
+
+// A term is what so many more columns of the operands are: the reference has them.
+void expect_terms(const Case& c, const Problem& p, const Outputs& o, int64_t L) {
+  const int64_t rows = p.R - c.spare, E = p.E();
+  const Values low = p.low.values();
+  ref::ExpertShape deeper = p.shape;
+  deeper.token.clear();
+  deeper.D = c.D + L;
+  const Values x = joined_rows(p, p.x.values(), low, true), w1 = joined(p.w1.values(), p.low_up.values(), E * 2 * c.F);
+  expect_rows(c, "h", o.h, ref::expert_h(deeper, x, w1, p.R, p.b1.values()), rows, c.D);
+  expect_rows(c, "a", o.a, ref::gated_rows(o.h.values(), p.R, c.F, p.ref_activation), rows, 1);
+  const ref::ExpertBackward b = ref::d_expert_down(deeper, joined_rows(p, p.dout.values(), low, true),
+                                                   joined(p.w2.values(), p.low_down_bwd.values(), E), p.h.values(),
+                                                   p.weight.values(), p.R, p.ref_activation, p.ref_b2());
+  expect_rows(c, "dh", o.dh, b.dh, rows, c.D);
+  expect_rows(c, "sa", o.sa, b.sa, rows, 1);
+  expect_rows(c, "dweight", o.dweight, b.dweight, rows, c.D + c.F);
+  deeper.D = c.D;
+  deeper.F = c.F + L;
+  expect_rows(c, "y", o.y,
+              ref::expert_y(deeper, joined_rows(p, p.a.values(), low, false),
+                            joined(p.w2.values(), p.low_down.values(), E * c.D), p.R, p.ref_b2()),
+              rows, c.F);
+  Values dx = ref::d_expert_up(p.shape, p.h.values(), p.w1.values(), p.R);
+  const Values by_low = p.low_up_bwd.values();
+  p.shape.for_each_row([&](int64_t e, int64_t r) {
+    for (int64_t l = 0; l < L; ++l) {
+      for (int64_t d = 0; d < c.D; ++d) dx[r * c.D + d] += by_low[(e * L + l) * c.D + d] * low[r * L + l];
+    }
+  });
+  expect_rows(c, "dx", o.dx, dx, rows, 2 * c.F);
+}
+
+TEST_P(ExpertsTermTest, EqualsTheReferenceOfWiderOperands) {
+  for (const int64_t L : {8, 32, 64, 72}) {
+    SCOPED_TRACE(fmt::format("rank {}", L));
+    Problem p(c());
+    p.add_terms(L);
+    if (!uses_hopper_kernels(s_)) GTEST_SKIP() << "only kernels of Hopper GPUs add terms";
+    const Outputs all = run_all_expert_ops(s_, p);
+    expect_terms(c(), p, all, L);
+    const BlockLimitScope few(s_, 2);  // each block walks over many tiles
+    expect_terms(c(), p, run_all_expert_ops(s_, p), L);
+  }
+}
+
+TEST(Experts, TermsAreRefusedByKernelsThatDoNotAddThem) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Problem p({"tiles", 9, 32, 16, {5, 4}, 0, true, DType::bf16});
+  p.add_terms(8);
+  try {
+    run_all_expert_ops(s, p);
+    FAIL() << "expert_up took a term";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("expert_up: the kernel for bf16[9, 32] does not add a low-rank term"));
   }
 }
 
@@ -249,9 +333,19 @@ std::vector<testing::On<Case>> cases_of_few_blocks() {
   std::erase_if(few, [](const testing::On<Case>& on) { return on.c.gpt_oss; });
   return few;
 }
+// The bias of the output has an even number of columns in the kernels that add terms.
+std::vector<testing::On<Case>> cases_of_terms() {
+  std::vector<testing::On<Case>> tiles = cases_in_bf16_tiles();
+  std::erase_if(tiles, [](const testing::On<Case>& on) {
+    return std::accumulate(on.c.counts.begin(), on.c.counts.end(), 0) == 0;
+  });
+  return tiles;
+}
 INSTANTIATE_TEST_SUITE_P(Shapes, PortableExpertsTest, ::testing::ValuesIn(cases_in_bf16_tiles()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOfFewBlocksTest, ::testing::ValuesIn(cases_of_few_blocks()),
+                         [](const auto& info) { return info.param.c.name + "_cuda"; });
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTermTest, ::testing::ValuesIn(cases_of_terms()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });

@@ -53,12 +53,23 @@ struct ExpertProblem {
   }
   ref::ColumnBias ref_b2() const { return {b2.values(), b2_first, b2.values().empty() ? 0 : c.D / 2}; }
   int64_t E() const { return static_cast<int64_t>(c.counts.size()); }
+  // Each product adds a term of rank L.
+  void add_terms(int64_t L) {
+    const double size = 1 / std::sqrt(static_cast<double>(L));
+    low = Array::normal({R, L}, c.dtype, 14);
+    low_up = Array::normal({E(), 2 * c.F, L}, c.dtype, 15, size);
+    low_down = Array::normal({E(), c.D, L}, c.dtype, 16, size);
+    low_down_bwd = Array::normal({E(), L, c.F}, c.dtype, 17, size);
+    low_up_bwd = Array::normal({E(), L, c.D}, c.dtype, 18, size);
+  }
+  LowRankTerm term(Array& w) { return w.values().empty() ? LowRankTerm{} : LowRankTerm{low.tensor(), w.tensor()}; }
   Rows rows() { return {offsets.tensor(), token.tensor()}; }
 
   ExpertCase c;
   int64_t R;
   ref::ExpertShape shape;
   Array offsets, token, x, w1, w2, dout, weight, h, a, b1, b2;
+  Array low, low_up, low_down, low_down_bwd, low_up_bwd;
   int64_t b2_first = 0;
   GatedActivation activation;
   ref::Activation ref_activation;
@@ -109,6 +120,7 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                            .x_TD = p.x.tensor(),
                            .w1_e2FD = p.w1.tensor(),
                            .b1_e2F = p.b1.tensor(),
+                           .added = p.term(p.low_up),
                            .rows = p.rows(),
                            .activation = p.activation,
                            .few_rows = p.few_rows});
@@ -117,6 +129,7 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                              .a_RF = p.a.tensor(),
                              .w2_eDF = p.w2.tensor(),
                              .b2_eC = p.b2.tensor(),
+                             .added = p.term(p.low_down),
                              .b2_first = p.b2_first,
                              .rows = p.rows(),
                              .few_rows = p.few_rows});
@@ -129,11 +142,16 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                               .b2_eC = p.b2.tensor(),
                               .h_R2F = p.h.tensor(),
                               .weight_R = p.weight.tensor(),
+                              .added = p.term(p.low_down_bwd),
                               .b2_first = p.b2_first,
                               .rows = p.rows(),
                               .activation = p.activation});
-  run_expert_op<DExpertUp>(
-      s, d_expert_up, {.dx_RD = o.dx.tensor(), .dh_R2F = p.h.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run_expert_op<DExpertUp>(s, d_expert_up,
+                           {.dx_RD = o.dx.tensor(),
+                            .dh_R2F = p.h.tensor(),
+                            .w1_e2FD = p.w1.tensor(),
+                            .added = p.term(p.low_up_bwd),
+                            .rows = p.rows()});
   for (const bool accumulate : {true, false}) {
     run_expert_op<ExpertWgrad>(s, expert_wgrad,
                                {.dw_eMN = (accumulate ? o.dw1 : o.dw1_stored).tensor(),

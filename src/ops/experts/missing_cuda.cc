@@ -15,6 +15,10 @@ std::string kernel_text(const Stream&, const ExpertDown&) { missing_cuda("expert
 std::string kernel_text(const Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
 std::string kernel_text(const Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 std::string kernel_text(const Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
+bool adds_term(const Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
+bool adds_term(const Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
+bool adds_term(const Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
+bool adds_term(const Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 int64_t scratch_bytes(const ExpertUp&) { missing_cuda("expert_up"); }
 int64_t scratch_bytes(const ExpertDown&) { missing_cuda("expert_down"); }
 int64_t scratch_bytes(const DExpertDown&) { missing_cuda("d_expert_down"); }

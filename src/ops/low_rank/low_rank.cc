@@ -121,6 +121,34 @@ Cost cost(const LowRankWgrad& a) {
           R * size * static_cast<double>(a.left.count + a.right.count) + 2 * bytes_of(a.dw_ePQ)};
 }
 
+void low_rank_block(Stream& s, const LowRankBlock& a) {
+  constexpr const char* who = "low_rank_block";
+  const DType dtype = a.to_eML.dtype;
+  MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: to must be f32 or bf16; got {}", who,
+                to_string(a.to_eML));
+  const int64_t e = check_weights(who, "from", a.from_ePQ, dtype, {a.row, a.count}, a.columns.count);
+  check_weights(who, "to", a.to_eML, dtype, {a.first, a.count}, a.to_eML.dim(a.to_eML.shape.rank() - 1));
+  MOEBIUS_CHECK(
+      usage, a.to_eML.shape.rank() == a.from_ePQ.shape.rank() && (a.to_eML.shape.rank() == 2 || a.to_eML.dim(0) == e),
+      "{}: to must have as many matrices as from; got {} and {}", who, to_string(a.to_eML), to_string(a.from_ePQ));
+  const int64_t L = a.to_eML.dim(a.to_eML.shape.rank() - 1);
+  MOEBIUS_CHECK(usage, a.columns.first >= 0 && a.columns.first + a.columns.count <= L,
+                "{}: to must have the columns [{}, {}); got {}", who, a.columns.first,
+                a.columns.first + a.columns.count, to_string(a.to_eML));
+  OpScope scope(s, who, cost(a));
+  if (a.to_eML.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::low_rank_block(s, a);
+    case DeviceKind::cuda:
+      return cuda::low_rank_block(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const LowRankBlock& a) { return {0, 2 * bytes_of(a.from_ePQ)}; }
+
 void low_rank_activation(Stream& s, const LowRankActivation& a) {
   constexpr const char* who = "low_rank_activation";
   check_matrix(who, "a", a.a_RF);

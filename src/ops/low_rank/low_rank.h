@@ -55,6 +55,18 @@ struct LowRankWgrad {
 void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
 Cost cost(const LowRankWgrad& a);
 
+// to[e][m, columns.first + n] = from[e][row + m - first, n]  for first <= m < first + count, and 0 for all other m
+//
+// A B of one map among several of a matrix, as a factor of all rows of the matrix (LowRankTerm in
+// ops/experts/experts.h). columns.count is the number of columns of from. Other columns of `to` are not written.
+struct LowRankBlock {
+  Tensor to_eML, from_ePQ;  // out, in; of one dtype
+  Columns columns;
+  int64_t first = 0, count = 0, row = 0;
+};
+void low_rank_block(Stream& s, const LowRankBlock& a);
+Cost cost(const LowRankBlock& a);
+
 // a[r,:] = activation(h[r,:F], h[r,F:])
 //
 // This is the second half of expert_up, after an adapter has added to h.

@@ -10,12 +10,14 @@ namespace moebius {
 
 struct LowRankProduct;
 struct LowRankWgrad;
+struct LowRankBlock;
 struct LowRankActivation;
 struct DLowRankActivation;
 
 namespace cpu {
 void low_rank_product(Stream& s, const LowRankProduct& a);
 void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
+void low_rank_block(Stream& s, const LowRankBlock& a);
 void low_rank_activation(Stream& s, const LowRankActivation& a);
 void d_low_rank_activation(Stream& s, const DLowRankActivation& a);
 int64_t scratch_bytes(const LowRankProduct& a, int num_threads);
@@ -26,6 +28,7 @@ int64_t scratch_bytes(const LowRankWgrad& a, int num_threads);
 namespace cuda {
 void low_rank_product(Stream& s, const LowRankProduct& a);
 void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
+void low_rank_block(Stream& s, const LowRankBlock& a);
 void low_rank_activation(Stream& s, const LowRankActivation& a);
 void d_low_rank_activation(Stream& s, const DLowRankActivation& a);
 }  // namespace cuda

@@ -225,6 +225,38 @@ TEST_P(LowRankTest, ActivationsEqualTheReference) {
   }
 }
 
+// Two maps of a matrix with rows of others between and behind them.
+TEST(LowRank, BlocksAreFactorsOfAllRows) {
+  constexpr int64_t kExperts = 3, kRows = 9, kFromRows = 5, kRank = 2;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    testing::on_each_device([&](Stream& s) {
+      Array from = Array::normal({kExperts, kFromRows, kRank}, dtype, 1);
+      Array to = Array::poisoned({kExperts, kRows, 2 * kRank}, dtype);
+      const auto block = [&](int64_t column, int64_t first, int64_t count, int64_t row) {
+        low_rank_block(s, {.to_eML = to.tensor(),
+                           .from_ePQ = from.tensor(),
+                           .columns = {column, kRank},
+                           .first = first,
+                           .count = count,
+                           .row = row});
+      };
+      block(0, 1, 3, 0);
+      block(kRank, 6, 2, 3);
+      Values want(kExperts * kRows * 2 * kRank);
+      const Values all = from.values();
+      const auto put = [&](int64_t e, int64_t m, int64_t column, int64_t row) {
+        for (int64_t n = 0; n < kRank; ++n)
+          want[((e * kRows) + m) * 2 * kRank + column + n] = all[(e * kFromRows + row) * kRank + n];
+      };
+      for (int64_t e = 0; e < kExperts; ++e) {
+        for (int64_t i = 0; i < 3; ++i) put(e, 1 + i, 0, i);
+        for (int64_t i = 0; i < 2; ++i) put(e, 6 + i, kRank, 3 + i);
+      }
+      EXPECT_EQ(to.values(), want);
+    });
+  }
+}
+
 TEST(LowRank, TheReferenceDerivativeEqualsFiniteDifferences) {
   for (const GatedActivation& f : kActivations) {
     const Values h = Array::normal({14}, DType::f32, 1).values(), g = Array::normal({7}, DType::f32, 2).values();

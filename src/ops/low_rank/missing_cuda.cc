@@ -7,6 +7,7 @@ namespace moebius::cuda {
 
 void low_rank_product(Stream&, const LowRankProduct&) { missing_cuda("low_rank_product"); }
 void low_rank_wgrad(Stream&, const LowRankWgrad&) { missing_cuda("low_rank_wgrad"); }
+void low_rank_block(Stream&, const LowRankBlock&) { missing_cuda("low_rank_block"); }
 void low_rank_activation(Stream&, const LowRankActivation&) { missing_cuda("low_rank_activation"); }
 void d_low_rank_activation(Stream&, const DLowRankActivation&) { missing_cuda("d_low_rank_activation"); }
 void row_tokens(Stream&, const RowTokens&) { missing_cuda("row_tokens"); }

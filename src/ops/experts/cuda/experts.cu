@@ -42,6 +42,16 @@ Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& r
   return path;
 }
 
+// The kernels of sm_90 for bf16 add a term. They read both of its tensors by the copy engine.
+template <class Op>
+bool adds(const Stream& s, const Op& a, const Operand& rows) {
+  const auto takes = [](const Tensor& t) {
+    return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  };
+  return rows.is_plain() && path_of(s, a) == Path::sm90 && takes(a.added.low_RL) && takes(a.added.w);
+}
+
 template <class Op>
 std::string text_of(const Stream& s, const Op& a) {
   switch (path_of(s, a)) {
@@ -132,6 +142,11 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
       return generic::expert_wgrad(s, a);
   }
 }
+
+bool adds_term(const Stream& s, const ExpertUp& a) { return !a.few_rows && adds(s, a, a.x_TD); }
+bool adds_term(const Stream& s, const ExpertDown& a) { return !a.few_rows && adds(s, a, a.a_RF); }
+bool adds_term(const Stream& s, const DExpertDown& a) { return adds(s, a, a.dout_TD); }
+bool adds_term(const Stream& s, const DExpertUp& a) { return adds(s, a, a.dh_R2F); }
 
 std::string kernel_text(const Stream& s, const ExpertUp& a) { return text_of(s, a); }
 std::string kernel_text(const Stream& s, const ExpertDown& a) { return text_of(s, a); }

@@ -25,14 +25,15 @@ struct DDownGemm {
     RowTiles tiles;
     int32_t num_k;
     DGatedParams<Formula> act;
+    AddedProduct added;
   };
 
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
-                                int32_t expert) {
+  __device__ static void load_b(const Params& p, const CUtensorMap* map, const SlotLoad& load, uint32_t half, int32_t k,
+                                int32_t tile_n, int32_t expert) {
     constexpr uint32_t kHalfBytesB = GemmShared<kConfig>::kHalfBytesB;
     const int32_t col = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf;
-    load.box(&p.b, half * kHalfBytesB, col, k * kConfig.tile_k, expert);
-    load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, col + kMnMajorCols, k * kConfig.tile_k, expert);
+    load.box(map, half * kHalfBytesB, col, k * kConfig.tile_k, expert);
+    load.box(map, half * kHalfBytesB + kHalfBytesB / 2, col + kMnMajorCols, k * kConfig.tile_k, expert);
   }
 
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
@@ -55,9 +56,9 @@ struct DDownGemmF8 {
     BlockScales scales;
   };
 
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
-                                int32_t expert) {
-    load.box(&p.b, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
+  __device__ static void load_b(const Params& p, const CUtensorMap* map, const SlotLoad& load, uint32_t half, int32_t k,
+                                int32_t tile_n, int32_t expert) {
+    load.box(map, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
              tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf, expert);
   }
   __device__ static int32_t source_row(const Params& p, int32_t row) {
@@ -101,9 +102,7 @@ void launch(Stream& s, const DExpertDown& a) {
   typename Op::Params p{};
   p.a = rows_map(a.dout_TD.data, kConfig);
   if constexpr (Op::kMajorB == Major::mn) {
-    constexpr uint32_t kTileK = kConfig.tile_k;
-    const int64_t E = a.w2_eDF.data.dim(0);
-    p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, kMnMajorCols}, {D, F, kTileK}, {E, D * F, 1}}});
+    p.b = mn_major_weights_map(a.w2_eDF.data, kConfig);
   } else {
     p.b = weights_map(a.w2_eDF.data, kConfig, Op::kHalf);
     p.scales = block_scales(a.dout_TD, a.w2_eDF);
@@ -111,6 +110,8 @@ void launch(Stream& s, const DExpertDown& a) {
   p.gather = gather_of(a.dout_TD.data, a.rows.token_R);
   p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
+  if constexpr (Op::kMajorB == Major::mn)
+    add_product(p, a.added.low_RL, a.added.w, [&](const Tensor& w) { return mn_major_weights_map(w, kConfig); });
   const MapOptions box{.swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
   const auto planes = [&](const Tensor& h) {
     return make_tensor_map<3>(h.data, {{{F, 1, kBoxCols}, {2, F, 1}, {R, 2 * F, 16}}}, box);

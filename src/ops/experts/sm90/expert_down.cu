@@ -23,17 +23,18 @@ struct RowsGemm {
     int32_t num_k;
     uint16_t* y;
     int32_t N;
+    AddedProduct added;
   };
 
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
-                                int32_t expert) {
+  __device__ static void load_b(const Params& p, const CUtensorMap* map, const SlotLoad& load, uint32_t half, int32_t k,
+                                int32_t tile_n, int32_t expert) {
     constexpr uint32_t kHalfBytesB = GemmShared<kConfig>::kHalfBytesB;
     const int32_t n = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf;
     if constexpr (kMajor == Major::k) {
-      load.box(&p.b, half * kHalfBytesB, k * kConfig.tile_k, n, expert);
+      load.box(map, half * kHalfBytesB, k * kConfig.tile_k, n, expert);
     } else {
-      load.box(&p.b, half * kHalfBytesB, n, k * kConfig.tile_k, expert);
-      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + kMnMajorCols, k * kConfig.tile_k, expert);
+      load.box(map, half * kHalfBytesB, n, k * kConfig.tile_k, expert);
+      load.box(map, half * kHalfBytesB + kHalfBytesB / 2, n + kMnMajorCols, k * kConfig.tile_k, expert);
     }
   }
 
@@ -106,31 +107,37 @@ struct Product {
   Rows rows;
   Tensor bias_eC = {};
   int64_t bias_first = 0;
+  LowRankTerm added = {};
 };
 
 template <class Op>
 void launch(Stream& s, const Product& a, const char* who) {
   constexpr GroupedGemmConfig kConfig = Op::kConfig;
   const int64_t N = a.y_RN.dim(1), K = a.a_RK.dim(1);
+  const auto map_of = [&](const Tensor& b) {
+    if constexpr (Op::kMajorB == Major::k)
+      return weights_map(b, kConfig, Op::kHalf);
+    else
+      return mn_major_weights_map(b, kConfig);
+  };
   typename Op::Params p{};
   p.a = rows_map(a.a_RK, kConfig);
-  if constexpr (Op::kMajorB == Major::k) {
-    p.b = weights_map(a.b, kConfig, Op::kHalf);
-  } else {
-    constexpr uint32_t kTileK = kConfig.tile_k;
-    const int64_t E = a.b.dim(0);
-    p.b = make_tensor_map<3>(a.b.data, {{{N, 1, kMnMajorCols}, {K, N, kTileK}, {E, N * K, 1}}});
-  }
+  p.b = map_of(a.b);
   p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
   p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
   p.N = static_cast<int32_t>(N);
+  add_product(p, a.added.low_RL, a.added.w, map_of);
   if constexpr (requires { p.bias; }) p.bias = expert_bias(a.bias_eC, a.bias_first);
   launch_grouped<Op>(s, p, who);
 }
 
-Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows, a.b2_eC, a.b2_first}; }
-Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, a.rows}; }
+Product product_of(const ExpertDown& a) {
+  return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows, a.b2_eC, a.b2_first, a.added};
+}
+Product product_of(const DExpertUp& a) {
+  return {.y_RN = a.dx_RD, .a_RK = a.dh_R2F.data, .b = a.w1_e2FD.data, .rows = a.rows, .added = a.added};
+}
 
 template <Major kMajor, class Op>
 void choose_and_launch(Stream& s, const Op& a, const char* who) {

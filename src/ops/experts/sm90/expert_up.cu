@@ -27,12 +27,13 @@ struct UpGemm {
     uint16_t *h, *act;
     int32_t F;
     Formula formula;
+    AddedProduct added;
   };
 
   // Half 0 is the gate's, half 1 the up's.
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
-                                int32_t expert) {
-    load.box(&p.b, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
+  __device__ static void load_b(const Params& p, const CUtensorMap* map, const SlotLoad& load, uint32_t half, int32_t k,
+                                int32_t tile_n, int32_t expert) {
+    load.box(map, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
              static_cast<int32_t>(half) * p.F + tile_n * kCols, expert);
   }
 
@@ -139,6 +140,7 @@ void launch(Stream& s, const ExpertUp& a) {
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
   p.F = static_cast<int32_t>(F);
   p.formula = decltype(p.formula)(a.activation);
+  add_product(p, a.added.low_RL, a.added.w, [&](const Tensor& w) { return weights_map(w, kConfig, Op::kCols); });
   if constexpr (requires { p.bias; }) p.bias = expert_bias(a.b1_e2F, 0);
   if constexpr (requires { p.scales; }) p.scales = block_scales(a.x_TD, a.w1_e2FD);
   launch_grouped<Op>(s, p, "expert_up");

@@ -4,7 +4,8 @@
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
-//   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
+//   load_b(params, map, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns, by map b
+//   Params::added   optional: an AddedProduct, whose K steps follow those of a and b
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), which replaces the storing described next
 //   load_bias(params, tile, bias)   optional: the biases of the tile's columns, as add_bias() takes them
@@ -26,6 +27,21 @@ struct Gather {
   const int32_t* token;
   int32_t chunks;  // of 16 bytes in a row
 };
+
+// A second product that is added to the first in the same sums: rows of another tensor, which are not gathered, by
+// other weights of their expert. Its K steps follow those of the first. Nothing is added to products of FP8.
+struct AddedProduct {
+  CUtensorMap a, b;  // with the boxes of the first
+  int32_t num_k;     // its share of Params::num_k; 0: nothing is added
+};
+
+template <class Params>
+__device__ __forceinline__ int32_t num_added_k(const Params& p) {
+  if constexpr (requires { p.added; })
+    return p.added.num_k;
+  else
+    return 0;
+}
 
 // The destination of a load: a piece of a slot, in this block or in both.
 struct SlotLoad {
@@ -97,14 +113,25 @@ __device__ __forceinline__ void load_step(const typename Op::Params& p, const Sl
                                           uint32_t slot, int32_t k, const Tile& tile, uint32_t block) {
   using Shared = GemmShared<Op::kConfig>;
   const SlotLoad weights{ring.b(slot), ring.full(slot), tile.shared != 0};
+  const auto load_weights = [&](const CUtensorMap* map, int32_t at_k) {
+    if (tile.shared) {
+      Op::load_b(p, map, weights, block, at_k, tile.n, tile.expert);
+    } else {
+      Op::load_b(p, map, weights, 0, at_k, tile.n, tile.expert);
+      Op::load_b(p, map, weights, 1, at_k, tile.n, tile.expert);
+    }
+  };
+  if constexpr (requires { p.added; }) {
+    const int32_t added_k = k - (p.num_k - p.added.num_k);
+    if (added_k >= 0) {
+      mbarrier_arrive_expect(weights.barrier, Shared::kSlotBytesA + Shared::kSlotBytesB);
+      tma_load(ring.a(slot), &p.added.a, weights.barrier, added_k * Op::kConfig.tile_k, tile.first_row);
+      return load_weights(&p.added.b, added_k);
+    }
+  }
   mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : Shared::kSlotBytesA) + Shared::kSlotBytesB);
   if constexpr (!Op::kGather) tma_load(ring.a(slot), &p.a, weights.barrier, k * Op::kConfig.tile_k, tile.first_row);
-  if (tile.shared) {
-    Op::load_b(p, weights, block, k, tile.n, tile.expert);
-  } else {
-    Op::load_b(p, weights, 0, k, tile.n, tile.expert);
-    Op::load_b(p, weights, 1, k, tile.n, tile.expert);
-  }
+  load_weights(&p.b, k);
 }
 
 // The load warp if nothing is gathered; one thread runs it.
@@ -189,7 +216,8 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
     }
     notes.release(count);
     __syncwarp();
-    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
+    const int32_t num_k = p.num_k - num_added_k(p);
+    for (int32_t k = 0; k < num_k; ++k, at.advance()) {
       const bool inside = k * 8 + static_cast<int32_t>(lane_chunk) < p.gather.chunks;
       ring.wait_empty(at);
 #pragma unroll
@@ -205,6 +233,12 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
           publish_copied<kBehind>(ring.full((at.stage + Shared::kNumSlots - kBehind) % Shared::kNumSlots));
       } else {
         mbarrier_arrive_cp_async(ring.full(at.stage));
+      }
+    }
+    if constexpr (!kFences) {
+      for (int32_t k = num_k; k < p.num_k; ++k, at.advance()) {  // the load warp fills the slots of an added product
+        ring.wait_empty(at);
+        mbarrier_arrive(ring.full(at.stage));
       }
     }
     if constexpr (kFences) {

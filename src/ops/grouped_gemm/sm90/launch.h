@@ -39,6 +39,25 @@ inline CUtensorMap weights_map(const Tensor& t, const GroupedGemmConfig& config,
   return make_tensor_map<3>(t.data, {{{K, 1, tile_k}, {N, K, tile_n}, {e, N * K, 1}}}, operand_map(config));
 }
 
+// The same of weights B [e, K, N] that are MN-major: boxes of one column block and as many rows as a slot is deep.
+inline CUtensorMap mn_major_weights_map(const Tensor& t, const GroupedGemmConfig& config) {
+  const auto tile_k = static_cast<uint32_t>(config.tile_k);
+  const int64_t e = t.dim(0), K = t.dim(1), N = t.dim(2);
+  return make_tensor_map<3>(t.data, {{{N, 1, kMnMajorCols}, {K, N, tile_k}, {e, N * K, 1}}}, operand_map(config));
+}
+
+// Appends the K steps of the product of rows [R, L] with other weights to that of p, whose num_k is set. Empty weights:
+// none. map_of(w): the map of weights, as b is made.
+template <class Params, class MapOf>
+void add_product(Params& p, const Tensor& rows_RL, const Tensor& w, const MapOf& map_of) {
+  if (w.empty()) return;
+  constexpr GroupedGemmConfig kConfig = kSm90Rows;  // the slots of all products of bf16 are its slots
+  p.added = {.a = rows_map(rows_RL, kConfig),
+             .b = map_of(w),
+             .num_k = static_cast<int32_t>(div_ceil(rows_RL.dim(1), kConfig.tile_k))};
+  p.num_k += p.added.num_k;
+}
+
 inline Gather gather_of(const Tensor& x, const Tensor& token_R) {
   return {static_cast<const char*>(x.data), token_R.empty() ? nullptr : token_R.ptr<int32_t>(),
           static_cast<int32_t>(x.dim(1) * size_of(x.dtype) / 16)};
