@@ -1,6 +1,7 @@
 // Policies of a step: precision, which changes rounding, and recompute, which changes no bit.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,8 +104,38 @@ inline RecomputeSpec RecomputeSpec::of(int64_t layer) const {
   return own;
 }
 
+// The activations that are in host memory between the two passes of their layer (memory/activation_offload.h).
+// A tensor that is recomputed is not kept, so it is not moved either.
+struct OffloadSpec {
+  bool layer_input = false;  // the residual stream before a layer
+  // Tensors that memory.recompute has names for; without ranges. `layer` is all of them, layer_input, and the residual
+  // between attention and feed-forward.
+  RecomputeSpec tensors;
+  double fraction = 1.0;  // of the layers of a stage that are moved: above 0, at most 1
+
+  bool any() const { return layer_input || tensors != RecomputeSpec{}; }
+  bool covers(bool RecomputeSpec::*what) const { return tensors.covers(what); }
+  bool covers_layer_input() const { return layer_input || tensors.layer; }
+  // Returns whether layer i of a stage of n layers is moved. ceil(fraction * n) of them are, spread evenly from the
+  // first one on: the copies of a layer have the time of those that follow it.
+  bool moves(int64_t i, int64_t n) const { return i < n && any() && num_moved(i + 1) > num_moved(i); }
+  bool operator==(const OffloadSpec&) const = default;
+
+ private:
+  // How many of the first n layers are moved. A millionth of a layer is rounding of the fraction.
+  int64_t num_moved(int64_t n) const {
+    const double exact = fraction * static_cast<double>(n);
+    const auto whole = static_cast<int64_t>(exact);
+    return exact - static_cast<double>(whole) > 1e-6 ? whole + 1 : whole;
+  }
+};
+
+// The name that memory.offload has for OffloadSpec::layer_input; the others are kRecomputeNames.
+inline constexpr const char* kLayerInputName = "layer_input";
+
 struct MemorySpec {
   RecomputeSpec recompute;
+  OffloadSpec offload;
   bool automatic = false;  // recompute is chosen so that a rank needs at most fit_bytes (plan/fit_memory.h)
   int64_t fit_bytes = 0;   // of the device of a rank; 0: no limit
   // Rows of experts that a rank has room for, over the even share; 0: room for whatever tokens choose

@@ -238,6 +238,30 @@ TEST(Check, MultiTokenPrediction) {
               HasSubstr("stage 1 has L where m is due"));
 }
 
+TEST(Check, OffloadNamesWhatIsKept) {
+  EXPECT_NO_THROW(parse({"memory.offload=[\"layer_input\", \"norm\", \"qkv\", \"attention\", \"expert_up\"]",
+                         "memory.offload_fraction=0.5"})
+                      .check(1));
+  EXPECT_NO_THROW(parse({"memory.offload=[\"layer\"]", "memory.recompute=[\"norm\"]"}).check(1));
+  EXPECT_NO_THROW(parse({"memory.offload=[\"layer_input\"]", "memory.recompute=[\"layer\"]"}).check(1));
+  EXPECT_NO_THROW(parse({"memory.offload=[\"qkv\"]", "memory.recompute=[\"qkv:0-1\"]"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.offload=[\"mlp\"]"}),
+      HasSubstr("memory.offload \"mlp\" would do nothing: the model has no layer that keeps it; remove it [--set]"));
+  EXPECT_THAT(check_error({"memory.offload=[\"shared_expert\"]"}), HasSubstr("the model has no layer that keeps it"));
+  EXPECT_THAT(check_error({"memory.offload=[\"mla_up_proj\"]"}), HasSubstr("the model has no layer that keeps it"));
+  EXPECT_THAT(
+      check_error({"memory.offload=[\"norm\", \"qkv\"]", "memory.recompute=[\"qkv\"]"}),
+      HasSubstr("memory.offload \"qkv\" would do nothing: memory.recompute covers it, so it is not kept; remove "
+                "it from one of the two [--set]"));
+  EXPECT_THAT(check_error({"memory.offload=[\"expert_up\"]", "memory.recompute=[\"layer\"]"}),
+              HasSubstr("memory.recompute covers it"));
+  EXPECT_THAT(
+      check_error({"memory.offload_fraction=0.5"}),
+      HasSubstr("memory.offload_fraction = 0.5 would do nothing: memory.offload names nothing; name something, or "
+                "remove it [--set]"));
+}
+
 TEST(Check, RecomputeNamesWhatTheModelHas) {
   EXPECT_NO_THROW(parse({"memory.recompute=[\"layer\", \"norm\", \"qkv\", \"attention\", \"expert_up\"]"}).check(1));
   EXPECT_THAT(

@@ -104,6 +104,9 @@ class RandomSpec {
       else
         s.memory.recompute.ranges.push_back({.what = flag, .first = upto(9), .last = 9 + upto(99)});
     }
+    s.memory.offload.layer_input = coin();
+    for (const auto& [name, flag] : kRecomputeNames) s.memory.offload.tensors.*flag = coin();
+    s.memory.offload.fraction = 1.0 - unit();
     s.memory.automatic = coin() && coin();
     if (s.memory.automatic) s.memory.recompute = {};
     s.memory.fit_bytes = coin() ? 0 : 1 + upto(int64_t{1} << 40);

@@ -120,6 +120,19 @@ TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
                 HasSubstr("memory.fit must be bytes with a unit, as \"80GiB\" or \"79.5GB\", or \"\""))
         << bytes;
 
+  EXPECT_THAT(parse_error({"memory.offload=[\"norm\", \"layer_inputs\"]"}),
+              HasSubstr("memory.offload must be a list without repeats of \"layer_input\", \"norm\", \"qkv\", "
+                        "\"mla_up_proj\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", \"layer\"; got "
+                        "[\"norm\",\"layer_inputs\"]; did you mean \"layer_input\"?"));
+  EXPECT_THAT(parse_error({"memory.offload=[\"qkv\", \"qkv\"]"}), HasSubstr("got [\"qkv\",\"qkv\"]"));
+  EXPECT_THAT(parse_error({"memory.offload=qkv"}), HasSubstr("memory.offload must be a list"));
+  EXPECT_THAT(parse_error({"memory.offload=[\"qkv:0-3\"]"}),
+              HasSubstr("; a name is for all layers, and memory.offload_fraction says how many of them"));
+  EXPECT_THAT(parse_error({"memory.offload=[\"moe_act\"]"}), HasSubstr("; its input is \"expert_up\" here"));
+  for (const char* fraction : {"0", "-0.5", "1.5", "\"half\"", "nan"})
+    EXPECT_THAT(parse_error({fmt::format("memory.offload_fraction={}", fraction)}),
+                HasSubstr("memory.offload_fraction must be a number above 0, at most 1"))
+        << fraction;
   EXPECT_THAT(parse_error({"memory.recompute=layers"}), HasSubstr("got \"layers\"; did you mean \"layer\"?"));
   EXPECT_THAT(parse_error({"memory.recompute=[\"qkv\", \"qkv\"]"}), HasSubstr("got [\"qkv\",\"qkv\"]"));
   EXPECT_THAT(parse_error({"data.train=[{prefix=\"a\", weigth=2}]"}),

@@ -6,6 +6,7 @@
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
 #include "device/pinned_memory.h"
+#include "device/side_copies.h"
 #include "device/spill_buffer.h"
 
 namespace moebius {
@@ -51,6 +52,7 @@ void* allocate_spilling(int64_t, const std::vector<SpillBuffer::Range>&) { missi
 void* allocate_pinned(int64_t) { missing(); }
 void release_pinned(void*) noexcept {}
 std::shared_ptr<void> map_pinned(int64_t) { missing(); }
+std::unique_ptr<SideCopies> make_side_copies(Accelerator&) { missing(); }
 void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
 void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
 void synchronize(Accelerator&) { missing(); }

@@ -54,8 +54,8 @@ std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t 
 // before any allocation. Otherwise a system would promise memory that it does not have, and end the
 // process when it is used; a GPU would fail in the middle of a plan.
 void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
-// The same for the memory of the host that the plan pins for a GPU.
-void check_pinned_memory(const MemoryPlan& plan, int64_t available);
+// The same for the memory of the host that the plan pins for a GPU, beside what other ranks of the machine pin.
+void check_pinned_memory(const MemoryPlan& plan, int64_t available, int64_t by_others = 0);
 void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes, const MemoryUse& use);
 
 }  // namespace moebius

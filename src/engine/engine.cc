@@ -96,7 +96,7 @@ Engine::Engine(const EngineSpec& spec)
       links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_, spec.sums) : nullptr),
       dry_run_world_(dry_run_world(spec)),
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
-      plan_(spec.recompute),
+      plan_(spec.recompute, spec.offload),
       peak_(gpu_.get()) {
   // A GPU has one micro-batch, and the host's are copied into it one after the other. With several
   // stages all are in flight.
@@ -172,8 +172,9 @@ void Engine::make_optimizer() {
 void Engine::allocate(int64_t stack_bytes) {
   plan_.bind(spec_.device, stack_bytes);
   batches_->bind(plan_, spec_.device);
-  if (!gpu_) return;
   Stream s = stream();
+  model_->prepare_offload(s);
+  if (!gpu_) return;
   prepare_gemm(s);
   metrics_ = HostMirror(plan_, Life::metrics);
   if (spec_.graph && (!links_ || links_->can_capture())) graphs_ = StepGraphs(graph_device(*gpu_));
@@ -217,10 +218,7 @@ int64_t Engine::measure_stack() {
   MicroBatch batch = batches_->on_device(0);
   batch.training = spec_.use == ModelUse::training;
   Step step{null_stream, null_stack, batch};
-  if (spec_.cache_tokens > 0)
-    dry_run_cached(step);
-  else
-    dry_run(step);
+  spec_.cache_tokens > 0 ? dry_run_cached(step) : dry_run(step);
   if (spec_.use != ModelUse::training) {
     StackScope scope(null_stack);
     step.alloc({kLogitRows, spec_.model.vocab_size}, DType::f32);
@@ -370,6 +368,7 @@ void Engine::end_of_step() {
   Stream s = stream();
   PhaseScope phase(s, "end of step");
   with_memory_advice([&] { graphs_.run(StepPart::end_of_step(), s, [&](Stream& on) { clear_sums(on); }); });
+  if (ActivationOffload* offload = model_->offload()) offload->clear_bytes();
   has_gradients_ = false;
 }
 

@@ -34,9 +34,13 @@ void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec,
   const MemoryUse use = memory_use(spec);
   if (spec.device == DeviceKind::cpu) return check_host_memory(plan, stack_bytes, available_memory_bytes(), use);
   if (!gpu) return;
-  check_pinned_memory(plan, available_memory_bytes());
-  const int64_t free = gpu->info().free_bytes;
-  if (!ranks) return check_device_memory(plan, stack_bytes, free, use);
+  const int64_t free = gpu->info().free_bytes, pinned = plan.bytes(Life::host);
+  if (!ranks) {
+    check_pinned_memory(plan, available_memory_bytes());
+    return check_device_memory(plan, stack_bytes, free, use);
+  }
+  const int64_t pinned_by_others = ranks->sum_of_machine(pinned) - pinned;
+  ranks->control().together([&] { check_pinned_memory(plan, available_memory_bytes(), pinned_by_others); });
   const int64_t mine = needed_bytes(plan, stack_bytes), others = ranks->sum_of_sharing(mine) - mine;
   ranks->control().together([&] { check_device_memory(plan, stack_bytes, free - others, use); });
 }

@@ -37,6 +37,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
       .optimizer = run.optimizer,
       .recompute = run.memory.recompute,
+      .offload = run.memory.offload,
       .expert_rows = run.memory.expert_rows,
       .freeze = run.train.freeze,
       .lora = run.lora,

@@ -27,6 +27,7 @@ struct EngineSpec {
   int64_t cache_sequences = 1;             // that are generated at once
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
+  OffloadSpec offload;                     // what it reads from the host; with ModelUse::training
   double expert_rows = 0;                  // rows of experts that are planned, over the even share; 0: the worst case
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   LoraSpec lora;                           // with adapters nothing else is trained

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "io/testing.h"
+#include "memory/saved_tensor.h"
 #include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
@@ -126,6 +127,36 @@ TEST(DeviceMemory, WhatIsPinnedIsComparedWithTheHost) {
       "set optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks on more "
       "machines, or keep it on the GPU (optimizer.offload = false)\nmemory plan\n",
       [&] { check_pinned_memory(plan, 7 << 20); });
+}
+
+// The message names what is kept there, and what makes it smaller.
+TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
+  MemoryPlan plan({}, {.tensors = {.qkv = true}});
+  OffloadedLayer layer;
+  SavedTensor qkv;
+  plan.offload_to(&layer);
+  qkv.declare(plan, "qkv", {(8 << 20) / 4}, DType::f32, &RecomputeSpec::qkv);
+  plan.offload_to(nullptr);
+  check_pinned_memory(plan, 8 << 20);
+  expect_error(
+      ErrorKind::usage,
+      "out of memory: memory.offload keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; set "
+      "a smaller memory.offload_fraction, fewer names in memory.offload, use more ranks on more machines, or "
+      "keep it on the GPU (memory.offload = [])\nmemory plan\n",
+      [&] { check_pinned_memory(plan, 7 << 20); });
+  check_pinned_memory(plan, 24 << 20, 16 << 20);
+  expect_error(
+      ErrorKind::usage,
+      "memory.offload keeps 8.0 MiB in pinned memory of the host, other ranks of the machine 16.0 MiB, and 23.0 "
+      "MiB are available",
+      [&] { check_pinned_memory(plan, 23 << 20, 16 << 20); });
+  Tensor moments;
+  plan.declare(moments, "moments", {(4 << 20) / 4}, DType::f32, Life::host);
+  expect_error(ErrorKind::usage,
+               "out of memory: memory.offload keeps 8.0 MiB, and with optimizer.offload all 12.0 MiB are in pinned "
+               "memory of the host, and 7.0 MiB are available; set a smaller memory.offload_fraction, fewer names in "
+               "memory.offload, optimizer.state = \"8bit\" or",
+               [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
 // One dense and one MoE layer.

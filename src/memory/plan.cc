@@ -6,8 +6,9 @@
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "layer_grad", "optimizer", "state", "batch",
-                                                 "saved", "rows",   "comm", "metrics",    "host",      "stack"};
+  constexpr std::string_view names[kNumLives] = {"param",   "master",       "grad",        "layer_grad", "optimizer",
+                                                 "state",   "batch",        "saved",       "rows",       "comm",
+                                                 "metrics", "offload_even", "offload_odd", "host",       "stack"};
   return names[static_cast<int>(life)];
 }
 
@@ -99,6 +100,20 @@ void MemoryPlan::declare_recomputed(Tensor& view, Shape shape, DType dtype) {
   recomputed_bytes_ += view.num_bytes();
 }
 
+void MemoryPlan::offload_to(OffloadedLayer* to) {
+  offloaded_ = to;
+  if (to) reuse(to->slot == 0 ? Life::offload_even : Life::offload_odd);
+}
+
+void MemoryPlan::declare_offloaded(Tensor& view, std::string name, Shape shape, DType dtype) {
+  MOEBIUS_ASSERT(offloaded_ != nullptr);
+  OffloadedTensor& moved = offloaded_->tensors.emplace_back(OffloadedTensor{.on_device = &view});
+  declare(view, name, shape, dtype, offloaded_->slot == 0 ? Life::offload_even : Life::offload_odd);
+  const int64_t before = bytes(Life::host);
+  declare(moved.on_host, std::move(name), shape, dtype, Life::host);
+  offloaded_bytes_ += bytes(Life::host) - before;
+}
+
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   MOEBIUS_ASSERT(!bound_);
   bound_ = true;
@@ -136,11 +151,19 @@ int64_t MemoryPlan::total_bytes() const {
 
 int64_t MemoryPlan::device_bytes() const { return total_bytes() - bytes(Life::host); }
 
+namespace {
+
+// Lives that most plans do not have.
+bool is_rare(Life life) {
+  return life == Life::layer_grad || life == Life::offload_even || life == Life::offload_odd || life == Life::host;
+}
+
+}  // namespace
+
 std::string MemoryPlan::table() const {
   std::string text = "memory plan\n";
   for (int life = 0; life < kNumLives; ++life) {
-    const bool is_rare = static_cast<Life>(life) == Life::layer_grad || static_cast<Life>(life) == Life::host;
-    if (is_rare && bytes_[life] == 0) continue;
+    if (is_rare(static_cast<Life>(life)) && bytes_[life] == 0) continue;
     int64_t count = 0;
     const Entry* largest = nullptr;
     for (const Entry& e : entries_) {

@@ -21,27 +21,43 @@
 namespace moebius {
 
 enum class Life : int {
-  param,       // weights in the dtype of the computation
-  master,      // f32 weights, where param is not f32
-  grad,        // sums of gradients
-  layer_grad,  // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
-  optimizer,   // moments
-  state,       // values that training changes without a gradient: expert biases, load of the last step,
-               // quantised copies of weights
-  batch,       // tokens, targets, positions of a micro-batch
-  saved,       // tensors that forward leaves for backward, one micro-batch
-  rows,        // rows of experts in one layer, whose number the tokens decide
-  comm,        // data that arrives from other ranks
-  metrics,     // sums read at the end of a step
-  host,        // what is kept in host memory, which a GPU reads and writes where it is
-  stack,       // the step stack: scratch memory of a step
+  param,         // weights in the dtype of the computation
+  master,        // f32 weights, where param is not f32
+  grad,          // sums of gradients
+  layer_grad,    // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
+  optimizer,     // moments
+  state,         // values that training changes without a gradient: expert biases, load of the last step,
+                 // quantised copies of weights
+  batch,         // tokens, targets, positions of a micro-batch
+  saved,         // tensors that forward leaves for backward, one micro-batch
+  rows,          // rows of experts in one layer, whose number the tokens decide
+  comm,          // data that arrives from other ranks
+  metrics,       // sums read at the end of a step
+  offload_even,  // activations that are kept on the host, while their layer runs (memory/activation_offload.h)
+  offload_odd,   // the same: layers take the two in turn
+  host,          // what is kept in host memory
+  stack,         // the step stack: scratch memory of a step
 };
-inline constexpr int kNumLives = 13;
+inline constexpr int kNumLives = 15;
 std::string_view name_of(Life life);
+
+// An activation on the device, and its memory on the host.
+struct OffloadedTensor {
+  const Tensor* on_device = nullptr;
+  Tensor on_host;
+};
+// The activations that one layer keeps on the host, of one micro-batch. It must not move once they are declared.
+struct OffloadedLayer {
+  int slot = 0;  // 0: offload_even, 1: offload_odd
+  std::deque<OffloadedTensor> tensors;
+};
 
 class MemoryPlan {
  public:
-  explicit MemoryPlan(const RecomputeSpec& recompute = {}) : asked_(recompute) { enter_layer(0); }
+  explicit MemoryPlan(const RecomputeSpec& recompute = {}, const OffloadSpec& offload = {})
+      : asked_(recompute), offload_(offload) {
+    enter_layer(0);
+  }
   MemoryPlan(const MemoryPlan&) = delete;
 
   // Makes `view` a tensor without memory on the null device. bind() fills it in: it must not move
@@ -65,6 +81,15 @@ class MemoryPlan {
   const RecomputeSpec& recompute() const { return recompute_; }
   const RecomputeSpec& recompute_of_all() const { return asked_; }
 
+  // Tensors that are declared from now on are on the host where memory.offload names them, and `to` gets these. On
+  // the device they are in the memory of the slot, which all layers of that slot use. null: no more tensors are.
+  void offload_to(OffloadedLayer* to);
+  const OffloadSpec& offload() const { return offload_; }
+  bool offloads(bool RecomputeSpec::*what) const { return offloaded_ && offload_.covers(what); }
+  bool offloads_layer_input() const { return offloaded_ && offload_.covers_layer_input(); }
+  // Declares one of them (memory/saved_tensor.h).
+  void declare_offloaded(Tensor& view, std::string name, Shape shape, DType dtype);
+
   // Sets whether other passes may come between the two backward passes of a micro-batch. It
   // holds for the WgradInputs (memory/wgrad_input.h) that are declared from now on: these are
   // then kept until backward_weight.
@@ -87,9 +112,10 @@ class MemoryPlan {
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
 
-  int64_t bytes(Life life) const;  // planned
-  int64_t device_bytes() const;    // of all lives but Life::host
-  void* base(Life life) const;     // after bind(); a life is one piece
+  int64_t bytes(Life life) const;                               // planned
+  int64_t offloaded_bytes() const { return offloaded_bytes_; }  // of Life::host: activations
+  int64_t device_bytes() const;                                 // of all lives but Life::host
+  void* base(Life life) const;                                  // after bind(); a life is one piece
   int64_t total_bytes() const;
   // Returns the table that is printed before the first step: bytes per life, and
   // the largest tensors.
@@ -113,8 +139,10 @@ class MemoryPlan {
   SpillBuffer rows_buffer(DeviceKind device) const;
 
   RecomputeSpec asked_, recompute_;
+  OffloadSpec offload_;
+  OffloadedLayer* offloaded_ = nullptr;
   bool splits_backward_ = false;
-  int64_t recomputed_bytes_ = 0;
+  int64_t recomputed_bytes_ = 0, offloaded_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> used_{}, bytes_{};  // bytes_: the most that are used, where a life is reused
   std::array<bool, kNumLives> reused_{};

@@ -1,6 +1,6 @@
 // A SavedTensor is a tensor that forward leaves for backward.
-// The recipe decides whether it is kept between the two or recomputed, and the plan carries that. A
-// layer only says how it is computed.
+// The recipe decides whether it is kept between the two, kept on the host, or recomputed, and the plan
+// carries that. A layer only says how it is computed.
 #pragma once
 
 #include <string>
@@ -12,11 +12,15 @@ namespace moebius {
 
 class SavedTensor : public Tensor {
  public:
-  // what: the name in memory.recompute that covers it.
+  // what: the name in memory.recompute and memory.offload that covers it.
   void declare(MemoryPlan& plan, std::string name, Shape shape, DType dtype, bool RecomputeSpec::*what) {
     is_recomputed_ = plan.recompute().covers(what);
     if (is_recomputed_) return plan.declare_recomputed(*this, shape, dtype);
-    plan.declare(*this, std::move(name), shape, dtype, Life::saved);
+    declare_kept(plan, std::move(name), shape, dtype, plan.offloads(what));
+  }
+  // The residual stream before a layer, which is never recomputed.
+  void declare_layer_input(MemoryPlan& plan, std::string name, Shape shape, DType dtype) {
+    declare_kept(plan, std::move(name), shape, dtype, plan.offloads_layer_input());
   }
 
   // A tensor of this shape that the caller opens in memory of its own.
@@ -43,11 +47,17 @@ class SavedTensor : public Tensor {
     compute();
   }
   bool is_recomputed() const { return is_recomputed_; }
-  // Returns the tensor, for diagnosis; an empty one where the plan does not keep it.
-  Tensor kept() const { return is_recomputed_ ? Tensor{} : Tensor(*this); }
+  // Returns the tensor, for diagnosis; an empty one where the device does not keep it.
+  Tensor kept() const { return is_recomputed_ || is_offloaded_ ? Tensor{} : Tensor(*this); }
 
  private:
-  bool is_recomputed_ = false;
+  void declare_kept(MemoryPlan& plan, std::string name, Shape shape, DType dtype, bool offloaded) {
+    is_offloaded_ = offloaded;
+    if (offloaded) return plan.declare_offloaded(*this, std::move(name), shape, dtype);
+    plan.declare(*this, std::move(name), shape, dtype, Life::saved);
+  }
+
+  bool is_recomputed_ = false, is_offloaded_ = false;
 };
 
 // A tensor of the last forward pass and its name in diagnosis. It is empty when it was not kept.

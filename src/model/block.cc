@@ -125,10 +125,10 @@ void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t n
 }
 
 std::vector<KeptTensor> Block::kept(const Saved& saved) const {
-  std::vector<KeptTensor> all{{"input", saved.norm1.sum_TD}, {"attention norm output", saved.n1_TD.kept()}};
+  std::vector<KeptTensor> all{{"input", saved.norm1.sum_TD.kept()}, {"attention norm output", saved.n1_TD.kept()}};
   const auto add_all = [&](const std::vector<KeptTensor>& more) { all.insert(all.end(), more.begin(), more.end()); };
   add_all(attention_->kept(*saved.attention));
-  add_all({{"residual after attention", saved.norm2.sum_TD}, {"feed-forward norm output", saved.n2_TD.kept()}});
+  add_all({{"residual after attention", saved.norm2.sum_TD.kept()}, {"feed-forward norm output", saved.n2_TD.kept()}});
   add_all(feed_forward_->kept(*saved.feed_forward));
   return all;
 }

@@ -25,6 +25,11 @@ std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
   return make_direct_window(c.plan, c.mesh, sizes, c.dispatcher, c.model.num_moe_layers());
 }
 
+std::unique_ptr<ActivationOffload> offload_of(const ModelContext& c) {
+  const bool is_on = c.use == ModelUse::training && c.plan.offload().any();
+  return is_on ? std::make_unique<ActivationOffload>() : nullptr;
+}
+
 std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vector<HeldStage>& stages) {
   if (c.use != ModelUse::training) return nullptr;
   int64_t passes = 0, layers = 0;
@@ -60,7 +65,9 @@ Model::Model(const ModelContext& c)
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)),
       expert_rows_(expert_rows_of(c, held_)),
-      figures_(c.measures_precision ? std::make_unique<PrecisionFigures>(c.plan) : nullptr) {
+      figures_(c.measures_precision ? std::make_unique<PrecisionFigures>(c.plan) : nullptr),
+      offload_(offload_of(c)) {
+  if (expert_rows_) check_offload_of_rows(c.plan.offload());
   params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
@@ -84,8 +91,10 @@ Model::Model(const ModelContext& c)
                               .expert_rows = expert_rows_.get(),
                               .figures = figures_.get(),
                               .lora = lora_};
-    stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
-                         held.spec);
+    stages_.emplace_back(
+        StageContext{
+            .layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_, .offload = offload_.get()},
+        held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
@@ -124,7 +133,8 @@ void Model::init_state(Stream& s) const {
 }
 
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
-  stages_[at.virtual_stage].forward(step, stream_TD, saved_[at.virtual_stage][at.saved_set], with_gradients);
+  stages_[at.virtual_stage].forward(step, stream_TD, saved_[at.virtual_stage][at.saved_set], with_gradients,
+                                    at.backward_follows);
 }
 
 void Model::forward_loss(Step& step, const StagePass& at, bool with_gradients) {
@@ -144,6 +154,22 @@ void Model::backward_input(Step& step, const StagePass& at, Tensor dstream_TD) {
 void Model::backward_weight(Step& step, const StagePass& at) {
   MOEBIUS_ASSERT(held_[at.virtual_stage].splits_backward);
   stages_[at.virtual_stage].backward_weight(step, saved_[at.virtual_stage][at.saved_set]);
+}
+
+void Model::begin_passes() {
+  if (offload_) offload_->begin();
+}
+
+void Model::end_passes(Stream& s) {
+  if (offload_) offload_->end(s);
+}
+
+void Model::fetch(Stream& s, const StagePass& at) const {
+  if (offload_) stages_[at.virtual_stage].fetch(s, saved_[at.virtual_stage][at.saved_set]);
+}
+
+void Model::prepare_offload(const Stream& s) {
+  if (offload_) offload_->prepare(s);
 }
 
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {

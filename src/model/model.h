@@ -29,6 +29,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model);
 struct StagePass {
   int64_t virtual_stage = 0;
   int64_t saved_set = 0;
+  bool backward_follows = false;  // of a forward: both backward passes of the micro-batch are the next pass here
 };
 
 // The arguments that a model is built with. What they refer to outlives the model.
@@ -73,6 +74,15 @@ class Model {
   // The two backward passes separately. REQUIRES: HeldStage::splits_backward.
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
+
+  // The copies of what layers keep on the host; null without memory.offload, and in inference.
+  ActivationOffload* offload() const { return offload_.get(); }
+  // Around a list of passes with gradients, for what layers keep on the host (memory/activation_offload.h).
+  void begin_passes();
+  void end_passes(Stream& s);
+  void fetch(Stream& s, const StagePass& pass) const;  // Stage::fetch
+  // Called once memory is bound, before any pass: a GPU makes the streams of those copies.
+  void prepare_offload(const Stream& s);
 
   // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
@@ -137,6 +147,7 @@ class Model {
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
   std::unique_ptr<PrecisionFigures> figures_;     // null without log.precision
+  std::unique_ptr<ActivationOffload> offload_;    // null without memory.offload, and in inference
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]

@@ -27,7 +27,8 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
       stream_rows_(context.layers.stream_rows()),
       use_(context.layers.params.use()),
       loss_sum_1_(context.loss_sum_1),
-      mtp_loss_sum_D_(context.mtp_loss_sum_D) {
+      mtp_loss_sum_D_(context.mtp_loss_sum_D),
+      offload_(context.offload) {
   const LayerContext& c = context.layers;
   // The parameters that `declare` adds to the table.
   const auto span_of = [&](const auto& declare) {
@@ -43,6 +44,12 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(without_adapters(c), depth); }));
   find_lowest_trained(c);
+  if (offload_) choose_offloaded(c.plan);
+}
+
+void Stage::choose_offloaded(const MemoryPlan& plan) {
+  const auto n = static_cast<int64_t>(blocks_.size());
+  for (int64_t i = 0; i < n; ++i) slot_of_block_.push_back(plan.offload().moves(i, n) ? offload_->next_slot() : -1);
 }
 
 // Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are kept in
@@ -85,12 +92,18 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   const bool shared = use_ == ModelUse::inference;
   saved.blocks.resize(num_block_sets_);
   std::vector<bool> declared(num_block_sets_);
+  saved.on_host.resize(slot_of_block_.size());
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (declared[set_of_block_[i]]) continue;
     declared[set_of_block_[i]] = true;
     const int64_t layer = spec_.first_layer + static_cast<int64_t>(i);
     plan.enter_layer(layer);
+    if (is_offloaded(i)) {
+      saved.on_host[i].slot = slot_of_block_[i];
+      plan.offload_to(&saved.on_host[i]);
+    }
     blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, layer), saved_of(saved, i));
+    plan.offload_to(nullptr);
   }
   const Shape TD{stream_rows_, model_.hidden_size};
   if (spec_.norm) final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
@@ -150,7 +163,7 @@ void Stage::read_hidden_states(Step& step, Tensor stream_TD, bool with_gradients
     copy(step.stream, output_TD(depth), hidden_TD(stream_TD, depth));
 }
 
-void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients) const {
+void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients, bool backward_follows) const {
   if (spec_.loss && !spec_.norm) {
     params_.gather(step.stream, of_end_);
     return read_hidden_states(step, stream_TD, with_gradients);
@@ -159,11 +172,32 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
     StackScope scope(step.stack);
     const Tensor here_TD = stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_));
     forward_layers(step, {.delta_TD = here_TD, .room_TD = step.alloc(here_TD.shape, dtype_)}, saved,
-                   [&](size_t i, Residual& residual) { blocks_[i].forward(step, residual, saved_of(saved, i)); });
+                   [&](size_t i, Residual& residual) {
+                     if (with_gradients && is_offloaded(i))
+                       return run_offloaded(step, i, residual, saved, backward_follows);
+                     blocks_[i].forward(step, residual, saved_of(saved, i));
+                   });
   }
   if (!spec_.norm || spec_.loss) return;
   if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
   write_hidden_states(step, stream_TD, with_gradients);
+}
+
+void Stage::run_offloaded(Step& step, size_t i, Residual& residual, Saved& saved, bool backward_follows) const {
+  offload_->open(step.stream, saved.on_host[i]);
+  blocks_[i].forward(step, residual, saved_of(saved, i));
+  const auto later = std::count_if(slot_of_block_.begin() + static_cast<ptrdiff_t>(i) + 1, slot_of_block_.end(),
+                                   [](int slot) { return slot >= 0; });
+  const bool stays = backward_follows && later < SideCopies::kSlots;
+  if (i >= first_backward_ && !stays) offload_->park(step.stream, saved.on_host[i]);
+}
+
+void Stage::fetch(Stream& s, const Saved& saved) const { fetch_below(s, blocks_.size(), saved); }
+
+// The last one of the offloaded blocks before `end` whose backward pass is computed.
+void Stage::fetch_below(Stream& s, size_t end, const Saved& saved) const {
+  for (size_t i = end; i-- > first_backward_;)
+    if (is_offloaded(i)) return offload_->fetch(s, saved.on_host[i]);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
@@ -270,6 +304,7 @@ void Stage::backward_mtp(Step& step, Saved& saved, bool with_weights) const {
 }
 
 void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+  fetch(step.stream, saved);
   if (predicts_mtp()) backward_mtp(step, saved, with_weights);
   if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
@@ -288,6 +323,8 @@ void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved
   PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
   const bool with_input = is_gradient_used_ || i > first_backward_;
   if (i > first_backward_) gather_block(step, i - 1);  // none before: the embedding backward reads no weights
+  if (is_offloaded(i)) offload_->ready(step.stream, saved.on_host[i]);
+  fetch_below(step.stream, i, saved);
   with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
     if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i), with_input);
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i), with_input);
@@ -314,6 +351,8 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
   if (spec_.norm || spec_.loss) end_gradients(step);
   for (size_t i = blocks_.size(); i-- > first_backward_;) {
     PhaseScope phase(step.stream, "backward weight", spec_.first_layer + static_cast<int64_t>(i));
+    if (is_offloaded(i)) offload_->ready(step.stream, saved.on_host[i]);
+    fetch_below(step.stream, i, saved);
     with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
       blocks_[i].backward_weight(step, saved_of(saved, i));
       params_.grad_ready(step.stream, of_block_[i]);

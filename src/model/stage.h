@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "config/stage_layout.h"
+#include "memory/activation_offload.h"
 #include "model/layers/mtp.h"
 
 namespace moebius {
@@ -26,13 +27,16 @@ struct StageContext {
   LayerContext layers;
   const Tensor& loss_sum_1;      // f64: the stage with the loss adds its losses to it
   const Tensor& mtp_loss_sum_D;  // the same of each depth of multi-token prediction; only with shape.num_mtp
+  // The layers of this rank whose activations are on the host; null: there are none, whatever memory.offload names.
+  ActivationOffload* offload = nullptr;
 };
 
 class Stage {
  public:
   // The tensors that the passes of one micro-batch leave for later ones.
   struct Saved {
-    std::vector<Block::Saved> blocks;  // per layer; in inference one for all layers of a kind
+    std::vector<Block::Saved> blocks;     // per layer; in inference one for all layers of a kind
+    std::vector<OffloadedLayer> on_host;  // per layer, with memory.offload
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
     std::vector<Mtp::Saved> mtp;  // per depth
@@ -53,7 +57,14 @@ class Stage {
   //
   // If multi-token prediction is on another stage than the loss, the stream between the two is h^0
   // .. h^n (model/layers/mtp.h), one after the other. Without gradients it is h^0 alone.
-  void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
+  //
+  // backward_follows: the next pass of this rank is backward() of this micro-batch. Then what the last layers keep on the
+  // host is not copied there, since it is still here.
+  void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false,
+               bool backward_follows = false) const;
+  // Starts to bring back what the first layers of a backward pass read from the host, beside what comes before that pass.
+  // REQUIRES that no other pass of this rank runs in between. Nothing where all of it is here.
+  void fetch(Stream& s, const Saved& saved) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With
   // gradients, the loss's derivative and the head's gradient are computed in the same pass, since
   // its logits are never held. The backward passes continue from that derivative. Multi-token
@@ -97,6 +108,10 @@ class Stage {
 
  private:
   void share_block_sets();
+  void choose_offloaded(const MemoryPlan& plan);
+  bool is_offloaded(size_t i) const { return !slot_of_block_.empty() && slot_of_block_[i] >= 0; }
+  void run_offloaded(Step& step, size_t i, Residual& residual, Saved& saved, bool backward_follows) const;
+  void fetch_below(Stream& s, size_t end, const Saved& saved) const;
   void declare_end(const LayerContext& c);
   int64_t num_mtp_depths() const { return spec_.norm || spec_.loss ? shape_.num_mtp : 0; }
   Tensor hidden_TD(const Tensor& stream_TD, int64_t depth) const {
@@ -141,6 +156,8 @@ class Stage {
   std::vector<size_t> set_of_block_;  // which of Saved::blocks a layer uses
   size_t num_block_sets_ = 0;
   std::vector<ParamSpan> of_block_;
+  ActivationOffload* offload_;
+  std::vector<int> slot_of_block_;   // -1: what it keeps is on the device. Empty: that holds for all blocks
   size_t first_backward_ = 0;        // the lowest block whose backward passes are computed
   bool is_gradient_used_ = true;     // that by the input of this block
   ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding

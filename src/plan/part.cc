@@ -12,6 +12,7 @@
 #include "model/moe/expert_rows.h"
 #include "model/precision_figures.h"
 #include "model/stage.h"
+#include "plan/rank_memory.h"
 
 namespace moebius {
 namespace {
@@ -19,6 +20,15 @@ namespace {
 // The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
 RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage) {
   return spec.recompute.of(stage.num_layers > 0 ? stage.first_layer : spec.model.num_layers);
+}
+
+int64_t offload_bits(const OffloadSpec& offload) {
+  int64_t bits = offload.layer_input, bit = 2;
+  for (const auto& [name, field] : kRecomputeNames) {
+    if (offload.tensors.*field) bits += bit;
+    bit *= 2;
+  }
+  return bits;
 }
 
 // The values that a part depends on.
@@ -60,7 +70,8 @@ PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
           spec.fusion,
-          recompute};
+          recompute,
+          offload_bits(spec.offload)};
 }
 
 // The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
@@ -131,7 +142,7 @@ class DryStage {
         mesh_shape_(stage_mesh(spec.mesh)),
         world_(make_dry_run_transport(rank(), static_cast<int>(mesh_shape_.world()))),
         mesh_(mesh_shape_, *world_),
-        plan_(spec.recompute),
+        plan_(spec.recompute, spec.offload),
         params_(plan_, ModelUse::training, with_idle_modules(spec.freeze, spec.model, spec.shape.num_mtp)) {
     params_.set_formats(spec.optimizer.value_or(OptimizerSpec{}));
     plan_.declare(rope_, "rope_table", {spec.max_positions, spec.model.rope_dim()}, DType::f32, Life::state);
@@ -171,7 +182,12 @@ class DryStage {
                               .expert_rows = rows_.get(),
                               .figures = figures_ ? &*figures_ : nullptr,
                               .lora = spec.lora};
-    stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
+    if (rows_) check_offload_of_rows(spec.offload);
+    stage_.emplace(StageContext{.layers = layers,
+                                .loss_sum_1 = loss_sum_,
+                                .mtp_loss_sum_D = mtp_loss_sum_,
+                                .offload = spec.offload.any() ? &offload_ : nullptr},
+                   stage);
     metrics_bytes_ = plan_.bytes(Life::metrics);
     if (rows_) rows_->declare(plan_);
     stage_->declare_saved(plan_, "", saved_);
@@ -188,6 +204,8 @@ class DryStage {
                   .metrics_bytes = metrics_bytes_,
                   .window_bytes = plan_.bytes(Life::comm)};
     if (rows_) work.rows = rows_work();
+    for (const OffloadedLayer& layer : saved_.on_host)
+      for (const OffloadedTensor& t : layer.tensors) work.offloaded.emplace_back(t.on_host.numel(), t.on_host.dtype);
     run_passes(work);
     if (params_.has_copies()) {
       // The engine plans its stack for passes that quantise weights themselves, as evaluation does.
@@ -267,6 +285,7 @@ class DryStage {
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
   std::optional<PrecisionFigures> figures_;
+  ActivationOffload offload_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
@@ -304,6 +323,12 @@ KernelClass kernel_class(const std::string& op) {
   return KernelClass::memory;
 }
 
+double PartWork::offloaded_bytes() const {
+  double sum = 0;
+  for (const auto& [numel, dtype] : offloaded) sum += static_cast<double>(bytes_of(dtype, numel));
+  return sum;
+}
+
 double PassWork::flops() const {
   double sum = 0;
   for (const OpWork& op : ops) sum += op.cost.flops;
@@ -325,6 +350,26 @@ bool names_layers(const EngineSpec& spec) {
          std::any_of(spec.lora.targets.begin(), spec.lora.targets.end(), has_layer);
 }
 
+EngineSpec with_offload(EngineSpec spec, const OffloadSpec& offload) {
+  spec.offload = offload;
+  return spec;
+}
+
+// A part of one layer is a stage by itself, all of which is moved.
+OffloadSpec whole(OffloadSpec offload) {
+  offload.fraction = 1;
+  return offload;
+}
+
+std::vector<bool> offloaded_layers(const EngineSpec& spec) {
+  std::vector<bool> all(static_cast<size_t>(spec.model.num_layers));
+  if (!spec.offload.any()) return all;
+  for (const StageSpec& stage : stages_of(spec).stages)
+    for (int64_t i = 0; i < stage.num_layers; ++i)
+      all[static_cast<size_t>(stage.first_layer + i)] = spec.offload.moves(i, stage.num_layers);
+  return all;
+}
+
 }  // namespace
 
 LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
@@ -332,18 +377,23 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
       spec_(spec),
       policy_(library.policy_of(spec)),
       names_layers_(names_layers(spec)),
+      on_device_(with_offload(spec, {})),
+      on_host_(with_offload(spec, whole(spec.offload))),
+      is_offloaded_(offloaded_layers(spec)),
       layers_(static_cast<size_t>(spec.model.num_layers)) {}
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;
   const auto is_alike = [&](int64_t other) {
     return m.is_moe_layer(other) == m.is_moe_layer(layer) && m.window_of(other) == m.window_of(layer) &&
+           is_offloaded_[static_cast<size_t>(other)] == is_offloaded_[static_cast<size_t>(layer)] &&
            (spec_.recompute.ranges.empty() || spec_.recompute.of(other) == spec_.recompute.of(layer));
   };
   int64_t first = names_layers_ ? layer : 0;  // of its kind
   while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
-  if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1}, policy_);
+  const EngineSpec& spec = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
+  if (!part) part = &library_.part(spec, {.first_layer = first, .num_layers = 1}, policy_);
   return *part;
 }
 
@@ -352,7 +402,7 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
   ends.first_layer = ends.num_layers = 0;
   for (const auto& [known, part] : ends_)
     if (known == ends) return *part;
-  ends_.emplace_back(ends, &library_.part(spec_, ends, policy_));
+  ends_.emplace_back(ends, &library_.part(on_device_, ends, policy_));
   return *ends_.back().second;
 }
 

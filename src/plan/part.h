@@ -90,16 +90,19 @@ struct PartWork {
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
   OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
-  int64_t saved_bytes = 0;           // of one micro-batch in flight
-  int64_t output_bytes = 0;          // held once
+  int64_t saved_bytes = 0;           // of one micro-batch in flight, on the device
+  // A layer's that memory.offload moves, in order: elements and their dtype.
+  std::vector<std::pair<int64_t, DType>> offloaded;
+  int64_t output_bytes = 0;  // held once
   int64_t metrics_bytes = 0;
   int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
   RowsWork rows;                  // zeros without MoE layers
   std::vector<ParamSize> params;  // in the order of declaration
+  double offloaded_bytes() const;
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 27>;
+using PartKey = std::array<int64_t, 28>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
@@ -135,7 +138,7 @@ class LayoutParts {
  public:
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
-  // The layer's part. Layers of one kind share it.
+  // The layer's part. Layers of one kind share it; memory.offload may be for some of them.
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
@@ -147,7 +150,9 @@ class LayoutParts {
   PartLibrary& library_;
   const EngineSpec& spec_;
   const size_t policy_;
-  const bool names_layers_;  // layers of a kind may differ
+  const bool names_layers_;         // layers of a kind may differ
+  EngineSpec on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for
+  std::vector<bool> is_offloaded_;  // [layer]
   std::vector<const PartWork*> layers_;
   std::vector<std::pair<StageSpec, const PartWork*>> ends_;
 };

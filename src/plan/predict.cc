@@ -60,6 +60,7 @@ class Predicting {
   void add_rank(int64_t pp_rank);
   void add_once(int64_t pp_rank);
   void add_update();
+  double offload_seconds(int64_t pp_rank);
   void add_host_link(const RankParams& params);
   void add_files();
   void add_totals();
@@ -300,15 +301,32 @@ void Predicting::add_rank(int64_t pp_rank) {
   }
 }
 
+// Activations go to the host beside the forward pass of their stage, and return beside its backward pass. What takes
+// longer than the pass is not hidden.
+double Predicting::offload_seconds(int64_t pp_rank) {
+  double exposed = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    const StageSpec& stage = layout_.at(pp_rank, v);
+    double bytes = 0;
+    for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
+    const double copy = bytes / (machine_.link_gb_s * 1e9);
+    for (const PassTime* pass : {&stage_of(pp_rank, v).forward, &stage_of(pp_rank, v).backward})
+      exposed += std::max(0.0, copy - pass->total());
+  }
+  return exposed * static_cast<double>(spec_.num_micro_batches);
+}
+
 // Masters, states and sums of gradients on the host are read and written over its link, beside no pass. Both directions
 // go at a time. Each micro-batch but the first reads the sums that it adds to.
 void Predicting::add_host_link(const RankParams& params) {
   const OptimizerSpec& o = run_.optimizer;
+  if (const double activations = spec_.offload.any() ? offload_seconds(slowest_) : 0; activations > 0)
+    result_.phases["host link"] = activations;
   if (!o.offload && !o.offload_grad) return;
   const double update = host_update_bytes(o) * static_cast<double>(params.owned);
   const double M = static_cast<double>(spec_.num_micro_batches);
   const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
-  result_.phases["host link"] = (update + sums) / (machine_.link_gb_s * 1e9);
+  result_.phases["host link"] += (update + sums) / (machine_.link_gb_s * 1e9);
 }
 
 // Gradients are exchanged under the last backward pass, and weights under the first forward pass.

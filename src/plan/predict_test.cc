@@ -237,6 +237,25 @@ TEST(Predict, CountsTheHostsLink) {
             3 * link({"optimizer.offload=true"}));
 }
 
+// Activations on the host cost what their copies take beyond the passes of their stage.
+TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
+  PartLibrary parts;
+  const auto predicted = [&](std::vector<std::string> set, double link_gb_s) {
+    PlanMachine slow = machine("h100");
+    slow.link_gb_s = link_gb_s;
+    return predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), 1, slow, {});
+  };
+  const auto link = [](const Prediction& p) { return p.phases.contains("host link") ? p.phases.at("host link") : 0; };
+  const std::vector<std::string> inputs{"memory.offload=[\"layer_input\"]"};
+  const Prediction plain = predicted({}, 50), fast = predicted(inputs, 50), slow = predicted(inputs, 0.5);
+  EXPECT_EQ(link(fast), 0);
+  EXPECT_GT(link(slow), 0);
+  EXPECT_NEAR(slow.step_s, fast.step_s + link(slow), 1e-6 * slow.step_s);
+  EXPECT_LT(link(predicted({inputs[0], "memory.offload_fraction=0.5"}, 0.5)), 0.6 * link(slow));
+  EXPECT_EQ(fast.step_s, plain.step_s);
+  EXPECT_LT(fast.fullest_rank().total(), plain.fullest_rank().total());
+}
+
 TEST(Predict, AssumptionsActAsTheySay) {
   PartLibrary parts;
   const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",

@@ -199,6 +199,27 @@ void add_batch(RankMemory& m, const EngineSpec& spec) {
   add(m, Life::state, 4 * aligned(spec.max_positions * spec.model.rope_dim()));
 }
 
+// Activations that are on the host: every layer there, for each micro-batch in flight, and on the device the largest
+// layer of each slot.
+void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use) {
+  int64_t num_layers = 0;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(m.pp_rank, v);
+    const auto layer = [&](int64_t i) -> const PartWork& { return parts.layer(stage.first_layer + i); };
+    for (int64_t i = 0; i < stage.num_layers; ++i) {
+      if (layer(i).offloaded.empty()) continue;
+      const Life slot = num_layers++ % 2 == 0 ? Life::offload_even : Life::offload_odd;
+      RankMemory one;
+      for (const auto& [numel, dtype] : layer(i).offloaded) place(one, slot, numel, dtype);
+      int64_t& most = m.life[static_cast<size_t>(slot)];
+      most = std::max(most, one.of(slot));
+    }
+    for (int64_t set = 0; set < use.num_saved[static_cast<size_t>(v)]; ++set)
+      for (int64_t i = 0; i < stage.num_layers; ++i)
+        for (const auto& [numel, dtype] : layer(i).offloaded) place(m, Life::host, numel, dtype);
+  }
+}
+
 // Messages of hidden states: the widest that the rank's stages take or leave.
 void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use) {
   if (layout.stages.size() == 1) return;
@@ -291,6 +312,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
     add_layer_gradients(m, part);
   });
   add(m, Life::comm, window);
+  add_offloaded(m, parts, layout, use);
   add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
   for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);

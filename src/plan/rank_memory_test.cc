@@ -4,6 +4,7 @@
 
 #include "device/accelerator.h"
 #include "engine/engine.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {
@@ -64,6 +65,12 @@ const Layout kLayouts[] = {
     {"on_the_host", "qwen3_30b_a3b.toml", 4,
      {"parallel.ep=2", "parallel.pp=2", "optimizer.state=\"8bit\"", "optimizer.master=\"bf16_remainder\"",
       "optimizer.offload=true"}},
+    {"activations_on_the_host", "tiny_cpu.toml", 1, {"memory.offload=[\"layer_input\", \"qkv\", \"expert_up\"]"}},
+    {"half_of_the_activations_on_the_host", "qwen3_30b_a3b.toml", 16,
+     {"parallel.ep=8", "parallel.pp=2", "parallel.vpp=2", "memory.offload=[\"layer_input\", \"attention\"]",
+      "memory.offload_fraction=0.5", "memory.recompute=[\"qkv\", \"expert_up:0-6,40\"]", "optimizer.offload=true"}},
+    {"latent_attention_on_the_host", "deepseek_v3_256_gpus.toml", 256,
+     {"memory.offload=[\"layer\"]", "memory.offload_fraction=0.7"}},
     {"muon", "tiny_cpu.toml", 4, {"parallel.ep=2", "parallel.etp=2", "train.global_batch=16", "optimizer.name=\"muon\""}},
     {"all_on_the_host", "qwen3_30b_a3b_one_gpu.toml", 1, {"optimizer.offload_grad=true"}},
     {"tied", "bench_dense_3b.toml", 4, {"run.device=\"cpu\"", "parallel.pp=2", "parallel.tp=2"}},
@@ -109,6 +116,30 @@ TEST_P(RankMemories, AreThoseOfTheEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RankMemories, testing::ValuesIn(kLayouts),
                          [](const auto& info) { return info.param.name; });
+
+// Rows of experts that a budget keeps are in a pool on the device. `layer` moves all else.
+TEST(RankMemories, RowsOfABudgetAreNotMoved) {
+  const auto resolve = [](const std::string& offload, const std::string& budget) {
+    const EngineSpec spec = planned_engine_spec(
+        load_run_spec(kRecipes + "tiny_cpu.toml", {"parallel.ep=2", "memory.offload=" + offload, budget}), 2);
+    const StageLayout layout = stages_of(spec);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
+    const int64_t planned = rank_memory(parts, layout, pipeline_use(spec.pipeline, 1, 0), 0).of(Life::host);
+    EngineSpec null = spec;
+    null.device = DeviceKind::null;
+    EXPECT_EQ(Engine(null).plan().bytes(Life::host), planned);
+    return planned;
+  };
+  const std::string none = "memory.expert_rows=0", some = "memory.expert_rows=1.25";
+  EXPECT_GT(resolve("[\"expert_up\"]", none), 0);
+  EXPECT_GT(resolve("[\"layer\"]", none), resolve("[\"layer\"]", some));
+  expect_error(ErrorKind::usage,
+               "memory.offload \"expert_up\" cannot move the rows of experts that several ranks share: they are in the "
+               "pool of memory.expert_rows, on the device; remove the name, or set memory.expert_rows = 0, which plans "
+               "and moves the worst case",
+               [&] { resolve("[\"expert_up\"]", some); });
+}
 
 // The recipes promise this, for a build with CUDA.
 TEST(RankMemories, OfLargeModelsFitTheirGpus) {

@@ -139,6 +139,7 @@ StepReport read_step(Engine& engine, double step_time_s) {
   add_up_layers(r);
   r.model_tflops_per_rank = model_tflops_per_rank(engine, r);
   r.memory_peak_bytes = engine.peak_bytes();
+  if (const ActivationOffload* offload = engine.model().offload()) r.offload_bytes = offload->bytes_to_host();
   return r;
 }
 
@@ -158,6 +159,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
                               {"dropped_tokens", r.dropped_tokens},
                               {"memory_peak_bytes", r.memory_peak_bytes}};
   if (r.mtp_loss > 0) json["mtp_loss"] = r.mtp_loss;
+  if (r.offload_bytes) json["offload_bytes"] = *r.offload_bytes;
   if (r.expert_rows) {
     json["spilled_rows"] = r.expert_rows->spilled_rows;
     json["spill_time_s"] = r.expert_rows->spill_time_s;

@@ -33,6 +33,7 @@ struct StepReport {
   double expert_load_max_over_mean = 0;  // mean over the MoE layers; 1 is perfect balance
   int64_t dropped_tokens = 0;            // token-expert pairs, all layers
   int64_t memory_peak_bytes = 0;
+  std::optional<int64_t> offload_bytes;  // with memory.offload: activations that this rank copied to the host
   // With a budget of rows of experts (memory.expert_rows), of the ranks.
   struct ExpertRowsReport {
     int64_t spilled_rows = 0;     // rows that were computed anew in backward, of all ranks

@@ -436,6 +436,7 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.world = &world;
   spec.overlap = way.overlap;
   spec.recompute = way.recompute;
+  spec.offload = way.offload;
   spec.expert_rows = way.expert_rows;
   spec.device = spec.target = way.device;
   spec.graph = way.graph;

@@ -63,6 +63,7 @@ struct LayoutOutcome {
 struct LayoutWay {
   bool overlap = true;
   RecomputeSpec recompute = {};
+  OffloadSpec offload = {};
   DeviceKind device = DeviceKind::cpu;
   bool graph = true;
   double expert_rows = 0;  // the budget of rows of experts

@@ -116,6 +116,23 @@ TEST_P(GpuLayouts, BudgetsOfExpertRowsChangeNoBit) {
   });
 }
 
+TEST_P(GpuLayouts, ActivationsOnTheHostChangeNoBit) {
+  const GpuLayout& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const auto train = [&](const OffloadSpec& offload, const RecomputeSpec& recompute, bool graph) {
+      return train_on(world, c.model, c.layout, kSteps,
+                      {.recompute = recompute, .offload = offload, .device = DeviceKind::cuda, .graph = graph});
+    };
+    const LayoutOutcome kept = train({}, {}, false);
+    for (const bool captured : {false, true}) {
+      if (captured && !graph()) continue;
+      expect_same_bits(train({.tensors = {.layer = true}}, {}, captured), kept);
+      expect_same_bits(train({.layer_input = true}, {.layer = true}, captured), kept);
+      expect_same_bits(train({.tensors = {.qkv = true, .attention = true}, .fraction = 0.5}, {}, captured), kept);
+    }
+  });
+}
+
 // In bf16, on the kernels that any GPU of compute capability 8.0 runs. The losses of a layout are those of one rank
 // but for rounding: a logit of these models is about 1, of which bf16 keeps 2^-9.
 TEST_P(GpuLayouts, PortableKernelsTrainTheModelOfOneRankWithTheSameBitsCaptured) {

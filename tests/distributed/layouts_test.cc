@@ -341,6 +341,45 @@ TEST_P(Recompute, ChangesNoBit) {
   });
 }
 
+// Activations on the host are those that were kept on the device. The copies on a CPU run as late as they may on a GPU.
+class Offload : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Offload, ChangesNoBit) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome kept = train_on(world, c.model, c.layout, 3);
+    LayoutWay inputs, all, some;
+    inputs.offload.layer_input = inputs.recompute.layer = true;
+    all.offload.tensors.layer = true;
+    some.offload = {.tensors = {.qkv = true, .attention = true}, .fraction = 0.5};
+    some.recompute.norm = true;
+    some.overlap = false;
+    for (const LayoutWay& way : {inputs, all, some}) {
+      const LayoutOutcome got = train_on(world, c.model, c.layout, 3, way);
+      expect_same_bits(got, kept);
+      EXPECT_TRUE(got.steps.back().offload_bytes.has_value());
+    }
+    EXPECT_FALSE(kept.steps.back().offload_bytes.has_value());
+  });
+}
+
+const LayoutCase kOffloadCases[] = {
+    {"tp2_ep2_alltoall", 2, {.tp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall}},
+    {"cp2_ring_capacity", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.capacity = true}},
+    {"ep2_etp2_direct", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}},
+    {"pp2", 2, {.pp = 2}},
+    {"pp4_tied", 4, {.pp = 4}, {.tied = true}},
+    {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
+    {"pp2_uneven_mtp", 2, {.pp = 2, .layout = "E t*3 | t m*2 L"}, {.mtp = 2}},
+    {"pp2_vpp2_dp2_latent_mtp", 4, {.pp = 2, .vpp = 2}, {.mtp = 1, .latent = true}},
+    {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+    {"pp2_frozen_stage", 2, {.pp = 2}, {.freeze = kStage}},
+    {"tp2_ep2_lora", 2, {.tp = 2, .ep = 2}, {.lora = true}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Offload, ::testing::ValuesIn(kOffloadCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
 const LayoutCase kRecomputeCases[] = {
     {"tp2_ep2_alltoall", 2, {.tp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall}},
     {"cp2_ring_capacity", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.capacity = true}},

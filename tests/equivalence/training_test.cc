@@ -95,6 +95,71 @@ TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
   expect_recompute_changes_no_bit(mtp_model(), GetParam());
 }
 
+// Tests each name of memory.offload separately. What is on the host takes no memory of the device but in two slots, and
+// no bit changes.
+void expect_offload_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {}) {
+  EngineSpec spec = tiny_engine(model, 2, dtype, 2);
+  spec.precision.recipe = recipe;
+  Engine kept(spec);
+  const std::vector<double> expected = train(kept, 2, 4);
+  const auto expect_same = [&](const OffloadSpec& offload, const RecomputeSpec& recompute = {}) {
+    spec.offload = offload;
+    spec.recompute = recompute;
+    Engine moved(spec);
+    EXPECT_EQ(train(moved, 2, 4), expected);
+    EXPECT_EQ(all_elements(moved, false), all_elements(kept, false));
+    EXPECT_EQ(EngineTestAccess::stack_high_water(moved), moved.plan().bytes(Life::stack));
+    const MemoryPlan& plan = moved.plan();
+    EXPECT_EQ(plan.bytes(Life::host), plan.offloaded_bytes());
+    EXPECT_GT(plan.offloaded_bytes(), 0);
+    EXPECT_LE(plan.bytes(Life::offload_even) + plan.bytes(Life::offload_odd), plan.offloaded_bytes());
+    if (recompute != RecomputeSpec{}) return;
+    EXPECT_EQ(plan.bytes(Life::stack), kept.plan().bytes(Life::stack));
+    if (dtype == DType::f32) {  // in bf16 tensors of both dtypes are beside each other, with gaps
+      EXPECT_EQ(plan.bytes(Life::saved) + plan.offloaded_bytes(), kept.plan().bytes(Life::saved));
+    }
+  };
+  for (const auto& [name, flag] : kRecomputeNames) {
+    SCOPED_TRACE(name);
+    if (flag == &RecomputeSpec::mla_up_proj && model.kv_lora_rank == 0) continue;
+    OffloadSpec offload;
+    offload.tensors.*flag = true;
+    expect_same(offload);
+  }
+  expect_same({.layer_input = true});
+  expect_same({.layer_input = true}, {.layer = true});
+  expect_same({.tensors = {.layer = true}}, {.qkv = true, .expert_up = true});
+  for (const double fraction : {0.3, 0.5, 0.9}) expect_same({.tensors = {.layer = true}, .fraction = fraction});
+}
+
+TEST_P(Training, OffloadChangesNoBit) { expect_offload_changes_no_bit(tiny_model(), GetParam()); }
+TEST_P(Training, OffloadChangesNoBitOfLatentAttention) { expect_offload_changes_no_bit(latent_model(), GetParam()); }
+TEST_P(Training, OffloadChangesNoBitOfMultiTokenPrediction) { expect_offload_changes_no_bit(mtp_model(), GetParam()); }
+
+// With more layers each slot is used again and again; only two layers of the device are taken.
+TEST_P(Training, OffloadOfManyLayersTakesTwoOfTheDevice) {
+  ModelSpec model = tiny_model();
+  model.num_layers = 7;
+  model.moe_layers.assign(7, true);
+  model.check();
+  EngineSpec spec = tiny_engine(model, 2, GetParam(), 2);
+  Engine kept(spec);
+  spec.offload.tensors.layer = true;
+  Engine moved(spec);
+  EXPECT_EQ(train(moved, 3, 6), train(kept, 3, 6));
+  EXPECT_EQ(all_elements(moved, false), all_elements(kept, false));
+  for (const Life slot : {Life::offload_even, Life::offload_odd})
+    EXPECT_EQ(7 * moved.plan().bytes(slot), moved.plan().bytes(Life::host));
+  // The last two layers stay where they are, since their backward pass comes at once.
+  run_micro_batches(moved, 4, 6);
+  const int64_t one_layer = moved.model().offload()->bytes_to_host() / (3 * 5);
+  EXPECT_GT(one_layer, 0);
+  EXPECT_LE(7 * one_layer, moved.plan().offloaded_bytes());
+  EXPECT_EQ(moved.model().offload()->bytes_to_host(), 3 * 5 * one_layer);
+  moved.end_of_step();
+  EXPECT_EQ(moved.model().offload()->bytes_to_host(), 0);
+}
+
 // Training with quantised products.
 class QuantisedTraining : public ::testing::TestWithParam<PrecisionRecipe> {
  protected:
@@ -118,6 +183,8 @@ TEST_P(QuantisedTraining, ThreadsDoNotChangeABit) {
 TEST_P(QuantisedTraining, RecomputeChangesNoBit) {
   expect_recompute_changes_no_bit(tiny_model(), DType::bf16, GetParam());
 }
+
+TEST_P(QuantisedTraining, OffloadChangesNoBit) { expect_offload_changes_no_bit(tiny_model(), DType::bf16, GetParam()); }
 
 TEST_P(QuantisedTraining, OfLatentAttentionRunsTwiceAlike) {
   Engine a(spec(2, latent_model())), b(spec(2, latent_model()));
@@ -362,7 +429,9 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   model.expert_bias = true;
   EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
   spec.balance.bias = spec.balance.global_aux = true;
-  Engine plain(spec), evaluated(spec);
+  Engine plain(spec);
+  spec.offload.tensors.layer = true;  // an evaluation uses the slots, and leaves what is on the host
+  Engine evaluated(spec);
   init_params(plain);
   init_params(evaluated);
   for (int64_t step = 1; step <= 4; ++step) {
@@ -385,6 +454,7 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
 // The bytes planned on the null device are those that are allocated.
 TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
   EngineSpec spec = tiny_engine(mtp_model(), 3, DType::bf16, 2);
+  spec.offload = {.layer_input = true, .tensors = {.qkv = true}, .fraction = 0.5};
   Engine real(spec);
   spec.device = DeviceKind::null;
   Engine counted(spec);

@@ -19,6 +19,8 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
   });
   const std::vector<std::string> machines = control_.gather(machine_name());
   const auto here = machines.begin() + control_.rank();
+  for (int r = 0; r < control_.size(); ++r)
+    if (machines[r] == *here) on_machine_.push_back(r);
   index_ = static_cast<int>(std::count(machines.begin(), here, *here)) % Accelerator::count();
   const std::vector<std::string> gpus = control_.gather(gpu_identity(index_));
   for (int r = 0; r < control_.size(); ++r)
@@ -30,10 +32,14 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
   each_has_its_own_ = std::set(gpus.begin(), gpus.end()).size() == gpus.size();
 }
 
-int64_t GpuRanks::sum_of_sharing(int64_t mine) {
+int64_t GpuRanks::sum_of_sharing(int64_t mine) { return sum_of(sharing_, mine); }
+
+int64_t GpuRanks::sum_of_machine(int64_t mine) { return sum_of(on_machine_, mine); }
+
+int64_t GpuRanks::sum_of(const std::vector<int>& ranks, int64_t mine) {
   const std::vector<std::string> all = control_.gather(std::to_string(mine));
   int64_t sum = 0;
-  for (const int r : sharing_) sum += std::stoll(all[r]);
+  for (const int r : ranks) sum += std::stoll(all[r]);
   return sum;
 }
 

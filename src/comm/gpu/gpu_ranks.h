@@ -23,13 +23,17 @@ class GpuRanks {
   bool each_has_its_own() const { return each_has_its_own_; }
   // The sum over the ranks that share this GPU. All ranks of the world call it together.
   int64_t sum_of_sharing(int64_t mine);
+  // The same over the ranks of this machine.
+  int64_t sum_of_machine(int64_t mine);
   Control& control() { return control_; }
 
  private:
   Control control_;
   int index_ = 0;
   int num_processes_ = 1;
-  std::vector<int> sharing_;
+  int64_t sum_of(const std::vector<int>& ranks, int64_t mine);
+
+  std::vector<int> sharing_, on_machine_;
   bool each_has_its_own_ = false;
 };
 

@@ -311,6 +311,12 @@ std::vector<KeyText> other_texts() {
       {"memory.fit",
        "The memory that a rank may need on its device. A run that needs more ends before it begins. With "
        "`memory.recompute` = `auto` it decides what is recomputed. Empty: no limit."},
+      {"memory.offload",
+       "What layers keep for backward in pinned host memory ([memory.md](../design/memory.md#activations-on-the-host)): "
+       "`layer_input`, and the names of `memory.recompute`; `layer` is all of them. It is copied there beside the "
+       "forward pass, and back beside the backward pass. Results do not depend on it, bit for bit."},
+      {"memory.offload_fraction",
+       "The share of the layers of each stage that `memory.offload` is for, rounded up, spread evenly from the first."},
       {"memory.expert_rows",
        "Rows of experts that a rank keeps for backward where experts are on several ranks, as a multiple of the even "
        "share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are recomputed. "

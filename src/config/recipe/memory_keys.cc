@@ -36,6 +36,17 @@ constexpr std::pair<const char*, const char*> kOtherNames[] = {
     {"full", "; here that is \"layer\""},
 };
 
+// The same for memory.offload: Megatron Core names modules, of which it moves the inputs.
+constexpr std::pair<const char*, const char*> kOtherOffloadNames[] = {
+    {"attn_norm", "; its input is \"layer_input\" here"},
+    {"qkv_linear", "; its input is \"norm\" here"},
+    {"core_attn", "; its input is \"qkv\" here"},
+    {"attn_proj", "; its input is \"attention\" here"},
+    {"mlp_norm", "; its input is moved by \"layer\" alone here"},
+    {"expert_fc1", "; rows of experts are gathered where they are used, so there is nothing to move"},
+    {"moe_act", "; its input is \"expert_up\" here"},
+};
+
 std::optional<int64_t> parse_layer(const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -85,6 +96,28 @@ std::optional<std::vector<std::string>> texts_of(const json& v) {
   return texts;
 }
 
+std::vector<std::string> known_offload_names() {
+  std::vector<std::string> names = known_names();
+  names.insert(names.begin(), kLayerInputName);
+  return names;
+}
+
+std::string offload_hint(const json& v) {
+  const std::vector<std::string> names = known_offload_names();
+  for (const json& each : v.is_array() ? v : json::array({v})) {
+    if (!each.is_string()) continue;
+    const std::string text = each.get<std::string>(), name = name_part(text);
+    for (const auto& [other, hint] : kOtherOffloadNames)
+      if (name == other) return hint;
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      const std::string near = nearest_if_near(name, names);
+      return near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near);
+    }
+    if (name != text) return "; a name is for all layers, and memory.offload_fraction says how many of them";
+  }
+  return "";
+}
+
 std::string recompute_hint(const json& v) {
   for (const json& each : v.is_array() ? v : json::array({v})) {
     if (!each.is_string()) continue;
@@ -121,6 +154,24 @@ std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& tex
   }
   if (num_known != texts.size()) return {};
   return spec;
+}
+
+std::optional<OffloadSpec> parse_offload(const std::vector<std::string>& texts) {
+  OffloadSpec spec;
+  for (const std::string& text : texts) {
+    bool* flag = text == kLayerInputName ? &spec.layer_input : nullptr;
+    for (const auto& [name, field] : kRecomputeNames)
+      if (text == name) flag = &(spec.tensors.*field);
+    if (!flag || *flag) return {};
+    *flag = true;
+  }
+  return spec;
+}
+
+std::vector<std::string> offload_texts(const OffloadSpec& offload) {
+  std::vector<std::string> texts = recompute_texts(offload.tensors);
+  if (offload.layer_input) texts.insert(texts.begin(), kLayerInputName);
+  return texts;
 }
 
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute) {
@@ -185,6 +236,29 @@ RecipeKey recompute_key() {
       fmt::format("a list without repeats of \"{}\", each for all layers or as \"{}:0-3,7\" for some, or \"auto\"",
                   fmt::join(known_names(), "\", \""), kRecomputeNames[0].first);
   return {"memory.recompute", {expects, accepts, recompute_hint}, read, write, Resume::free};
+}
+
+RecipeKey offload_key() {
+  const auto accepts = [](const json& v) {
+    const auto texts = texts_of(v);
+    return texts && parse_offload(*texts);
+  };
+  const auto read = [](RunSpec& s, const json& v) {
+    const double fraction = s.memory.offload.fraction;
+    s.memory.offload = parse_offload(*texts_of(v)).value();
+    s.memory.offload.fraction = fraction;
+  };
+  const auto write = [](const RunSpec& s) { return json(offload_texts(s.memory.offload)); };
+  const std::string expects =
+      fmt::format("a list without repeats of \"{}\"", fmt::join(known_offload_names(), "\", \""));
+  return {"memory.offload", {expects, accepts, offload_hint}, read, write, Resume::free};
+}
+
+RecipeKey offload_fraction_key() {
+  const auto accepts = [](const json& v) { return v.is_number() && v.get<double>() > 0 && v.get<double>() <= 1; };
+  const auto read = [](RunSpec& s, const json& v) { s.memory.offload.fraction = v.get<double>(); };
+  const auto write = [](const RunSpec& s) { return json(s.memory.offload.fraction); };
+  return {"memory.offload_fraction", {"a number above 0, at most 1", accepts}, read, write, Resume::free};
 }
 
 RecipeKey fit_key() {

@@ -1,4 +1,4 @@
-// The values of memory.recompute and memory.fit as text.
+// The values of memory.recompute, memory.offload and memory.fit as text.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,14 @@ std::optional<int64_t> parse_bytes(const std::string& text);
 // The shortest text that reads back as these bytes: "80GiB"; empty for 0.
 std::string exact_bytes_text(int64_t bytes);
 
+// "layer_input", or a name of memory.recompute, each once. No value for other texts.
+std::optional<OffloadSpec> parse_offload(const std::vector<std::string>& texts);
+// The list that reads back as the names of `offload`: layer_input, then in the order of kRecomputeNames.
+std::vector<std::string> offload_texts(const OffloadSpec& offload);
+
 RecipeKey recompute_key();
+RecipeKey offload_key();
+RecipeKey offload_fraction_key();
 RecipeKey fit_key();
 
 }  // namespace moebius

@@ -354,6 +354,8 @@ std::vector<RecipeKey> policy_keys() {
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
       fit_key(),
+      offload_key(),
+      offload_fraction_key(),
       memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
   };
 }
@@ -406,7 +408,6 @@ const std::vector<RecipeKey>& recipe_table() {
 const std::vector<RetiredKey>& retired_keys() {
   static const std::vector<RetiredKey> all = {
       {"run.deterministic", true, "every run is deterministic"},
-      {"memory.offload", json::array(), "nothing is offloaded in this version"},
   };
   return all;
 }

@@ -23,7 +23,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "data.order_by_cost data.pack_documents data.separate_documents data.tokenizer data.train data.valid "
       "log.every log.precision log.tensorboard log.trace "
       "lora.alpha lora.base lora.dropout lora.init_from lora.rank lora.targets "
-      "memory.expert_rows memory.fit memory.recompute "
+      "memory.expert_rows memory.fit memory.offload memory.offload_fraction memory.recompute "
       "model.attention_bias model.attention_dropout model.attention_sinks model.clip_qkv model.config "
       "model.decoder_sparse_step "
       "model.expert_bias model.first_k_dense_replace model.group_score model.head_dim model.hf "
@@ -125,7 +125,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
 }
 
 TEST(RetiredKeys, AreReadWithTheirOneValueAndNotWritten) {
-  const std::string old = "[run]\ndeterministic = true\n" + kModel + kRest + "[memory]\noffload = []\nrecompute = []\n";
+  const std::string old = "[run]\ndeterministic = true\n" + kModel + kRest + "[memory]\nrecompute = []\n";
   const RunSpec spec = parse_run_spec(old, "r.toml", {});
   EXPECT_EQ(without_provenance(spec), without_provenance(parse()));
   EXPECT_EQ(train_identity(spec), train_identity(parse()));
@@ -137,9 +137,6 @@ TEST(RetiredKeys, AreReadWithTheirOneValueAndNotWritten) {
 TEST(RetiredKeys, AnotherValueIsRefused) {
   EXPECT_EQ(parse_error({"run.deterministic=false"}),
             "--set: run.deterministic is no longer a key, since every run is deterministic; got false; remove it");
-  EXPECT_EQ(
-      parse_error({"memory.offload=[\"x\"]"}),
-      "--set: memory.offload is no longer a key, since nothing is offloaded in this version; got [\"x\"]; remove it");
 }
 
 }  // namespace

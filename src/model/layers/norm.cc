@@ -16,7 +16,7 @@ Norm::Norm(ParamTable& params, const std::string& name, int64_t width, DType dty
       eps_(eps) {}
 
 void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  plan.declare(saved.sum_TD, prefix + ".sum", {tokens, w_.w.dim(0)}, w_.spec.dtype, Life::saved);
+  saved.sum_TD.declare_layer_input(plan, prefix + ".sum", {tokens, w_.w.dim(0)}, w_.spec.dtype);
   plan.declare(saved.rstd_T, prefix + ".rstd", {tokens}, DType::f32, Life::saved);
 }
 

@@ -15,8 +15,8 @@ class Norm {
     Tensor rstd_T;       // the factor of the norm
   };
   Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
-  // The sum is kept, or with `sum` (a name in memory.recompute) recomputed by the
-  // caller: see Block.
+  // The sum is kept as the input of a layer, or with `sum` (a name in memory.recompute) recomputed by
+  // the caller: see Block.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
                      bool RecomputeSpec::*sum) const;

@@ -202,6 +202,14 @@ Stream ExpertRows::without_trace(const Stream& s) {
   return quiet;
 }
 
+void check_offload_of_rows(const OffloadSpec& offload) {
+  MOEBIUS_CHECK(
+      usage, !offload.tensors.expert_up,
+      "memory.offload \"expert_up\" cannot move the rows of experts that several ranks share: they are in the "
+      "pool of memory.expert_rows, on the device; remove the name, or set memory.expert_rows = 0, which "
+      "plans and moves the worst case");
+}
+
 std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec) {
   const MeshShape& shape = mesh.shape();
   if (spec.budget == 0 || model.num_experts == 0 || shape.ep * shape.etp == 1) return nullptr;

@@ -82,11 +82,13 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
   const auto room_TD = [&](int64_t v) {
     return buffers_TD_[0].rows(0, buffer_rows(placement.stage_of(rank_.pp_rank, v), /*mtp=*/true));
   };
+  model_.begin_passes();
   for (int64_t v = 0; v < V; ++v) {
     model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
     model_.forward_loss(step, {.virtual_stage = v}, /*with_gradients=*/true);
   }
   for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, room_TD(v));
+  model_.end_passes(s);
 }
 
 void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const {
@@ -118,13 +120,25 @@ int64_t Pipeline::buffer_rows(int64_t stage, bool mtp) const {
 
 void Pipeline::run(Stream& s, StepStack& stack, const RankProgram& list, const BatchOf& batch) const {
   const bool mtp = list.shape.backward;
+  model_.begin_passes();
   run(
       s, list, [&](int64_t from_stage) { return message_rows(from_stage, mtp); },
       [&](int64_t stage) { return buffer_rows(stage, mtp); },
       [&](const PlacedAction& placed, const Tensor& stream_tD) {
         Step step{s, stack, batch(placed.action.micro_batch)};
         compute(step, list.shape, placed, stream_tD);
+        fetch_next(s, list, placed);
       });
+  model_.end_passes(s);
+}
+
+// The tensors that the next pass reads first, if it is a backward pass, travel beside the messages before it.
+void Pipeline::fetch_next(Stream& s, const RankProgram& list, const PlacedAction& placed) const {
+  const auto after = list.actions.begin() + (&placed - list.actions.data()) + 1;
+  const auto next =
+      std::find_if(after, list.actions.end(), [](const PlacedAction& p) { return p.action.verb == Verb::run; });
+  if (next == list.actions.end() || next->action.pass == Pass::forward) return;
+  model_.fetch(s, {.virtual_stage = list.shape.virtual_of(next->action.stage), .saved_set = next->saved_set});
 }
 
 void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
@@ -167,7 +181,9 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
 void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed,
                        const Tensor& message_TD) const {
   const Action& a = placed.action;
-  const StagePass at{.virtual_stage = shape.virtual_of(a.stage), .saved_set = placed.saved_set};
+  const StagePass at{.virtual_stage = shape.virtual_of(a.stage),
+                     .saved_set = placed.saved_set,
+                     .backward_follows = placed.backward_follows};
   const char* name[kNumPasses] = {"pipeline forward", "pipeline backward", "pipeline backward weight"};
   std::optional<PhaseScope> phase;
   if (!is_one_stage()) phase.emplace(step.stream, name[static_cast<int>(a.pass)], a.micro_batch);

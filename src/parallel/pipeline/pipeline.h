@@ -80,6 +80,7 @@ class Pipeline {
   void run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
            const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& message_TD) const;
+  void fetch_next(Stream& s, const RankProgram& list, const PlacedAction& placed) const;
   // Rows of the message that a stage sends on, and of the buffer that a pass of a
   // stage works in. mtp: with the hidden states of multi-token prediction, where it is
   // on another stage than the loss.

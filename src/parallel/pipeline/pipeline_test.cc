@@ -32,6 +32,7 @@ struct Case {
   RecomputeSpec recompute = {};
   bool dense = false;           // no MoE layers
   int64_t delayed_weights = 0;  // weight passes that wait (parallel/pipeline/testing.h)
+  OffloadSpec offload = {};
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
@@ -92,8 +93,9 @@ void add(Results& results, const std::string& name, const Tensor& t) {
 class TestRank {
  public:
   TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
-           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0, bool one_stage = false)
-      : mesh_(std::move(mesh)), plan_(recompute), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
+           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0, bool one_stage = false,
+           const OffloadSpec& offload = {})
+      : mesh_(std::move(mesh)), plan_(recompute, offload), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
     const bool cut = mesh_.shape().pp > 1 || delayed_weights > 0 || one_stage;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
@@ -117,6 +119,7 @@ class TestRank {
     if (rank_) tied_.emplace(*model_, mesh_, rank_->layout);
     if (rank_) tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
+    model_->prepare_offload(s_);
     for (size_t m = 0; m < batches_.size(); ++m)
       fill(batches_[m], spec.vocab_size, static_cast<int64_t>(m), pipeline.num_micro_batches);
     model_->init_state(s_);
@@ -205,7 +208,8 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
     TestRank rank(tiny_model(c.layers, c.tied, c.dense), c.pipeline, c.dtype,
-                  Mesh(MeshShape{.pp = c.num_ranks}, transport), c.recompute, c.delayed_weights);
+                  Mesh(MeshShape{.pp = c.num_ranks}, transport), c.recompute, c.delayed_weights, /*one_stage=*/false,
+                  c.offload);
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -271,6 +275,56 @@ INSTANTIATE_TEST_SUITE_P(
                          .dtype = DType::bf16,
                          .recompute = {.layer = true},
                          .delayed_weights = 2}),
+    [](const auto& info) { return info.param.name; });
+
+// Tensors that layers keep are on the host, whatever micro-batches are in flight and whichever pass comes next.
+const OffloadSpec kAllOnHost{.tensors = {.layer = true}}, kHalfOnHost{.tensors = {.layer = true}, .fraction = 0.5};
+
+INSTANTIATE_TEST_SUITE_P(
+    OnTheHost, PipelineEquals,
+    testing::Values(
+        Case{.name = "OneStage", .pipeline = {.num_micro_batches = 3}, .offload = kAllOnHost},
+        Case{.name = "TwoRanks",
+             .num_ranks = 2,
+             .layers = 6,
+             .pipeline = {.num_micro_batches = 4},
+             .offload = kAllOnHost},
+        Case{.name = "FourRanks",
+             .num_ranks = 4,
+             .layers = 8,
+             .pipeline = {.num_micro_batches = 6},
+             .offload = kAllOnHost},
+        Case{.name = "Half", .num_ranks = 2, .layers = 8, .pipeline = {.num_micro_batches = 5}, .offload = kHalfOnHost},
+        Case{.name = "Virtual",
+             .num_ranks = 2,
+             .layers = 6,
+             .pipeline = {.num_virtual = 3, .num_micro_batches = 6},
+             .offload = kAllOnHost},
+        Case{.name = "VirtualUneven",
+             .num_ranks = 2,
+             .layers = 5,
+             .pipeline = {.num_virtual = 2, .layout = "E t | t*2 | t*2 | L", .num_micro_batches = 4},
+             .dtype = DType::bf16,
+             .offload = kAllOnHost},
+        Case{.name = "Recomputed",
+             .num_ranks = 2,
+             .layers = 6,
+             .pipeline = {.num_virtual = 1, .num_micro_batches = 4},
+             .recompute = {.layer = true},
+             .offload = {.layer_input = true}},
+        Case{.name = "DelayedWeights",
+             .num_ranks = 2,
+             .layers = 6,
+             .pipeline = {.num_micro_batches = 4},
+             .delayed_weights = 2,
+             .offload = kAllOnHost},
+        Case{.name = "DelayedWeightsVirtual",
+             .num_ranks = 2,
+             .layers = 8,
+             .pipeline = {.num_virtual = 2, .num_micro_batches = 4},
+             .dtype = DType::bf16,
+             .delayed_weights = 3,
+             .offload = kHalfOnHost}),
     [](const auto& info) { return info.param.name; });
 
 // The plan keeps what the weight passes read, and holds a set of saved tensors for each that waits.

@@ -104,6 +104,21 @@ int64_t most_in_use(const std::vector<std::vector<int64_t>>& sets_in_use, const 
   return most;
 }
 
+namespace {
+
+void mark_backward_follows(std::vector<PlacedAction>& actions) {
+  PlacedAction* forward = nullptr;  // the last pass, if it is one
+  for (PlacedAction& placed : actions) {
+    const Action& a = placed.action;
+    if (a.verb != Verb::run) continue;
+    if (forward && placed.with_weight)
+      forward->backward_follows = a.micro_batch == forward->action.micro_batch && a.stage == forward->action.stage;
+    forward = a.pass == Pass::forward ? &placed : nullptr;
+  }
+}
+
+}  // namespace
+
 RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
   const PipelineShape& shape = schedule.shape;
   const std::vector<Action>& actions = schedule.actions[static_cast<size_t>(pp_rank)];
@@ -118,6 +133,7 @@ RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
     if (with_weight) ++i;
     if (a.pass == Pass::backward_weight) list.splits_backward[static_cast<size_t>(shape.virtual_of(a.stage))] = true;
   }
+  mark_backward_follows(list.actions);
   list.num_buffers = placing.num_buffers();
   list.num_saved_sets = placing.num_saved_sets();
   return list;

@@ -19,6 +19,8 @@ struct PlacedAction {
   // list's next action is its backward_weight. They run as one, layer after layer, so that
   // less memory is held between them.
   bool with_weight = false;
+  // Only for the run of a forward. True: the rank's next pass is both backward passes of this micro-batch and stage.
+  bool backward_follows = false;
 };
 
 struct RankProgram {
