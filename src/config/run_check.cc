@@ -293,9 +293,6 @@ void check_held_in_recipe(const RunSpec& s) {
                   "{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one scale in both "
                   "directions or along a row; got \"{}\"; set {} = \"compute\"{}",
                   key, name_of(s.precision.recipe), key, origin(s, key));
-    MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
-                  "{} = \"recipe\" has no kernels for a GPU; set {} = \"compute\", or run.device = \"cpu\"{}", key, key,
-                  origin(s, key));
   }
   MOEBIUS_CHECK(usage, !s.log.precision || s.device == DeviceKind::cpu,
                 "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",

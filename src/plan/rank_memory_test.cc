@@ -55,6 +55,8 @@ const Layout kLayouts[] = {
      {"parallel.tp=2", "parallel.ep=2", "lora.rank=16", "lora.targets=[\"self_attn.*\", \"mlp.experts.*\"]"}},
     {"quantised", "tiny_cpu.toml", 1, {"precision.recipe=\"nvfp4\"", "precision.keep=[\"*.o_proj.*\"]"}},
     {"quantised_on_a_gpu", "qwen3_30b_a3b.toml", 16, {"parallel.ep=8", "precision.recipe=\"fp8_block\""}},
+    {"weights_and_rows_in_8_bits_on_a_gpu", "qwen3_30b_a3b.toml", 16,
+     {"parallel.ep=8", "precision.recipe=\"fp8_block\"", "precision.weights=\"recipe\"", "precision.dispatch=\"recipe\""}},
     {"weights_in_8_bits", "tiny_cpu.toml", 4,
      {"parallel.ep=2", "train.global_batch=16", "precision.recipe=\"fp8_block\"", "precision.weights=\"recipe\"",
       "precision.compute=\"bf16\"", "precision.keep=[\"*.o_proj.*\"]"}},

@@ -1,5 +1,6 @@
 #include "precision/product_precision.h"
 
+#include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_ref.h"
@@ -37,25 +38,31 @@ double cosine(const Values& x, const Values& y) {
   return testing::dot(x, y) / (testing::norm_of(x) * testing::norm_of(y));
 }
 
+// Products of normal numbers, beside those in double. T, in and out: a GPU takes multiples of 16.
+struct Products {
+  int64_t T, in, out;
+  DType dtype;  // of y and dx
+};
+
 // A product of normal numbers in FP8 keeps a cosine of 0.997 to the exact one, which is the gate of
 // published kernels: an element errs by up to 2^-4 of itself, evenly spread over less than that, so
 // that both operands together err by 0.04 of the product at most, and 1 - 0.04^2 / 2 is 0.999. The
-// steps of E2M1 are up to a third of an element: 0.1 for an operand, and 0.15 for both.
-TEST_P(ProductPrecisionTest, ProductsAreNearTheExactOnes) {
-  const int64_t T = 150, in = 200, out = 140;
-  const double least = GetParam() == PrecisionRecipe::nvfp4 ? 0.98 : 0.997;
+// steps of E2M1 are up to a third of an element: 0.1 for an operand, and 0.15 for both. Rounding to bf16 and the sums
+// of tensor cores err by 2^-8, far less.
+void expect_near_exact(Stream& s, const QuantizeContext& c, const ProductPrecision& precision, const Products& of,
+                       double least) {
+  const auto [T, in, out, dtype] = of;
   Array x = Array::normal({T, in}, DType::bf16, 1), w = Array::normal({out, in}, DType::bf16, 2),
         dy = Array::normal({T, out}, DType::bf16, 3);
-  Array y = Array::poisoned({T, out}, DType::f32), dx = Array::poisoned({T, in}, DType::f32),
+  Array y = Array::poisoned({T, out}, dtype), dx = Array::poisoned({T, in}, dtype),
         dw = Array::of({out, in}, DType::f32, Values(out * in, 0.0));
-  const QuantizeContext c = context();
-  gemm(s_, {.c_MN = y.tensor(), .a = precision_.x(c, x.tensor()), .b = precision_.w(c, w.tensor()), .trans_b = true});
-  gemm(s_, {.c_MN = dx.tensor(), .a = precision_.dy(c, dy.tensor()), .b = precision_.w_for_dx(c, w.tensor())});
-  gemm(s_, {.c_MN = dw.tensor(),
-            .a = precision_.dy_for_dw(c, dy.tensor()),
-            .b = precision_.x_for_dw(c, x.tensor()),
-            .trans_a = true,
-            .accumulate = true});
+  gemm(s, {.c_MN = y.tensor(), .a = precision.x(c, x.tensor()), .b = precision.w(c, w.tensor()), .trans_b = true});
+  gemm(s, {.c_MN = dx.tensor(), .a = precision.dy(c, dy.tensor()), .b = precision.w_for_dx(c, w.tensor())});
+  gemm(s, {.c_MN = dw.tensor(),
+           .a = precision.dy_for_dw(c, dy.tensor()),
+           .b = precision.x_for_dw(c, x.tensor()),
+           .trans_a = true,
+           .accumulate = true});
   Values exact;
   ref::gemm({.c = exact, .a = x.values(), .b = w.values(), .m = T, .n = out, .k = in, .trans_b = true});
   EXPECT_GE(cosine(y.values(), exact), least) << "y";
@@ -63,6 +70,24 @@ TEST_P(ProductPrecisionTest, ProductsAreNearTheExactOnes) {
   EXPECT_GE(cosine(dx.values(), exact), least) << "dx";
   ref::gemm({.c = exact, .a = dy.values(), .b = x.values(), .m = out, .n = in, .k = T, .trans_a = true});
   EXPECT_GE(cosine(dw.values(), exact), least) << "dw";
+}
+
+TEST_P(ProductPrecisionTest, ProductsAreNearTheExactOnes) {
+  expect_near_exact(s_, context(), precision_, {.T = 150, .in = 200, .out = 140, .dtype = DType::f32},
+                    GetParam() == PrecisionRecipe::nvfp4 ? 0.98 : 0.997);
+}
+
+TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(1);
+  Stream s = testing::stream_on(DeviceKind::cuda, pool);
+  if (!query_gpu_limits().is_hopper()) GTEST_SKIP() << "FP8 products are Hopper's";
+  const testing::SharedBytes memory(64 << 20);
+  for (const Products& of : {Products{.T = 150, .in = 208, .out = 144, .dtype = DType::bf16},
+                             Products{.T = 1024, .in = 2048, .out = 512, .dtype = DType::bf16}}) {
+    StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
+    expect_near_exact(s, {s, stack, {}}, ProductPrecision(PrecisionRecipe::fp8_block, 1, 2), of, 0.997);
+  }
 }
 
 // Forward and backward multiply with one and the same W, except with mx_blocks. Their scales run

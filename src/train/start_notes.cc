@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "train/precision_note.h"
+
 namespace moebius {
 namespace {
 
@@ -66,8 +68,8 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
 
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus) {
   std::vector<StartNote> notes;
-  for (const auto& note :
-       {kernels_note(run, gpus), dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note : {kernels_note(run, gpus), precision_note(run), dispatcher_note(run, dispatcher),
+                           balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   return notes;
 }

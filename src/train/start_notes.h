@@ -16,9 +16,9 @@ struct StartNote {
   bool is_warning = false;
 };
 
-// On a GPU the kernels that the run has on the first of gpus; the dispatcher of the MoE layers and why it is chosen; and
-// these if they are so: nothing balances the experts, checkpoints are saved at the end alone, the learning rate is 0
-// in every step.
+// On a GPU the kernels that the run has on the first of gpus, and a warning of products that precision.recipe makes
+// slower; the dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances the
+// experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus);
 
 // The note of a run without model.init_from: a warning where model.hf names a model that has

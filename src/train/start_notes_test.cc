@@ -1,5 +1,6 @@
 #include "train/start_notes.h"
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "train/loader.h"
@@ -47,6 +48,53 @@ TEST(StartNotes, TheDispatcherAndWhy) {
             "portable; native code for 8.0\n"
             "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
             "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
+}
+
+// The widths and tokens of Qwen3-30B-A3B, whose products were timed.
+RunSpec quantised_run() {
+  RunSpec run = quiet_run();
+  run.device = DeviceKind::cuda;
+  run.train.micro_batch = 8;
+  run.train.seq_len = 4096;
+  run.precision.recipe = PrecisionRecipe::fp8_block;
+  ModelSpec& m = run.model;
+  m.hidden_size = 2048;
+  m.num_heads = 32;
+  m.num_kv_heads = 4;
+  m.head_dim = 128;
+  m.num_experts = 128;
+  m.top_k = 8;
+  m.moe_intermediate_size = 768;
+  m.moe_layers.assign(m.num_layers, true);
+  return run;
+}
+
+TEST(StartNotes, ProductsThatTheRecipeMakesSlower) {
+  RunSpec run = quantised_run();
+  EXPECT_THAT(
+      all_notes(run),
+      HasSubstr("warning: precision.recipe = \"fp8_block\": gradients of weights took more time than in bf16 on "
+                "an H200, in shapes like these: model.layers.0.self_attn.qkv_proj.weight 1.22, "
+                "model.layers.0.self_attn.o_proj.weight 1.12, model.layers.0.mlp.experts.gate_up_proj 1.27 "
+                "times; set precision.weight_gradients = \"compute\", or time yours with `moebius bench "
+                "precision`\n"));
+  run.precision.keep = {"*.self_attn.*"};
+  EXPECT_THAT(all_notes(run), HasSubstr("these: model.layers.0.mlp.experts.gate_up_proj 1.27 times"));
+  run.precision.weight_gradients = WeightGradientPrecision::compute;
+  EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("precision.recipe")));
+}
+
+TEST(StartNotes, NoWarningOfProductsWhereNoneWasTimed) {
+  for (const auto& change : std::vector<std::function<void(RunSpec&)>>{
+           [](RunSpec& run) { run.precision.recipe = PrecisionRecipe::none; },
+           [](RunSpec& run) { run.device = DeviceKind::cpu; },
+           [](RunSpec& run) { run.train.seq_len = 100; },
+           [](RunSpec& run) { run.parallel.tp = 2; },
+       }) {
+    RunSpec run = quantised_run();
+    change(run);
+    EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("precision.recipe")));
+  }
 }
 
 TEST(StartNotes, TheKernelsOfAGpu) {

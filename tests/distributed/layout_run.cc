@@ -40,6 +40,15 @@ void as_gpt_oss(ModelSpec& m) {
   m.swiglu_limit = 1.5;
 }
 
+// Halves of all sides are multiples of 128.
+void as_quantised(ModelSpec& m) {
+  m.hidden_size = m.intermediate_size = m.moe_intermediate_size = m.shared_intermediate_size = 256;
+  m.num_kv_heads = m.num_heads;
+  m.head_dim = 64;
+  m.num_experts = 4;
+  m.initializer_range = 0.1;
+}
+
 void as_olmoe(ModelSpec& m) {
   m.qk_norm = QkNorm::whole;
   m.clip_qkv = 0.9;
@@ -84,6 +93,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.v_head_dim = 5;
   }
   if (what.gpt_oss) as_gpt_oss(m);
+  if (what.quantised) as_quantised(m);
   if (what.clipped) as_olmoe(m);
   if (what.whole_norm) m.qk_norm = QkNorm::whole;
   if (what.latent_qkv || what.latent_bias || what.latent_kv) make_latent(m, what.latent_qkv || what.latent_bias);
@@ -120,6 +130,16 @@ uint64_t seed_of(const LayoutModel& what) {
   return 77;
 }
 
+PrecisionSpec precision_of(const LayoutModel& what) {
+  PrecisionSpec precision{.compute = DType::f32};
+  if (!what.quantised) return precision;
+  precision.recipe = PrecisionRecipe::fp8_block;
+  precision.weight_gradients = WeightGradientPrecision::compute;
+  if (what.narrow_rows) precision.dispatch = PrecisionChoice::recipe;
+  if (what.held_in_8_bits) precision.weights = PrecisionChoice::recipe;
+  return precision;
+}
+
 // eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient
 // smoothly. With 1e-8, an element whose gradient is nearly zero would move by lr in the direction
 // of that noise.
@@ -139,7 +159,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                       .capacity_factor = what.capacity || what.by_weight ? 0.9 : 0,
                       .drop_policy = what.by_weight ? DropPolicy::probs : DropPolicy::position,
                       .jitter = what.jitter ? 0.1 : 0},
-          .precision = {.compute = DType::f32},
+          .precision = precision_of(what),
           .use = ModelUse::training,
           .shape = {.batch = kMicroBatch,
                     .seq = kSeq / mesh.cp,
@@ -302,6 +322,7 @@ void give(Engine& engine, const Holder& holder, std::vector<double>& global, std
 }
 
 void expect_held(Engine& engine, const Holder& holder, const std::vector<double>& global) {
+  if (holder.param->is_quantised()) return;  // they are rounded
   const std::vector<float> here = elements(engine, part_of(holder.param->w, *holder.part));
   const bool is_bf16 = holder.param->w.dtype == DType::bf16;
   int64_t different = 0;
@@ -409,6 +430,7 @@ int64_t flat_index(const ParamPart& part, int64_t local) {
 void init_layout(Engine& engine, const LayoutModel& what) {
   Stream s = engine.stream();
   engine.model().params().init(s, engine.spec().seed);
+  if (what.held_in_8_bits) engine.gather_weights(s);
   const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped || what.lora;  // B of adapters
   for (const Param& p : engine.model().params().all()) {
     if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(engine, p);

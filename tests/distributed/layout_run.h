@@ -35,6 +35,11 @@ struct LayoutModel {
   std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
   bool lora = false;                     // adapters beside every matrix that can have one; nothing else is trained
   bool dropout = false;                  // of the input of adapters
+  // Products of fp8_block, except the gradients of weights, whose blocks are of the tokens that a rank computes
+  // together. The widths are such that no block is split.
+  bool quantised = false;
+  bool narrow_rows = false;     // quantised: rows travel to experts in 8 bits
+  bool held_in_8_bits = false;  // quantised: weights are held and exchanged in 8 bits
   auto operator<=>(const LayoutModel&) const = default;
 };
 

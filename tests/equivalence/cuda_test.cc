@@ -296,6 +296,37 @@ TEST_F(QuantisedOnGpu, WeightGradientsInBf16AreThoseOfEagerStepsAndOfTheCpu) {
   EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
 }
 
+TEST_F(QuantisedOnGpu, WeightsHeldInEightBitsChangeNoBit) {
+  const auto held = [](EngineSpec spec) {
+    spec.precision.weights = PrecisionChoice::recipe;
+    return spec;
+  };
+  Engine plain(spec(DeviceKind::cuda)), captured(held(spec(DeviceKind::cuda))),
+      eager(held(spec(DeviceKind::cuda, false))), passes(held(spec(DeviceKind::cuda, false)));
+  const std::vector<double> expected = train(initialised(plain), 6);
+  for (Engine* engine : {&captured, &eager}) EXPECT_EQ(train(initialised(*engine), 6), expected);
+  EXPECT_EQ(train_by_passes(initialised(passes), 6), expected);
+  for (Engine* engine : {&captured, &eager, &passes}) EXPECT_EQ(masters(*engine), masters(plain));
+  EXPECT_LT(captured.plan().bytes(Life::param), plain.plan().bytes(Life::param));
+}
+
+// One rank rounds the rows to its experts too, which gradients of weights in bf16 show.
+TEST_F(QuantisedOnGpu, RowsInEightBitsAreThoseOfEagerStepsAndOfTheCpu) {
+  const auto packed = [](DeviceKind device, bool graph, PrecisionChoice dispatch = PrecisionChoice::recipe) {
+    EngineSpec packed = spec(device, graph);
+    packed.precision.dispatch = dispatch;
+    packed.precision.weight_gradients = WeightGradientPrecision::compute;
+    return packed;
+  };
+  const auto gpu = losses_of(packed(DeviceKind::cuda, true)), cpu = losses_of(packed(DeviceKind::cpu, false));
+  EXPECT_EQ(losses_of(packed(DeviceKind::cuda, false)), gpu);
+  EXPECT_NE(losses_of(packed(DeviceKind::cuda, true, PrecisionChoice::compute)), gpu);
+  EngineSpec plain = spec(DeviceKind::cpu);
+  plain.precision = {.compute = DType::f32};
+  const auto exact = losses_of(plain);
+  EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+}
+
 // The bound is that of OnGpu: a run is the curve of f32 with noise, here that of FP8, which the CPU's own run shows.
 TEST_F(QuantisedOnGpu, LossesAreThoseOfTheCpu) {
   EngineSpec plain = spec(DeviceKind::cpu);

@@ -229,6 +229,7 @@ inline std::vector<double> train_by_passes(Engine& engine, int64_t num_steps) {
 inline Engine& initialised(Engine& engine) {
   Stream s = engine.stream();
   engine.model().params().init(s, 5);
+  if (engine.spec().precision.weights == PrecisionChoice::recipe) engine.gather_weights(s);
   return engine;
 }
 

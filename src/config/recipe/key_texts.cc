@@ -298,11 +298,11 @@ std::vector<KeyText> other_texts() {
       {"precision.weights",
        "How training holds the weights of quantised products: `compute` in `precision.compute` beside their quantised "
        "copies, `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and checkpoints the same. "
-       "Results do not depend on it, bit for bit. `recipe` is for `fp8_block` on CPUs."},
+       "Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
       {"precision.dispatch",
        "How rows travel to their experts: `compute` in `precision.compute`, `recipe` in 8 bits with their scales, "
        "which rounds them before all uses, on one rank too. Rows that return are in `precision.compute`. `recipe` is "
-       "for `fp8_block` on CPUs."},
+       "for `fp8_block`."},
       {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)), in all layers or "

@@ -23,8 +23,6 @@ class WireRows {
   Tensor unpack(Step& step, Tensor rows_NW) const;
 
  private:
-  int64_t num_scales() const;
-
   DType dtype_;
   int64_t D_;
   int64_t width_ = 0;  // elements of dtype_ of a row that travels; 0: as it is

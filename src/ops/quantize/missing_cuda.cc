@@ -4,8 +4,12 @@
 
 namespace moebius::cuda {
 
+void block_magnitudes(Stream&, const BlockMagnitudes&) { missing_cuda("block_magnitudes"); }
+void quantize_shard(Stream&, const QuantizeShard&) { missing_cuda("quantize_shard"); }
 void quantize(Stream&, const Quantize&) { missing_cuda("quantize"); }
 void transpose_quantized(Stream&, const TransposeQuantized&) { missing_cuda("transpose_quantized"); }
 void dequantize(Stream&, const Dequantize&) { missing_cuda("dequantize"); }
+void pack_quantized_rows(Stream&, const PackQuantizedRows&) { missing_cuda("pack_quantized_rows"); }
+void unpack_quantized_rows(Stream&, const UnpackQuantizedRows&) { missing_cuda("unpack_quantized_rows"); }
 
 }  // namespace moebius::cuda

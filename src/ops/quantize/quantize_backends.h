@@ -8,9 +8,11 @@ namespace moebius {
 
 struct BlockMagnitudes;
 struct Dequantize;
+struct PackQuantizedRows;
 struct Quantize;
 struct QuantizeShard;
 struct TransposeQuantized;
+struct UnpackQuantizedRows;
 
 namespace cpu {
 void block_magnitudes(Stream& s, const BlockMagnitudes& a);
@@ -18,12 +20,18 @@ void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
+void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
+void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
 }  // namespace cpu
 
 namespace cuda {
+void block_magnitudes(Stream& s, const BlockMagnitudes& a);
+void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
+void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
+void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
 }  // namespace cuda
 
 }  // namespace moebius

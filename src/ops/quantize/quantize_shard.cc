@@ -38,14 +38,15 @@ void check(const QuantizeShard& a) {
 }
 
 template <class Op>
-void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const Op&)) {
+void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const Op&),
+         void (*on_cuda)(Stream&, const Op&)) {
   check(a);
   OpScope scope(s, who, cost(a));
   switch (s.device()) {
     case DeviceKind::cpu:
       return on_cpu(s, a);
     case DeviceKind::cuda:
-      MOEBIUS_FAIL(usage, "{}: there is no kernel for a GPU; set precision.weights = \"compute\"", who);
+      return on_cuda(s, a);
     case DeviceKind::null:
       return;
   }
@@ -53,13 +54,17 @@ void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const 
 
 }  // namespace
 
-void block_magnitudes(Stream& s, const BlockMagnitudes& a) { run(s, "block_magnitudes", a, cpu::block_magnitudes); }
+void block_magnitudes(Stream& s, const BlockMagnitudes& a) {
+  run(s, "block_magnitudes", a, cpu::block_magnitudes, cuda::block_magnitudes);
+}
 
 Cost cost(const BlockMagnitudes& a) {
   return {static_cast<double>(a.x_n.numel()), static_cast<double>(a.x_n.num_bytes() + a.bits_B.num_bytes())};
 }
 
-void quantize_shard(Stream& s, const QuantizeShard& a) { run(s, "quantize_shard", a, cpu::quantize_shard); }
+void quantize_shard(Stream& s, const QuantizeShard& a) {
+  run(s, "quantize_shard", a, cpu::quantize_shard, cuda::quantize_shard);
+}
 
 Cost cost(const QuantizeShard& a) {
   const auto n = static_cast<double>(a.x_n.numel());

@@ -14,7 +14,7 @@ namespace moebius {
 // bits[b] = the bits of the largest |x| in block b, 0 where no element of it is here
 //
 // The bits of magnitudes are ordered as integers, with infinity and then NaN above all numbers. Blocks are in the
-// order of their scales. CPUs alone have it: Error{usage}.
+// order of their scales.
 struct BlockMagnitudes {
   Tensor bits_B;               // out i32
   Tensor x_n;                  // in f32
@@ -28,7 +28,7 @@ Cost cost(const BlockMagnitudes& a);
 // scales[b] = the scale of the largest of bits[r, first_block + b] over all ranks r
 // data[first + i] = x[i] / the scale of its block, rounded and saturated as in quantize()
 //
-// All scales are written, and of the data the elements of x alone. CPUs alone have it: Error{usage}.
+// All scales are written, and of the data the elements of x alone.
 struct QuantizeShard {
   Operand q;       // out f8_e4m3 with square_blocks, of the whole weights
   Tensor bits_WB;  // in i32, of W ranks, each with the blocks of one or more weights

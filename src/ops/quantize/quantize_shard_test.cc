@@ -16,8 +16,8 @@ void quantize_shares(Stream& s, const Operand& q, Array& x, DType rounded, const
   const Shape whole = q.data.shape;
   const auto W = std::ssize(cuts) - 1;
   const int64_t B = q.scales.numel(), before = 3;  // blocks of other weights
-  std::vector<int32_t> bits(W * (B + before), 7);
-  const Tensor bits_WB = tensor_of(bits.data(), {W, B + before}), all = x.tensor().view({whole.numel()});
+  Array bits = Array::of_ints({W, B + before}, std::vector<int32_t>(W * (B + before), 7));
+  const Tensor bits_WB = bits.tensor(), all = x.tensor().view({whole.numel()});
   for (int64_t r = 0; r < W; ++r)
     block_magnitudes(s,
                      {.bits_B = bits_WB.view({bits_WB.numel()}).rows(r * (B + before) + before, (r + 1) * (B + before)),
@@ -32,11 +32,10 @@ void quantize_shares(Stream& s, const Operand& q, Array& x, DType rounded, const
                        .x_n = all.rows(cuts[r], cuts[r + 1]),
                        .first = cuts[r],
                        .rounded = rounded});
+  synchronize(s);  // the bits end here
 }
 
-void expect_the_whole(Array x, DType rounded) {
-  ThreadPool pool{2};
-  Stream s(DeviceKind::cpu, pool);
+void expect_the_whole(Stream& s, Array x, DType rounded) {
   const Shape whole = x.tensor().shape;
   const QuantisedArray expected(whole, kElement, ScaleLayout::square_blocks);
   Array values = Array::of(whole, rounded, x.values());
@@ -51,9 +50,11 @@ void expect_the_whole(Array x, DType rounded) {
 }
 
 TEST(QuantizeShard, SharesAreTheWhole) {
-  for (const DType rounded : {DType::f32, DType::bf16})
-    for (const Shape& shape : {Shape{3, 5}, Shape{5, 130}, Shape{260, 129}, Shape{3, 130, 141}})
-      expect_the_whole(Array::normal(shape, DType::f32, 5), rounded);
+  testing::on_each_device([](Stream& s) {
+    for (const DType rounded : {DType::f32, DType::bf16})
+      for (const Shape& shape : {Shape{3, 5}, Shape{5, 130}, Shape{260, 129}, Shape{3, 130, 141}, Shape{2, 256, 384}})
+        expect_the_whole(s, Array::normal(shape, DType::f32, 5), rounded);
+  });
 }
 
 TEST(QuantizeShard, BlocksOfZerosAndOfWhatIsNoNumber) {
@@ -62,7 +63,7 @@ TEST(QuantizeShard, BlocksOfZerosAndOfWhatIsNoNumber) {
   for (int64_t i = 0; i < 60; ++i) x[i * 300 + 250] = 1e-30 * static_cast<double>(i);  // the third block alone
   x[129 * 300 + 1] = std::nan("");
   x[3 * 300 + 140] = std::numeric_limits<double>::infinity();
-  expect_the_whole(Array::of(shape, DType::f32, x), DType::f32);
+  testing::on_each_device([&](Stream& s) { expect_the_whole(s, Array::of(shape, DType::f32, x), DType::f32); });
 }
 
 TEST(QuantizeShard, RefusesWhatItCannotQuantise) {

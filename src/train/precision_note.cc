@@ -1,0 +1,82 @@
+#include "train/precision_note.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "model/catalog.h"
+#include "precision/shipped_figures.h"
+
+namespace moebius {
+namespace {
+
+// A product that was timed in a shape like that of the model.
+struct Timed {
+  std::string name;  // of the first matrix of its shape
+  const ShippedFigures* figures;
+};
+
+ProductShape shape_of(const RunSpec& run, const ParamSpec& spec) {
+  const int64_t T = run.train.micro_batch * run.train.seq_len / run.parallel.cp;
+  const int rank = spec.shape.rank();
+  const bool is_experts = spec.kind == ParamKind::experts;
+  const int64_t rows = is_experts ? T * run.model.top_k / run.model.num_experts : T;
+  return {.is_experts = is_experts,
+          .rows = std::max<int64_t>(rows, 1),
+          .out = spec.shape[rank - 2],
+          .in = spec.shape[rank - 1]};
+}
+
+// Experts are listed by their first matrix.
+std::vector<Timed> timed_products(const RunSpec& run) {
+  std::vector<Timed> all;
+  std::set<const ShippedFigures*> seen;
+  const ModelCatalog catalog(run.model, run.num_mtp() > 0);
+  for (const ModelCatalog::Entry& entry : catalog.params()) {
+    const ParamSpec& spec = entry.spec;
+    const bool is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
+    if (spec.parts.empty() || (spec.kind != ParamKind::matrix && !is_first_of_experts)) continue;
+    if (matches_any(run.precision.keep, spec.parts.front().name)) continue;
+    const ShippedFigures* figures = shipped_figures(shape_of(run, spec));
+    if (figures && seen.insert(figures).second) all.push_back({spec.name, figures});
+  }
+  return all;
+}
+
+// The time of all passes with the recipe over that in bf16.
+double ratio(const ShippedFigures& f, WeightGradientPrecision weight_gradients) {
+  const bool in_recipe = weight_gradients == WeightGradientPrecision::recipe;
+  const double quantised = f.forward.quantised_ms + f.backward_input.quantised_ms +
+                           (in_recipe ? f.backward_weight.quantised_ms : f.backward_weight.plain_ms);
+  return quantised / (f.forward.plain_ms + f.backward_input.plain_ms + f.backward_weight.plain_ms);
+}
+
+}  // namespace
+
+std::optional<StartNote> precision_note(const RunSpec& run) {
+  if (run.device != DeviceKind::cuda || run.precision.recipe != PrecisionRecipe::fp8_block ||
+      run.parallel.tp * run.parallel.etp > 1)
+    return std::nullopt;
+  std::vector<std::string> slower, slower_gradients;
+  for (const Timed& product : timed_products(run)) {
+    const double all = ratio(*product.figures, run.precision.weight_gradients);
+    const double gradients = product.figures->backward_weight.ratio();
+    if (all > 1) slower.push_back(fmt::format("{} {:.2f}", product.name, all));
+    if (run.precision.weight_gradients == WeightGradientPrecision::recipe && gradients > 1)
+      slower_gradients.push_back(fmt::format("{} {:.2f}", product.name, gradients));
+  }
+  const auto note = [](const char* what, const std::vector<std::string>& names, const char* advice) {
+    return StartNote{
+        fmt::format("precision.recipe = \"fp8_block\": {} took more time than in bf16 on {}, in shapes like "
+                    "these: {} times; {}, or time yours with `moebius bench precision`",
+                    what, kShippedFiguresGpu, fmt::join(names, ", "), advice),
+        /*is_warning=*/true};
+  };
+  if (!slower.empty()) return note("products", slower, "name them in precision.keep");
+  if (!slower_gradients.empty())
+    return note("gradients of weights", slower_gradients, "set precision.weight_gradients = \"compute\"");
+  return std::nullopt;
+}
+
+}  // namespace moebius
