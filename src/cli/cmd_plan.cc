@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/options.h"
@@ -11,6 +10,7 @@
 #include "plan/fit.h"
 #include "plan/fit_memory.h"
 #include "plan/print.h"
+#include "plan/results_json.h"
 #include "plan/search.h"
 #include "plan/sweep.h"
 #include "plan/timeline.h"
@@ -34,19 +34,6 @@ std::string machines_folder() {
   return (program.parent_path().parent_path() / "machines").string();
 }
 
-nlohmann::ordered_json rows_json(const FitResult& result) {
-  auto rows = nlohmann::ordered_json::array();
-  for (const FittedRow& r : result.rows) {
-    rows.push_back({{"name", r.row->name},
-                    {"machine", r.row->machine},
-                    {"measured", r.row->measured},
-                    {"predicted", r.after},
-                    {"error", FittedRow::error(r.after, r.row->measured)}});
-    if (r.left_out > 0) rows.back()["left_out_error"] = FittedRow::error(r.left_out, r.row->measured);
-  }
-  return rows;
-}
-
 int run_fit(const Options& o) {
   const std::vector<FitRow> rows = read_fit_rows(o.fit, ".");
   std::map<std::string, PlanMachine> machines;
@@ -58,18 +45,8 @@ int run_fit(const Options& o) {
   const FitResult result = fit(parts, rows, machines, o.leave_one_out);
   for (const auto& [name, machine] : result.machines)
     if (!o.machines_out.empty()) write_file_atomic(fmt::format("{}/{}.toml", o.machines_out, name), to_toml(machine));
-  o.json ? print_json({{"rows", rows_json(result)}}) : fmt::print("{}", fit_text(result));
+  o.json ? print_json(fit_json(result)) : fmt::print("{}", fit_text(result));
   return 0;
-}
-
-nlohmann::ordered_json layouts_json(const SearchResult& found, const PlanMachine& machine, const Assumptions& assume) {
-  auto layouts = nlohmann::ordered_json::array();
-  for (const FoundLayout& l : found.layouts) {
-    layouts.push_back(plan_json(l.prediction, machine, assume));
-    layouts.back()["set"] = l.set;
-    layouts.back()["why_worse"] = l.why_worse;
-  }
-  return layouts;
 }
 
 int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
@@ -80,33 +57,8 @@ int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine,
                plan_text(found.layouts[0].prediction, run, machine, assume));
     return 0;
   }
-  nlohmann::ordered_json json = plan_json(found.layouts[0].prediction, machine, assume);
-  json["legal_layouts"] = found.num_legal;
-  json["layouts"] = layouts_json(found, machine, assume);
-  print_json(json);
+  print_json(search_json(found, machine, assume));
   return 0;
-}
-
-nlohmann::ordered_json points_json(const Sweep& result) {
-  auto points = nlohmann::ordered_json::array();
-  for (const SweptPoint& p : result.points) {
-    nlohmann::ordered_json point;
-    for (size_t k = 0; k < result.keys.size(); ++k) point["set"][result.keys[k].key] = p.values[k];
-    if (p.prediction) {
-      point["step_time_s"] = p.prediction->step_s;
-      point["tokens_per_s_per_gpu"] = p.prediction->tokens_per_s_per_gpu;
-      point["model_tflops_per_gpu"] = p.prediction->model_tflops_per_gpu;
-      point["memory_peak_bytes"] = p.prediction->fullest_rank().total();
-      point["memory_fits"] = p.prediction->fits();
-      point["ranks"] = p.prediction->ranks;
-      point["days"] = p.prediction->run_s / 86400;
-      if (result.is_search) point["best"] = p.set;
-    } else {
-      point["refused"] = p.refused;
-    }
-    points.push_back(point);
-  }
-  return points;
 }
 
 int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& assume) {
@@ -118,7 +70,7 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
   const Sweep result = sweep(parts, base, keys, machine, assume);
   if (!o.csv.empty()) write_file_atomic(o.csv, sweep_csv(result));
   if (!o.svg.empty()) write_file_atomic(o.svg, sweep_svg(result));
-  o.json ? print_json({{"points", points_json(result)}}) : fmt::print("{}", sweep_text(result));
+  o.json ? print_json(sweep_json(result)) : fmt::print("{}", sweep_text(result));
   return 0;
 }
 

@@ -112,7 +112,9 @@ INSTANTIATE_TEST_SUITE_P(
     Layouts, Counters,
     ::testing::Values(std::vector<std::string>{},
                       std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
-                      std::vector<std::string>{"parallel.tp=2"},
+                      std::vector<std::string>{"parallel.tp=2"}, std::vector<std::string>{"optimizer.name=\"muon\""},
+                      std::vector<std::string>{"optimizer.name=\"muon\"", "parallel.tp=2", "parallel.etp=2",
+                                               "parallel.dispatcher=\"allgather\""},
                       std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
 
 }  // namespace

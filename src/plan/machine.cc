@@ -124,6 +124,7 @@ const std::vector<MachineFigure>& machine_figures() {
       {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
       {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
       {"host", "link_gb_s", &PlanMachine::link_gb_s, 0.01, 1e5},
+      {"host", "memory_gb", &PlanMachine::host_memory_gb, 0.1, 1e6},
       {"host", "read_gb_s", &PlanMachine::read_gb_s, 0.001, 1e5},
       {"host", "write_gb_s", &PlanMachine::write_gb_s, 0.001, 1e5},
       {"host", "ranks", &PlanMachine::host_ranks, 1, 4096},

@@ -49,6 +49,7 @@ struct PlanMachine {
   double inside_us = 0, across_us = 0;      // of a call of a group
   double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph
   double link_gb_s = 0;                     // between a rank's device and its host, a direction
+  double host_memory_gb = 0;                // of a host, all its ranks together
   double read_gb_s = 0, write_gb_s = 0;     // of the files of a host
   double host_ranks = 1;                    // that share them
   std::array<Shares, kNumSystems> shares{};
@@ -58,6 +59,8 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
+  // Bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
+  double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's alone.
   PlanMachine of_rank(int64_t threads_of_rank) const;
   // The figures of [rank], [links] and [host] that nothing measured, each as "rank.kernel_us: its source".

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 
+#include "comm/group_cost.h"
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
 #include "model/moe/chunked_experts.h"
@@ -12,6 +13,7 @@
 #include "model/moe/expert_rows.h"
 #include "model/precision_figures.h"
 #include "model/stage.h"
+#include "ops/newton_schulz/newton_schulz.h"
 #include "plan/rank_memory.h"
 
 namespace moebius {
@@ -234,7 +236,8 @@ class DryStage {
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
                                      [](const ParamPart& part) { return has_code_blocks(part.shape); }),
            .of_matrices = is_of_matrices(p.spec),
-           .scratch = update_scratch(spec_.optimizer.value_or(OptimizerSpec{}), p.spec)});
+           .scratch = update_scratch(spec_.optimizer.value_or(OptimizerSpec{}), p.spec),
+           .matrices = matrices_of(p)});
     return work;
   }
 
@@ -244,9 +247,52 @@ class DryStage {
                           moe_layers_that_keep(spec_.model, stage_->spec(), spec_.shape.num_mtp, spec_.recompute);
     const int64_t stash = stash_bytes(pages, rows_->stash_columns(), spec_.precision.compute);
     return {.scratch_bytes = plan_.bytes(Life::rows) - stash,
+            .spill_bytes = plan_.spill_bytes(),
             .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
             .pages_of_pass = rows_->pages_of_pass(),
             .stash_columns = rows_->stash_columns()};
+  }
+  // The parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
+  std::vector<MatrixWork> matrices_of(const Param& p) {
+    std::vector<MatrixWork> all;
+    const bool is_muon = spec_.optimizer && spec_.optimizer->kind == OptimizerKind::muon;
+    if (!is_muon || !p.has_grad || !is_of_matrices(p.spec)) return all;
+    std::vector<ParamPart> parts = p.spec.parts;
+    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
+    Shape shape;
+    for (const ParamPart& part : parts) {
+      const int64_t numel = part.local_shape().numel();
+      const bool is_next = !all.empty() && shape == part.shape && all.back().numel == numel &&
+                           all.back().begin + all.back().count * numel == part.offset;
+      if (!is_next) all.push_back({.begin = part.offset, .numel = numel, .each = orthogonalised(p, part)});
+      shape = part.shape;
+      ++all.back().count;
+    }
+    return all;
+  }
+  // As MuonOptimizer computes a matrix (parallel/optim/muon.cc). Its products are never quantised.
+  PassWork orthogonalised(const Param& p, const ParamPart& part) {
+    const auto on_null = [](Shape shape, DType dtype) {
+      return Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+    };
+    const int64_t M = part.shape[0], N = part.shape[1];
+    const Tensor u = on_null(part.shape, DType::f32);
+    const int64_t scratch = NewtonSchulz::scratch_bytes(M, N, p.spec.dtype);
+    PassWork work = run([&](Step& step) {
+      newton_schulz(step.stream,
+                    {.o_MN = u, .u_MN = u, .scratch = on_null({scratch}, DType::u8), .compute = p.spec.dtype});
+    });
+    for (OpWork& op : work.ops)
+      if (op.name == "gemm") op.name = "newton_schulz";
+    const bool is_expert = p.spec.kind == ParamKind::experts;
+    const int64_t shards = part.local_shape().numel() == part.shape.numel() ? 1
+                           : is_expert                                      ? mesh_shape_.etp
+                                                                            : mesh_shape_.tp;
+    if (shards > 1) {
+      const double bytes = static_cast<double>(u.num_bytes());
+      add_sent(work, is_expert ? "etp" : "tp", "all_gather", all_gather_cost(bytes, shards).wire_bytes);
+    }
+    return work;
   }
   // The last ranks of tp have more rows of a vocabulary that tp does not divide.
   int rank() const {

@@ -59,6 +59,12 @@ struct PassWork {
   int64_t kernels() const;  // ops that are launched
 };
 
+// Matrices of one shape, one after another in a parameter, as Muon updates them.
+struct MatrixWork {
+  int64_t begin = 0, numel = 0, count = 0;  // elements on this rank: before the first, of each; how many there are
+  PassWork each;                            // Newton-Schulz of a whole matrix, and the exchange of its shards
+};
+
 // A parameter of this rank.
 struct ParamSize {
   Axis axis = Axis::dp_cp;
@@ -72,14 +78,16 @@ struct ParamSize {
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
   bool grad_stored_first = false;
-  bool has_blocks = false;   // of 8-bit codes: core/block_code.h
-  bool of_matrices = false;  // is_of_matrices() (parallel/optim/optimizer.h)
-  UpdateScratch scratch;     // of its update
+  bool has_blocks = false;           // of 8-bit codes: core/block_code.h
+  bool of_matrices = false;          // is_of_matrices() (parallel/optim/optimizer.h)
+  UpdateScratch scratch;             // of its update
+  std::vector<MatrixWork> matrices;  // of Muon alone
 };
 
 // The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
 struct RowsWork {
   int64_t scratch_bytes = 0;
+  int64_t spill_bytes = 0;    // of the host's memory, where tokens choose as unevenly as they can
   bool counts_ranks = false;  // there are counts of all ranks of the world
   int64_t pages_of_pass = 0, stash_columns = 0;
 };

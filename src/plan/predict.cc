@@ -20,6 +20,9 @@ double host_update_bytes(const OptimizerSpec& o) {
   const double kept = static_cast<double>(master_bytes(o, DType::bf16)) + state_bytes(o);
   return (o.offload ? kept : 0) + (o.offload_grad ? 2 : 0);
 }
+// Bytes of an element of a matrix that Muon reads and writes more: u is cleared, two steps of SGD add momentum to it, and
+// it is copied (parallel/optim/muon.cc).
+constexpr double kMomentumBytes = 44;
 constexpr double kClearBytes = 4;  // of each gradient that the first micro-batch does not store
 
 class Predicting {
@@ -62,6 +65,7 @@ class Predicting {
   void add_update();
   double offload_seconds(int64_t pp_rank);
   void add_host_link(const RankParams& params);
+  void add_matrices(const RankParams& params);
   void add_files();
   void add_totals();
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
@@ -133,7 +137,10 @@ void Predicting::add_memory(const PredictOptions& options) {
       memory.life[static_cast<size_t>(Life::comm)] = 0;  // it reduces gradients in their own buffer
     }
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
+    result_.host_bytes = std::max(result_.host_bytes, static_cast<double>(result_.memory.back().host_bytes()));
   }
+  const double left = machine_.memory_bytes() - static_cast<double>(result_.fullest_rank().total());
+  result_.host_memory_bytes = machine_.is_gpu ? machine_.host_memory_of_rank() : std::max(0.0, left);
 }
 
 // Megatron Core allocates what a pass saves when it runs, so its stages share the memory of their peaks. The merged
@@ -338,6 +345,10 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
+  if (params.owned_of_matrices > 0) {
+    result_.phases["optimizer"] += kMomentumBytes * static_cast<double>(params.owned_of_matrices) / memory;
+    add_matrices(params);
+  }
   add_host_link(params);
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
@@ -366,6 +377,29 @@ void Predicting::add_update() {
   };
   result_.phases["gradients"] = exchange(params.grad_wire_bytes, GroupCall::reduce_scatter, backward);
   result_.phases["weights"] = exchange(params.weight_wire_bytes, GroupCall::all_gather, forward);
+}
+
+// Muon gathers the matrices that it updates, and makes each semi-orthogonal. Nothing else runs beside.
+void Predicting::add_matrices(const RankParams& params) {
+  const PassTime time = pass_time(context_, params.matrices);
+  result_.phases["optimizer"] += time.compute();
+  double& exchange = result_.phases["matrices"];
+  const auto add = [&](const std::string& axis, double seconds, double bytes, double messages) {
+    exchange += seconds;
+    result_.axes[axis].exposed_s += seconds;
+    result_.axes[axis].bytes += bytes;
+    result_.messages += messages;
+  };
+  for (const auto& [axis, seconds] : time.groups) add(axis, seconds, time.wire_bytes.at(axis), 0);
+  result_.messages += time.messages;
+  for (const auto& [axis, bytes] : params.matrix_wire_bytes) {
+    const std::string name(name_of(axis));
+    const RankSpan span = span_of(spec_.mesh, name);
+    if (span.size == 1) continue;
+    const double calls = static_cast<double>(params.matrix_buckets.at(axis));
+    add(name, calls * group_seconds(context_, span, GroupCall::all_gather, bytes / calls), bytes,
+        calls * group_messages(span, GroupCall::all_gather));
+  }
 }
 
 void Predicting::add_totals() {

@@ -44,6 +44,8 @@ struct Prediction {
   std::vector<RankMemory> memory;         // [pp_rank]
   size_t fullest = 0;                     // its index
   double memory_bytes = 0;                // that a rank has
+  double host_bytes = 0;                  // of the rank that needs most of its host (RankMemory::host_bytes())
+  double host_memory_bytes = 0;           // that a rank has of its host; of a CPU what its own memory has left
   bool is_gpu = true;
   int64_t threads = 0;         // of a rank, on a CPU
   double imbalance = 1;        // rows of the busiest rank's experts over the mean
@@ -53,6 +55,7 @@ struct Prediction {
   SimulatedSchedule schedule;  // of at most `max_simulated` micro-batches
   const RankMemory& fullest_rank() const { return memory[fullest]; }
   bool fits() const { return static_cast<double>(fullest_rank().total()) <= memory_bytes; }
+  bool host_fits() const { return host_bytes <= host_memory_bytes; }
 };
 
 struct PredictOptions {

@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <sstream>
 
 #include "io/files.h"
 #include "plan/print.h"
@@ -38,48 +36,6 @@ TEST(Predict, PhasesAddUpToTheStep) {
   }
 }
 
-// Adds the keys of a plan as the table of docs/reference/commands.md writes them.
-void add_keys(const nlohmann::ordered_json& json, const std::string& path, std::set<std::string>& keys) {
-  static const std::set<std::string> named{"phases", "kernels", "axes"};
-  if (json.is_array() && !json.empty() && json[0].is_object()) return add_keys(json[0], path + "[]", keys);
-  if (!json.is_object()) {
-    keys.insert(path);
-    return;
-  }
-  for (const auto& [key, value] : json.items()) {
-    bool is_name = named.contains(path);
-    for (int life = 0; life < kNumLives; ++life)
-      is_name = is_name || (path == "memory[]" && key == name_of(static_cast<Life>(life)));
-    add_keys(value, (path.empty() ? "" : path + ".") + (is_name ? "NAME" : key), keys);
-  }
-}
-
-TEST(Plans, HaveTheDocumentedKeys) {
-  PartLibrary parts;
-  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
-  std::set<std::string> keys, documented;
-  const PlanMachine h200 = machine("h200");
-  add_keys(plan_json(predict(parts, run, 2, h200, {}), h200, {}), "", keys);
-  std::string text = read_file(kSource + "/docs/reference/commands.md");
-  text = text.substr(text.find("### plan --json"));
-  text = text.substr(0, text.find("\n## "));
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("| `")) continue;
-    const std::string cell = line.substr(2, line.find(" | ", 2) - 2);
-    for (size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {
-      const size_t end = cell.find('`', at + 1);
-      documented.insert(cell.substr(at + 1, end - at - 1));
-      at = end + 1;
-    }
-  }
-  EXPECT_EQ(keys, documented);
-  // The names that scripts rely on.
-  for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
-                          "phases.NAME", "axes.NAME.bytes", "axes.NAME.exposed_s", "axes.NAME.hidden_s", "bubble"})
-    EXPECT_TRUE(keys.contains(key)) << key;
-}
-
 // Files hold as many bytes as their formats say.
 TEST(Plans, CountFiles) {
   const PlanMachine h100 = machine("h100");
@@ -99,6 +55,34 @@ TEST(Plans, CountFiles) {
   small.master = MasterFormat::bf16_stochastic;
   small.state = StateFormat::bf16;
   EXPECT_EQ(checkpoint_bytes(small), 6);
+}
+
+// Muon's products are those of Newton-Schulz: with r <= N five times S = X X^T, S S and B X.
+TEST(Predict, CountsTheProductsOfMuon) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"optimizer.name=\"muon\"", "optimizer.momentum=0.95"});
+  const RunSpec adamw = recipe("bench_olmoe_1b_7b.toml");
+  const PlanMachine m = machine("h200");
+  const auto optimizer = [&](const RunSpec& of, int64_t ranks) {
+    return predict(parts, of, ranks, m, {}).phases.at("optimizer");
+  };
+  const EngineSpec spec = planned_engine_spec(run, 1);
+  LayoutParts layout_parts(parts, spec);
+  const RankParams params = rank_params(layout_parts, stages_of(spec), 0);
+  const auto of = [](double r, double n) { return 5 * (4 * r * r * n + 2 * r * r * r); };
+  const ModelSpec& model = run.model;
+  const double D = static_cast<double>(model.hidden_size), F = static_cast<double>(model.moe_intermediate_size);
+  const double experts = static_cast<double>(model.num_experts) * 3 * of(std::min(D, F), std::max(D, F));
+  double flops = 0;
+  for (const OpWork& op : params.matrices.ops)
+    if (op.name == "newton_schulz") flops += op.cost.flops;
+  EXPECT_DOUBLE_EQ(flops, static_cast<double>(model.num_layers) * (experts + 4 * of(D, D)));
+  const double seconds = flops / (m.bf16_tflops * 1e12);
+  EXPECT_GT(optimizer(run, 1), optimizer(adamw, 1) + seconds);
+  // Of two ranks each computes the matrices that it updates, and has gathered them.
+  EXPECT_NEAR(optimizer(run, 2) / optimizer(run, 1), 0.5, 0.02);
+  EXPECT_GT(predict(parts, run, 2, m, {}).phases.at("matrices"), 0);
+  EXPECT_EQ(predict(parts, adamw, 2, m, {}).phases.count("matrices"), 0U);
 }
 
 // A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.

@@ -111,6 +111,9 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
   text += fmt::format("memory     {} on pp rank {}, of {}: {}\n", bytes_text(p.fullest_rank().total()),
                       p.fullest_rank().pp_rank, bytes_text(std::llround(p.memory_bytes)),
                       p.fits() ? "fits" : "does not fit");
+  if (p.host_bytes > 0)
+    text += fmt::format("host       {} of a rank at the most, of {}: {}\n", bytes_text(std::llround(p.host_bytes)),
+                        bytes_text(std::llround(p.host_memory_bytes)), p.host_fits() ? "fits" : "does not fit");
   text += fmt::format("bubble     {:.1f} % of the passes\n", 100 * p.bubble);
   text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which takes {}\n",
                       p.imbalance, seconds_text(p.imbalance_s));
@@ -139,6 +142,9 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                               {"memory_peak_bytes", p.fullest_rank().total()},
                               {"memory_bytes_of_rank", p.memory_bytes},
                               {"memory_fits", p.fits()},
+                              {"host_bytes", p.host_bytes},
+                              {"host_memory_bytes_of_rank", p.host_memory_bytes},
+                              {"host_fits", p.host_fits()},
                               {"phases", p.phases},
                               {"bubble", p.bubble},
                               {"imbalance", p.imbalance},
@@ -172,6 +178,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
     nlohmann::ordered_json rank{{"pp_rank", m.pp_rank}};
     for (int i = 0; i < kNumLives; ++i) rank[std::string(name_of(static_cast<Life>(i)))] = m.life[i];
     rank["beside"] = m.beside_bytes;
+    rank["spill"] = m.spill_bytes;
     rank["total"] = m.total();
     json["memory"].push_back(rank);
   }

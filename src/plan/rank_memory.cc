@@ -109,15 +109,37 @@ std::vector<const ParamSize*> params_of(LayoutParts& parts, const StageLayout& l
   return all;
 }
 
-// Calls body with the elements of each parameter that are in this rank's share of a bucket.
+// Calls body(parameter, first, count) with the elements of each parameter that are in this rank's share of a bucket.
 template <class Body>
 void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& bucket, Body&& body) {
   const int64_t share = bucket.numel / group_size(spec.mesh, bucket.axis);
   const int64_t begin = share * rank_in_group(spec, place, bucket.axis), end = begin + share;
   int64_t offset = 0;
   for (const ParamSize* p : bucket.params) {
-    body(*p, std::max<int64_t>(0, std::min(end, offset + p->numel) - std::max(begin, offset)));
+    const int64_t first = std::max(begin, offset);
+    body(*p, first - offset, std::max<int64_t>(0, std::min(end, offset + p->numel) - first));
     offset += aligned(p->numel);
+  }
+}
+
+// The matrices of which the elements from begin to end have some.
+int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
+  const int64_t first = std::max(begin, m.begin), last = std::min(end, m.begin + m.count * m.numel) - 1;
+  return first > last ? 0 : (last - m.begin) / m.numel - (first - m.begin) / m.numel + 1;
+}
+
+void add_times(PassWork& sum, const PassWork& work, int64_t times) {
+  if (times == 0) return;
+  const double n = static_cast<double>(times);
+  for (OpWork op : work.ops) {
+    op.calls *= times;
+    op.cost = {.flops = n * op.cost.flops, .bytes = n * op.cost.bytes};
+    sum.ops.push_back(std::move(op));
+  }
+  for (SentWork sent : work.sent) {
+    sent.calls *= times;
+    sent.wire_bytes *= n;
+    sum.sent.push_back(std::move(sent));
   }
 }
 
@@ -173,7 +195,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
     if (group_size(spec.mesh, bucket.axis) > 1) largest = std::max(largest, bucket.numel);
     add_weights(m, bucket.numel, bucket.dtype);
     place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad, bucket.numel, bucket.grad());
-    for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t owned) {
+    for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
       add_master(m, optimizer, bucket.dtype, owned);
       owned_of[&p].push_back(owned);
     });
@@ -240,6 +262,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   RowsWork rows;
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
     rows = {.scratch_bytes = std::max(rows.scratch_bytes, part.rows.scratch_bytes),
+            .spill_bytes = std::max(rows.spill_bytes, part.rows.spill_bytes),
             .counts_ranks = rows.counts_ranks || part.rows.counts_ranks,
             .pages_of_pass = std::max(rows.pages_of_pass, part.rows.pages_of_pass),
             .stash_columns = std::max(rows.stash_columns, part.rows.stash_columns)};
@@ -249,6 +272,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
     layers.push_back(moe_layers_that_keep(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp, spec.recompute));
   const int64_t pages = rows.pages_of_pass * most_in_use(use.in_use, layers);
   add(m, Life::rows, rows.scratch_bytes + stash_bytes(pages, rows.stash_columns, spec.precision.compute));
+  m.spill_bytes = rows.spill_bytes;
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
@@ -340,7 +364,17 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
     r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
     ++r.buckets[bucket.axis];
-    for_owned(spec, place, bucket, [&](const ParamSize&, int64_t owned) { r.owned += owned; });
+    const bool has_matrices = std::any_of(bucket.params.begin(), bucket.params.end(),
+                                          [](const ParamSize* p) { return !p->matrices.empty(); });
+    if (has_matrices) {
+      r.matrix_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
+      ++r.matrix_buckets[bucket.axis];
+    }
+    for_owned(spec, place, bucket, [&](const ParamSize& p, int64_t first, int64_t owned) {
+      r.owned += owned;
+      if (!p.matrices.empty()) r.owned_of_matrices += owned;
+      for (const MatrixWork& m : p.matrices) add_times(r.matrices, m.each, num_touched(m, first, first + owned));
+    });
   }
   return r;
 }

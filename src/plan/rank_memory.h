@@ -14,7 +14,9 @@ struct RankMemory {
   int64_t pp_rank = 0;
   std::array<int64_t, kNumLives> life{};  // bytes
   int64_t beside_bytes = 0;               // on a GPU: workspaces and kernels
-  int64_t total() const;                  // all of it but Life::host
+  int64_t spill_bytes = 0;                // of the host: rows of experts beyond their budget, at the worst
+  int64_t total() const;                  // of the device: all of it but Life::host and spill_bytes
+  int64_t host_bytes() const { return of(Life::host) + spill_bytes; }
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 
@@ -27,6 +29,11 @@ struct RankParams {
   // Bytes that the exchange of gradients and of weights sends, by axis.
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
   std::map<Axis, int64_t> buckets;
+  // Of Muon: elements of matrices that it updates, the work of whole matrices, and what ranks exchange before it.
+  int64_t owned_of_matrices = 0;
+  PassWork matrices;
+  std::map<Axis, double> matrix_wire_bytes;
+  std::map<Axis, int64_t> matrix_buckets;
 };
 
 // REQUIRES: layout is that of the parts' spec.

@@ -110,6 +110,7 @@ TEST_P(RankMemories, AreThoseOfTheEngine) {
     for (int life = 0; life < kNumLives; ++life)
       EXPECT_EQ(memory.life[life], engine.plan().bytes(static_cast<Life>(life)))
           << name_of(static_cast<Life>(life)) << " of pp rank " << pp_rank;
+    EXPECT_EQ(memory.spill_bytes, engine.plan().spill_bytes()) << "pp rank " << pp_rank;
     if (spec.target == DeviceKind::cuda) {
       EXPECT_EQ(memory.total(), engine.device_memory().total_bytes());
     }

@@ -8,18 +8,19 @@
 #include <optional>
 
 #include "core/thread_pool.h"
+#include "parallel/optim/optimizer.h"
 #include "plan/print.h"
 
 namespace moebius {
 namespace {
 
-// Sets of recompute that are tried for a layout, beside the whole of it.
-constexpr int kMostSets = 6;
+// Choices of memory that are tried for a layout, beside the one that needs least.
+constexpr int kMostChoices = 6;
 // A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
 constexpr int64_t kMostOfHost = 8;
-// Layouts whose recompute is chosen at a time, whatever the threads. A few of a round are looked at in vain.
+// Layouts whose memory is chosen at a time, whatever the threads. A few of a round are looked at in vain.
 constexpr int64_t kRound = 16;
-// A set whose estimate is at most so much above the memory is tried.
+// A choice whose estimate is at most so much above the memory, or above the time of those kept, is tried.
 constexpr double kEstimateError = 1.02;
 
 PrecisionRecipe recipe_of(const std::string& name) {
@@ -45,6 +46,7 @@ class Search {
         pool_(options.threads) {
     for (int i = 1; i < pool_.size(); ++i) libraries_.push_back(std::make_unique<PartLibrary>());
     run_.model.check();
+    limits_ = limits();
     run_.provenance.clear();
     run_.model.source = {};
     run_.memory.automatic = false;
@@ -54,25 +56,42 @@ class Search {
   }
 
   SearchResult result() {
-    SearchLimits limits{.system = assume_.system};
-    const auto domain = static_cast<int64_t>(machine_.of_rank(run_.threads).domain_ranks);
-    limits.most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost);
-    limits.most_direct = domain <= kMostOfHost ? domain : 1;
-    for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
-    time_all(search_space(run_, ranks_, limits));
+    time_all(search_space(run_, ranks_, limits_));
     choose();
     finish();
     return std::move(result_);
   }
 
  private:
-  // A candidate with its recompute, and the number of predictions that this took.
+  // A candidate with its memory, and the number of predictions that this took.
   struct Fitted {
     std::optional<Candidate> candidate;  // none: nothing fits
     double least_bytes = 1e300;          // of what did not fit
+    bool is_slower = false;              // what should fit is slower than the layouts that are kept
     int64_t num_timed = 0;
   };
   class Fitting;
+
+  // A key that the recipe or --set names is a limit that the user gives.
+  bool is_named(const char* key) const {
+    const auto origin = asked_.provenance.find(key);
+    return origin != asked_.provenance.end() && origin->second != "default";
+  }
+
+  // Megatron's runs keep what their recipes say: Moebius' ways to save memory are not theirs.
+  SearchLimits limits() const {
+    const auto domain = static_cast<int64_t>(machine_.of_rank(run_.threads).domain_ranks);
+    const bool is_own = assume_.system == PlanSystem::moebius;
+    SearchLimits limits{
+        .most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost),
+        .most_direct = domain <= kMostOfHost ? domain : 1,
+        .system = assume_.system,
+        .load = assume_.load,
+        .chooses_rows = is_own && !is_named("memory.expert_rows"),
+        .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad")};
+    for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
+    return limits;
+  }
 
   PartLibrary& library(int worker) { return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)]; }
   void time_all(std::vector<std::vector<Candidate>> groups);
@@ -80,10 +99,16 @@ class Search {
   double least_weights(const ParallelSpec& p) const;
   void choose();
   void finish();
+  std::string host_text() const;
 
   Prediction timed(PartLibrary& parts, const Candidate& c, PredictOptions options) const {
     options.checks_model = false;
     return predict(parts, run_of(run_, c), ranks_, machine_, assume_, options);
+  }
+
+  // Bytes that a rank may have in its host's memory; on a CPU its own memory is that of the host.
+  double host_limit(double bytes) const {
+    return machine_.is_gpu ? machine_.host_memory_of_rank() : std::max(0.0, bytes_ - bytes);
   }
 
   bool is_too_slow(double step_s) const { return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s; }
@@ -102,6 +127,7 @@ class Search {
   const PlanMachine& machine_;
   const Assumptions& assume_;
   const SearchOptions& options_;
+  SearchLimits limits_;
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
   ThreadPool pool_;
@@ -109,9 +135,11 @@ class Search {
   SearchResult result_;
 };
 
-// Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank.
+// Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank, but for
+// what may be on the host.
 double Search::least_weights(const ParallelSpec& p) const {
   const ModelSpec& m = run_.model;
+  const OptimizerSpec& o = run_.optimizer;
   if (!run_.train.freeze.empty() || run_.lora.is_on() || run_.num_mtp() != m.num_mtp_layers) return 0;
   const double all = static_cast<double>(m.num_parameters());
   const int64_t moe_layers = m.num_moe_layers() + (m.is_moe_layer(m.num_layers) ? m.num_mtp_layers : 0);
@@ -119,11 +147,15 @@ double Search::least_weights(const ParallelSpec& p) const {
                          static_cast<double>(m.hidden_size * m.moe_intermediate_size);
   const double held = ((all - experts) / static_cast<double>(p.tp) + experts / static_cast<double>(p.ep * p.etp)) /
                       static_cast<double>(p.pp);
-  const double compute = static_cast<double>(size_of(run_.precision.compute));
-  return (compute + 4) * held + (compute < 4 ? 12 : 8) * all / static_cast<double>(ranks_);
+  const OffloadChoice most = offload_choices(run_, limits_).back();
+  const DType compute = run_.precision.compute;
+  const double weight = run_.precision.weights == PrecisionChoice::recipe ? 1 : static_cast<double>(size_of(compute));
+  const double grad = most.offload_grad ? 0 : o.grad == GradFormat::bf16 ? 2 : 4;
+  const double state = most.offload ? 0 : state_bytes(o) + static_cast<double>(master_bytes(o, compute));
+  return (weight + grad) * held + state * all / static_cast<double>(ranks_);
 }
 
-// Recompute only adds time, so its absence bounds the time from below. False: the run's checks refuse the layout.
+// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False: the run's checks refuse the layout.
 bool Search::bound(PartLibrary& parts, Candidate& c) const {
   try {
     c.step_s = timed(parts, c, {.simulate = false, .memory = PredictOptions::Memory::none}).step_s;
@@ -164,15 +196,15 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   result_.num_legal = std::ssize(legal_) + result_.num_too_large;
 }
 
-// Finds the recompute of one candidate.
+// Finds what one candidate keeps, and where.
 class Search::Fitting {
  public:
   Fitting(const Search& search, PartLibrary& parts, const Candidate& c) : search_(search), parts_(parts), c_(c) {}
-  // With the recompute that fits and costs least.
+  // With the choice that fits and costs least.
   Fitted result() {
-    if (const auto set = found()) {
+    if (const auto choice = found()) {
       fitted_.candidate = c_;
-      fitted_.candidate->recompute = *set;
+      fitted_.candidate->memory = *choice;
       fitted_.candidate->step_s = step_s_;
     }
     return std::move(fitted_);
@@ -180,22 +212,37 @@ class Search::Fitting {
 
  private:
   using Memory = PredictOptions::Memory;
-  std::optional<RecomputeSpec> found();
-  std::vector<RecomputeSpec> sets_that_may_fit(const Prediction& plain);
-  Prediction timed(const RecomputeSpec& set, Memory memory) {
+  // Time and bytes of a choice, or what it adds to another.
+  struct Estimate {
+    MemoryChoice choice;
+    double step_s = 0, bytes = 0, host_bytes = 0;
+  };
+  std::optional<MemoryChoice> found();
+  std::vector<Estimate> choices_that_may_fit();
+  std::vector<Estimate> estimates_of_recompute();
+  std::vector<Estimate> with_other_budgets(const std::vector<Estimate>& all);
+  std::vector<Estimate> with_other_places(const std::vector<Estimate>& all, const Estimate& plain);
+  Estimate estimate(const MemoryChoice& choice);
+  static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
+  bool may_fit(const Estimate& e) const {
+    return e.bytes <= kEstimateError * search_.bytes_ &&
+           e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
+  }
+
+  Prediction timed(const MemoryChoice& choice, Memory memory) {
     ++fitted_.num_timed;
     Candidate c = c_;
-    c.recompute = set;
+    c.memory = choice;
     return search_.timed(parts_, c, {.simulate = false, .memory = memory});
   }
   bool fits(const Prediction& p) {
     const auto bytes = static_cast<double>(p.fullest_rank().total());
     if (bytes > search_.bytes_) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
-    return bytes <= search_.bytes_;
+    return bytes <= search_.bytes_ && p.host_bytes <= search_.host_limit(bytes);
   }
-  bool try_set(const RecomputeSpec& set) {
-    if (!fits(timed(set, Memory::fullest_stages))) return false;
-    const Prediction p = timed(set, Memory::all);
+  bool try_choice(const MemoryChoice& choice) {
+    if (!fits(timed(choice, Memory::fullest_stages))) return false;
+    const Prediction p = timed(choice, Memory::all);
     step_s_ = p.step_s;
     return fits(p);
   }
@@ -207,54 +254,116 @@ class Search::Fitting {
   Fitted fitted_;
 };
 
-std::optional<RecomputeSpec> Search::Fitting::found() {
-  const Prediction plain = timed({}, Memory::fullest_stages);
-  if (fits(plain) && try_set({})) return RecomputeSpec{};
-  // Recompute frees saved tensors, and at most all of them; what else a rank holds it keeps.
+// A candidate has the fastest choice at first.
+std::optional<MemoryChoice> Search::Fitting::found() {
+  const Prediction plain = timed(c_.memory, Memory::fullest_stages);
+  if (fits(plain) && try_choice(c_.memory)) return c_.memory;
+  // What a choice may free of the fullest rank, and at most all of it; what else a rank holds it keeps.
+  const OffloadChoice most = offload_choices(search_.run_, search_.limits_).back();
   const RankMemory& rank = plain.fullest_rank();
-  const auto kept = static_cast<double>(rank.total() - rank.of(Life::saved) - rank.of(Life::stack));
+  int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
+  if (most.offload) freed += rank.of(Life::master) + rank.of(Life::optimizer);
+  if (most.offload_grad) freed += rank.of(Life::grad);
+  const auto kept = static_cast<double>(rank.total() - freed);
   if (kept > search_.bytes_) {
     fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
     return std::nullopt;
   }
-  RecomputeSpec every;
-  for (bool RecomputeSpec::*name : recompute_names(search_.run_.model)) every.*name = true;
-  const bool some_fit = fits(timed(every, Memory::fullest_stages));
-  if (some_fit)
-    for (const RecomputeSpec& set : sets_that_may_fit(plain))
-      if (set != RecomputeSpec{} && try_set(set)) return set;
-  if (some_fit && try_set(every)) return every;
-  const RecomputeSpec layer{.layer = true};
-  return try_set(layer) ? std::optional(layer) : std::nullopt;
+  for (const Estimate& e : choices_that_may_fit()) {
+    fitted_.is_slower = search_.is_too_slow(e.step_s / kEstimateError);
+    if (fitted_.is_slower) return std::nullopt;
+    if (try_choice(e.choice)) return e.choice;
+  }
+  // Whole layers need least.
+  MemoryChoice layer = c_.memory;
+  layer.recompute = {.layer = true};
+  layer.offload = most.offload;
+  layer.offload_grad = most.offload_grad;
+  return try_choice(layer) ? std::optional(layer) : std::nullopt;
 }
 
-// Each name's time and memory are taken to add up; the sets come from the fastest on.
-std::vector<RecomputeSpec> Search::Fitting::sets_that_may_fit(const Prediction& plain) {
-  struct Estimate {
-    RecomputeSpec set;
-    double step_s = 0, bytes = 0;
-  };
-  std::vector<Estimate> all{{.step_s = plain.step_s, .bytes = static_cast<double>(plain.fullest_rank().total())}};
+Search::Fitting::Estimate Search::Fitting::estimate(const MemoryChoice& choice) {
+  const Prediction p = timed(choice, Memory::fullest_stages);
+  return {choice, p.step_s, static_cast<double>(p.fullest_rank().total()), p.host_bytes};
+}
+
+Search::Fitting::Estimate Search::Fitting::sum(Estimate e, const Estimate& with, const Estimate& without) {
+  e.step_s += with.step_s - without.step_s;
+  e.bytes += with.bytes - without.bytes;
+  e.host_bytes += with.host_bytes - without.host_bytes;
+  return e;
+}
+
+// Every set of names, whose times and bytes are taken to add up.
+std::vector<Search::Fitting::Estimate> Search::Fitting::estimates_of_recompute() {
+  const Estimate plain = estimate(c_.memory);
+  std::vector<Estimate> all{plain};
   for (bool RecomputeSpec::*name : recompute_names(search_.run_.model)) {
-    RecomputeSpec alone;
-    alone.*name = true;
-    const Prediction p = timed(alone, Memory::fullest_stages);
-    const double more_s = p.step_s - plain.step_s;
-    const double more = static_cast<double>(p.fullest_rank().total() - plain.fullest_rank().total());
+    MemoryChoice alone = c_.memory;
+    alone.recompute.*name = true;
+    const Estimate with_name = estimate(alone);
     for (size_t i = 0, n = all.size(); i < n; ++i) {
-      Estimate with = all[i];
-      with.set.*name = true;
-      with.step_s += more_s;
-      with.bytes += more;
-      all.push_back(with);
+      all.push_back(sum(all[i], with_name, plain));
+      all.back().choice.recompute.*name = true;
     }
   }
-  std::erase_if(all, [&](const Estimate& e) { return e.bytes > kEstimateError * search_.bytes_; });
+  return all;
+}
+
+// The same with each other budget of rows, which has no part in what else is recomputed than the rows themselves.
+std::vector<Search::Fitting::Estimate> Search::Fitting::with_other_budgets(const std::vector<Estimate>& all) {
+  std::vector<Estimate> more;
+  for (const double rows : row_budgets(search_.run_, c_.parallel, search_.limits_)) {
+    if (rows == c_.memory.expert_rows) continue;
+    for (const bool keeps : {true, false}) {
+      MemoryChoice choice = c_.memory;
+      choice.recompute.expert_up = !keeps;
+      const Estimate own = estimate(choice);
+      choice.expert_rows = rows;
+      const Estimate other = estimate(choice);
+      for (const Estimate& e : all) {
+        if (e.choice.recompute.expert_up == keeps) continue;
+        more.push_back(sum(e, other, own));
+        more.back().choice.expert_rows = rows;
+      }
+    }
+  }
+  return more;
+}
+
+// The same with states in each other place, where they need as much whatever is recomputed.
+std::vector<Search::Fitting::Estimate> Search::Fitting::with_other_places(const std::vector<Estimate>& all,
+                                                                          const Estimate& plain) {
+  std::vector<Estimate> more;
+  for (const OffloadChoice& place : offload_choices(search_.run_, search_.limits_)) {
+    if (place.offload == c_.memory.offload && place.offload_grad == c_.memory.offload_grad) continue;
+    MemoryChoice choice = c_.memory;
+    choice.offload = place.offload;
+    choice.offload_grad = place.offload_grad;
+    const Estimate other = estimate(choice);
+    for (const Estimate& e : all) {
+      more.push_back(sum(e, other, plain));
+      more.back().choice.offload = choice.offload;
+      more.back().choice.offload_grad = choice.offload_grad;
+    }
+  }
+  return more;
+}
+
+// The fastest that should fit by their estimates, and then the one of them that should need least.
+std::vector<Search::Fitting::Estimate> Search::Fitting::choices_that_may_fit() {
+  std::vector<Estimate> all = estimates_of_recompute();
+  const Estimate plain = all[0];
+  for (const Estimate& e : with_other_budgets(all)) all.push_back(e);
+  for (const Estimate& e : with_other_places(all, plain)) all.push_back(e);
+  std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
+  if (all.empty()) return {};
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
-  std::vector<RecomputeSpec> sets;
-  for (const Estimate& e : all)
-    if (std::ssize(sets) < kMostSets) sets.push_back(e.set);
-  return sets;
+  const Estimate least =
+      *std::min_element(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.bytes < b.bytes; });
+  if (std::ssize(all) > kMostChoices) all.resize(kMostChoices);
+  all.push_back(least);
+  return all;
 }
 
 // Takes a round of layouts at a time, from the lowest bound on. Once a bound is above the time of the last layout that
@@ -270,14 +379,14 @@ void Search::choose() {
     });
     for (int64_t i = 0; i < size; ++i) {
       if (is_too_slow(legal_[static_cast<size_t>(begin + i)].step_s)) {
-        result_.num_slower = std::ssize(legal_) - (begin + i);
+        result_.num_slower += std::ssize(legal_) - (begin + i);
         return;
       }
       Fitted& fitted = round[static_cast<size_t>(i)];
       result_.num_timed += fitted.num_timed;
       least_bytes_ = std::min(least_bytes_, fitted.least_bytes);
       if (!fitted.candidate)
-        ++result_.num_too_large;
+        ++(fitted.is_slower ? result_.num_slower : result_.num_too_large);
       else if (!is_too_slow(fitted.candidate->step_s))
         insert(*std::move(fitted.candidate));
     }
@@ -306,6 +415,12 @@ std::string difference(const Prediction& p, const Prediction& best) {
   return text;
 }
 
+// What the search has put on hosts where it may.
+std::string Search::host_text() const {
+  if (!machine_.is_gpu || offload_choices(run_, limits_).size() == 1) return "";
+  return fmt::format(", and {:.4g} GB of the host's memory for states", machine_.host_memory_of_rank() / 1e9);
+}
+
 void Search::finish() {
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
@@ -313,8 +428,8 @@ void Search::finish() {
                 ranks_, run_.train.global_batch);
   MOEBIUS_CHECK(usage, !best_.empty(),
                 "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with every "
-                "recompute; use more ranks, or a larger machine",
-                result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9);
+                "recompute{}; use more ranks, or a larger machine",
+                result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9, host_text());
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
     ++result_.num_timed;
@@ -339,7 +454,7 @@ SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const
 
 std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
-      "{} layouts hold {} ranks: {} do not fit in {} a rank whatever is recomputed, {} are slower whatever fits; {} "
+      "{} layouts hold {} ranks: {} do not fit in {} a rank whatever is recomputed or on the host, {} are slower whatever fits; {} "
       "more are refused by the run's rules; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);

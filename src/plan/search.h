@@ -26,16 +26,17 @@ struct FoundLayout {
 struct SearchResult {
   std::vector<FoundLayout> layouts;  // best first
   int64_t num_legal = 0;             // layouts that these ranks can hold
-  int64_t num_too_large = 0;         // of them, beyond the memory with every recompute
-  int64_t num_slower = 0;            // of them, that cannot be among the best whatever is recomputed
+  int64_t num_too_large = 0;         // of them, beyond the memory whatever is recomputed or on the host
+  int64_t num_slower = 0;            // of them, that cannot be among the best whatever fits
   int64_t num_refused = 0;           // other layouts, which the run's checks refuse
   int64_t num_timed = 0;             // predictions made
   double memory_bytes = 0;           // that a rank may use
 };
 
-// Searched are the layouts of plan/search_space.h, and every set of memory.recompute. Everything else is the
-// run's. Error{usage} when no layout is legal or none fits, with the least that one needs; for a recipe that is
-// not known with the known ones.
+// Searched are the layouts of plan/search_space.h, every set of memory.recompute, memory.expert_rows, and what is on the
+// host. The last two are the run's where the recipe or --set names them. Everything else is the run's.
+// Error{usage} when no layout is legal or none fits, with the least that one needs; for a recipe that is not known with
+// the known ones.
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options);
 

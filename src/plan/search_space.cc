@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "config/recipe/memory_keys.h"
@@ -15,6 +16,8 @@ constexpr int64_t kMicroBatches[] = {1, 2, 3, 4, 6, 8, 12, 16};
 constexpr int64_t kVirtual[] = {1, 2, 3, 4, 6, 8, 12};
 // Rows that all-to-all plans for, over the even share: what a balanced run needs, with some room.
 constexpr double kRowsFactor = 1.5;
+// Room above the rows of the busiest rank, whose load changes from step to step.
+constexpr double kRoom = 1.25;
 // Context parallelism pays where a rank keeps long sequences; below this length there is none.
 constexpr int64_t kShortest = 4096;
 
@@ -26,6 +29,12 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 }
 
 bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
+
+// The rows of the busiest rank with room above them, over the even share, in quarters.
+double rows_with_room(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
+  const double busiest = limits.load.busiest_rank(run.model.num_experts, p.ep);
+  return std::ceil(4 * kRoom * busiest) / 4;
+}
 
 class Space {
  public:
@@ -40,7 +49,7 @@ class Space {
       for (const int64_t tp : divisors(ranks_ / pp, limits_.most_tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;
         for (const int64_t cp : divisors(ranks_ / (pp * tp), most_cp))
-          if (is_power_of_two(cp)) add_experts({.tp = tp, .cp = cp, .pp = pp});
+          if (is_power_of_two(cp)) add_experts(layout_of(tp, cp, pp));
       }
     }
     std::vector<std::vector<Candidate>> groups;
@@ -49,6 +58,19 @@ class Space {
   }
 
  private:
+  // The rest is the run's: sums, overlap, and exchanges that the search does not choose.
+  ParallelSpec layout_of(int64_t tp, int64_t cp, int64_t pp) const {
+    ParallelSpec p = run_.parallel;
+    p.tp = tp;
+    p.cp = cp;
+    p.pp = pp;
+    p.ep = p.etp = p.cp_inner = 1;
+    if (cp > 1) return p;
+    p.cp_comm = CpComm::allgather;
+    p.dynamic_cp = false;
+    return p;
+  }
+
   void add_experts(ParallelSpec p) {
     const ModelSpec& m = run_.model;
     if (m.num_moe_layers() == 0) return add_dispatchers(p);
@@ -70,19 +92,34 @@ class Space {
     if (exchanges && p.ep * p.etp <= limits_.most_direct) kinds.push_back(DispatcherKind::direct);
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
-    std::vector<CpComm> exchanges_of_cp{run_.parallel.cp_comm};
-    if (p.cp > 1) exchanges_of_cp = {CpComm::allgather, CpComm::ring, CpComm::alltoall};
+    if (!exchanges) p.expert_overlap = ExpertOverlap::none;
     for (const DispatcherKind kind : kinds) {
-      for (const CpComm comm : exchanges_of_cp) {
-        p.dispatcher = kind;
-        p.cp_comm = comm;
-        add_batches(p);
-      }
+      p.dispatcher = kind;
+      add_exchanges(p);
+    }
+  }
+
+  // The ways in which the ranks of cp exchange rows; run.check() refuses those that the heads do not allow.
+  void add_exchanges(ParallelSpec p) {
+    if (p.cp == 1) return add_batches(p);
+    for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
+      p.cp_comm = comm;
+      add_batches(p);
+    }
+    p.cp_comm = CpComm::hierarchical;
+    for (const int64_t inner : divisors(p.cp, p.cp / 2)) {
+      if (inner == 1 || run_.model.num_kv_heads % (p.tp * inner) != 0) continue;
+      p.cp_inner = inner;
+      add_batches(p);
     }
   }
 
   void add_batches(ParallelSpec p) {
     const int64_t dp = ranks_ / (p.tp * p.cp * p.pp);
+    const OffloadChoice offload = offload_choices(run_, limits_)[0];
+    const MemoryChoice memory{.expert_rows = row_budgets(run_, p, limits_)[0],
+                              .offload = offload.offload,
+                              .offload_grad = offload.offload_grad};
     for (const int64_t vpp : kVirtual) {
       if (p.pp * vpp > run_.model.num_layers || (p.pp == 1 && vpp > 1)) break;
       p.vpp = vpp;
@@ -91,15 +128,25 @@ class Space {
         if (run_.train.global_batch % (micro_batch * dp) != 0) continue;
         if (vpp > 1 && run_.train.global_batch / (micro_batch * dp) % p.pp != 0) continue;
         for (const PrecisionRecipe recipe : limits_.recipes)
-          groups_[key_of(p, micro_batch, recipe)].push_back(
-              {.parallel = p, .micro_batch = micro_batch, .recipe = recipe});
+          groups_[key_of(p, micro_batch, recipe)].push_back({.parallel = p,
+                                                             .micro_batch = micro_batch,
+                                                             .recipe = recipe,
+                                                             .rows_factor = rows_factor(p),
+                                                             .memory = memory});
       }
     }
   }
 
+  // All-to-all alone has a bound on the rows of a rank.
+  double rows_factor(const ParallelSpec& p) const {
+    if (p.dispatcher != DispatcherKind::alltoall) return 0;
+    if (run_.moe.rank_rows_factor > 0) return run_.moe.rank_rows_factor;
+    return std::max(kRowsFactor, rows_with_room(run_, p, limits_));
+  }
+
   static std::string key_of(const ParallelSpec& p, int64_t micro_batch, PrecisionRecipe recipe) {
-    return fmt::format("{} {} {} {} {} {} {} {}", p.tp, p.cp, p.ep, p.etp, static_cast<int>(p.dispatcher),
-                       static_cast<int>(p.cp_comm), micro_batch, static_cast<int>(recipe));
+    return fmt::format("{} {} {} {} {} {} {} {} {}", p.tp, p.cp, p.ep, p.etp, static_cast<int>(p.dispatcher),
+                       static_cast<int>(p.cp_comm), p.cp_inner, micro_batch, static_cast<int>(recipe));
   }
 
   const RunSpec& run_;
@@ -108,10 +155,32 @@ class Space {
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 
-double rows_factor(const RunSpec& run) { return run.moe.rank_rows_factor > 0 ? run.moe.rank_rows_factor : kRowsFactor; }
-
 const char* name_of(CpComm comm) {
-  return comm == CpComm::ring ? "ring" : comm == CpComm::alltoall ? "alltoall" : "allgather";
+  switch (comm) {
+    case CpComm::allgather:
+      return "allgather";
+    case CpComm::ring:
+      return "ring";
+    case CpComm::alltoall:
+      return "alltoall";
+    case CpComm::hierarchical:
+      return "hierarchical";
+  }
+  MOEBIUS_FAIL(internal, "search: an exchange of cp that is not known");
+}
+
+const char* name_of(DispatcherKind kind) {
+  switch (kind) {
+    case DispatcherKind::automatic:
+      return "auto";
+    case DispatcherKind::allgather:
+      return "allgather";
+    case DispatcherKind::alltoall:
+      return "alltoall";
+    case DispatcherKind::direct:
+      return "direct";
+  }
+  MOEBIUS_FAIL(internal, "search: a dispatcher that is not known");
 }
 
 // A head's arithmetic, in layers: one token's parameters of both.
@@ -128,23 +197,40 @@ std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ran
   return Space(run, ranks, limits).all();
 }
 
+std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
+  if (p.ep * p.etp == 1) return {MemorySpec{}.expert_rows};
+  const double own = run.memory.expert_rows;
+  if (!limits.chooses_rows) return {own};
+  const double busiest = limits.load.busiest_rank(run.model.num_experts, p.ep);
+  return {0, own >= busiest ? own : rows_with_room(run, p, limits)};
+}
+
+std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits) {
+  const OptimizerSpec& o = run.optimizer;
+  if (!limits.chooses_offload || run.device != DeviceKind::cuda) return {{o.offload, o.offload_grad}};
+  if (o.grad == GradFormat::f32) return {{false, false}, {true, false}};
+  return {{false, false}, {true, false}, {true, true}};
+}
+
 RunSpec run_of(const RunSpec& of, const Candidate& c) {
   RunSpec run = of;
-  const bool overlap = of.parallel.overlap;
   run.parallel = c.parallel;
-  run.parallel.overlap = overlap;
   run.train.micro_batch = c.micro_batch;
   run.precision.recipe = c.recipe;
-  run.memory.recompute = c.recompute;
-  if (c.parallel.dispatcher == DispatcherKind::alltoall) {
-    run.graph = false;
-    run.moe.rank_rows_factor = rows_factor(of);
-  }
+  run.moe.rank_rows_factor = c.rows_factor;
+  run.memory.recompute = c.memory.recompute;
+  run.memory.expert_rows = c.memory.expert_rows;
+  run.optimizer.offload = c.memory.offload;
+  run.optimizer.offload_grad = c.memory.offload_grad;
+  if (c.memory.offload && !of.optimizer.offload) run.checkpoint.async_save = false;
+  if (c.parallel.dispatcher == DispatcherKind::alltoall) run.graph = false;
   return run;
 }
 
+// A key that the recipe has already as it must be is left out, but for those that make a layout.
 std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
-  const ParallelSpec& p = c.parallel;
+  const ParallelSpec &p = c.parallel, &own = run.parallel;
+  const RunSpec found = run_of(run, c);
   std::vector<std::string> set{fmt::format("parallel.tp={}", p.tp),
                                fmt::format("parallel.cp={}", p.cp),
                                fmt::format("parallel.pp={}", p.pp),
@@ -152,20 +238,24 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
                                fmt::format("parallel.ep={}", p.ep),
                                fmt::format("parallel.etp={}", p.etp),
                                fmt::format("train.micro_batch={}", c.micro_batch),
-                               fmt::format("memory.recompute={}", recompute_list(c.recompute))};
-  set.push_back(fmt::format("parallel.layout=\"{}\"", p.layout));
-  const CpComm comm = p.cp > 1 ? p.cp_comm : CpComm::allgather;
-  if (p.cp > 1 || run.parallel.cp_comm != comm) set.push_back(fmt::format("parallel.cp_comm=\"{}\"", name_of(comm)));
-  if (run.parallel.cp_inner > 1) set.emplace_back("parallel.cp_inner=1");  // no candidate is hierarchical
-  if (c.recipe != run.precision.recipe) set.push_back(fmt::format("precision.recipe=\"{}\"", name_of(c.recipe)));
-  if (p.dispatcher == DispatcherKind::automatic) set.emplace_back("parallel.dispatcher=\"auto\"");
-  if (p.dispatcher == DispatcherKind::allgather) set.emplace_back("parallel.dispatcher=\"allgather\"");
-  if (p.dispatcher == DispatcherKind::direct) set.emplace_back("parallel.dispatcher=\"direct\"");
-  if (p.dispatcher == DispatcherKind::alltoall) {
-    set.emplace_back("parallel.dispatcher=\"alltoall\"");
-    set.emplace_back("run.graph=false");
-    set.push_back(fmt::format("moe.rank_rows_factor={}", rows_factor(run)));
-  }
+                               fmt::format("memory.recompute={}", recompute_list(c.memory.recompute)),
+                               fmt::format("parallel.layout=\"{}\"", p.layout),
+                               fmt::format("parallel.dispatcher=\"{}\"", name_of(p.dispatcher))};
+  const auto add = [&](bool is_new, const std::string& text) {
+    if (is_new) set.push_back(text);
+  };
+  add(p.cp > 1 || own.cp_comm != p.cp_comm, fmt::format("parallel.cp_comm=\"{}\"", name_of(p.cp_comm)));
+  add(own.cp_inner != p.cp_inner, fmt::format("parallel.cp_inner={}", p.cp_inner));
+  add(own.dynamic_cp != p.dynamic_cp, "parallel.dynamic_cp=false");
+  add(own.expert_overlap != p.expert_overlap, "parallel.expert_overlap=\"none\"");
+  add(run.precision.recipe != c.recipe, fmt::format("precision.recipe=\"{}\"", moebius::name_of(c.recipe)));
+  add(run.graph != found.graph, "run.graph=false");
+  add(run.moe.rank_rows_factor != c.rows_factor, fmt::format("moe.rank_rows_factor={}", c.rows_factor));
+  add(run.memory.expert_rows != c.memory.expert_rows, fmt::format("memory.expert_rows={}", c.memory.expert_rows));
+  add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
+  add(run.optimizer.offload_grad != c.memory.offload_grad,
+      fmt::format("optimizer.offload_grad={}", c.memory.offload_grad));
+  add(run.checkpoint.async_save != found.checkpoint.async_save, "checkpoint.async=false");
   return set;
 }
 

@@ -9,12 +9,22 @@
 
 namespace moebius {
 
+// What a rank keeps, and where. No choice changes a bit of a run.
+struct MemoryChoice {
+  RecomputeSpec recompute;
+  double expert_rows = 0;     // memory.expert_rows
+  bool offload = false;       // optimizer.offload
+  bool offload_grad = false;  // optimizer.offload_grad
+  bool operator==(const MemoryChoice&) const = default;
+};
+
 // A layout of a search, and what else is chosen with it.
 struct Candidate {
   ParallelSpec parallel;  // with the dispatcher, and a layout of stages where pp > 1
   int64_t micro_batch = 1;
   PrecisionRecipe recipe = PrecisionRecipe::none;
-  RecomputeSpec recompute;
+  double rows_factor = 0;  // moe.rank_rows_factor
+  MemoryChoice memory;
   double step_s = 0;
 };
 
@@ -23,13 +33,29 @@ struct SearchLimits {
   int64_t most_direct = 1;               // ranks that the direct dispatcher reaches: those of one host
   std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
   PlanSystem system = PlanSystem::moebius;
+  PlanLoad load;  // rows are planned for it
+  // Whether the search chooses them; else they are the run's.
+  bool chooses_rows = true, chooses_offload = true;
 };
 
-// tp, cp and its exchange, pp, vpp, ep, etp, the dispatcher, micro-batches and recipes. recompute is empty.
+// tp, cp and its exchange, pp, vpp, ep, etp, the dispatcher, micro-batches and recipes. Nothing is recomputed, and
+// memory is that of the first of each of the choices below.
 // Groups of candidates that share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
 
-// The run in that layout. A GPU's steps with all-to-all are eager, since it reads its counts back.
+// The budgets of memory.expert_rows to choose from, the fastest first: 0, which plans for the worst case, and the
+// run's own, or a larger one where the busiest rank of the assumed load would have more rows than that.
+// One value where no rank could have more than the budget: with ep = etp = 1.
+std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& layout, const SearchLimits& limits);
+
+// Where masters, moments and sums of gradients are, the fastest first. Only a GPU has another place for them.
+struct OffloadChoice {
+  bool offload = false, offload_grad = false;
+};
+std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits);
+
+// The run in that layout. A GPU's steps with all-to-all are eager, since it reads its counts back. Keys that would do
+// nothing there have their defaults. With states on the host a save makes no copy of them.
 RunSpec run_of(const RunSpec& run, const Candidate& candidate);
 // The keys that make the recipe so: "parallel.ep=8".
 std::vector<std::string> keys_of(const RunSpec& run, const Candidate& candidate);

@@ -1,8 +1,10 @@
 #include "plan/search.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -69,6 +71,107 @@ TEST(Search, RecomputesTheLeastThatFits) {
   const SearchResult roomy = search(parts, run, 1, m, {}, {.memory_gb = 1000, .keep = 1});
   EXPECT_THAT(roomy.layouts.at(0).set, testing::Contains("memory.recompute=[]"));
   EXPECT_GE(best.prediction.step_s, roomy.layouts.at(0).prediction.step_s);
+}
+
+// The search moves states to the host where nothing else fits, and its keys make that run.
+TEST(Search, PutsStatesOnTheHost) {
+  PartLibrary parts;
+  const PlanMachine m = machine("h200");
+  const SearchOptions limits{.memory_gb = 60, .keep = 2};
+  const SearchResult found = search(parts, recipe("bench_olmoe_1b_7b.toml"), 1, m, {}, limits);
+  const FoundLayout& best = found.layouts.at(0);
+  EXPECT_THAT(best.set, testing::Contains("optimizer.offload=true"));
+  EXPECT_THAT(best.set, testing::Contains("checkpoint.async=false"));
+  EXPECT_GT(best.prediction.host_bytes, 12.0 * 6.9e9);  // masters and moments in f32
+  EXPECT_TRUE(best.prediction.host_fits());
+  EXPECT_EQ(predict(parts, recipe("bench_olmoe_1b_7b.toml", best.set), 1, m, {}).step_s, best.prediction.step_s);
+  // What the recipe or --set names is kept.
+  const RunSpec named = recipe("bench_olmoe_1b_7b.toml", {"optimizer.offload=false"});
+  EXPECT_THAT(refused([&] { search(parts, named, 1, m, {}, limits); }), HasSubstr("the least that one needs is"));
+  // A host that has too little memory for them holds none.
+  PlanMachine small = m;
+  small.host_memory_gb = 100;
+  EXPECT_THAT(refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml"), 1, small, {}, limits); }),
+              HasSubstr("and 11.25 GB of the host's memory for states"));
+}
+
+// The bound by which a layout is left out at once counts the formats of states: here 6 bytes a parameter, and not 18.
+TEST(Search, CountsStatesInTheirFormats) {
+  PartLibrary parts;
+  const RunSpec run =
+      recipe("bench_olmoe_1b_7b.toml", {"optimizer.state=\"8bit\"", "optimizer.master=\"bf16_stochastic\"",
+                                        "optimizer.grad=\"bf16\"", "optimizer.offload=false"});
+  const SearchResult found = search(parts, run, 1, machine("h200"), {}, {.memory_gb = 70, .keep = 1});
+  EXPECT_LE(found.layouts.at(0).prediction.fullest_rank().total(), 70e9);
+}
+
+// Without a budget a step is faster, and with one it needs less.
+TEST(Search, ChoosesTheBudgetOfExpertRows) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const ParallelSpec alone, apart{.ep = 4};
+  EXPECT_THAT(row_budgets(run, alone, {}), ElementsAre(1.25));
+  EXPECT_THAT(row_budgets(run, apart, {}), ElementsAre(0, 1.25));
+  EXPECT_THAT(row_budgets(run, apart, {.chooses_rows = false}), ElementsAre(1.25));
+  SearchLimits skewed;
+  skewed.load.stated = 2;
+  EXPECT_THAT(row_budgets(run, apart, skewed), ElementsAre(0, 2.5));
+  PartLibrary parts;
+  const auto budget_within = [&](double memory_gb) {
+    const SearchResult found = search(
+        parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.dispatcher=\"allgather\"", "optimizer.offload=false"}), 4,
+        machine("h200"), {}, {.memory_gb = memory_gb, .keep = 40});
+    std::set<std::string> budgets;
+    for (const FoundLayout& l : found.layouts)
+      for (const std::string& key : l.set)
+        if (key.starts_with("memory.expert_rows=")) budgets.insert(key);
+    return budgets;
+  };
+  EXPECT_THAT(budget_within(1000), ElementsAre("memory.expert_rows=0"));
+  // A key that is the recipe's own is not repeated.
+  const SearchResult tight = search(parts, run, 4, machine("h200"), {}, {.memory_gb = 50, .keep = 40});
+  int with_budget = 0;
+  for (const FoundLayout& l : tight.layouts) {
+    const bool is_apart = l.prediction.mesh.ep * l.prediction.mesh.etp > 1;
+    const bool is_zero = std::find(l.set.begin(), l.set.end(), "memory.expert_rows=0") != l.set.end();
+    with_budget += is_apart && !is_zero ? 1 : 0;
+  }
+  EXPECT_GT(with_budget, 0);
+}
+
+// Hierarchical exchanges of cp are tried with every number of ranks that exchange rows for heads.
+TEST(Search, TriesHierarchicalContextParallelism) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"train.seq_len=32768", "model.max_position_embeddings=32768"});
+  std::set<std::pair<int64_t, int64_t>> tried;
+  for (const auto& group : search_space(run, 8, {})) {
+    for (const Candidate& c : group) {
+      if (c.parallel.cp_comm != CpComm::hierarchical) continue;
+      tried.insert({c.parallel.cp, c.parallel.cp_inner});
+      EXPECT_THAT(keys_of(run, c), testing::Contains("parallel.cp_comm=\"hierarchical\""));
+      EXPECT_THAT(keys_of(run, c), testing::Contains(fmt::format("parallel.cp_inner={}", c.parallel.cp_inner)));
+      EXPECT_NO_THROW(run_of(run, c).parallel.check(8));
+    }
+  }
+  EXPECT_THAT(tried, ElementsAre(std::pair(4, 2), std::pair(8, 2), std::pair(8, 4)));
+}
+
+// Keys of the recipe that the search does not choose are kept, and have their defaults where they would do nothing.
+TEST(Search, KeepsWhatItDoesNotChoose) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                             {"parallel.ep=2", "parallel.dispatcher=\"allgather\"", "parallel.expert_overlap=\"layer\"",
+                              "parallel.sums=\"nccl\"", "memory.expert_rows=2"});
+  for (const auto& group : search_space(run, 2, {})) {
+    for (const Candidate& c : group) {
+      const bool exchanges = c.parallel.ep * c.parallel.etp > 1;
+      const RunSpec found = run_of(run, c);
+      EXPECT_EQ(found.parallel.sums, RankSums::nccl);
+      EXPECT_EQ(found.parallel.expert_overlap, exchanges ? ExpertOverlap::layer : ExpertOverlap::none);
+      const auto set = keys_of(run, c);
+      EXPECT_EQ(std::count(set.begin(), set.end(), "parallel.expert_overlap=\"none\""), exchanges ? 0 : 1);
+      if (!exchanges) {
+        EXPECT_THAT(set, testing::Contains("memory.expert_rows=1.25"));
+      }
+    }
+  }
 }
 
 // Direct reaches the ranks of one host: a domain of more than 8 ranks is of several.

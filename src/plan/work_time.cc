@@ -159,20 +159,6 @@ void add_memory(PassTime& time, const TimeContext& c, double bytes) {
   time.kernels[static_cast<size_t>(KernelClass::memory)] += bytes / memory_rate(c);
 }
 
-PassTime pass_time(const TimeContext& c, const PassWork& work) {
-  PassTime time;
-  const double rows = expert_rows(c);
-  for (const OpWork& op : work.ops) add_op(time, c, op, rows);
-  for (const SentWork& sent : work.sent) {
-    if (carries_rows(sent.axis) && !is_own_dispatcher(c)) continue;
-    const double n = static_cast<double>(sent.calls);
-    time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
-    time.wire_bytes[sent.axis] += sent.wire_bytes;
-    time.messages += n * group_messages(span_of(c.spec.mesh, sent.axis), sent.call);
-  }
-  return time;
-}
-
 // The compute that `shorter` does not have of a pass.
 PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
   PassTime saved;
@@ -326,6 +312,20 @@ PassTime& PassTime::operator+=(const PassTime& o) {
   for (const auto& [axis, seconds] : o.groups) groups[axis] += seconds;
   for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += bytes;
   return *this;
+}
+
+PassTime pass_time(const TimeContext& c, const PassWork& work) {
+  PassTime time;
+  const double rows = expert_rows(c);
+  for (const OpWork& op : work.ops) add_op(time, c, op, rows);
+  for (const SentWork& sent : work.sent) {
+    if (carries_rows(sent.axis) && !is_own_dispatcher(c)) continue;
+    const double n = static_cast<double>(sent.calls);
+    time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
+    time.wire_bytes[sent.axis] += sent.wire_bytes;
+    time.messages += n * group_messages(span_of(c.spec.mesh, sent.axis), sent.call);
+  }
+  return time;
 }
 
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {

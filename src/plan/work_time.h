@@ -64,6 +64,9 @@ struct PassTime {
   PassTime& operator+=(const PassTime& o);
 };
 
+// The time of a pass, or of other work. Groups are not hidden in it.
+PassTime pass_time(const TimeContext& c, const PassWork& work);
+
 // The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
 struct PartTime {
   PassTime forward, loss, backward, leave;

@@ -137,6 +137,8 @@ PlanMachine measured_machine(const BenchSpec& asked, int64_t ranks) {
   m.sources["rank.memory_tb_s"] = kMeasured + ": copies";
   m.memory_gb = static_cast<double>(m.is_gpu ? Accelerator().info().memory_bytes : this_machine().memory_bytes) / 1e9;
   m.sources["rank.memory_gb"] = "the system";
+  set_figure(m, "host.memory_gb", &PlanMachine::host_memory_gb, static_cast<double>(this_machine().memory_bytes) / 1e9,
+             "the system");
   m.kernel_us = kernel_us(spec);
   m.sources["rank.kernel_us"] = kMeasured + ": a product of one block";
   set_figure(m, "host.layer_us", &PlanMachine::layer_us, m.is_gpu ? kKernelsOfLayer * m.kernel_us : 0,

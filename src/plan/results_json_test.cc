@@ -1,0 +1,114 @@
+// The keys of JSON are those of docs/reference/commands.md, which scripts rely on.
+#include "plan/results_json.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "io/files.h"
+#include "plan/print.h"
+#include "plan/testing.h"
+
+namespace moebius {
+namespace {
+
+using Keys = std::set<std::string>;
+
+// Adds the keys of an object as the tables of the reference write them. NAME and KEY depend on the run.
+void add_keys(const nlohmann::ordered_json& json, const std::string& path, Keys& keys) {
+  static const Keys named{"phases", "kernels", "axes"};
+  if (json.is_array() && !json.empty() && json[0].is_object()) {
+    for (const auto& each : json) add_keys(each, path + "[]", keys);
+    return;
+  }
+  if (!json.is_object()) {
+    keys.insert(path);
+    return;
+  }
+  for (const auto& [key, value] : json.items()) {
+    bool is_name = named.contains(path);
+    for (int life = 0; life < kNumLives; ++life)
+      is_name = is_name || (path == "memory[]" && key == name_of(static_cast<Life>(life)));
+    const std::string shown = path == "points[].set" ? "KEY" : is_name ? "NAME" : key;
+    add_keys(value, (path.empty() ? "" : path + ".") + shown, keys);
+  }
+}
+
+Keys keys_of(const nlohmann::ordered_json& json) {
+  Keys keys;
+  add_keys(json, "", keys);
+  return keys;
+}
+
+// The keys of the tables below a heading of the reference.
+Keys documented(const std::string& heading) {
+  std::string text = read_file(kSource + "/docs/reference/commands.md");
+  const size_t at = text.find("\n### " + heading + "\n");
+  EXPECT_NE(at, std::string::npos) << heading;
+  text = text.substr(at + 1);
+  text = text.substr(0, text.find("\n##"));
+  Keys keys;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string cell = line.substr(2, line.find(" | ", 2) - 2);
+    for (size_t begin = 0; (begin = cell.find('`', begin)) != std::string::npos;) {
+      const size_t end = cell.find('`', begin + 1);
+      keys.insert(cell.substr(begin + 1, end - begin - 1));
+      begin = end + 1;
+    }
+  }
+  return keys;
+}
+
+nlohmann::ordered_json plan_of_two() {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
+  return plan_json(predict(parts, run, 2, machine("h200"), {}), machine("h200"), {});
+}
+
+TEST(ResultsJson, OfAPlanHasTheDocumentedKeys) {
+  const Keys keys = keys_of(plan_of_two());
+  EXPECT_EQ(keys, documented("plan --json"));
+  for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
+                          "phases.NAME", "axes.NAME.bytes", "axes.NAME.exposed_s", "axes.NAME.hidden_s", "bubble"})
+    EXPECT_TRUE(keys.contains(key)) << key;
+}
+
+TEST(ResultsJson, OfASearchHasTheDocumentedKeys) {
+  PartLibrary parts;
+  const SearchResult found = search(parts, recipe("bench_olmoe_1b_7b.toml"), 2, machine("h200"), {}, {.keep = 3});
+  const nlohmann::ordered_json json = search_json(found, machine("h200"), {});
+  Keys of_plan = keys_of(plan_json(found.layouts[0].prediction, machine("h200"), {})), beside;
+  for (const std::string& key : keys_of(json))
+    if (!of_plan.contains(key) && !key.starts_with("layouts[].")) beside.insert(key);
+  // The objects of `layouts` have the keys of a plan, and others.
+  for (const auto& [key, value] : json["layouts"][0].items())
+    if (!json.contains(key)) beside.insert("layouts[]." + key);
+  beside.insert("layouts[]");
+  EXPECT_EQ(beside, documented("plan --search --json"));
+  const nlohmann::ordered_json plan = plan_of_two();
+  for (const auto& layout : json["layouts"])
+    for (const auto& [key, value] : plan.items()) EXPECT_TRUE(layout.contains(key)) << key;
+}
+
+TEST(ResultsJson, OfASweepHasTheDocumentedKeys) {
+  PartLibrary parts;
+  const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .ranks = 4, .search = SearchOptions{.keep = 1}};
+  const Sweep swept = sweep(parts, base, {parse_sweep("ranks=2,17")}, machine("h200"), {});
+  EXPECT_EQ(keys_of(sweep_json(swept)), documented("plan --sweep --json"));
+}
+
+TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
+  FitRow row;
+  row.name = "a";
+  row.measured = 2;
+  FitResult result;
+  result.rows.push_back({.row = &row, .before = 1, .after = 3, .left_out = 4});
+  EXPECT_EQ(keys_of(fit_json(result)), documented("plan --fit --json"));
+  EXPECT_EQ(fit_json(result)["rows"][0]["error"], 0.5);
+}
+
+}  // namespace
+}  // namespace moebius
