@@ -28,7 +28,7 @@ constexpr int kReplays = 20;
 MeshShape mesh_of(const DispatchBenchSpec& spec, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, spec.etp >= 1 && num_ranks % spec.etp == 0,
                 "bench dispatch: --etp must divide the ranks: {} % {} must be 0; choose others", num_ranks, spec.etp);
-  return {.dp = num_ranks, .etp = spec.etp, .ep = num_ranks / spec.etp};
+  return {.dp = num_ranks, .etp = spec.etp, .ep = num_ranks / spec.etp, .ranks_per_node = spec.ranks_per_node};
 }
 
 BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
@@ -46,7 +46,13 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
 float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
 
 DispatcherKind kind_of(const DispatchBenchSpec& spec, const MeshShape& mesh, const BenchShape& shape) {
-  return resolve_dispatcher({.asked = spec.dispatcher, .ep = mesh.ep, .etp = mesh.etp, .top_k = shape.K}).kind;
+  return resolve_dispatcher({.asked = spec.dispatcher,
+                             .ep = mesh.ep,
+                             .etp = mesh.etp,
+                             .top_k = shape.K,
+                             .on_gpu = spec.device == DeviceKind::cuda,
+                             .ranks_per_node = spec.ranks_per_node})
+      .kind;
 }
 
 // One rank of the bench: its tokens, their route, and the calls of its dispatcher.
@@ -80,9 +86,15 @@ class DispatchRank {
   bool local() const { return mesh_.shape().world() == 1; }
   // REQUIRES: not local().
   DispatcherKind kind() const {
-    if (window_) return DispatcherKind::direct;
+    if (window_) return spec_.dispatcher;
     const bool gathers = dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr;
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
+  }
+  bool is_two_level() const { return !local() && kind() == DispatcherKind::two_level; }
+  // Bytes that this rank has sent to the ranks that share experts; of them those to other nodes, with two-level.
+  int64_t sent_across() const { return is_two_level() ? group().sent_bytes() : 0; }
+  int64_t sent_bytes() const {
+    return group().sent_bytes() + (is_two_level() ? mesh_.node_of_experts().sent_bytes() : 0);
   }
   int64_t rows_here() {
     const HostRows offsets(stream(), delivery_->rows.offsets_e1, 0, 1);
@@ -154,20 +166,26 @@ class DispatchRank {
   }
 
   // Returns how many rows go to ranks, and of these to others, when each row goes to the ranks of its expert. With the
-  // direct dispatcher a token goes once to a rank.
+  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go on
+  // to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
   struct RowsSent {
-    int64_t all = 0, others = 0;
+    int64_t all = 0, others = 0, across = 0, inside = 0;
   };
   RowsSent rows_sent() const {
-    const int64_t e = shape_.E / mesh_.shape().ep, K = shape_.K;
+    const int64_t e = shape_.E / mesh_.shape().ep, K = shape_.K, n = mesh_.shape().ranks_per_node;
+    const int64_t etp = mesh_.shape().etp, me = group().rank();
     RowsSent rows;
-    std::set<int64_t> seen;  // ep ranks of a token
+    std::set<int64_t> seen, nodes;  // ep ranks and nodes of a token
     for (int64_t p = 0; p < shape_.R(); ++p) {
-      if (p % K == 0) seen.clear();
+      if (p % K == 0) seen.clear(), nodes.clear();
       const int64_t ep = topk_[static_cast<size_t>(p)] / e;
       if (!seen.insert(ep).second && window_) continue;
       rows.all += mesh_.shape().etp;
       rows.others += mesh_.shape().etp - (ep == mesh_.place().ep ? 1 : 0);
+      if (!is_two_level()) continue;
+      const int64_t node = ep * etp / n;
+      if (nodes.insert(node).second && node != me / n) ++rows.across;
+      for (int64_t q = ep * etp; q < (ep + 1) * etp; ++q) rows.inside += q % n == me % n ? 0 : 1;
     }
     return rows;
   }
@@ -184,6 +202,7 @@ class DispatchRank {
             .E = static_cast<double>(shape_.E),
             .W = group().size(),
             .ep = mesh_.shape().ep,
+            .node = mesh_.shape().ranks_per_node,
             .element_bytes = kRowElement};
   }
 
@@ -204,10 +223,8 @@ class DispatchRank {
 
  private:
   std::unique_ptr<DirectWindow> make_window() {
-    if (spec_.dispatcher != DispatcherKind::direct || local()) return nullptr;
-    return std::make_unique<DirectWindow>(
-        plan_, mesh_,
-        DirectSizes{.max_tokens = shape_.T(), .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16});
+    const DirectSizes sizes{.max_tokens = shape_.T(), .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16};
+    return make_direct_window(plan_, mesh_, sizes, spec_.dispatcher, /*num_moe_layers=*/1);
   }
   void make_route() {
     const int64_t T = shape_.T(), E = shape_.E, K = shape_.K;
@@ -282,6 +299,42 @@ DispatchCost cost_of(const DispatchRank& rank, double rows) {
   return direct_dispatch_cost(shape, rows);
 }
 
+// Rows that leave a rank, in the mean over the ranks.
+struct RowsLeft {
+  double all = 0;                 // with two-level not read
+  double across = 0, inside = 0;  // with two-level
+};
+
+RowsLeft rows_left(const DispatchRank& rank, Control& control) {
+  const DispatchRank::RowsSent sent = rank.rows_sent();
+  const auto mean = [&](int64_t rows) {
+    return static_cast<double>(control.sum(rows)) / static_cast<double>(rank.group().size());
+  };
+  return {.all = mean(sent.others), .across = mean(sent.across), .inside = mean(sent.inside)};
+}
+
+// Where experts are chosen evenly.
+RowsLeft even_rows_left(const DispatchRank& rank) {
+  if (!rank.is_two_level()) return {.all = rank.even_rows_for_others()};
+  const DispatchShape shape = rank.dispatch_shape();
+  const int64_t nodes = shape.W / shape.node;
+  return {.across = static_cast<double>(nodes - 1) * even_rows_of_part(shape, nodes),
+          .inside = static_cast<double>(shape.W - nodes) * even_rows_of_part(shape, shape.ep)};
+}
+
+double bytes_across(const DispatchRank& rank, const RowsLeft& left, const std::string& call) {
+  if (!rank.is_two_level()) return 0;
+  return bytes_of(two_level_dispatch_cost(rank.dispatch_shape(), left.across, left.inside).across, call);
+}
+
+double bytes_left(const DispatchRank& rank, const RowsLeft& left, const std::string& call) {
+  const DispatchShape shape = rank.dispatch_shape();
+  if (rank.is_two_level()) {
+    const TwoLevelCost cost = two_level_dispatch_cost(shape, left.across, left.inside);
+    return bytes_of(cost.across, call) + bytes_of(cost.inside, call);
+  }
+  return bytes_of(cost_of(rank, left.all), call);
+}
 double logical_bytes(const DispatchRank& rank, const std::string& call) {
   if (call == "announce") return 0;
   return static_cast<double>(rank.shape().R() * rank.mesh().shape().etp * rank.shape().D) * kRowElement;
@@ -290,7 +343,7 @@ double logical_bytes(const DispatchRank& rank, const std::string& call) {
 struct Measured {
   std::string name;
   std::vector<double> ms;
-  int64_t sent_bytes = 0;  // bytes of the last run
+  int64_t sent_bytes = 0, across_bytes = 0;  // bytes of the last run
 };
 
 std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
@@ -301,24 +354,31 @@ std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
       if (run == 0) calls.push_back({.name = name});
       synchronize(rank.stream());
       rank.group().barrier();
-      const int64_t sent = rank.group().sent_bytes();
+      const int64_t sent = rank.sent_bytes(), across = rank.sent_across();
       const double ms = time_on_device(rank.stream(), call);
       if (run > 0) calls[i].ms.push_back(ms);
-      calls[i++].sent_bytes = rank.group().sent_bytes() - sent;
+      calls[i].sent_bytes = rank.sent_bytes() - sent;
+      calls[i++].across_bytes = rank.sent_across() - across;
     });
   }
   return calls;
 }
 
-DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& control, double rows, double even_rows) {
+DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& control, const RowsLeft& left) {
   const auto W = static_cast<double>(rank.group().size());
   DispatchLine line{.name = call.name,
                     .median_ms = static_cast<double>(control.max(std::llround(median(call.ms) * 1e6))) * 1e-6,
                     .sent_bytes = static_cast<double>(control.sum(call.sent_bytes)) / W,
-                    .route_bytes = bytes_of(cost_of(rank, rows), call.name),
-                    .expected_bytes = bytes_of(cost_of(rank, even_rows), call.name),
-                    .logical_bytes = logical_bytes(rank, call.name)};
-  MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
+                    .route_bytes = bytes_left(rank, left, call.name),
+                    .expected_bytes = bytes_left(rank, even_rows_left(rank), call.name),
+                    .logical_bytes = logical_bytes(rank, call.name),
+                    .across_bytes = static_cast<double>(control.sum(call.across_bytes)) / W,
+                    .across_route_bytes = bytes_across(rank, left, call.name)};
+  const auto equal = [](double sent, double wanted) { return std::abs(sent - wanted) < 1e-9 * (1 + wanted); };
+  MOEBIUS_CHECK(numerics, equal(line.across_bytes, line.across_route_bytes),
+                "bench dispatch: {} of {} sent {} bytes per rank across nodes, but its route needs {}", line.name,
+                name_of(rank.kind()), line.across_bytes, line.across_route_bytes);
+  MOEBIUS_CHECK(numerics, equal(line.sent_bytes, line.route_bytes),
                 "bench dispatch: {} of {} sent {} bytes per rank, but its route needs {}", line.name,
                 rank.local() ? "local" : name_of(rank.kind()), line.sent_bytes, line.route_bytes);
   return line;
@@ -385,9 +445,9 @@ DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
   bench.dispatcher = rank.local() ? "local" : name_of(rank.kind());
   const std::vector<Measured> calls = measure(rank, spec.runs);
   rank.check_y();
-  const double rows = static_cast<double>(control.sum(rank.rows_sent().others)) / W;
-  for (const Measured& call : calls)
-    bench.lines.push_back(line_of(call, rank, control, rows, rank.even_rows_for_others()));
+  if (rank.is_two_level()) bench.nodes = mesh.nodes_of_experts();
+  const RowsLeft left = rows_left(rank, control);
+  for (const Measured& call : calls) bench.lines.push_back(line_of(call, rank, control, left));
   if (rank.on_gpu() && !rank.local() && rank.kind() != DispatcherKind::alltoall)
     rate_calls(bench, rank, control, spec.runs);
   if (rank.local() || rank.kind() == DispatcherKind::direct) compare_with_copy(bench, rank, control, spec.runs);

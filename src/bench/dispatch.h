@@ -19,6 +19,7 @@ struct DispatchBenchSpec {
   BenchRouting routing;
   DispatcherKind dispatcher = DispatcherKind::automatic;
   int64_t etp = 1;  // ep = ranks / etp
+  int64_t ranks_per_node = 8;
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
@@ -36,6 +37,9 @@ struct DispatchLine {
   // Bytes of a row for each pair and each rank of its expert, wherever that is. Rates of these are
   // above those of the wire.
   double logical_bytes = 0;
+  // Of sent_bytes and route_bytes, those to ranks of other nodes; with the two-level dispatcher.
+  double across_bytes = 0, across_route_bytes = 0;
+  double inside_bytes() const { return sent_bytes - across_bytes; }
 };
 
 // A call alone, in a CUDA graph that is replayed: all ranks begin together, and end when the last one has.
@@ -48,6 +52,7 @@ struct DispatchRate {
 struct DispatchBench {
   std::string dispatcher, axis;  // "allgather", "ep"
   int64_t ranks = 1, ep = 1, etp = 1;
+  int64_t nodes = 1;             // that two-level sends across
   BenchShape shape;              // with the T of one rank
   double busiest_over_mean = 1;  // rows of the busiest rank over the mean
   std::vector<DispatchLine> lines;
@@ -62,7 +67,7 @@ struct DispatchBench {
 // Runs on all ranks of the world together, and returns the same on each. Rows are bf16. The experts
 // return their rows unchanged.
 // Throws Error{numerics} unless y is what the weights say. Throws Error{usage} when etp does not
-// divide the ranks, or ep = ranks / etp does not divide the experts.
+// divide the ranks, ep = ranks / etp does not divide the experts, or the dispatcher cannot run on these ranks.
 DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world);
 
 }  // namespace moebius

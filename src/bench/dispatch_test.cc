@@ -90,6 +90,36 @@ TEST(BenchDispatch, DirectSendsARowOnceToEachRank) {
   }
 }
 
+// 16 experts, top 2: a node of two has one of a token's with probability 1 - C(8, 2) / C(16, 2), a rank of four with
+// 1 - C(12, 2) / C(16, 2). A row travels once to the other node, and in each node to the rank that does not pass it on.
+TEST(BenchDispatch, TwoLevelSendsARowOnceToEachNode) {
+  const DispatchBench r = bench(4, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0},
+                                    .dispatcher = DispatcherKind::two_level,
+                                    .ranks_per_node = 2});
+  EXPECT_EQ(r.dispatcher, "two_level");
+  EXPECT_EQ(r.nodes, 2);
+  const double across = 256 * (1 - 28.0 / 120), inside = 256 * 2 * (1 - 66.0 / 120);
+  ASSERT_EQ(r.lines.size(), 5u);
+  EXPECT_NEAR(r.lines[0].expected_bytes, 4 + across * 2 * 8 + 4 * 4 + inside * 2 * 8, 1e-6);
+  EXPECT_NEAR(r.lines[1].expected_bytes, (across + inside) * 32 * 2, 1e-6);
+  EXPECT_NEAR(r.lines[2].expected_bytes, across * 32 * 4 + inside * 32 * 2, 1e-6);
+  EXPECT_NEAR(r.lines[4].expected_bytes, across * (32 * 4 + 8) + inside * (32 * 2 + 8), 1e-6);
+  for (const DispatchLine& line : r.lines) {
+    EXPECT_EQ(line.sent_bytes, line.route_bytes) << line.name;
+    EXPECT_EQ(line.across_bytes, line.across_route_bytes) << line.name;
+    EXPECT_GT(line.inside_bytes(), 0) << line.name;
+  }
+  EXPECT_NEAR(r.lines[1].across_bytes, across * 32 * 2, 5 * 16 * 32 * 2);
+}
+
+// Ranks of a node add bf16 first, and their f32 sums cross nodes.
+TEST(BenchDispatch, AllGatherOverNodesSendsWhatTheFormulaSays) {
+  const DispatchBench r = bench(4, {.dispatcher = DispatcherKind::allgather, .ranks_per_node = 2});
+  const double rows = 256.0 * 32 * 2;
+  EXPECT_EQ(r.lines[1].sent_bytes, 3 * rows);
+  EXPECT_EQ(r.lines[2].sent_bytes, 2 * rows + 2 * rows);
+}
+
 TEST(BenchDispatch, OneRankIsComparedWithACopyOfItsRows) {
   const DispatchBench r = bench(1, {});
   EXPECT_EQ(r.dispatcher, "local");

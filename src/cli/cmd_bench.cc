@@ -87,6 +87,7 @@ int run_dispatch(const BenchOptions& o) {
                       .routing = o.spec.routing,
                       .dispatcher = dispatcher_kind(o.dispatcher, "bench dispatch: --dispatcher"),
                       .etp = o.etp,
+                      .ranks_per_node = o.ranks_per_node,
                       .device = device,
                       .threads = o.spec.threads,
                       .runs = o.runs.value_or(7),

@@ -47,6 +47,7 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
   peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
                           peers.all ? "on" : "not on", ranks_per_machine);
+  peers.in_nodes = !peers.all && mesh.nodes_of_experts() > 1 && ranks_per_machine % mesh.ranks_per_node == 0;
   return resolve_dispatcher(run, peers);
 }
 

@@ -4,9 +4,13 @@
 
 namespace moebius {
 
-CollectiveLevels::CollectiveLevels(int size) : size_(size) {
-  MOEBIUS_ASSERT(size > 0);
+CollectiveLevels::CollectiveLevels(int size, int node) : size_(size) {
+  MOEBIUS_ASSERT(size > 0 && node > 0 && node <= kMostAtOnce);
   int left = size;
+  if (node > 1 && node < size && size % node == 0) {
+    radices_.push_back(node);
+    left /= node;
+  }
   while (left > kMostAtOnce) {
     int radix = kMostAtOnce;
     while (radix > 1 && left % radix != 0) --radix;

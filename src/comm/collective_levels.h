@@ -10,6 +10,9 @@
 // it send 1 / r_0 of the bytes. A gather goes down, from the last level to level 0.
 // With 256 ranks the radices are 8, 8 and 4, and a half of a collective has 7 + 7 + 3 messages instead
 // of 255. A group of at most 8 ranks has one level, where each rank exchanges with each other.
+//
+// The nodes of a group are blocks of consecutive ranks that one machine holds. Where a group has whole nodes of
+// fewer ranks than 8, level 0 is a node. So a sum first adds the ranks of each node, and then the nodes.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +24,10 @@ class CollectiveLevels {
  public:
   static constexpr int kMostAtOnce = 8;
 
-  // Each radix is the largest divisor, up to kMostAtOnce, of what the radices before it leave. A rest
-  // without such a divisor, as a prime above kMostAtOnce, is one level.
-  explicit CollectiveLevels(int size);
+  // node: the ranks of a node, at most kMostAtOnce. It is the first radix where it is above 1, below size, and
+  // divides size. Each other radix is the largest divisor, up to kMostAtOnce, of what the radices before it leave.
+  // A rest without such a divisor, as a prime above kMostAtOnce, is one level.
+  explicit CollectiveLevels(int size, int node = kMostAtOnce);
 
   int size() const { return size_; }
   int count() const { return static_cast<int>(radices_.size()); }

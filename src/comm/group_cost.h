@@ -17,9 +17,10 @@ struct GroupCost {
 // bytes: of the larger of the call's tensors, n times one rank's part. The parts may differ by one
 // element where n does not divide; then wire_bytes is the mean over the ranks.
 // dtype: of a sum. Above level 0 (comm/collective_levels.h) the sums of bf16 travel in f32.
-GroupCost all_gather_cost(double bytes, int64_t n);
-GroupCost reduce_scatter_cost(double bytes, int64_t n, DType dtype = DType::f32);
-GroupCost all_reduce_cost(double bytes, int64_t n, DType dtype = DType::f32);
+// node: the ranks of a node, as CollectiveLevels has it.
+GroupCost all_gather_cost(double bytes, int64_t n, int node = 8);
+GroupCost reduce_scatter_cost(double bytes, int64_t n, DType dtype = DType::f32, int node = 8);
+GroupCost all_reduce_cost(double bytes, int64_t n, DType dtype = DType::f32, int node = 8);
 // bytes: that the rank has for others.
 GroupCost all_to_all_cost(double bytes, int64_t n);
 GroupCost send_cost(double bytes);

@@ -18,8 +18,8 @@ namespace {
 
 // --- levels ---------------------------------------------------------------------------------------------------------
 
-std::vector<int> radices(int size) {
-  const CollectiveLevels levels(size);
+std::vector<int> radices(int size, int node = CollectiveLevels::kMostAtOnce) {
+  const CollectiveLevels levels(size, node);
   std::vector<int> radices;
   for (int l = 0; l < levels.count(); ++l) radices.push_back(levels.radix(l));
   return radices;
@@ -35,6 +35,16 @@ TEST(CollectiveLevels, HaveTheLargestDivisorsAsRadices) {
   EXPECT_EQ(radices(11), std::vector<int>({11}));
   EXPECT_EQ(radices(22), std::vector<int>({2, 11}));
   EXPECT_EQ(CollectiveLevels(1024).messages(), 7 + 7 + 7 + 1);
+}
+
+TEST(CollectiveLevels, BeginWithTheRanksOfANode) {
+  EXPECT_EQ(radices(4, 2), std::vector<int>({2, 2}));
+  EXPECT_EQ(radices(8, 4), std::vector<int>({4, 2}));
+  EXPECT_EQ(radices(64, 4), std::vector<int>({4, 8, 2}));
+  // Groups that have no whole nodes, or one, go in levels as without nodes.
+  EXPECT_EQ(radices(6, 4), std::vector<int>({6}));
+  EXPECT_EQ(radices(4, 4), std::vector<int>({4}));
+  EXPECT_EQ(radices(4, 1), std::vector<int>({4}));
 }
 
 TEST(CollectiveLevels, PlacesAreAPermutationWithContiguousBlocks) {
@@ -77,8 +87,8 @@ float sum_over(const CollectiveLevels& levels, const std::vector<float>& values,
   return sum;
 }
 
-float wanted_sum(int size, int64_t i, bool of_bf16) {
-  const CollectiveLevels levels(size);
+float wanted_sum(int size, int64_t i, bool of_bf16, int node = CollectiveLevels::kMostAtOnce) {
+  const CollectiveLevels levels(size, node);
   std::vector<float> values;
   for (int r = 0; r < size; ++r) values.push_back(of_bf16 ? to_f32(to_bf16(value(r, i))) : value(r, i));
   return sum_over(levels, values, levels.count() - 1, 0, size);
@@ -121,6 +131,30 @@ TEST_P(LargeGroup, AddsInTheOrderOfTheLevels) {
       ASSERT_EQ(to_f32(y[i]), to_f32(to_bf16(wanted_sum(size(), i, true)))) << i;
     }
   });
+}
+
+// A small group of several nodes adds the ranks of each node first.
+TEST(GroupOfNodes, AddsEachNodeFirst) {
+  for (const int node : {2, 3}) {
+    run_threads(6, {.timeout_s = 60}, [&](Transport& world) {
+      const auto group = world.make_group("ep", {0, 1, 2, 3, 4, 5}, node);
+      ThreadPool pool(1);
+      Stream s(DeviceKind::cpu, pool);
+      const int64_t rows = 31, n = 6 * rows, begin = world.rank() * rows;
+      std::vector<float> x(static_cast<size_t>(n)), out(static_cast<size_t>(rows));
+      std::vector<bf16> y(x.size()), low(out.size());
+      for (int64_t i = 0; i < n; ++i) x[i] = value(world.rank(), i), y[i] = to_bf16(x[i]);
+      group->reduce_scatter_sum(s, tensor_of(out.data(), {rows}), tensor_of(x.data(), {n}));
+      const int64_t before = group->sent_bytes();
+      group->reduce_scatter_sum(s, tensor_of(low.data(), {rows}), tensor_of(y.data(), {n}));
+      EXPECT_EQ(static_cast<double>(group->sent_bytes() - before),
+                reduce_scatter_cost(static_cast<double>(2 * n), 6, DType::bf16, node).wire_bytes);
+      for (int64_t i = 0; i < rows; ++i) {
+        ASSERT_EQ(out[i], wanted_sum(6, begin + i, false, node)) << i;
+        ASSERT_EQ(to_f32(low[i]), to_f32(to_bf16(wanted_sum(6, begin + i, true, node)))) << i;
+      }
+    });
+  }
 }
 
 TEST_P(LargeGroup, ReduceScatterInPlaceAndNotIsThisRanksRowsOfTheSum) {

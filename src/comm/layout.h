@@ -9,6 +9,9 @@
 //
 // cp may have two levels, cp = cp_inner + CP_INNER cp_outer: neighbours that share a fast domain, and
 // the domains (model/attention/context_parallel.h, hierarchical).
+//
+// The ranks that share the experts of a layer (etp x ep) have consecutive numbers. A node is a block of
+// ranks_per_node of them. The first node begins at rank 0 of the world.
 #pragma once
 
 #include <array>
@@ -52,10 +55,16 @@ struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
   int64_t cp_inner = 1;     // the ranks of cp in a group of Axis::cp_inner
   bool cp_dynamic = false;  // blocks of 2, 4, ... neighbours of cp are groups too (Mesh::cp_block)
+  int64_t ranks_per_node = 8;
   int64_t cp_outer() const { return cp / cp_inner; }
+  // The nodes that the ranks of etp x ep are on, if they have all ranks of each of them; else 1.
+  int64_t nodes_of_experts() const {
+    return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1;
+  }
   int64_t world() const { return tp * cp * dp * pp; }
   // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
-  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, and there are at most INT32_MAX ranks.
+  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, ranks_per_node is from 1 to 8, and there are at most INT32_MAX
+  // ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };

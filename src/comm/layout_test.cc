@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <set>
 
+#include "comm/mesh.h"
+#include "comm/transport/threads.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -157,6 +159,22 @@ TEST(Layout, CpHasTwoLevels) {
   EXPECT_THAT(ranks_of_group(shape, Axis::cp_inner, 3), ElementsAre(1, 3));
   EXPECT_THAT(ranks_of_group(shape, Axis::cp_outer, 3), ElementsAre(3, 7));
   EXPECT_THAT(error_text({.cp = 4, .edp = 4, .cp_inner = 3}), HasSubstr("cp_inner must divide cp, 4 % 3 must be 0"));
+}
+
+TEST(Layout, RanksThatShareExpertsAreOnNodes) {
+  const MeshShape two{.dp = 8, .ep = 4, .edp = 2, .ranks_per_node = 2};
+  EXPECT_EQ(two.nodes_of_experts(), 2);
+  EXPECT_EQ((MeshShape{.dp = 16, .etp = 2, .ep = 8}).nodes_of_experts(), 2);
+  EXPECT_EQ((MeshShape{.dp = 8, .ep = 8}).nodes_of_experts(), 1);                       // one whole node
+  EXPECT_EQ((MeshShape{.dp = 6, .ep = 6, .ranks_per_node = 4}).nodes_of_experts(), 1);  // not whole nodes
+  EXPECT_EQ((MeshShape{.dp = 4, .ep = 2, .edp = 2}).nodes_of_experts(), 1);             // two groups on one node
+  EXPECT_THAT(error_text({.ranks_per_node = 9}), HasSubstr("ranks_per_node must be from 1 to 8; got 9"));
+  EXPECT_THAT(error_text({.ranks_per_node = 0}), HasSubstr("ranks_per_node must be from 1 to 8; got 0"));
+  run_threads(8, {.timeout_s = 60}, [&](Transport& transport) {
+    const Mesh mesh(two, transport);
+    const int first = transport.rank() / 2 * 2;
+    EXPECT_THAT(mesh.node_of_experts().ranks(), ElementsAre(first, first + 1));
+  });
 }
 
 // etp changes fastest, as tp does: a folded expert group consists of whole tensor-parallel groups.

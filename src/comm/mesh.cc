@@ -1,15 +1,21 @@
 #include "comm/mesh.h"
 
+#include <numeric>
+
 #include "comm/gpu/gpu_links.h"
 
 namespace moebius {
 namespace {
 
+// The axis of all ranks that share the experts of a layer.
+Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
+
 // Hidden states go from stage to stage, and keys from rank to rank.
 // Buckets of gradients and weights travel while the GPU computes.
-NcclUse use_of(Axis axis) {
+NcclUse use_of(const MeshShape& shape, Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
-          .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp};
+          .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp,
+          .node = axis == axis_of_experts(shape) ? static_cast<int>(shape.ranks_per_node) : 8};
 }
 
 }  // namespace
@@ -35,8 +41,9 @@ Mesh::Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links) : shap
 
 void Mesh::make_groups(Transport& transport, GpuLinks* links) {
   const auto make = [&](const std::string& name, std::vector<int> ranks, Axis axis) {
-    return links ? links->make_group(name, std::move(ranks), use_of(axis))
-                 : transport.make_group(name, std::move(ranks));
+    const NcclUse use = use_of(shape_, axis);
+    return links ? links->make_group(name, std::move(ranks), use)
+                 : transport.make_group(name, std::move(ranks), use.node);
   };
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
@@ -48,6 +55,15 @@ void Mesh::make_groups(Transport& transport, GpuLinks* links) {
     cp_blocks_.push_back(
         make(fmt::format("cp_{}", size), ranks_of_group(blocks, Axis::cp_inner, transport.rank()), Axis::cp));
   }
+  make_node(transport);
+}
+
+// The group carries memory of the CPU, so that it costs nothing where no dispatcher uses it.
+void Mesh::make_node(Transport& transport) {
+  if (shape_.nodes_of_experts() == 1) return;
+  std::vector<int> ranks(static_cast<size_t>(shape_.ranks_per_node));
+  std::iota(ranks.begin(), ranks.end(), transport.rank() / static_cast<int>(ranks.size()) * std::ssize(ranks));
+  node_of_experts_ = transport.make_group(fmt::format("{}_node", name_of(axis_of_experts(shape_))), std::move(ranks));
 }
 
 Group& Mesh::cp_block(int64_t size) const {
@@ -61,6 +77,7 @@ Group& Mesh::cp_block(int64_t size) const {
 
 int64_t Mesh::sent_bytes(Axis axis) const {
   int64_t bytes = group(axis).sent_bytes();
+  if (axis == axis_of_experts(shape_) && node_of_experts_) return bytes + node_of_experts_->sent_bytes();
   if (axis != Axis::cp) return bytes;
   for (const auto& block : cp_blocks_) bytes += block->sent_bytes();
   return bytes;
@@ -68,6 +85,7 @@ int64_t Mesh::sent_bytes(Axis axis) const {
 
 double Mesh::seconds(Axis axis) const {
   double seconds = group(axis).seconds();
+  if (axis == axis_of_experts(shape_) && node_of_experts_) return seconds + node_of_experts_->seconds();
   if (axis != Axis::cp) return seconds;
   for (const auto& block : cp_blocks_) seconds += block->seconds();
   return seconds;

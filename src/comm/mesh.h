@@ -26,18 +26,23 @@ class Mesh {
   // The block of `size` neighbours of cp that this rank is in; of cp itself, all of its ranks.
   // REQUIRES: shape().cp_dynamic, and size a power of two from 2 to cp.
   Group& cp_block(int64_t size) const;
-  // Sent and waited for in all groups of an axis; those of cp include the blocks.
+  // The ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
+  Group& node_of_experts() const { return *node_of_experts_; }
+  // Sent and waited for in all groups of an axis; those of cp include the blocks, and those of all ranks that share
+  // experts (etp_ep, or ep where etp = 1) the node.
   int64_t sent_bytes(Axis axis) const;
   double seconds(Axis axis) const;
 
  private:
   void make_groups(Transport& transport, GpuLinks* links);
+  void make_node(Transport& transport);
 
   std::unique_ptr<Transport> self_;  // only in the mesh of a single rank
   MeshShape shape_;
   RankPlace place_;
   std::array<std::unique_ptr<Group>, kNumAxes> groups_;
   std::vector<std::unique_ptr<Group>> cp_blocks_;  // [i]: of 2^(i + 1) ranks
+  std::unique_ptr<Group> node_of_experts_;         // null: they are on one node
 };
 
 }  // namespace moebius

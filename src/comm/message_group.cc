@@ -73,7 +73,7 @@ class MessageGroup::Exchange final : public Pending::Transfer {
 };
 
 MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
-    : transport_(transport), spec_(std::move(spec)), levels_(static_cast<int>(spec_.ranks.size())) {
+    : transport_(transport), spec_(std::move(spec)), levels_(static_cast<int>(spec_.ranks.size()), spec_.node) {
   everyone_.resize(static_cast<size_t>(size()));
   std::iota(everyone_.begin(), everyone_.end(), 0);
   const auto found = std::find(ranks().begin(), ranks().end(), transport.rank());
@@ -86,7 +86,7 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
 
 void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   check_sum(*this, "all_reduce_sum", x);
-  count("all_reduce_sum", s, all_reduce_cost(bytes_of(x), size(), x.dtype));
+  count("all_reduce_sum", s, all_reduce_cost(bytes_of(x), size(), x.dtype, spec_.node));
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_reduce_sum", x);
@@ -103,7 +103,7 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
 void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
   check_sum(*this, "reduce_scatter_sum", in);
   check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
-  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype));
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype, spec_.node));
   if (!moves("reduce_scatter_sum", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("reduce_scatter_sum", in);
@@ -135,7 +135,7 @@ void MessageGroup::reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t reco
 
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size(*this, "all_gather", "out", out, "in", in);
-  count("all_gather", s, all_gather_cost(bytes_of(out), size()));
+  count("all_gather", s, all_gather_cost(bytes_of(out), size(), spec_.node));
   if (!moves("all_gather", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
@@ -202,7 +202,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
   check_sum(*this, "start_reduce_scatter_sum", in);
   check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
   check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype));
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype, spec_.node));
   if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_reduce_scatter_sum", in);
@@ -224,7 +224,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
 
 Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size(*this, "start_all_gather", "out", out, "in", in);
-  count("all_gather", s, all_gather_cost(bytes_of(out), size()));
+  count("all_gather", s, all_gather_cost(bytes_of(out), size(), spec_.node));
   if (!moves("start_all_gather", s, {out, in})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_all_gather", in);

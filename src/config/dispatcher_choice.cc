@@ -1,5 +1,7 @@
 #include "config/dispatcher_choice.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace moebius {
@@ -36,6 +38,25 @@ std::string rows_text(const DispatcherQuestion& q) {
                      rows.direct, rows.allgather, rows.alltoall);
 }
 
+double bytes_across_nodes(const DispatcherQuestion& q, DispatcherKind kind) {
+  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
+  return kind == DispatcherKind::allgather ? bytes.allgather : bytes.alltoall;
+}
+
+// two-level, if it can be and sends less across nodes than the choice.
+DispatcherChoice choice_in_nodes(const DispatcherQuestion& q, const DispatcherChoice& choice) {
+  const bool can_be = q.peers.in_nodes && !q.on_gpu && q.num_experts > 0 && has_nodes(q.ep, q.etp, q.ranks_per_node);
+  if (!can_be || even_bytes_across_nodes(q).two_level >= bytes_across_nodes(q, choice.kind)) return choice;
+  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
+  return {
+      DispatcherKind::two_level, "two_level",
+      fmt::format("\"auto\" takes it because the ranks that share experts are on {} nodes of {} "
+                  "(parallel.ranks_per_node), and a token goes once to a node: {:.3g} bytes across nodes for each "
+                  "column of a token in a layer's step with even experts, {:.3g} with all-gather, {:.3g} with "
+                  "all-to-all",
+                  q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
+}
+
 DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
   if (q.peers.all) {
     return {DispatcherKind::direct, "direct",
@@ -43,20 +64,53 @@ DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
                         "experts, which sends the least{}",
                         q.peers.why, rows_text(q))};
   }
-  DispatcherChoice choice = choice_by_messages(q);
-  if (!q.peers.why.empty()) choice.reason += fmt::format("; direct would send the least, but {}", q.peers.why);
+  DispatcherChoice choice = choice_in_nodes(q, choice_by_messages(q));
+  if (!q.peers.why.empty() && choice.kind != DispatcherKind::two_level)
+    choice.reason += fmt::format("; direct would send the least, but {}", q.peers.why);
   return choice;
 }
 
 }  // namespace
 
+double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts) {
+  const double E = static_cast<double>(num_experts), elsewhere = E - E / static_cast<double>(parts);
+  double misses = 1;  // the probability that none of a token's experts is there
+  for (int64_t k = 0; k < top_k; ++k)
+    misses *= std::max(0.0, elsewhere - static_cast<double>(k)) / (E - static_cast<double>(k));
+  return 1 - misses;
+}
+
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp) {
-  const double W = static_cast<double>(ep * etp), E = static_cast<double>(num_experts),
-               elsewhere = E - E / static_cast<double>(ep);
-  double misses = 1;  // the probability that none of a token's experts is on a given rank
-  for (int64_t k = 0; k < top_k; ++k) misses *= (elsewhere - static_cast<double>(k)) / (E - static_cast<double>(k));
-  return {
-      .allgather = W - 1, .alltoall = static_cast<double>(top_k * etp) * (W - 1) / W, .direct = (W - 1) * (1 - misses)};
+  const double W = static_cast<double>(ep * etp);
+  return {.allgather = W - 1,
+          .alltoall = static_cast<double>(top_k * etp) * (W - 1) / W,
+          .direct = (W - 1) * chance_of_part(num_experts, top_k, ep)};
+}
+
+BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q) {
+  constexpr double kSumBytes = 4;
+  const int64_t nodes = q.ep * q.etp / q.ranks_per_node;
+  const double others = static_cast<double>(nodes - 1), b = q.element_bytes;
+  const double of_node = others * (3 * b + 2 * kSumBytes);
+  return {.allgather = of_node,
+          .alltoall = 5 * b * static_cast<double>(q.top_k * q.etp) * others / static_cast<double>(nodes),
+          .two_level = of_node * chance_of_part(q.num_experts, q.top_k, nodes)};
+}
+
+bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node) {
+  const int64_t W = ep * etp;
+  return W % ranks_per_node == 0 && ranks_per_node % etp == 0 && W / ranks_per_node > 1 &&
+         W / ranks_per_node <= kMostNodes;
+}
+
+void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin) {
+  MOEBIUS_CHECK(
+      usage, has_nodes(ep, etp, ranks_per_node),
+      "parallel.dispatcher = \"two_level\": the ep * etp = {} * {} ranks that share experts must be on 2 to {} "
+      "whole nodes of parallel.ranks_per_node = {} ranks, and each ep rank on one node; set ranks_per_node "
+      "to a divisor of {} that etp divides, or set dispatcher = \"direct\" where all of them are on one "
+      "machine{}",
+      ep, etp, kMostNodes, ranks_per_node, ep * etp, origin);
 }
 
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
@@ -67,6 +121,14 @@ DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
                 "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in "
                 "CUDA graphs; set run.graph = false, or dispatcher = \"allgather\"{}",
                 q.origin);
+  if (q.asked == DispatcherKind::two_level) {
+    MOEBIUS_CHECK(
+        usage, !q.on_gpu,
+        "parallel.dispatcher = \"two_level\" is for ranks on CPUs; got run.device = \"cuda\"; set dispatcher = "
+        "\"allgather\", or \"direct\" where the ranks that share experts are on one machine{}",
+        q.origin);
+    check_nodes(q.ep, q.etp, q.ranks_per_node, q.origin);
+  }
   return {q.asked, name_of(q.asked), "parallel.dispatcher asks for it"};
 }
 
@@ -79,6 +141,9 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) 
                              .num_experts = run.model.num_experts,
                              .has_moe_layers = run.model.num_moe_layers() > 0,
                              .captures = run.device == DeviceKind::cuda && run.graph,
+                             .on_gpu = run.device == DeviceKind::cuda,
+                             .ranks_per_node = run.parallel.ranks_per_node,
+                             .element_bytes = static_cast<double>(size_of(run.precision.compute)),
                              .peers = peers,
                              .origin = from == run.provenance.end() ? "" : fmt::format(" [{}]", from->second)});
 }
@@ -92,15 +157,17 @@ const char* name_of(DispatcherKind kind) {
     case DispatcherKind::alltoall:
       return "alltoall";
     case DispatcherKind::direct:
+      return "direct";
+    case DispatcherKind::two_level:
       break;
   }
-  return "direct";
+  return "two_level";
 }
 
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who) {
   for (const DispatcherKind kind : kDispatcherKinds)
     if (name == name_of(kind)) return kind;
-  MOEBIUS_FAIL(usage, "{}: expected auto, allgather, alltoall or direct; got {}", who, name);
+  MOEBIUS_FAIL(usage, "{}: expected auto, allgather, alltoall, direct or two_level; got {}", who, name);
 }
 
 }  // namespace moebius

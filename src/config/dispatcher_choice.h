@@ -15,6 +15,7 @@ namespace moebius {
 struct PeerReach {
   bool all = false;
   std::string why;  // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked
+  bool in_nodes = false;  // not all of them, but those of each node, which are whole (MeshShape::nodes_of_experts)
 };
 
 // The choice depends on these and on nothing else.
@@ -25,6 +26,9 @@ struct DispatcherQuestion {
   int64_t num_experts = 0;     // of a layer; 0: not known, and the reason does not count rows
   bool has_moe_layers = true;  // false: nothing is dispatched
   bool captures = false;       // the steps may be captured in CUDA graphs
+  bool on_gpu = false;         // the ranks have GPUs
+  int64_t ranks_per_node = 8;  // parallel.ranks_per_node
+  double element_bytes = 4;    // of a row's element
   PeerReach peers = {};        // of the ranks of etp x ep
   std::string origin;          // the end of the error's message: where the key was set
 };
@@ -37,12 +41,32 @@ struct RowsOfToken {
   double allgather = 0, alltoall = 0, direct = 0;
 };
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
+// The probability that one of a token's K experts is in a given part of the E, of E / parts:
+// 1 - C(E - E/parts, K) / C(E, K), where experts are chosen evenly.
+double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
+
+// Bytes that cross nodes for each column of a token in a layer's step, where experts are chosen evenly: x twice and dy
+// to the experts, y and dx back. b is element_bytes, and the ranks are on M nodes. Sums of nodes are f32.
+//   all-gather   (M - 1) (3 b + 8)
+//   all-to-all   5 b K ETP (M - 1) / M
+//   two-level    (M - 1) (3 b + 8) (1 - C(E - E/M, K) / C(E, K))
+// In f32, b = 4, the last are 20 bytes for each node with any of a token's experts.
+struct BytesAcrossNodes {
+  double allgather = 0, alltoall = 0, two_level = 0;
+};
+BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q);
+
+// two-level needs the ranks of etp x ep on 2 to kMostNodes whole nodes, and each ep rank on one.
+inline constexpr int64_t kMostNodes = 8;
+bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
+// Error{usage} unless it has. origin: the end of the message.
+void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin = "");
 
 struct DispatcherChoice {
-  // The MoE layers are built with this: allgather, alltoall or direct. If nothing is dispatched, it
+  // The MoE layers are built with this: allgather, alltoall, direct or two_level. If nothing is dispatched, it
   // is what was asked for.
   DispatcherKind kind = DispatcherKind::automatic;
-  std::string name;    // "none", "local", "allgather", "alltoall" or "direct"
+  std::string name;    // "none", "local", "allgather", "alltoall", "direct" or "two_level"
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
 };
 
@@ -51,18 +75,20 @@ struct DispatcherChoice {
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
 //   peers reach each other   direct, which sends the least
+//   those of a node do       on CPUs two_level, where it sends fewer bytes across nodes than what follows
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
-// Error{usage} if all-to-all is asked for by name and the steps may be captured.
+// Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level on GPUs or without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
 
 // The choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
-// "auto", "allgather", "alltoall", "direct": the values of parallel.dispatcher.
+// "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.
 inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, DispatcherKind::allgather,
-                                                DispatcherKind::alltoall, DispatcherKind::direct};
+                                                DispatcherKind::alltoall, DispatcherKind::direct,
+                                                DispatcherKind::two_level};
 const char* name_of(DispatcherKind kind);
 // Error{usage} that begins with `who` if the name is none of these.
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);

@@ -86,6 +86,68 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
       HasSubstr("sends the least (4.67 rows of a token with even experts, 7 with all-gather, 7 with all-to-all)"));
 }
 
+// Of 128 experts a token chooses 8, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
+TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
+  const DispatcherQuestion q{
+      .ep = 16, .top_k = 8, .num_experts = 128, .ranks_per_node = 8, .element_bytes = 2, .peers = {.in_nodes = true}};
+  const double hit = chance_of_part(128, 8, 2);
+  EXPECT_NEAR(1 - hit, 4426165368.0 / 1429702652400.0, 1e-9);
+  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
+  EXPECT_DOUBLE_EQ(bytes.allgather, 3 * 2 + 2 * 4);
+  EXPECT_DOUBLE_EQ(bytes.alltoall, 5 * 2 * 8 / 2.0);
+  EXPECT_DOUBLE_EQ(bytes.two_level, 14 * hit);
+  EXPECT_DOUBLE_EQ(chance_of_part(4, 3, 2), 1);  // more experts than a part leaves
+}
+
+TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
+  const DispatcherQuestion q{.ep = 16,
+                             .top_k = 8,
+                             .num_experts = 128,
+                             .element_bytes = 2,
+                             .peers = {.why = "they are apart", .in_nodes = true}};
+  EXPECT_EQ(resolve_dispatcher(q).kind, DispatcherKind::two_level);
+  EXPECT_EQ(resolve_dispatcher(q).name, "two_level");
+  EXPECT_EQ(resolve_dispatcher(q).reason,
+            "\"auto\" takes it because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
+            "a token goes once to a node: 14 bytes across nodes for each column of a token in a layer's step with even "
+            "experts, 14 with all-gather, 40 with all-to-all");
+  const auto with = [&](auto&& change) {
+    DispatcherQuestion changed = q;
+    change(changed);
+    return resolve_dispatcher(changed).kind;
+  };
+  EXPECT_EQ(with([](auto& c) { c.top_k = 1; }), DispatcherKind::alltoall);  // f32 sums of bf16 rows are larger
+  EXPECT_EQ(with([](auto& c) { c.top_k = 1, c.element_bytes = 4; }), DispatcherKind::alltoall);  // as many bytes
+  EXPECT_EQ(with([](auto& c) { c.peers.in_nodes = false; }), DispatcherKind::alltoall);
+  EXPECT_EQ(with([](auto& c) { c.on_gpu = true; }), DispatcherKind::alltoall);
+  EXPECT_EQ(with([](auto& c) { c.num_experts = 0; }), DispatcherKind::alltoall);
+  EXPECT_EQ(with([](auto& c) { c.ep = 128; }), DispatcherKind::alltoall);  // more than 8 nodes
+  EXPECT_EQ(with([](auto& c) { c.peers.all = true; }), DispatcherKind::direct);
+  EXPECT_EQ(with([](auto& c) { c.ep = 4, c.ranks_per_node = 2; }), DispatcherKind::two_level);
+}
+
+TEST(DispatcherChoice, TwoLevelByNameIsRefusedWhereItCannotBe) {
+  using enum DispatcherKind;
+  EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 4, .ranks_per_node = 2}).name, "two_level");
+  EXPECT_EQ(error_text(ErrorKind::usage,
+                       [] {
+                         resolve_dispatcher(
+                             {.asked = two_level, .ep = 4, .on_gpu = true, .ranks_per_node = 2, .origin = " [r:1]"});
+                       }),
+            "parallel.dispatcher = \"two_level\" is for ranks on CPUs; got run.device = \"cuda\"; set dispatcher = "
+            "\"allgather\", or \"direct\" where the ranks that share experts are on one machine [r:1]");
+  for (const auto& [ep, etp, node] : {std::tuple{4, 1, 8}, {4, 1, 4}, {6, 1, 4}, {4, 2, 1}, {64, 2, 8}}) {
+    EXPECT_EQ(
+        error_text(ErrorKind::usage,
+                   [&] { resolve_dispatcher({.asked = two_level, .ep = ep, .etp = etp, .ranks_per_node = node}); }),
+        fmt::format("parallel.dispatcher = \"two_level\": the ep * etp = {} * {} ranks that share experts must be "
+                    "on 2 to 8 whole nodes of parallel.ranks_per_node = {} ranks, and each ep rank on one node; "
+                    "set ranks_per_node to a divisor of {} that etp divides, or set dispatcher = \"direct\" where "
+                    "all of them are on one machine",
+                    ep, etp, node, ep * etp));
+  }
+}
+
 TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
   EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .top_k = 4}).name, "allgather");
   const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});
@@ -104,7 +166,7 @@ TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
 TEST(DispatcherChoice, ItsNamesAreRead) {
   for (const DispatcherKind kind : kDispatcherKinds) EXPECT_EQ(dispatcher_kind(name_of(kind), ""), kind);
   EXPECT_EQ(error_text(ErrorKind::usage, [] { dispatcher_kind("pigeon", "--dispatcher"); }),
-            "--dispatcher: expected auto, allgather, alltoall or direct; got pigeon");
+            "--dispatcher: expected auto, allgather, alltoall, direct or two_level; got pigeon");
 }
 
 TEST(DispatcherChoice, OfARun) {

@@ -18,7 +18,7 @@ enum class PipelineSchedule { one_f_one_b };
 
 // The way in which tokens reach experts of other ranks (model/moe/dispatcher.h).
 // automatic: resolve_dispatcher() chooses.
-enum class DispatcherKind { automatic, allgather, alltoall, direct };
+enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 
 // The work beside the exchange of an MoE layer's rows with other ranks (model/beside.h). No value changes a bit.
 //   none    nothing
@@ -34,6 +34,7 @@ struct ParallelSpec {
   bool dynamic_cp = false;               // cp is chosen for each micro-batch, among the powers of two up to cp
   int64_t cp_inner = 1;                  // with hierarchical: the ranks of cp that exchange rows for heads
   DispatcherKind dispatcher = DispatcherKind::automatic;
+  int64_t ranks_per_node = 8;  // consecutive ranks that form a node for sums over ep and for two_level
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
   bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits

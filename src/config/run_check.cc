@@ -387,6 +387,13 @@ void check_layout(const RunSpec& s) {
          {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"})
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
   }
+  if (p.ep * p.etp % p.ranks_per_node != 0 || p.ep * p.etp <= p.ranks_per_node) {
+    refuse_idle(
+        s, "parallel.ranks_per_node",
+        fmt::format("the ep * etp = {} * {} ranks that share experts are not on several whole nodes of {} ranks; "
+                    "choose a smaller divisor of {}, or remove it",
+                    p.ep, p.etp, p.ranks_per_node, p.ep * p.etp));
+  }
   MOEBIUS_CHECK(usage, p.sums == RankSums::ranks || s.device == DeviceKind::cuda,
                 "parallel.sums = \"nccl\" adds memory of GPUs; got run.device = \"cpu\"; set run.device = \"cuda\", or "
                 "remove it{}",

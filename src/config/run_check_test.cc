@@ -295,6 +295,21 @@ TEST(Check, WhatThisVersionCannotDo) {
               HasSubstr("parallel.expert_overlap = \"layer\" would do nothing: parallel.ep and etp are 1, so each rank "
                         "holds all experts; set parallel.ep, or remove it [--set]"));
   EXPECT_NO_THROW(parse({"parallel.expert_overlap=layer", "parallel.ep=2"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.ranks_per_node=2", "parallel.ep=4", "train.global_batch=12"}).check(4));
+  for (const auto& [ep, node] : {std::pair{1, 4}, {4, 4}, {4, 3}}) {
+    EXPECT_THAT(
+        error_text(
+            ErrorKind::usage,
+            [&] {
+              parse({fmt::format("parallel.ranks_per_node={}", node), fmt::format("parallel.ep={}", ep)}).check(ep);
+            }),
+        HasSubstr(fmt::format("parallel.ranks_per_node = {} would do nothing: the ep * etp = {} * 1 ranks that "
+                              "share experts are not on several whole nodes of {} ranks; choose a smaller "
+                              "divisor of {}, or remove it",
+                              node, ep, node, ep)));
+  }
+  EXPECT_THAT(parse_error({"parallel.ranks_per_node=9"}),
+              HasSubstr("parallel.ranks_per_node must be a whole number from 1 to 8; got 9"));
   EXPECT_THAT(parse_error({"parallel.expert_overlap=half"}),
               HasSubstr("parallel.expert_overlap must be \"none\" or \"layer\"; got \"half\""));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));

@@ -91,7 +91,8 @@ class RandomSpec {
                   .cp_comm_window = coin() ? std::optional(CpComm(upto(3))) : std::nullopt,
                   .dynamic_cp = coin(),
                   .cp_inner = 1 + upto(9),
-                  .dispatcher = DispatcherKind(upto(2)),
+                  .dispatcher = DispatcherKind(upto(4)),
+                  .ranks_per_node = 1 + upto(7),
                   .expert_overlap = ExpertOverlap(upto(1))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));

@@ -14,7 +14,8 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .ep = p.ep,
           .edp = p.edp(world_size),
           .cp_inner = p.cp_inner,
-          .cp_dynamic = p.dynamic_cp};
+          .cp_dynamic = p.dynamic_cp,
+          .ranks_per_node = p.ranks_per_node};
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
@@ -79,6 +80,9 @@ DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peer
                              .num_experts = spec.model.num_experts,
                              .has_moe_layers = spec.model.num_moe_layers() > 0,
                              .captures = target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training,
+                             .on_gpu = target == DeviceKind::cuda,
+                             .ranks_per_node = spec.mesh.ranks_per_node,
+                             .element_bytes = static_cast<double>(size_of(spec.precision.compute)),
                              .peers = peers});
 }
 

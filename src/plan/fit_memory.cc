@@ -92,11 +92,13 @@ class Fitting {
   static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks) {
     std::vector<EngineSpec> specs{planned_engine_spec(run, ranks)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
-    run.parallel.dispatcher = DispatcherKind::direct;
-    try {
-      specs.push_back(planned_engine_spec(run, ranks));
-    } catch (const Error& e) {
-      if (e.kind() != ErrorKind::usage) throw;  // refused, so that no run takes it
+    for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
+      run.parallel.dispatcher = kind;
+      try {
+        specs.push_back(planned_engine_spec(run, ranks));
+      } catch (const Error& e) {
+        if (e.kind() != ErrorKind::usage) throw;  // refused, so that no run takes it
+      }
     }
     return specs;
   }

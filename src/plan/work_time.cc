@@ -94,10 +94,11 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
 
 bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
 
-// The engine's direct dispatcher sends no messages, so that no group has counted its bytes.
+// The engine's direct dispatcher sends no messages, so that no group has counted its bytes. Of two-level only those
+// across nodes are messages.
 bool is_own_direct(const TimeContext& c) {
   return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
-         c.spec.dispatcher == DispatcherKind::direct;
+         (c.spec.dispatcher == DispatcherKind::direct || c.spec.dispatcher == DispatcherKind::two_level);
 }
 
 // Returns whether the messages that the engine's groups counted are those of the dispatcher.

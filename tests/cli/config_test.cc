@@ -187,6 +187,21 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
                  "parallel.dispatcher = \"alltoall\" reads its counts on the host");
   ranks_per_machine = "2";
   EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
+  EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2"}),
+            "two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2 "
+            "(parallel.ranks_per_node), and a token goes once to a node: 15.7 bytes across nodes for each column of a "
+            "token in a layer's step with even experts, 20 with all-gather, 20 with all-to-all");
+  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=1"}), testing::StartsWith("two_level: "));
+  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
+              testing::StartsWith("allgather: "));
+  EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "parallel.dispatcher=two_level"}),
+            "two_level: parallel.dispatcher asks for it");
+  expect_refused(config({"parallel.ep=4", "parallel.dispatcher=two_level"}, false), 2,
+                 "parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must be on 2 to 8 "
+                 "whole nodes of parallel.ranks_per_node = 8 ranks");
+  ranks_per_machine = "3";
+  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2"}), testing::StartsWith("alltoall: "));
+  ranks_per_machine = "2";
   EXPECT_EQ(choice({"parallel.ep=2"}),
             "direct: \"auto\" takes it because the 2 ranks that share experts are on one machine (--ranks-per-machine "
             "2): a token is written once to each rank that has any of its experts, which sends the least "

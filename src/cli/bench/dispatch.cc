@@ -28,6 +28,12 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                      {"route_bytes", l.route_bytes},
                      {"expected_bytes", l.expected_bytes},
                      {"logical_bytes", l.logical_bytes}});
+  if (r.nodes > 1) {
+    for (size_t i = 0; i < r.lines.size(); ++i)
+      lines[i].update({{"across_bytes", r.lines[i].across_bytes},
+                       {"across_route_bytes", r.lines[i].across_route_bytes},
+                       {"inside_bytes", r.lines[i].inside_bytes()}});
+  }
   nlohmann::ordered_json json{{"bench", "dispatch"},
                               {"machine", where(spec, launched)},
                               {"shape", r.shape.name},
@@ -35,6 +41,7 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                               {"ranks", r.ranks},
                               {"ep", r.ep},
                               {"etp", r.etp},
+                              {"nodes", r.nodes},
                               {"dispatcher", r.dispatcher},
                               {"axis", r.axis},
                               {"tokens_of_a_rank", r.shape.T()},
@@ -59,6 +66,13 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
   for (const DispatchLine& l : r.lines)
     fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes,
                l.route_bytes, l.expected_bytes, l.logical_bytes);
+  if (r.nodes > 1) {
+    fmt::print("{:<14} {:>16} {:>16} {:>16}\n", fmt::format("{} nodes", r.nodes), "sent across", "of this route",
+               "sent inside");
+    for (const DispatchLine& l : r.lines)
+      fmt::print("{:<14} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.across_bytes, l.across_route_bytes,
+                 l.inside_bytes());
+  }
   for (const DispatchRate& rate : r.rates)
     fmt::print("{} alone {:.3f} ms, {:.1f} GB/s on the wire from each rank\n", rate.name, rate.ms,
                rate.wire_gbytes_per_s);

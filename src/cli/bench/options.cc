@@ -37,6 +37,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--hash", {"step"}},
     {"--ranks", {"dispatch", "collectives", "step", "machine"}},
     {"--etp", {"dispatch"}},
+    {"--ranks-per-node", {"dispatch"}},
     {"--sms", {"dispatch"}},
     {"--dispatcher", {"dispatch"}}};
 constexpr double kLargestExponent = 100;  // popularity is a double, and 128^-100 still is above 0
@@ -115,10 +116,14 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
+  command
+      .add_option("--ranks-per-node", o.ranks_per_node, "dispatch: consecutive ranks that form a node, of one machine")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
   command.add_option("--sms", o.sms, "dispatch on a GPU: multiprocessors for the copies of direct; 0: all it takes")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
-  command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall or direct")
+  command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall, direct or two_level")
       ->capture_default_str();
   add_json_option(command, o.json);
 }

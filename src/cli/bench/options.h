@@ -18,7 +18,7 @@ struct BenchOptions {
   std::vector<std::string> overrides;
   std::string dispatcher = "auto", kernels = "auto";
   std::optional<int64_t> runs;
-  int64_t steps = 3, ranks = 1, etp = 1, sms = 0;
+  int64_t steps = 3, ranks = 1, etp = 1, ranks_per_node = 8, sms = 0;
   BenchSpec spec{.threads = 0};
   bool profile = false, hash = false, json = false;
 };

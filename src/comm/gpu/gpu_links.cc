@@ -26,7 +26,7 @@ GpuLinks::GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks, GpuSums 
 }
 
 std::unique_ptr<Group> GpuLinks::make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use) {
-  std::unique_ptr<Group> over = world_.make_group(std::move(name), std::move(world_ranks));
+  std::unique_ptr<Group> over = world_.make_group(std::move(name), std::move(world_ranks), use.node);
   if (nccl_) return nccl_->make_group(std::move(over), use);
   return std::make_unique<StagedGroup>(std::move(over));
 }

@@ -4,11 +4,12 @@
 
 namespace moebius {
 
-std::unique_ptr<Group> Transport::make_group(std::string name, std::vector<int> world_ranks) {
+std::unique_ptr<Group> Transport::make_group(std::string name, std::vector<int> world_ranks, int node) {
   const int channel = num_channels_;
   num_channels_ += kChannelsOfGroup;
   return std::make_unique<MessageGroup>(
-      *this, MessageGroupSpec{.name = std::move(name), .ranks = std::move(world_ranks), .channel = channel});
+      *this,
+      MessageGroupSpec{.name = std::move(name), .ranks = std::move(world_ranks), .channel = channel, .node = node});
 }
 
 const WorldOptions& Transport::options() const {

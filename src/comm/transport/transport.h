@@ -63,8 +63,9 @@ class Transport {
   CollectiveFlightRecorder& recorder() { return recorder_; }
   // Makes a group of world ranks, ascending, which include this one. Nothing is sent.
   // Every rank of the world makes the same number of groups in the same order, and so they agree on
-  // the channels.
-  std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks);
+  // the channels. node: the ranks of the group on a node, by which its sums go in levels
+  // (comm/collective_levels.h).
+  std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, int node = 8);
 
  private:
   CollectiveFlightRecorder recorder_;

@@ -270,7 +270,11 @@ std::vector<KeyText> parallel_texts() {
        "each other's memory. Else it is `allgather` on a GPU with `run.graph`. On a CPU, or without `run.graph`, "
        "it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU `alltoall` needs `run.graph = "
        "false`. `direct` writes to the memory of the other ranks, which must be on one machine; the bits are "
-       "those of `allgather`."},
+       "those of `allgather`. `two_level` sends a token once to each node (`ranks_per_node`) and writes to memory in "
+       "it; `auto` takes it on CPUs where it sends fewer bytes across nodes. The bits are those of `allgather`."},
+      {"parallel.ranks_per_node",
+       "The consecutive ranks that form a node, at most 8. Sums over ranks that share experts add those of a node "
+       "first. The ranks of a node must be on one machine for `dispatcher = \"two_level\"`."},
       {"parallel.expert_overlap",
        "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
        "([parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit "

@@ -50,7 +50,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "parallel.cp parallel.cp_comm parallel.cp_comm_window parallel.cp_inner "
       "parallel.dispatcher parallel.dynamic_cp parallel.ep parallel.etp parallel.expert_overlap "
       "parallel.layout "
-      "parallel.overlap parallel.pp parallel.schedule parallel.sums parallel.tp parallel.vpp "
+      "parallel.overlap parallel.pp parallel.ranks_per_node parallel.schedule parallel.sums parallel.tp parallel.vpp "
       "precision.compute precision.dispatch precision.keep precision.recipe precision.weight_gradients "
       "precision.weights "
       "run.device run.dir run.graph run.kernels run.seed run.threads "

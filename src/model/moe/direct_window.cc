@@ -12,19 +12,26 @@ constexpr int64_t kAlignBytes = 256;
 }  // namespace
 
 PeerReach peer_reach(Stream& s, const Mesh& mesh) {
-  const std::string apart = why_apart(s, group_of_experts(mesh), mesh.group(Axis::world));
-  if (!apart.empty()) return {.why = apart};
+  Group& world = mesh.group(Axis::world);
+  const std::string apart = why_apart(s, group_of_experts(mesh), world);
+  if (!apart.empty()) {
+    const bool has_nodes = mesh.shape().nodes_of_experts() > 1;
+    return {.why = apart, .in_nodes = has_nodes && why_apart(s, mesh.node_of_experts(), world).empty()};
+  }
   return {.all = true,
           .why = fmt::format("the {} ranks that share experts are on one machine and reach each other's memory",
                              group_of_experts(mesh).size())};
 }
 
 DirectWindow::DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes)
-    : plan_(plan), ranks_(group_of_experts(mesh)), num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
+    : plan_(plan),
+      ranks_(sizes.two_level ? mesh.node_of_experts() : group_of_experts(mesh)),
+      num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
   const MeshShape& shape = mesh.shape();
-  const int64_t T = sizes.max_tokens, K = sizes.top_k, D = sizes.width, W = ranks_.size();
-  const int64_t N = W * T, B = T * std::min(K, shape.ep) * shape.etp;
-  counts_ = take({W, shape.ep}, DType::i32);
+  const int64_t T = sizes.max_tokens, K = sizes.top_k, D = sizes.width, W = shape.etp * shape.ep;
+  const int64_t ep = ranks_.size() / shape.etp, nodes = W / ranks_.size();
+  const int64_t N = W * T, B = nodes * T * std::min(K, ep) * shape.etp;
+  counts_ = take({W, ep}, DType::i32);
   routes_ = take({N, 2 * K}, DType::i32);
   tokens_ = take({N, D}, sizes.dtype);
   back_ = take({B, D}, sizes.dtype);
@@ -69,8 +76,13 @@ void DirectWindow::round(Stream& s, const RoundPlace& place) {
 std::unique_ptr<DirectWindow> make_direct_window(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes,
                                                  DispatcherKind dispatcher, int64_t num_moe_layers) {
   const MeshShape& shape = mesh.shape();
-  const bool sends = dispatcher == DispatcherKind::direct && shape.ep * shape.etp > 1 && num_moe_layers > 0;
-  return sends ? std::make_unique<DirectWindow>(plan, mesh, sizes) : nullptr;
+  const bool two_level = dispatcher == DispatcherKind::two_level;
+  const bool sends = (dispatcher == DispatcherKind::direct || two_level) && shape.ep * shape.etp > 1;
+  if (!sends || num_moe_layers == 0) return nullptr;
+  if (two_level) check_nodes(shape.ep, shape.etp, shape.ranks_per_node);
+  DirectSizes of_kind = sizes;
+  of_kind.two_level = two_level;
+  return std::make_unique<DirectWindow>(plan, mesh, of_kind);
 }
 
 }  // namespace moebius

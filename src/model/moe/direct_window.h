@@ -1,8 +1,8 @@
-// The memory that the ranks of etp x ep write to for the direct dispatcher
-// (model/moe/dispatcher_direct.h). All MoE layers of a model use one window in turn.
-// It is a part of Life::comm, and the same on all ranks.
+// The memory that ranks write to for the dispatchers direct and two_level. All MoE layers of a model
+// use one window in turn. It is a part of Life::comm, and the same on all ranks.
 //
-// The window of a rank, with T tokens a rank, W = ETP EP ranks, and J = min(K, EP):
+// direct (model/moe/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP EP ranks,
+// and J = min(K, EP), the window of a rank has
 //   counts        [W, EP]    i32  rows that each rank sends to each ep rank
 //   routes        [W T, 2K]  i32  experts and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
@@ -11,6 +11,10 @@
 //   back_weights  [T J ETP, K] f32  derivatives by their weights; in training only
 // The bounds hold whatever the tokens choose: a token goes once at most to a rank, and W T of them may choose
 // an expert here.
+//
+// two_level (model/moe/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep ranks of the
+// node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of sums for each
+// of the nodes; all else is as large as with direct.
 #pragma once
 
 #include <memory>
@@ -27,10 +31,11 @@ struct DirectSizes {
   int64_t max_tokens = 1, top_k = 1, width = 1;  // T, K, D
   DType dtype = DType::f32;
   bool training = true;
+  bool two_level = false;  // of the ranks of a node. REQUIRES: mesh.shape().nodes_of_experts() > 1
 };
 
-// Returns whether the ranks of etp x ep can write to each other's memory, the same on every rank of the world. All of
-// them call it together.
+// Returns whether the ranks of etp x ep can write to each other's memory, and if not, whether those of each node can.
+// It is the same on every rank of the world. All of them call it together.
 PeerReach peer_reach(Stream& s, const Mesh& mesh);
 
 class DirectWindow {
@@ -72,8 +77,9 @@ class DirectWindow {
   std::optional<PeerWindow> peers_;
 };
 
-// Declares the window that the MoE layers of a model share. Returns null where the direct dispatcher
-// sends nothing: without it, without MoE layers, or where a rank has all experts.
+// Declares the window that the MoE layers of a model share; `dispatcher` says whose it is, and sizes.two_level is not
+// read. Returns null where no rank writes to another's memory: with other dispatchers, without MoE layers, or where a
+// rank has all experts.
 std::unique_ptr<DirectWindow> make_direct_window(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes,
                                                  DispatcherKind dispatcher, int64_t num_moe_layers);
 

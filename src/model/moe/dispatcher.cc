@@ -4,6 +4,7 @@
 #include "model/moe/dispatcher_alltoall.h"
 #include "model/moe/dispatcher_direct.h"
 #include "model/moe/dispatcher_local.h"
+#include "model/moe/dispatcher_two_level.h"
 
 namespace moebius {
 
@@ -24,6 +25,8 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const Dispatche
       return std::make_unique<AllToAllDispatcher>(spec);
     case DispatcherKind::direct:
       return std::make_unique<DirectDispatcher>(spec);
+    case DispatcherKind::two_level:
+      return std::make_unique<TwoLevelDispatcher>(spec);
     case DispatcherKind::automatic:
       break;
   }

@@ -10,6 +10,9 @@
 //   direct       A token is written once into the memory of each rank that has any of its experts, and each of them
 //                returns one sum. No count is read back, so it may be part of a CUDA graph. The ranks must reach
 //                each other's memory: they are on one machine.
+//   two-level    The ranks are on several nodes. A token travels once to each node that has any of its experts, by a
+//                message, and inside the node as with direct. The counts of messages are read back, so it cannot be
+//                captured. On CPUs only.
 //   all-to-all   A row travels to its expert's ranks alone. The exchange needs its sizes on the host,
 //                so the counts are read back once a layer and micro-batch, after the gather of the rows
 //                to send. It cannot be captured.
@@ -53,7 +56,7 @@ struct DispatcherSpec {
   int64_t max_tokens = 1;              // T of a rank
   const Mesh* mesh = nullptr;          // outlives the dispatcher
   double rows_factor = 0;              // > 0: rows planned for a rank's experts, over the even share (all-to-all alone)
-  DirectWindow* window = nullptr;      // of the direct dispatcher, which outlives it (model/moe/direct_window.h)
+  DirectWindow* window = nullptr;      // of direct and two-level, which outlives it (model/moe/direct_window.h)
   const ExpertRows* rows = nullptr;    // memory for rows that arrive, which outlives it; null: the step stack
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
@@ -93,6 +96,7 @@ Group& group_of_experts(const Mesh& mesh);
 
 // Returns the dispatcher of a kind on this mesh. With one rank of etp x ep it is local, whatever the
 // kind. Error{usage} for a bound on rows with a dispatcher that does not read counts.
+// Error{usage} for two-level as check_nodes() says (config/dispatcher_choice.h), and without a window for it and direct.
 // Error{internal} for automatic on several ranks: resolve_dispatcher() alone chooses
 // (config/dispatcher_choice.h). REQUIRES: ep divides E.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const DispatcherSpec& spec);

@@ -9,7 +9,8 @@ namespace moebius {
 struct DispatchShape {
   double T = 0, D = 0, K = 0, E = 0;  // tokens of a rank, columns, experts of a token and of the layer
   int64_t W = 1;                      // ranks of etp x ep
-  int64_t ep = 1;                     // of them; read for the direct dispatcher alone
+  int64_t ep = 1;                     // of them; read for direct and two-level
+  int64_t node = 8;                   // ranks of a node (MeshShape::ranks_per_node)
   double element_bytes = 2;           // of a row
 };
 
@@ -17,13 +18,23 @@ struct DispatchCost {
   GroupCost announce, dispatch, combine, combine_bwd, dispatch_bwd;
 };
 
-// model/moe/dispatcher_allgather.h.
+// model/moe/dispatcher_allgather.h. Sums of bf16 over levels travel in f32 above level 0 (comm/group_cost.h).
 DispatchCost allgather_dispatch_cost(const DispatchShape& s);
 // model/moe/dispatcher_alltoall.h. rows: that leave the rank; of even experts T K ETP (W - 1) / W.
 DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows);
 // model/moe/dispatcher_direct.h: no messages. rows: that leave the rank; the rows that return to it from others are
 // as many in the mean over the ranks.
 DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows);
+// model/moe/dispatcher_two_level.h. across: rows that leave the rank for other nodes, and in the mean over the ranks as
+// many sums that do. inside: rows that leave it for ranks of its node.
+struct TwoLevelCost {
+  DispatchCost across, inside;  // inside without messages
+};
+TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside);
+// The expected number of a rank's tokens with an expert on a given one of the nodes, where experts are chosen evenly:
+// T (1 - C(E - E/nodes, K) / C(E, K)). (nodes - 1) times it are the expected rows `across`, and W - nodes times that of
+// EP parts in place of nodes those `inside`.
+double even_rows_of_part(const DispatchShape& s, int64_t parts);
 // The expected `rows` where experts are chosen evenly: T (W - 1) times the probability that a given rank has one of
 // a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
 double even_direct_rows(const DispatchShape& s);

@@ -59,7 +59,12 @@ class RankOfCase {
   RankOfCase(const Case& c, const Mesh& mesh)
       : c_(c),
         mesh_(mesh),
-        window_(plan_, mesh, {.max_tokens = c.T, .top_k = c.K, .width = c.D, .dtype = c.dtype}),
+        window_(plan_, mesh,
+                {.max_tokens = c.T,
+                 .top_k = c.K,
+                 .width = c.D,
+                 .dtype = c.dtype,
+                 .two_level = c.dispatcher == DispatcherKind::two_level}),
         dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.E,
                                                    .top_k = c.K,
                                                    .max_tokens = c.T,
@@ -246,11 +251,18 @@ const std::vector<MeshShape> kMeshes = {
     {.tp = 2, .cp = 2, .ep = 4},
     {.cp = 2, .dp = 2, .etp = 2, .edp = 2},
 };
+// Nodes of one, two and three ranks; of whole ep ranks where etp is 2, and in one of two copies.
+const std::vector<MeshShape> kMeshesOfNodes = {
+    {.dp = 4, .ep = 4, .ranks_per_node = 2},           {.tp = 2, .cp = 2, .ep = 4, .ranks_per_node = 1},
+    {.dp = 6, .ep = 6, .ranks_per_node = 3},           {.tp = 2, .dp = 4, .etp = 2, .ep = 4, .ranks_per_node = 4},
+    {.dp = 8, .ep = 4, .edp = 2, .ranks_per_node = 2},
+};
 
 Case arbitrary_case() {
   Case c;
-  c.mesh = *rc::gen::elementOf(kMeshes);
-  c.dispatcher = *rc::gen::element(DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct);
+  c.dispatcher = *rc::gen::element(DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct,
+                                   DispatcherKind::two_level);
+  c.mesh = *rc::gen::elementOf(c.dispatcher == DispatcherKind::two_level ? kMeshesOfNodes : kMeshes);
   c.T = *rc::gen::inRange<int64_t>(1, 40);
   c.E = c.mesh.ep * *rc::gen::inRange<int64_t>(1, 5);
   c.K = *rc::gen::inRange<int64_t>(1, std::min<int64_t>(c.E, 4) + 1);
@@ -325,6 +337,114 @@ TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
       EXPECT_EQ(sent(), rows.returned * (row_bytes + c.K * 4));
     });
   }
+}
+
+// Rows that a rank sends when a token goes once to each node, and from the rank there that is at the place of the
+// token's own rank to all ranks of its experts.
+struct TwoLevelRows {
+  int64_t left = 0, passed_on = 0;  // across nodes: of its own tokens, and sums of tokens that it has passed on
+  int64_t out = 0, back = 0;        // inside: rows that it passes on, and sums of its experts
+};
+TwoLevelRows two_level_rows(const Case& c, int rank) {
+  const int64_t W = c.mesh.etp * c.mesh.ep, n = c.mesh.ranks_per_node, node = rank / n;
+  TwoLevelRows rows;
+  for (int64_t token = 0; token < W * c.T; ++token) {
+    std::set<int64_t> ranks, nodes;
+    for (int64_t k = 0; k < c.K; ++k) {
+      const int64_t ep = expert_of(c, token, k) / (c.E / c.mesh.ep);
+      for (int64_t etp = 0; is_kept(c, token, k) && etp < c.mesh.etp; ++etp) ranks.insert(etp + c.mesh.etp * ep);
+    }
+    for (const int64_t q : ranks) nodes.insert(q / n);
+    const int64_t home = token / c.T, passes_on = node * n + home % n;  // the rank of this node that gets the token
+    if (home == rank) rows.left += std::ssize(nodes) - (nodes.contains(node) ? 1 : 0);
+    if (passes_on == rank && home / n != node && nodes.contains(node)) ++rows.passed_on;
+    for (const int64_t q : ranks) rows.out += passes_on == rank && q / n == node && q != rank ? 1 : 0;
+    if (ranks.contains(rank) && passes_on != rank) ++rows.back;
+  }
+  return rows;
+}
+
+TEST(TwoLevelDispatcher, ARowTravelsOnceToEachNode) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
+                                {.dp = 6, .ep = 6, .ranks_per_node = 2},
+                                {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4}}) {
+    const Case c{.mesh = mesh,
+                 .dispatcher = DispatcherKind::two_level,
+                 .T = 37,
+                 .E = 12,
+                 .K = 4,
+                 .D = 10,
+                 .drops = true,
+                 .dtype = DType::bf16};
+    run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh all(mesh, transport);
+      const int64_t at_begin = group_of_experts(all).sent_bytes();
+      RankOfCase rank(c, all);
+      Step& step = rank.step();
+      const TwoLevelRows rows = two_level_rows(c, transport.rank());
+      const int64_t nodes = mesh.nodes_of_experts(), n = mesh.ranks_per_node, row_bytes = c.D * 2, sum_bytes = c.D * 4;
+      int64_t before = 0, before_across = at_begin;
+      const auto inside = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
+      const auto across = [&] {
+        const int64_t now = group_of_experts(all).sent_bytes();
+        return now - std::exchange(before_across, now);
+      };
+      EXPECT_EQ(across(), (nodes - 1) * 4 + rows.left * c.K * 8);
+      EXPECT_EQ(inside(), (n - 1) * mesh.ep * 4 + rows.out * c.K * 8);
+      Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(across(), rows.left * row_bytes);
+      EXPECT_EQ(inside(), rows.out * row_bytes);
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+      EXPECT_EQ(across(), rows.passed_on * sum_bytes);
+      EXPECT_EQ(inside(), rows.back * row_bytes);
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(across(), rows.left * row_bytes);
+      EXPECT_EQ(inside(), rows.out * row_bytes);
+      rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
+                                     rank.delivery());
+      EXPECT_EQ(across(), rows.passed_on * (sum_bytes + c.K * 4));
+      EXPECT_EQ(inside(), rows.back * (row_bytes + c.K * 4));
+    });
+  }
+}
+
+TEST(TwoLevelDispatcher, ARankThatThrowsOrStallsIsNamed) {
+  const Case c{.mesh = {.dp = 4, .ep = 4, .ranks_per_node = 2},
+               .dispatcher = DispatcherKind::two_level,
+               .T = 5,
+               .E = 4,
+               .K = 2,
+               .D = 4,
+               .choice = Choice::even};
+  const auto body = [&](bool throws) {
+    return [&c, throws](Transport& transport) {
+      Mesh mesh(c.mesh, transport);
+      RankOfCase rank(c, mesh);
+      Array x = rank.rows_of_tokens();
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      if (transport.rank() == 3 && throws) MOEBIUS_FAIL(numerics, "not a number");
+      if (transport.rank() == 3) std::this_thread::sleep_for(std::chrono::seconds(2));
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+    };
+  };
+  expect_error(ErrorKind::distributed, "rank 3", [&] { run_threads(4, {.timeout_s = 0.5}, body(false)); });
+  expect_error(ErrorKind::numerics, "rank 3: not a number", [&] { run_threads(4, {.timeout_s = 60}, body(true)); });
+}
+
+TEST(TwoLevelDispatcher, RanksThatAreNotOnWholeNodesAreRefused) {
+  run_threads(4, {.timeout_s = 60}, [](Transport& transport) {
+    for (const int64_t node : {3, 4, 8}) {
+      const Mesh mesh({.dp = 4, .ep = 4, .ranks_per_node = node}, transport);
+      MemoryPlan plan;
+      expect_error(
+          ErrorKind::usage,
+          fmt::format("parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must "
+                      "be on 2 to 8 whole nodes of parallel.ranks_per_node = {} ranks",
+                      node),
+          [&] { make_direct_window(plan, mesh, {}, DispatcherKind::two_level, 1); });
+    }
+  });
 }
 
 // The layers' passes of any number: each begins with windows that all ranks have read.

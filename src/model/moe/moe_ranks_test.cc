@@ -221,6 +221,50 @@ TEST_P(DirectMoe, HasTheBitsOfAllGather) {
 INSTANTIATE_TEST_SUITE_P(Layouts, DirectMoe, ::testing::Range<size_t>(0, kLayouts.size()),
                          [](const auto& info) { return std::string(kLayouts[info.param].name); });
 
+// Ranks on pretended nodes: of one, two, four and eight ranks; of whole ep ranks with etp; in one of two copies.
+const std::vector<Layout> kNodeLayouts = {
+    {"ep4_nodes_of_2", {.dp = 4, .ep = 4, .ranks_per_node = 2}},
+    {"ep4_nodes_of_1", {.dp = 4, .ep = 4, .ranks_per_node = 1}},
+    {"ep4_edp2_nodes_of_2", {.dp = 8, .ep = 4, .edp = 2, .ranks_per_node = 2}},
+    {"tp2cp2_ep4_nodes_of_2", {.tp = 2, .cp = 2, .ep = 4, .ranks_per_node = 2}},
+    {"tp2cp2dp2_ep8_nodes_of_2", {.tp = 2, .cp = 2, .dp = 2, .ep = 8, .ranks_per_node = 2}},
+    {"etp2ep4_nodes_of_4", {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4}},
+    {"etp2ep8_nodes_of_8", {.dp = 16, .etp = 2, .ep = 8}},
+};
+
+class TwoLevelMoe : public ::testing::TestWithParam<size_t> {
+ protected:
+  MeshShape mesh() const { return kNodeLayouts[GetParam()].mesh; }
+};
+
+TEST_P(TwoLevelMoe, EqualsOneRank) { expect_same({.mesh = mesh(), .dispatcher = DispatcherKind::two_level}, 2e-6); }
+
+// Sums of nodes are what the sums of all-gather have at their first level. A gate of 200 leaves ranks and nodes
+// without tokens.
+TEST_P(TwoLevelMoe, HasTheBitsOfAllGather) {
+  RecomputeSpec recomputed;
+  recomputed.expert_up = recomputed.shared_expert = true;
+  const LoraSpec lora{.rank = 3, .dropout = 0.3, .targets = {"mlp.experts.*"}};
+  for (MoeCase c : std::vector<MoeCase>{{},
+                                        {.dtype = DType::bf16, .shared = true},
+                                        {.dtype = DType::bf16, .gate_std = 8},
+                                        {.dtype = DType::bf16, .gate_std = 200},
+                                        {.balance = {.capacity_factor = 0.6}, .gate_std = 8},
+                                        {.dtype = DType::bf16, .precision = kInEightBits},
+                                        {.gate_std = 8, .recompute = recomputed},
+                                        {.dtype = DType::bf16, .shared = true, .overlap = ExpertOverlap::layer},
+                                        {.seq = 40, .gate_std = 8, .expert_rows = 1e-9},
+                                        {.dtype = DType::bf16, .seq = 40, .expert_rows = 0.5},
+                                        {.lora = lora}}) {
+    c.mesh = mesh();
+    EXPECT_EQ(outcomes(c, DispatcherKind::two_level), outcomes(c, DispatcherKind::allgather))
+        << "gate " << c.gate_std << " budget " << c.expert_rows;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, TwoLevelMoe, ::testing::Range<size_t>(0, kNodeLayouts.size()),
+                         [](const auto& info) { return std::string(kNodeLayouts[info.param].name); });
+
 // A budget of rows changes no bit, whatever fits it: all rows, some, or a page at most; skewed gates give some ranks
 // most rows and others none.
 class BudgetedMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {

@@ -174,10 +174,9 @@ class MoeRank {
 
  private:
   std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {
-    if (c.dispatcher != DispatcherKind::direct) return nullptr;
     const ModelSpec m = moe_model(c);
-    return std::make_unique<DirectWindow>(
-        plan_, mesh_, DirectSizes{.max_tokens = rows_, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype});
+    const DirectSizes sizes{.max_tokens = rows_, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype};
+    return make_direct_window(plan_, mesh_, sizes, c.dispatcher, /*num_moe_layers=*/1);
   }
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {
     const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);

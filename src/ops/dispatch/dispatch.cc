@@ -75,6 +75,12 @@ void check(const PackRoutes& a) {
   check_ints("pack_routes", "routes", a.routes_T2K, {a.topk_TK.dim(0), 2 * a.topk_TK.dim(1)});
 }
 
+void check(const SelectRoutes& a) {
+  check_matrix("select_routes", "topk", a.topk_NK, "[N, K]");
+  check_ints("select_routes", "topk", a.topk_NK, a.topk_NK.shape);
+  check_ints("select_routes", "routes", a.routes_N2K, {a.topk_NK.dim(0), 2 * a.topk_NK.dim(1)});
+}
+
 void check(const UnpackRoutes& a) {
   check_matrix("unpack_routes", "topk", a.topk_NK, "[N, K]");
   check_ints("unpack_routes", "topk", a.topk_NK, a.topk_NK.shape);
@@ -145,6 +151,12 @@ void pack_routes(Stream& s, const PackRoutes& a) {
   check(a);
   OpScope scope(s, "pack_routes", {0, 2 * bytes_of(a.routes_T2K) + bytes_of(a.kept_TK)});
   run(s, a, a.topk_TK.empty(), cpu::pack_routes, cuda::pack_routes);
+}
+
+void select_routes(Stream& s, const SelectRoutes& a) {
+  check(a);
+  OpScope scope(s, "select_routes", {0, 3 * bytes_of(a.topk_NK)});
+  run(s, a, a.topk_NK.empty(), cpu::select_routes, cuda::select_routes);
 }
 
 void unpack_routes(Stream& s, const UnpackRoutes& a) {

@@ -83,7 +83,18 @@ struct PackRoutes {
 };
 void pack_routes(Stream& s, const PackRoutes& a);
 
-// The reverse, for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
+// routes[n,k] = routes[n,k] - first  for the pairs of experts in [first, first + num), and -1 for all others
+// topk[n,k] = routes[n,k]  thereafter
+//
+// It leaves the pairs of some experts, numbered from 0. Weights stay as they are.
+struct SelectRoutes {
+  Tensor topk_NK;     // out i32
+  Tensor routes_N2K;  // inout i32
+  int64_t first_expert = 0, num_experts = 1;
+};
+void select_routes(Stream& s, const SelectRoutes& a);
+
+// The reverse of pack_routes, for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
 struct UnpackRoutes {
   Tensor topk_NK, weight_NK;     // out i32, f32
   Tensor routes_N2K, arrive_W1;  // in

@@ -238,6 +238,18 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   }
 }
 
+TEST(SelectRoutes, LeavesThePairsOfSomeExperts) {
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  Array routes = Array::of({3, 4}, DType::i32, {0, 5, 70, 71, 4, -1, 72, 73, 8, 7, 74, 75});
+  Array topk = Array::poisoned({3, 2}, DType::i32);
+  select_routes(s, {.topk_NK = topk.tensor(), .routes_N2K = routes.tensor(), .first_expert = 4, .num_experts = 4});
+  EXPECT_EQ(topk.values(), (Values{-1, 1, 0, -1, -1, 3}));
+  EXPECT_EQ(routes.values(), (Values{-1, 1, 70, 71, 0, -1, 72, 73, -1, 3, 74, 75}));
+  expect_error(ErrorKind::usage, "select_routes: routes must be",
+               [&] { select_routes(s, {.topk_NK = topk.tensor(), .routes_N2K = topk.tensor()}); });
+}
+
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   announce();

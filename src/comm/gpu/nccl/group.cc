@@ -17,7 +17,7 @@ int64_t bytes_for_others(const Spans& to, int rank) {
 class NcclGroup final : public GpuGroup {
  public:
   NcclGroup(NcclWorld& world, std::unique_ptr<Group> on_host, const NcclUse& use)
-      : GpuGroup(std::move(on_host)), world_(world), levels_(size()), lane_(alone_), overlapped_(alone_) {
+      : GpuGroup(std::move(on_host)), world_(world), levels_(size(), use.node), lane_(alone_), overlapped_(alone_) {
     if (size() == 1) return;
     lane_ = world_.collective_lane(over(), /*overlapped=*/false);
     if (use.overlapped) overlapped_ = world_.collective_lane(over(), /*overlapped=*/true);

@@ -124,6 +124,21 @@ void pack_routes(Stream& s, const PackRoutes& a) {
   });
 }
 
+void select_routes(Stream& s, const SelectRoutes& a) {
+  const int64_t K = a.topk_NK.dim(1);
+  int32_t *topk = a.topk_NK.ptr<int32_t>(), *routes = a.routes_N2K.ptr<int32_t>();
+  parallel_rows(s.pool(), a.topk_NK.dim(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      for (int64_t k = 0; k < K; ++k) {
+        int32_t& expert = routes[n * 2 * K + k];
+        const int64_t here = expert - a.first_expert;
+        expert = here >= 0 && here < a.num_experts ? static_cast<int32_t>(here) : -1;
+        topk[n * K + k] = expert;
+      }
+    }
+  });
+}
+
 void unpack_routes(Stream& s, const UnpackRoutes& a) {
   const int64_t N = a.topk_NK.dim(0), K = a.topk_NK.dim(1), num = a.arrive_W1.ptr<int32_t>()[a.arrive_W1.numel() - 1];
   const int32_t* routes = a.routes_N2K.ptr<int32_t>();

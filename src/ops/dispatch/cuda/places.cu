@@ -135,6 +135,15 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(int32_t* topk, float* 
   weight[i] = arrived ? __int_as_float(routes[n * 2 * top_k + top_k + k]) : 0.0f;
 }
 
+__global__ void __launch_bounds__(kThreads) select_kernel(int32_t* topk, int32_t* routes, int64_t num_pairs,
+                                                          uint32_t top_k, int first_expert, int num_experts) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= num_pairs) return;
+  const int64_t n = quotient(i, top_k), at = n * 2 * top_k + (i - n * top_k);
+  const int here = routes[at] - first_expert;
+  topk[i] = routes[at] = here >= 0 && here < num_experts ? here : -1;
+}
+
 const int32_t* ints_or_null(const Tensor& t) { return t.empty() ? nullptr : t.ptr<int32_t>(); }
 
 }  // namespace
@@ -180,6 +189,14 @@ void pack_routes(Stream& s, const PackRoutes& a) {
       a.routes_T2K.ptr<int32_t>(), a.topk_TK.ptr<int32_t>(), ints_or_null(a.kept_TK), a.weight_TK.ptr<float>(), n,
       static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))));
   check_launch("pack_routes");
+}
+
+void select_routes(Stream& s, const SelectRoutes& a) {
+  const int64_t n = a.topk_NK.numel();
+  select_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.topk_NK.ptr<int32_t>(), a.routes_N2K.ptr<int32_t>(), n, static_cast<uint32_t>(narrow<int>(a.topk_NK.dim(1))),
+      narrow<int>(a.first_expert), narrow<int>(a.num_experts));
+  check_launch("select_routes");
 }
 
 void unpack_routes(Stream& s, const UnpackRoutes& a) {

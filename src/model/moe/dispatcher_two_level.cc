@@ -1,0 +1,364 @@
+#include "model/moe/dispatcher_two_level.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "comm/collective_levels.h"
+#include "config/dispatcher_choice.h"
+#include "model/moe/dispatcher_cost.h"
+#include "model/moe/expert_rows.h"
+#include "ops/dispatch/dispatch.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/permute/index_rows.h"
+#include "ops/permute/permute.h"
+
+namespace moebius {
+namespace {
+
+TwoLevelDelivery& own(Delivery& delivery) { return static_cast<TwoLevelDelivery&>(delivery); }
+
+DirectWindow& window_of(const DispatcherSpec& spec) {
+  const MeshShape& shape = spec.mesh->shape();
+  static_assert(kMostNodes == CollectiveLevels::kMostAtOnce, "the nodes are one level of sums");
+  check_nodes(shape.ep, shape.etp, shape.ranks_per_node);
+  MOEBIUS_CHECK(usage, spec.window != nullptr, "the two-level dispatcher needs a window; make one for the layers");
+  return *spec.window;
+}
+
+}  // namespace
+
+TwoLevelDispatcher::TwoLevelDispatcher(const DispatcherSpec& spec)
+    : spec_(spec),
+      ranks_(group_of_experts(*spec.mesh)),
+      window_(window_of(spec)),
+      etp_(spec.mesh->shape().etp),
+      e_(spec.num_experts / spec.mesh->shape().ep),
+      n_(spec.mesh->shape().ranks_per_node),
+      M_(spec.mesh->shape().nodes_of_experts()),
+      P_(n_ / etp_),
+      node_(ranks_.rank() / n_),
+      place_(ranks_.rank() % n_),
+      A_(std::min(spec.top_k, M_)),
+      J_(std::min(spec.top_k, P_)) {}
+
+int64_t TwoLevelDispatcher::max_rows(int64_t T) const {
+  return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
+}
+
+std::unique_ptr<Delivery> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto delivery = std::make_unique<TwoLevelDelivery>();
+  TwoLevelDelivery& d = *delivery;
+  const int64_t T = spec_.max_tokens, N = M_ * T, K = spec_.top_k, R = max_rows(T);
+  const auto ints = [&](Tensor& t, const char* name, Shape shape) {
+    plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
+  };
+  ints(d.node_row_TA, ".node_row", {T, A_});
+  ints(d.node_token_S, ".node_token", {T * A_});
+  ints(d.node_offsets_M1, ".node_offsets", {M_ + 1});
+  ints(d.dest_NJ, ".dest", {N, J_});
+  ints(d.row_NJ, ".row_there", {N, J_});
+  ints(d.back_row_NB, ".back_row", {N, J_ * etp_});
+  ints(d.arrive_Mn1, ".arrive", {M_ * (n_ + 1)});
+  ints(d.back_Mn, ".back", {M_ * n_});
+  ints(d.rows.offsets_e1, ".offsets", {e_ + 1});
+  ints(d.rows.token_R, ".row_token", {R});
+  ints(d.row_pair_R, ".row_pair", {R});
+  ints(d.pair_row_NK, ".pair_row", {n_ * N, K});
+  plan.declare(d.weight_NK, prefix + ".weight", {n_ * N, K}, DType::f32, Life::saved);
+  return delivery;
+}
+
+void TwoLevelDispatcher::round(Step& step, const char* phase) const {
+  window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
+}
+
+void TwoLevelDispatcher::begin(Step& step, TwoLevelDelivery& d) const {
+  if (!d.has_begun) round(step, "begin");
+  d.has_begun = true;
+}
+
+// --- announce -------------------------------------------------------------------------------------------------------
+
+void TwoLevelDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
+  TwoLevelDelivery& d = own(delivery);
+  StackScope scope(step.stack);
+  d.route = route;
+  window_.connect(step.stream);
+  find_nodes(step, d);
+  const Tensor routes_T2K = step.alloc({route.topk_TK.dim(0), 2 * spec_.top_k}, DType::i32);
+  pack_routes(
+      step.stream,
+      {.routes_T2K = routes_T2K, .topk_TK = route.topk_TK, .kept_TK = route.pair_row_TK, .weight_TK = route.weight_TK});
+  announce_in_node(step, send_across(step, routes_T2K, d), d);
+  d.has_begun = true;
+}
+
+// To the ops a node is like an expert, which a token chooses once at most.
+void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = d.route.topk_TK.dim(0);
+  const Tensor dest_TA = step.alloc({T, A_}, DType::i32), slot_TA = step.alloc({T, A_}, DType::i32);
+  const Tensor count_M = step.alloc({M_}, DType::i32);
+  destinations(step.stream, {.dest_TJ = dest_TA,
+                             .slot_TJ = slot_TA,
+                             .count_P = count_M,
+                             .topk_TK = d.route.topk_TK,
+                             .kept_TK = d.route.pair_row_TK,
+                             .experts_of_rank = e_ * P_});
+  index_rows(step.stream, {.offsets_e1 = d.node_offsets_M1,
+                           .row_token_R = d.node_token_S.rows(0, T * A_),
+                           .row_pair_R = step.alloc({T * A_}, DType::i32),
+                           .pair_row_TK = d.node_row_TA.rows(0, T),
+                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(T, M_, step.stream)),
+                           .topk_TK = dest_TA});
+  exchange_counts(step, count_M, d);
+}
+
+// The host waits here for the counts, once for each layer and micro-batch, and nowhere else.
+void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& d) const {
+  Stream& s = step.stream;
+  const Tensor received_M = step.alloc({M_}, DType::i32);
+  exchange(
+      s, [&](int64_t m) { return count_M.rows(m, m + 1); }, [&](int64_t m) { return received_M.rows(m, m + 1); });
+  const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
+                            .K = static_cast<double>(spec_.top_k),
+                            .E = static_cast<double>(spec_.num_experts)};
+  // The null device has no counts: there experts are chosen evenly.
+  d.send_rows.assign(static_cast<size_t>(M_), std::llround(even_rows_of_part(shape, M_)));
+  d.recv_rows = d.send_rows;
+  if (s.device() == DeviceKind::null) return;
+  std::vector<int32_t> sent(d.send_rows.size()), received(sent);
+  copy_to_host(s, sent.data(), count_M.data, count_M.num_bytes());
+  copy_to_host(s, received.data(), received_M.data, received_M.num_bytes());
+  received[static_cast<size_t>(node_)] = sent[static_cast<size_t>(node_)];
+  d.send_rows.assign(sent.begin(), sent.end());
+  d.recv_rows.assign(received.begin(), received.end());
+}
+
+void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = d.route.topk_TK.dim(0), N = M_ * T, K = spec_.top_k;
+  const Tensor topk_NK = step.alloc({n_ * N, K}, DType::i32), slot_NJ = step.alloc({N, J_}, DType::i32);
+  const Tensor counts_MnP = window_.here(window_.counts());
+  for (int64_t m = 0; m < M_; ++m) {
+    const int64_t num = d.recv_rows[m];
+    StackScope of_node(step.stack);
+    const Tensor count_P = step.alloc({P_}, DType::i32), topk = topk_NK.rows(m * T, m * T + num);
+    select_routes(step.stream,
+                  {.topk_NK = topk, .routes_N2K = routes[m], .first_expert = e_ * P_ * node_, .num_experts = e_ * P_});
+    destinations(step.stream, {.dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
+                               .slot_TJ = slot_NJ.rows(m * T, m * T + num),
+                               .count_P = count_P,
+                               .topk_TK = topk,
+                               .kept_TK = topk,
+                               .experts_of_rank = e_});
+    push_to_all(step.stream, {.sent_1 = window_.sent_1(),
+                              .x_M = count_P,
+                              .bases_W = window_.bases_W(),
+                              .offset = window_.counts().offset + m * n_ * count_P.num_bytes(),
+                              .rank = place_});
+  }
+  round(step, "announce (counts)");
+  for (int64_t m = 0; m < M_; ++m) {
+    const int64_t num = d.recv_rows[m];
+    dispatch_places(step.stream, {.row_TJ = d.row_NJ.rows(m * T, m * T + num),
+                                  .back_row_TB = d.back_row_NB.rows(m * T, m * T + num),
+                                  .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
+                                  .back_W = section(d.back_Mn, m, n_),
+                                  .dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
+                                  .slot_TJ = slot_NJ.rows(m * T, m * T + num),
+                                  .counts_WP = section(counts_MnP, m, n_),
+                                  .rank = place_});
+  }
+  push(step, window_.routes(), routes, T, d);
+  round(step, "announce (routes)");
+  for (int64_t m = 0; m < M_; ++m) {
+    unpack_routes(step.stream, {.topk_NK = section(topk_NK, m, n_ * T),
+                                .weight_NK = section(d.weight_NK, m, n_ * T),
+                                .routes_N2K = section(window_.here(window_.routes()), m, n_ * T),
+                                .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1)});
+  }
+  index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
+                           .row_token_R = d.rows.token_R,
+                           .row_pair_R = d.row_pair_R,
+                           .pair_row_TK = d.pair_row_NK.rows(0, n_ * N),
+                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(n_ * N, e_, step.stream)),
+                           .topk_TK = topk_NK,
+                           .first_expert = e_ * (spec_.mesh->place().ep % P_)});
+}
+
+// --- to the experts -------------------------------------------------------------------------------------------------
+
+TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC,
+                                                             const TwoLevelDelivery& d) const {
+  const int64_t T = x_TC.dim(0), C = x_TC.dim(1);
+  const Tensor sorted_SC = step.alloc({T * A_, C}, x_TC.dtype), arrived_NC = step.alloc({M_ * T, C}, x_TC.dtype);
+  gather_rows(
+      step.stream,
+      {.to_RD = sorted_SC, .from_ND = x_TC, .row_R = d.node_token_S.rows(0, T * A_), .offsets_E1 = d.node_offsets_M1});
+  Sections here;
+  for (int64_t m = 0; m < M_; ++m)
+    here.push_back(m == node_ ? for_node(sorted_SC, m, d) : arrived_NC.rows(m * T, m * T + d.recv_rows[m]));
+  exchange(
+      step.stream, [&](int64_t m) { return for_node(sorted_SC, m, d); }, [&](int64_t m) { return here[m]; });
+  return here;
+}
+
+Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& d) {
+  const int64_t begin = std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
+  return sorted_SC.rows(begin, begin + d.send_rows[node]);
+}
+
+void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
+                                  const std::function<Tensor(int64_t)>& receive) const {
+  std::vector<Pending> transfers;
+  for (int64_t i = 1; i < M_; ++i) {
+    const int64_t from = (node_ + M_ - i) % M_;
+    transfers.push_back(ranks_.recv(s, receive(from), rank_in_rail(from)));
+  }
+  for (int64_t i = 1; i < M_; ++i) {
+    const int64_t to = (node_ + i) % M_;
+    transfers.push_back(ranks_.send(s, send(to), rank_in_rail(to)));
+  }
+  for (Pending& transfer : transfers) transfer.wait();
+}
+
+// Rows may be narrower than the window's, and fewer: the sections follow each other as if these were the most.
+void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
+                              const TwoLevelDelivery& d) const {
+  for (int64_t m = 0; m < M_; ++m) {
+    const int64_t num = d.recv_rows[m];
+    push_rows(step.stream, {.sent_1 = window_.sent_1(),
+                            .x_TD = x[m],
+                            .dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
+                            .row_TJ = d.row_NJ.rows(m * T, m * T + num),
+                            .bases_W = window_.bases_W(),
+                            .offset = to.offset + m * n_ * T * x[m].dim(1) * size_of(x[m].dtype),
+                            .rank = place_,
+                            .etp = etp_});
+  }
+}
+
+Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
+                                     TwoLevelDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = x_TD.dim(0), N = M_ * n_ * T, D = x_TD.dim(1);
+  const Sections x = send_across(step, x_TD, d);
+  begin(step, d);
+  push(step, to, x, T, d);
+  round(step, phase);
+  const Tensor all = window_.here(to);
+  return {.source = all.view({all.numel()}).rows(0, N * D).view({N, D}),
+          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
+}
+
+Dispatched TwoLevelDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
+  return bring(step, window_.tokens(), "dispatch", x_TD, own(delivery));
+}
+
+Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
+  TwoLevelDelivery& d = own(delivery);
+  const int64_t T = dy_TD.dim(0), R = max_rows(T);
+  Dispatched grads = bring(step, window_.grads(), "combine_bwd", dy_TD, d);
+  grads.weight_R = step.alloc({R}, DType::f32);
+  pairs_to_rows(step.stream, {.to_R = grads.weight_R,
+                              .from_TK = d.weight_NK.rows(0, M_ * n_ * T),
+                              .row_pair_R = d.row_pair_R.rows(0, R),
+                              .offsets_E1 = d.rows.offsets_e1});
+  return grads;
+}
+
+// The index travels as a route does. Routes have been unpacked on all ranks of the node after one more round.
+void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+  TwoLevelDelivery& d = own(delivery);
+  StackScope scope(step.stack);
+  const int64_t T = index_T.dim(0), N = all_N.dim(0);
+  const Tensor routes_T2K = step.alloc({T, 2 * spec_.top_k}, DType::i32);
+  fill_zero(step.stream, routes_T2K);
+  copy_columns(step.stream, {.to_TA = routes_T2K, .from_TB = index_T.view({T, 1}), .count = 1});
+  const Sections routes = send_across(step, routes_T2K, d);
+  round(step, "token index (begin)");
+  push(step, window_.routes(), routes, T, d);
+  round(step, "token index");
+  copy_columns(step.stream,
+               {.to_TA = all_N.view({N, 1}), .from_TB = window_.here(window_.routes()).rows(0, N), .count = 1});
+}
+
+// --- and back -------------------------------------------------------------------------------------------------------
+
+void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
+  TwoLevelDelivery& d = own(delivery);
+  return_sums(step, y_RD, d.weight_NK, y_TD.dim(0), d);
+  round(step, "combine");
+  d.has_begun = false;
+  sum_over_nodes(step, y_TD, window_.back(), d);
+}
+
+void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                                      Delivery& delivery) const {
+  TwoLevelDelivery& d = own(delivery);
+  const int64_t T = dx_TD.dim(0);
+  return_sums(step, dx_RD, {}, T, d);
+  for (int64_t m = 0; m < M_; ++m) {
+    return_pairs(step.stream,
+                 {.sent_1 = window_.sent_1(),
+                  .from_R = dweight_R,
+                  .pair_row_NK = section(d.pair_row_NK, m, n_ * T),
+                  .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
+                  .back_W = section(d.back_Mn, m, n_),
+                  .bases_W = window_.bases_W(),
+                  .offset = window_.back_weights().offset + m * T * J_ * etp_ * spec_.top_k * size_of(DType::f32),
+                  .rank = place_});
+  }
+  round(step, "dispatch_bwd");
+  d.has_begun = false;
+  sum_over_nodes(step, dx_TD, window_.back(), d);
+  sum_over_nodes(step, dweight_TK, window_.back_weights(), d);
+}
+
+void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T,
+                                     const TwoLevelDelivery& d) const {
+  for (int64_t m = 0; m < M_; ++m) {
+    moebius::return_sums(step.stream,
+                         {.sent_1 = window_.sent_1(),
+                          .y_RD = y_RD,
+                          .pair_row_NK = section(d.pair_row_NK, m, n_ * T),
+                          .weight_NK = weight_NK.empty() ? Tensor{} : section(weight_NK, m, n_ * T),
+                          .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
+                          .back_W = section(d.back_Mn, m, n_),
+                          .bases_W = window_.bases_W(),
+                          .offset = window_.back().offset + m * T * J_ * etp_ * y_RD.dim(1) * size_of(y_RD.dtype),
+                          .rank = place_});
+  }
+}
+
+// Sums of bf16 rows are computed of their copies in f32, so that each is rounded once, at the end.
+void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
+                                        const TwoLevelDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = out_TC.dim(0), C = out_TC.dim(1), B = T * J_ * etp_;
+  const bool is_bf16 = out_TC.dtype == DType::bf16;
+  const Tensor nodes_SC = step.alloc({T * A_, C}, DType::f32), sums_NC = step.alloc({M_ * T, C}, DType::f32);
+  const Tensor all = window_.here(from), back_BC = all.view({all.numel()}).rows(0, M_ * B * C).view({M_ * B, C});
+  const Tensor wide_BC = is_bf16 ? step.alloc({B, C}, DType::f32) : Tensor{};
+  const Tensor sum_TC = is_bf16 ? step.alloc({T, C}, DType::f32) : out_TC;
+  Sections sums;
+  for (int64_t m = 0; m < M_; ++m) {
+    const int64_t num = d.recv_rows[m];
+    sums.push_back(m == node_ ? for_node(nodes_SC, m, d) : sums_NC.rows(m * T, m * T + num));
+    Tensor y_BC = section(back_BC, m, B);
+    if (is_bf16) {
+      y_BC = wide_BC.rows(0, num * J_ * etp_);
+      copy(step.stream, y_BC, section(back_BC, m, B).rows(0, y_BC.dim(0)));
+    }
+    moebius::combine(step.stream,
+                     {.out_TD = sums[m], .y_RD = y_BC, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
+  }
+  exchange(
+      step.stream, [&](int64_t m) { return sums[m]; }, [&](int64_t m) { return for_node(nodes_SC, m, d); });
+  moebius::combine(step.stream, {.out_TD = sum_TC, .y_RD = nodes_SC, .pair_row_TK = d.node_row_TA.rows(0, T)});
+  if (is_bf16) copy(step.stream, out_TC, sum_TC);
+}
+
+}  // namespace moebius

@@ -1,0 +1,101 @@
+// Ranks on several nodes: a token travels once to each node that has any of its experts, by a message. From the rank
+// that receives it there it goes one-sided to the ranks of that node, as with model/moe/dispatcher_direct.h.
+//
+// The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
+// of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
+// (model/moe/direct_window.h) of its node.
+//
+//   announce      A rank tells its rail how many tokens each gets. The counts are read on the host, since messages have
+//                 sizes. The experts and weights of the tokens follow. Each rank then has tokens of M ranks, and
+//                 announces them in its node as DirectDispatcher does, those of each node m for themselves.
+//   dispatch      A row goes to one rank of each node that needs it, and that rank writes it to the ranks of its experts.
+//   combine       The rank of the experts returns a sum over k for each token. The rank that had passed on the token adds
+//                 these in the order of the ranks and sends the sum of the node. The token's rank adds those of the nodes.
+//   backward      It is the same with the same places.
+//
+// Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
+// those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
+// all tokens. Rows are ordered by the rank of their token, then by token, whichever rank has passed them on.
+//
+// With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
+// across nodes each time
+//   announce  (M - 1) 4 + n_a 8 K bytes    dispatch, combine_bwd  n_a D elements
+//   combine   m_a D 4 bytes                dispatch_bwd           m_a (D 4 + 4 K) bytes
+// Inside its node it sends what direct sends in a group of n ranks, M times.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/moe/direct_window.h"
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+
+struct TwoLevelDelivery final : Delivery {
+  // Of the tokens here: their rows for all nodes, sorted by node, then by token.
+  Tensor node_row_TA, node_token_S, node_offsets_M1;  // A = min(K, M), S = T A
+  std::vector<int64_t> send_rows, recv_rows;          // to and from each node, on the host
+  // Of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
+  Tensor dest_NJ, row_NJ, back_row_NB;
+  // Of the W T rows that may arrive, a section of n T for each node.
+  Tensor arrive_Mn1, back_Mn;
+  Tensor row_pair_R, pair_row_NK, weight_NK;
+  bool has_begun = false;  // as DirectDelivery's
+};
+
+class TwoLevelDispatcher final : public Dispatcher {
+ public:
+  // Error{usage} without a window, and as check_nodes() says.
+  explicit TwoLevelDispatcher(const DispatcherSpec& spec);
+  int64_t max_rows(int64_t T) const override;
+  int64_t source_rows(int64_t T) const override { return M_ * n_ * T; }
+  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, Delivery& delivery) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                    Delivery& delivery) const override;
+
+ private:
+  // Rows of the tokens that the rail has sent here, for each node the rows that came.
+  using Sections = std::vector<Tensor>;
+
+  void find_nodes(Step& step, TwoLevelDelivery& delivery) const;
+  void exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& delivery) const;
+  void announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& delivery) const;
+  // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
+  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelDelivery& delivery) const;
+  // Of rows that are sorted by node, those of one.
+  static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& delivery);
+  // A message to each rank of the rail, and one from each; send and receive return those of a node.
+  void exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
+                const std::function<Tensor(int64_t)>& receive) const;
+  void push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
+            const TwoLevelDelivery& delivery) const;
+  Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
+                   TwoLevelDelivery& delivery) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const TwoLevelDelivery& delivery) const;
+  // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
+  void sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
+                      const TwoLevelDelivery& delivery) const;
+  void round(Step& step, const char* phase) const;
+  void begin(Step& step, TwoLevelDelivery& delivery) const;
+
+  int rank_in_rail(int64_t node) const { return static_cast<int>(node * n_ + place_); }
+  // Rows of a delivery's tensor that belong to the tokens of a node, which has T or n T of them.
+  static Tensor section(const Tensor& x, int64_t node, int64_t rows) { return x.rows(node * rows, (node + 1) * rows); }
+
+  DispatcherSpec spec_;
+  Group& ranks_;
+  DirectWindow& window_;
+  int64_t etp_, e_, n_, M_, P_;  // P: ep ranks of a node
+  int64_t node_, place_;         // of this rank
+  int64_t A_, J_;
+};
+
+}  // namespace moebius
