@@ -95,9 +95,22 @@ void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   StallAwareDeadline deadline(group_.timeout_s());
   for (auto pause = std::chrono::microseconds(20); !has_come();
        pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
-    group_.check();
+    check_others(rank, round, place);
     if (deadline.is_over()) fail(rank, round, flag.load(std::memory_order_acquire), place);
     std::this_thread::sleep_for(pause);
+  }
+}
+
+// Throws when another rank has failed: its error, after the round in which this rank waits.
+void PeerWindow::check_others(int rank, uint64_t round, const RoundPlace& place) {
+  try {
+    group_.check();
+  } catch (const Error& e) {
+    const uint64_t seen = flag_at(pages_.windows[group_.rank()], rank).load(std::memory_order_acquire);
+    throw Error(e.kind(),
+                fmt::format("{} of {}: {} waits for {}: round {} of group {} is expected of it, and {} was seen; {}",
+                            place.phase, place.layer, group_.rank_name(group_.rank()), group_.rank_name(rank), round,
+                            group_.name(), seen, e.what()));
   }
 }
 

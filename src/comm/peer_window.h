@@ -10,8 +10,8 @@
 //             a CUDA graph where one is captured: work that is launched later runs when all ranks have come.
 //             Where ranks share a GPU, rounds that are not captured meet on the host instead, after the stream's
 //             work: a kernel that waits may keep the GPU from the work that it waits for.
-//   Errors    Error{distributed} when another rank failed, or has not come within the group's timeout: it names that
-//             rank, phase, layer, and the rounds expected and seen. On a GPU the next wait of the host throws it; the
+//   Errors    Error{distributed} when another rank failed, or has not come within the group's timeout: it names the
+//             rank that is waited for, phase, layer, and the rounds expected and seen. On a GPU the next wait of the host throws it; the
 //             kernels that would wait for that rank end meanwhile.
 #pragma once
 
@@ -58,6 +58,7 @@ class PeerWindow {
   void round_on_host(const RoundPlace& place);
   void round_on_gpu(Stream& s, const RoundPlace& place);
   void wait_for(int rank, uint64_t round, const RoundPlace& place);
+  void check_others(int rank, uint64_t round, const RoundPlace& place);
   [[noreturn]] void fail(int rank, uint64_t expected, uint64_t seen, const RoundPlace& place) const;
   // On a GPU: these throw what its rounds reported, and look() also that another rank has failed.
   void look();

@@ -29,11 +29,11 @@ StartUp start_up(const MeshShape& mesh, const PlanMachine& m) {
   const double rate = (is_one_host ? m.inside_gb_s : m.across_gb_s) * 1e9;
   StartUp s{.connections = n - 1, .table_bytes = kTableLine * n * (n - 1)};
   s.messages_rank_0 = (kProof + 1) * (n - 1) + (m.is_gpu ? messages_of_groups(mesh, true) : 0);
-  // The table of rank 0, and the proofs of each connection.
-  s.messages_rank = 1 + kProof * (n - 1) + (m.is_gpu ? messages_of_groups(mesh, false) : 0);
+  // The table of rank 0, and the proofs of the connection to it.
+  s.messages_rank = 1 + kProof + (m.is_gpu ? messages_of_groups(mesh, false) : 0);
   const double proofs = kProof * (n - 1) * latency, tables = (n - 1) * latency + s.table_bytes / rate;
   const double groups = m.is_gpu ? messages_of_groups(mesh, true) * latency : 0;
-  s.seconds = proofs + tables + kProof * (n - 2) * latency + groups;
+  s.seconds = proofs + tables + groups;
   return s;
 }
 

@@ -6,12 +6,13 @@
 
 namespace moebius {
 
-// Rank 0 lets in each other rank and sends each the table of all. Every two ranks then open a connection.
-// The two ends of a connection prove the job's secret by four messages. On GPUs each group needs an identity, which its first rank sends to the others (NCCL).
+// Rank 0 lets in each other rank and sends each the table of all. Other connections are made at their first use, and do
+// not count here. The two ends of a connection prove the job's secret by four messages. On GPUs each group needs an
+// identity, which its first rank sends to the others (NCCL).
 struct StartUp {
   double messages_rank_0 = 0;  // sent and received
   double messages_rank = 0;    // the most of another rank
-  double connections = 0;      // that a rank holds
+  double connections = 0;      // that rank 0 holds; another holds one
   double table_bytes = 0;      // that rank 0 sends to all ranks together
   double seconds = 0;          // until the last rank knows all others
 };

@@ -35,6 +35,16 @@ void suspend_others(moebius::Rank& r) {
   tell_others(SIGCONT, 1000);
 }
 
+// Rank 1 dies before any rank has exchanged a message with it. The others wait for each other in vain.
+void die_unconnected(moebius::Rank& r) {
+  if (r.rank == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the others wait
+    std::raise(SIGKILL);
+  }
+  std::vector<float> x(7);
+  r.world->recv(r.s, moebius::as_tensor(x), 2 - r.rank).wait();
+}
+
 void fail(const std::string& way, moebius::Rank& r) {
   if (way == "suspend") suspend_others(r);
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
@@ -95,6 +105,7 @@ int main(int argc, char** argv) {
     moebius::run_launched(options, [&](moebius::Transport& world) {
       moebius::Rank r(world);
       if (in_round) return fail_in_round(way, r);
+      if (way == "kill_unconnected") return die_unconnected(r);
       std::vector<float> x(way == "sizes" && r.rank == 1 ? 700 : 7);
       r.world->barrier();
       fail(way, r);

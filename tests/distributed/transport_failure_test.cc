@@ -118,6 +118,27 @@ TEST_P(RanksFail, AProcessThatIsKilledEndsARound) {
   const Ended ended = run_failing("kill_round");
   EXPECT_NE(ended.exit_code, 0) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1)"));
+  if (over_tcp()) {
+    for (const int r : {0, 2})
+      EXPECT_THAT(ended.text, HasSubstr(fmt::format("combine of layer 3: rank {0} (dp {0}) waits for rank ", r)));
+    EXPECT_THAT(ended.text, HasSubstr(" waits for rank 1 (dp 1): round 2 of group world is expected of it, and 1 was "
+                                      "seen; "));
+    EXPECT_THAT(ended.text, HasSubstr("the connection to rank 1 (dp 1) broke: its process has ended"));
+  }
+  EXPECT_LT(ended.seconds, 60);
+}
+
+// Over TCP, ranks 1 and 2 have no connection yet, and no rank waits for rank 1.
+TEST_P(RanksFail, AProcessThatIsKilledBeforeItWasConnectedIsNamed) {
+  const Ended ended = run_failing("kill_unconnected");
+  EXPECT_NE(ended.exit_code, 0) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("rank 1"));
+  if (over_tcp())
+    for (const int r : {0, 2})
+      EXPECT_THAT(ended.text,
+                  HasSubstr(fmt::format("rank {0} (dp {0}) waits, and the connection to rank 1 (dp 1) broke: "
+                                        "its process has ended; did not join: rank 1 (dp 1)",
+                                        r)));
   EXPECT_LT(ended.seconds, 60);
 }
 

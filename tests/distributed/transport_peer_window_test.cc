@@ -71,6 +71,10 @@ TEST(PeerWindow, ARankThatThrowsEndsTheOthers) {
       ADD_FAILURE() << "rank 1 never came";
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::distributed);
+      const std::string text = e.what();
+      EXPECT_EQ(text.find(fmt::format("dispatch of layer 3: rank {} waits for rank ", r.rank)), 0u) << text;
+      EXPECT_NE(text.find(": round 2 of group world is expected of it, and 1 was seen; "), text.npos) << text;
+      EXPECT_NE(text.find("rank 1 threw: the loss is not a number"), text.npos) << text;
       throw;
     }
   };

@@ -91,6 +91,28 @@ TEST_F(TcpRun, ARankThatIsStoppedInAStepIsNamedInTime) {
   EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
 }
 
+// Rank 0 waits in the memory that the ranks share, where no message comes.
+TEST_F(TcpRun, ARankThatEndsInAOneSidedPhaseIsNamedWithPhaseLayerAndRounds) {
+  const Words direct{"parallel.ep=2", "parallel.dispatcher=\"direct\""};
+  const auto train = [&](const std::string& run, const std::string& fault, int timeout_s) {
+    return runs_.start_ranks(2, run, {{0, {.fault = {}, .overrides = direct}}, {1, {fault, direct}}}, timeout_s);
+  };
+  const std::string round =
+      " of model\\.layers\\.[0-9]+\\.mlp: rank 0 .* rank 1 .*round [0-9]+ of group [a-z_]+ is "
+      "expected of it, and [0-9]+ was seen";
+  const std::vector<pid_t> killed = train("killed", "train.mid_step:4", 60);
+  EXPECT_EQ(end_of(killed[0]), 6);
+  EXPECT_EQ(end_of(killed[1]), kKilled);
+  EXPECT_THAT(runs_.err_of(0), ContainsRegex("error: [a-z_() ]+" + round));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("broke: its process has ended; did not join: rank 1"));
+  const std::vector<pid_t> stopped = train("stopped", "train.mid_step:4:stop", 6);
+  EXPECT_EQ(end_of(stopped[0]), 6);
+  EXPECT_THAT(runs_.err_of(0), ContainsRegex("error: [a-z_() ]+" + round));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("has waited for 6 s for rank 1"));
+  ::kill(stopped[1], SIGCONT);
+  EXPECT_EQ(end_of(stopped[1]), 6);
+}
+
 TEST_F(TcpRun, ARankThatThrowsInAStepEndsAllWithCode6) {
   EXPECT_THAT(runs_.train_ranks(3, "r", {{1, {"train.mid_step:4:throw"}}}), Each(6));
   EXPECT_THAT(runs_.err_of(1), HasSubstr("error: " + name_of(1) +

@@ -1,6 +1,5 @@
 #include "comm/transport/admission.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,9 +14,9 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3273756962656f6d;  // "moebius2"
 constexpr std::byte kLetIn{1};
-constexpr size_t kMostVisitors = 256;  // connections that have proved nothing yet; each is an open file
-constexpr size_t kMostNamed = 8;       // refused connections that messages name
-constexpr const char *kGreeting = "a greeting", *kChallenge = "a challenge", *kAnswer = "an answer";
+constexpr size_t kMostNamed = 8;  // refused connections that messages name
+constexpr const char *kGreeting = "a greeting", *kChallenge = "a challenge", *kAnswer = "an answer",
+                     *kAdmission = "the admission";
 
 struct Greeting {
   uint64_t magic = kMagic;
@@ -76,16 +75,45 @@ RankGreeting rank_greeting_of(const Greeting& g) {
 
 // --- the end that connects ------------------------------------------------------------------------------------------
 
-void join_job(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank, Deadline deadline) {
-  const Greeting greeting = greeting_of(job, mine);
-  write_value(connection, greeting, deadline, kGreeting);
-  const auto challenge = read_value<Challenge>(connection, deadline, kChallenge);
+struct Joining::State {
+  Job job;
+  int to_rank = 0;
+  Greeting greeting;
+  std::vector<std::byte> heard;  // of the message that is arriving
+  bool has_answered = false;
+};
+
+Joining::Joining(const Job& job, const RankGreeting& mine, int to_rank)
+    : state_(new State{.job = job, .to_rank = to_rank, .greeting = greeting_of(job, mine)}) {}
+Joining::~Joining() = default;
+Joining::Joining(Joining&&) noexcept = default;
+Joining& Joining::operator=(Joining&&) noexcept = default;
+
+// Messages are a few hundred bytes on a new connection, which takes them at once.
+void Joining::greet(const Socket& connection) { write_value(connection, state_->greeting, Deadline(), kGreeting); }
+
+bool Joining::is_let_in(const Socket& connection) {
+  State& s = *state_;
+  if (s.has_answered) return hear(connection, s.heard, 1, kAdmission);
+  if (!hear(connection, s.heard, sizeof(Challenge), kChallenge)) return false;
+  Challenge challenge;
+  std::memcpy(&challenge, s.heard.data(), sizeof challenge);
+  s.heard.clear();
   MOEBIUS_CHECK(distributed, challenge.magic == kMagic, "another program answers");
-  MOEBIUS_CHECK(distributed, is_same(challenge.proof, proof_of_acceptor(job, greeting, challenge)),
+  MOEBIUS_CHECK(distributed, is_same(challenge.proof, proof_of_acceptor(s.job, s.greeting, challenge)),
                 "the rank there does not know the secret of this job");
-  MOEBIUS_CHECK(distributed, challenge.rank == to_rank, "rank {} is there", challenge.rank);
-  write_value<Answer>(connection, proof_of_connector(job, greeting, challenge), deadline, kAnswer);
-  read_value<std::byte>(connection, deadline, "the admission");
+  MOEBIUS_CHECK(distributed, challenge.rank == s.to_rank, "rank {} is there", challenge.rank);
+  write_value<Answer>(connection, proof_of_connector(s.job, s.greeting, challenge), Deadline(), kAnswer);
+  s.has_answered = true;
+  return false;
+}
+
+void join_job(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank, Deadline deadline) {
+  Joining joining(job, mine, to_rank);
+  joining.greet(connection);
+  while (!joining.is_let_in(connection))
+    MOEBIUS_CHECK(distributed, wait_readable(connection, deadline), "tcp: receiving {} or {}: nothing came in time",
+                  kChallenge, kAdmission);
 }
 
 // --- the end that is connected to -----------------------------------------------------------------------------------
@@ -100,25 +128,40 @@ struct Admission::Visitor {
   Challenge challenge;
 };
 
-Admission::Admission(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn)
-    : listener_(std::move(listener)), job_(std::move(job)), rank_(rank), warn_(std::move(warn)) {}
+Admission::Admission(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn, int expected)
+    : listener_(std::move(listener)),
+      job_(std::move(job)),
+      rank_(rank),
+      warn_(std::move(warn)),
+      most_visitors_(kMostStrangers + static_cast<size_t>(expected)) {}
 
 Admission::~Admission() = default;
 
 std::optional<Admission::Member> Admission::next(Deadline deadline) {
   for (bool first = true; first || milliseconds_until(deadline) > 0; first = false) {
-    Deadline wake = deadline;
-    std::vector<pollfd> polled{{.fd = listener_.descriptor(), .events = POLLIN, .revents = 0}};
-    for (const Visitor& v : visitors_) {
-      polled.push_back({.fd = v.socket.descriptor(), .events = POLLIN, .revents = 0});
-      wake = std::min(wake, v.deadline);
-    }
+    std::vector<pollfd> polled;
+    const Deadline wake = std::min(deadline, add_polled(polled));
     if (::poll(polled.data(), polled.size(), milliseconds_until(wake)) < 0) continue;  // a signal
-    std::vector<bool> has_news;
-    for (size_t i = 1; i < polled.size(); ++i) has_news.push_back(polled[i].revents != 0);
-    if (std::optional<Member> member = look_at_visitors(has_news)) return member;
-    if (polled[0].revents != 0) accept_one();
+    if (std::optional<Member> member = look(polled)) return member;
   }
+  return std::nullopt;
+}
+
+Deadline Admission::add_polled(std::vector<pollfd>& polled) const {
+  Deadline wake = Deadline::max();
+  polled.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
+  for (const Visitor& v : visitors_) {
+    polled.push_back({.fd = v.socket.descriptor(), .events = POLLIN, .revents = 0});
+    wake = std::min(wake, v.deadline);
+  }
+  return wake;
+}
+
+std::optional<Admission::Member> Admission::look(std::span<const pollfd> polled) {
+  std::vector<bool> has_news;
+  for (const pollfd& visitor : polled.subspan(1)) has_news.push_back(visitor.revents != 0);
+  if (std::optional<Member> member = look_at_visitors(has_news)) return member;
+  if (polled[0].revents != 0) accept_one();
   return std::nullopt;
 }
 
@@ -146,7 +189,7 @@ void Admission::accept_one() {
   if (!s.is_open()) return;
   std::string from = peer_host(s);
   visitors_.push_back({.socket = std::move(s), .from = std::move(from), .deadline = deadline_in(kStrangerS)});
-  if (visitors_.size() <= kMostVisitors) return;
+  if (visitors_.size() <= most_visitors_) return;
   refuse(visitors_.front(), "is one of too many that have proved nothing");
   visitors_.erase(visitors_.begin());
 }
@@ -167,7 +210,7 @@ bool Admission::has_proved(Visitor& v) const {
   std::memcpy(&answer, v.heard.data(), sizeof answer);
   MOEBIUS_CHECK(distributed, is_same(answer, proof_of_connector(job_, v.greeting, v.challenge)),
                 "did not prove that it knows the job's secret; it calls itself rank {}", v.greeting.rank);
-  write_value(v.socket, kLetIn, Deadline(), "the admission");
+  write_value(v.socket, kLetIn, Deadline(), kAdmission);
   return true;
 }
 

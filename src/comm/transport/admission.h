@@ -7,9 +7,13 @@
 //   acceptor -> connector   one byte: it is let in
 #pragma once
 
+#include <poll.h>
+
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,8 +35,25 @@ struct RankGreeting {
   std::string host;  // where it asks to be reached; empty: where its connections come from
 };
 
-// Proves the secret to the rank that should be at the other end, and checks its proof.
-// Error{distributed} when another program is there, a rank of another job, or nobody answers in time.
+// The end that connects, which proves the secret to the rank that should be at the other end, and checks its proof.
+class Joining {
+ public:
+  Joining(const Job& job, const RankGreeting& mine, int to_rank);
+  ~Joining();
+  Joining(Joining&&) noexcept;
+  Joining& operator=(Joining&&) noexcept;
+
+  void greet(const Socket& connection);
+  // Answers what has come, and does not wait. Returns whether this rank was let in.
+  // Error{distributed} when another program is there, a rank of another job, or the other end is gone.
+  bool is_let_in(const Socket& connection);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Joins, and waits for it. Error{distributed} as of Joining, or when nobody answers in time.
 void join_job(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank, Deadline deadline);
 
 // Lets in the connections that come to a listener. Strangers are looked after at the same time, so
@@ -44,15 +65,22 @@ class Admission {
     Socket socket;
     RankGreeting greeting;
   };
-  static constexpr double kStrangerS = 5;  // time in which a connection must prove the secret
+  static constexpr double kStrangerS = 5;        // time in which a connection must prove the secret
+  static constexpr size_t kMostStrangers = 256;  // connections that have proved nothing yet; each is an open file
 
   // warn: gets a line for each of the first connections that are refused.
-  Admission(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn = {});
+  // expected: ranks that may come at once; beside them it keeps at most kMostStrangers.
+  Admission(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn = {}, int expected = 0);
   ~Admission();
   Admission(const Admission&) = delete;
 
   // Returns the next that has proved the secret; nothing when none had before the deadline.
   std::optional<Member> next(Deadline deadline);
+  // The parts of next(), for one who polls more. Appends what is to be polled, and returns when look() is due
+  // though nothing came.
+  Deadline add_polled(std::vector<pollfd>& polled) const;
+  // Takes what add_polled appended, polled. Returns one that has proved the secret; others are found by the next look.
+  std::optional<Member> look(std::span<const pollfd> polled);
   const Socket& listener() const { return listener_; }
   // The connections that were refused: "; refused: 10.0.0.7, which ..."; empty without any.
   std::string refused_text() const;
@@ -72,6 +100,7 @@ class Admission {
   const Job job_;
   const int rank_;
   const std::function<void(const std::string&)> warn_;
+  const size_t most_visitors_;
   std::vector<Visitor> visitors_;  // the oldest first
   std::vector<std::string> refused_;
   int64_t num_refused_ = 0;

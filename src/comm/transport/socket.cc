@@ -58,22 +58,21 @@ bool wait_for(const Socket& s, short events, Deadline deadline) {
   }
 }
 
-// Returns a connection to one address; on failure a closed socket, with errno set.
-Socket try_connect(const addrinfo& address, Deadline deadline) {
+// Begins to connect to one address. On failure it returns a closed socket, with errno set.
+Socket begin_connect(const addrinfo& address) {
   Socket s(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!s.is_open()) return s;
   prepare(s);
-  if (::connect(s.descriptor(), address.ai_addr, address.ai_addrlen) == 0) return s;
-  if (errno != EINPROGRESS) return {};
-  if (!wait_for(s, POLLOUT, deadline)) {
-    errno = ETIMEDOUT;
-    return {};
-  }
-  int error = 0;
-  socklen_t size = sizeof error;
-  ::getsockopt(s.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size);
-  errno = error;
-  return error == 0 ? std::move(s) : Socket();
+  if (::connect(s.descriptor(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS) return s;
+  return {};
+}
+
+// Returns a connection to one address; on failure a closed socket, with errno set.
+Socket try_connect(const addrinfo& address, Deadline deadline) {
+  Socket s = begin_connect(address);
+  if (!s.is_open()) return s;
+  errno = wait_for(s, POLLOUT, deadline) ? connect_error(s) : ETIMEDOUT;
+  return errno == 0 ? std::move(s) : Socket();
 }
 
 using NameOf = int (*)(int, sockaddr*, socklen_t*);
@@ -184,6 +183,33 @@ Socket connect_until(const HostPort& to, Deadline deadline) {
     std::this_thread::sleep_for(kRetry);
   } while (milliseconds_until(deadline) > 0);
   MOEBIUS_FAIL(distributed, "tcp: {} was not reached in time: {}", to_string(to), why);
+}
+
+Socket begin_connect(const HostPort& to, int attempt) {
+  const Resolved resolved = resolve(to);
+  std::vector<const addrinfo*> addresses;
+  for (const addrinfo* a = resolved.first.get(); a != nullptr; a = a->ai_next) addresses.push_back(a);
+  MOEBIUS_CHECK(distributed, !addresses.empty(), "tcp: {} has no address: {}", to_string(to), resolved.why);
+  return begin_connect(*addresses[static_cast<size_t>(attempt) % addresses.size()]);
+}
+
+int connect_error(const Socket& s) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  return ::getsockopt(s.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+}
+
+bool wait_readable(const Socket& s, Deadline deadline) { return wait_for(s, POLLIN, deadline); }
+
+bool hear(const Socket& s, std::vector<std::byte>& heard, size_t size, const char* what) {
+  const size_t have = heard.size();
+  heard.resize(size);
+  const ssize_t n = ::recv(s.descriptor(), heard.data() + have, size - have, MSG_DONTWAIT);
+  const int error = errno;
+  heard.resize(have + std::max<ssize_t>(n, 0));
+  if (n == 0) fail_transfer("receiving", what, "the other end has closed the connection");
+  if (n < 0 && error != EAGAIN && error != EINTR) fail_transfer("receiving", what, std::strerror(error));
+  return heard.size() == size;
 }
 
 std::string peer_host(const Socket& connection) { return host_of(connection, ::getpeername); }

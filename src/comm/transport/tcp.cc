@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "comm/liveness/rank_failure.h"
+#include "comm/transport/link_maker.h"
 #include "comm/transport/tcp_bootstrap.h"
 #include "comm/transport/tcp_links.h"
 
@@ -27,9 +29,7 @@ class TcpMessage final : public Message {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(const TcpOptions& options) : options_(options), links_(options.rank, connect_all(options)) {
-    links_.watch(options_.stall_s, [this](int failed_rank) { end_stalled(failed_rank); });
-  }
+  explicit TcpTransport(const TcpOptions& options) : TcpTransport(options, meet(options)) {}
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
@@ -45,28 +45,45 @@ class TcpTransport final : public Transport {
   }
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override;
   void check() override;
+  std::vector<LinkFigures> links() override { return links_.figures(); }
   const WorldOptions& options() const override { return options_.world; }
 
-  // Returns whether every rank has ended body by an exception of its own within the grace time.
-  bool all_meet(const std::string& text);
-  // Returns whether a lower rank passes the same text. REQUIRES: all_meet() returned true.
-  bool was_said_before(const std::string& text);
+  // Returns an answer when every rank has ended body by an exception of its own within the grace time. Rank 0 decides
+  // whether they have. text: of this rank's exception.
+  std::optional<TcpLinks::Verdict> all_meet(const std::string& text);
   void tell_failure(const RankFailure& failure);
   // Called when all ranks have ended: no rank may see a connection close from which it still reads.
   void leave();
   std::string name(int rank) const { return name_of_rank(options_.world, rank); }
 
  private:
+  TcpTransport(const TcpOptions& options, Meeting met)
+      : options_(options),
+        links_(options.rank, std::move(met.sockets), [this](int r) { maker_.call(r); }),
+        maker_({.rank = options.rank,
+                .size = options.size,
+                .job = std::move(met.job),
+                .listener = std::move(met.listener),
+                .places = std::move(met.places),
+                .warn = options.warn,
+                .made = [this](int r, Socket s) { links_.add(r, std::move(s)); }}),
+        connections_at_start_(links_.num_connections()) {
+    links_.watch(options_.stall_s, [this](int failed_rank) { end_stalled(failed_rank); });
+  }
   std::unique_ptr<Message> post(const TcpEnd& end) { return std::make_unique<TcpMessage>(links_, end); }
   bool all_others(const std::function<bool(const TcpLinks::Peer&)>& are) const;
+  void tell_verdicts(uint64_t own_hash);
   void check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   std::string silence_of(std::span<const int> ranks);
+  std::string unconnected(std::span<const int> ranks) const;
   std::string tail() { return fmt::format("last collectives of {}:\n{}", name(rank()), recorder().text()); }
   void end_stalled(int failed_rank);
 
   const TcpOptions options_;
   TcpLinks links_;
+  LinkMaker maker_;  // ends before the links that it adds to
+  const int connections_at_start_;
 };
 
 // --- waiting --------------------------------------------------------------------------------------------------------
@@ -100,14 +117,13 @@ void TcpTransport::check_peers(const CollectiveRecord& what, const std::vector<c
                   "{}: {} waits for a rank that has ended its work; did not join: {}\n{}", to_string(what),
                   name(rank()), name(end->peer), tail());
   }
-  for (int r = 0; r < size(); ++r) {
-    const TcpLinks::Peer& peer = links_.peer(r);
-    MOEBIUS_CHECK(distributed, peer.failure.empty(), "{}: {} is ended, because {} has ended the run: {}",
-                  to_string(what), name(rank()), name(r), peer.failure);
-    MOEBIUS_CHECK(distributed, peer.state != TcpLinks::Peer::State::lost,
-                  "{}: {} waits, and the connection to {} broke: its process has ended; did not join: {}\n{}",
-                  to_string(what), name(rank()), name(r), name(r), tail());
-  }
+  const std::optional<int> failed = links_.first_failed();
+  if (!failed) return;
+  const TcpLinks::Peer& peer = links_.peer(*failed);
+  MOEBIUS_CHECK(distributed, peer.failure.empty(), "{}: {} is ended, because {} has ended the run: {}", to_string(what),
+                name(rank()), name(*failed), peer.failure);
+  MOEBIUS_FAIL(distributed, "{}: {} waits, and the connection to {} broke: its process has ended; did not join: {}\n{}",
+               to_string(what), name(rank()), name(*failed), name(*failed), tail());
 }
 
 void TcpTransport::fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open) {
@@ -115,8 +131,22 @@ void TcpTransport::fail_waiting(const CollectiveRecord& what, const std::vector<
   for (const TcpEnd* end : open) missing.push_back(end->peer);
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
-  MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}{}\n{}", to_string(what), name(rank()),
-               timeout_s(), names_of_ranks(options_.world, missing), silence_of(missing), tail());
+  MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}{}{}\n{}", to_string(what), name(rank()),
+               timeout_s(), names_of_ranks(options_.world, missing), unconnected(missing), silence_of(missing), tail());
+}
+
+// Returns a text that names the connections which were never made.
+std::string TcpTransport::unconnected(std::span<const int> ranks) const {
+  std::string text;
+  for (const int r : ranks) {
+    if (links_.is_connected(r)) continue;
+    text += r > rank() ? fmt::format("; {} has never connected to {}", name(r), name(rank()))
+                       : fmt::format(
+                             "; {} could not connect to {} at {}; check that no firewall is between them, or "
+                             "set MOEBIUS_HOST of that rank to an address that this machine reaches",
+                             name(rank()), name(r), maker_.why_not(r));
+  }
+  return text;
 }
 
 // A machine acknowledges what it gets even where the process of its rank is stopped. So one that does not is down, or
@@ -148,20 +178,31 @@ bool TcpTransport::all_others(const std::function<bool(const TcpLinks::Peer&)>& 
   return true;
 }
 
-bool TcpTransport::all_meet(const std::string& text) {
+std::optional<TcpLinks::Verdict> TcpTransport::all_meet(const std::string& text) {
+  if (rank() == 0) {
+    const auto has_met = [](const TcpLinks::Peer& p) { return p.farewell.has_value(); };
+    if (!links_.move_until(options_.grace_s, [&] { return all_others(has_met); })) return {};
+    tell_verdicts(hash_of(text));
+    return TcpLinks::Verdict{};
+  }
   links_.say_farewell(hash_of(text));
-  return links_.move_until(options_.grace_s, [&] {
-    return links_.nothing_to_send() && all_others([](const TcpLinks::Peer& p) { return p.farewell.has_value(); });
+  std::optional<TcpLinks::Verdict> verdict;
+  links_.move_until(options_.grace_s, [&] {
+    verdict = links_.verdict();
+    return verdict.has_value();
   });
+  return verdict;
 }
 
-bool TcpTransport::was_said_before(const std::string& text) {
-  bool was_said = false;
-  links_.move_until(options_.grace_s, [&] {
-    for (int r = 0; r < rank(); ++r) was_said |= links_.peer(r).farewell == hash_of(text);
+// REQUIRES: this is rank 0, and all others have said farewell.
+void TcpTransport::tell_verdicts(uint64_t own_hash) {
+  std::vector<uint64_t> hashes{own_hash};
+  links_.move_until(0, [&] {
+    for (int r = 1; r < size(); ++r) hashes.push_back(*links_.peer(r).farewell);
     return true;
   });
-  return was_said;
+  std::set<uint64_t> said{own_hash};
+  for (int r = 1; r < size(); ++r) links_.say_verdict(r, {.was_said_before = !said.insert(hashes[r]).second});
 }
 
 // A rank that waits in vain reports before it is ended:
@@ -175,12 +216,20 @@ void TcpTransport::tell_failure(const RankFailure& failure) {
   links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
 }
 
+// A rank hears of all others from rank 0, which ends last. So ranks that share no connection need none for this.
 void TcpTransport::leave() {
+  if (options_.connections)
+    options_.connections({.at_start = connections_at_start_, .at_end = links_.num_connections()});
   links_.say_left();
-  links_.move_until(options_.grace_s, [&] {
-    return links_.nothing_to_send() &&
-           all_others([](const TcpLinks::Peer& p) { return p.state != TcpLinks::Peer::State::here; });
-  });
+  if (rank() == 0) {
+    const auto is_gone = [](const TcpLinks::Peer& p) { return p.state != TcpLinks::Peer::State::here; };
+    links_.move_until(options_.grace_s, [&] { return all_others(is_gone); });
+    links_.say_all_left();
+    links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
+  } else {
+    links_.move_until(options_.grace_s,
+                      [&] { return links_.have_all_left() || links_.peer(0).state == TcpLinks::Peer::State::lost; });
+  }
 }
 
 void TcpTransport::end_stalled(int failed_rank) {
@@ -192,8 +241,9 @@ void TcpTransport::end_stalled(int failed_rank) {
 
 // Returns when every rank has failed by itself, as with a wrong recipe.
 // Then each ends as a single process would.
-void end_unless_all_fail(const TcpOptions& options, TcpTransport& transport, const RankFailure& failure) {
-  if (!failure.distributed && transport.all_meet(failure.what)) return;
+TcpLinks::Verdict end_unless_all_fail(const TcpOptions& options, TcpTransport& transport, const RankFailure& failure) {
+  if (!failure.distributed)
+    if (const std::optional<TcpLinks::Verdict> verdict = transport.all_meet(failure.what)) return *verdict;
   if (options.report) options.report(report_of(failure, transport.name(transport.rank()), transport.recorder()));
   transport.tell_failure(failure);
   throw Error(ErrorKind::distributed, "");
@@ -210,10 +260,9 @@ void run_tcp(const TcpOptions& options, const RankBody& body) {
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
     const RankFailure failure = caught_failure();
-    end_unless_all_fail(options, transport, failure);
-    const bool was_said = transport.was_said_before(failure.what);
+    const TcpLinks::Verdict verdict = end_unless_all_fail(options, transport, failure);
     transport.leave();
-    if (was_said && failure.kind) throw Error(*failure.kind, "");
+    if (verdict.was_said_before && failure.kind) throw Error(*failure.kind, "");
     throw;
   }
   transport.leave();

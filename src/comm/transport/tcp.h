@@ -1,7 +1,7 @@
 // A world whose ranks are processes that find each other over TCP.
 // Any launcher can start them that gives each its number and an address of rank 0: torchrun, a
 // container per rank, a shell loop.
-// Every two ranks share a connection.
+// Each rank is connected to rank 0, and two other ranks once one of them has posted a message to the other.
 // A thread of each rank moves messages while the rank computes.
 #pragma once
 
@@ -9,6 +9,11 @@
 #include "comm/transport/transport.h"
 
 namespace moebius {
+
+// The connections of a rank to others.
+struct TcpConnections {
+  int at_start = 0, at_end = 0;
+};
 
 struct TcpOptions {
   WorldOptions world;
@@ -28,6 +33,7 @@ struct TcpOptions {
   // It is called after the report, when another rank has failed and this rank's thread has
   // not communicated for stall_s since then: it may never return.
   std::function<void()> end_process;
+  std::function<void(const TcpConnections&)> connections;  // gets those of this rank when it leaves
   double stall_s = 10;
   double grace_s = 2;  // time in which ranks with the same failure find each other
 };

@@ -1,12 +1,8 @@
 #include "comm/transport/tcp_bootstrap.h"
 
-#include <algorithm>
-#include <atomic>
 #include <functional>
-#include <future>
 #include <sstream>
 
-#include "comm/transport/admission.h"
 #include "comm/transport/torch_store.h"
 #include "core/error.h"
 
@@ -26,21 +22,18 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
   return names_of_ranks(o.world, missing);
 }
 
-constexpr double kLookS = 0.2;  // time after which a rank that accepts looks whether it shall stop
-
-// Accepts connections until `count` ranks have been let in, or `stop` is set.
-void accept_ranks(const TcpOptions& o, Admission& admission, int count, Deadline deadline, std::vector<Socket>& sockets,
-                  const std::function<bool(const Admission::Member&)>& let_in, const std::atomic<bool>& stop = false) {
-  for (int have = 0; have < count && !stop;) {
-    std::optional<Admission::Member> member = admission.next(std::min(deadline, deadline_in(kLookS)));
-    MOEBIUS_CHECK(distributed, member || milliseconds_until(deadline) > 0,
+// Lets in all other ranks.
+void accept_ranks(const TcpOptions& o, Admission& admission, Deadline deadline, std::vector<Socket>& sockets,
+                  const std::function<void(const Admission::Member&)>& check) {
+  for (int have = 1; have < o.size; ++have) {
+    std::optional<Admission::Member> member = admission.next(deadline);
+    MOEBIUS_CHECK(distributed, member,
                   "tcp: {} has waited for {} s for the others to come; missing: {}; were they started, with the same "
                   "MASTER_ADDR, MASTER_PORT, WORLD_SIZE and secret?{}",
                   name_of_rank(o.world, o.rank), o.world.timeout_before_steps_s(), missing_names(o, sockets),
                   admission.refused_text());
-    if (!member || !let_in(*member)) continue;
+    check(*member);
     sockets[member->greeting.rank] = std::move(member->socket);
-    ++have;
   }
 }
 
@@ -60,9 +53,14 @@ std::string refusal(const TcpOptions& o, const RankGreeting& g, const std::vecto
 // Then comes a line for each rank: host and port. An empty host is the one where rank 0 was found.
 constexpr const char* kTable = "the table of ranks";
 
+// A rank that has ended meanwhile is skipped: whoever uses the connection finds that it broke.
 void tell_all(const std::vector<Socket>& sockets, const std::string& table, Deadline deadline) {
-  for (const Socket& s : sockets)
-    if (s.is_open()) write_text(s, table, deadline, kTable);
+  for (const Socket& s : sockets) {
+    try {
+      if (s.is_open()) write_text(s, table, deadline, kTable);
+    } catch (const Error&) {
+    }
+  }
 }
 
 Socket listen_as_master(const TcpOptions& o) {
@@ -86,27 +84,26 @@ std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   return drawn.empty() ? o.secret : drawn;
 }
 
-std::vector<Socket> connect_as_master(const TcpOptions& o, Deadline deadline) {
+Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
   Socket listener = listen_as_master(o);
-  const std::string secret = o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret;
-  Admission admission(std::move(listener), job_of(o, secret), o.rank, o.warn);
-  std::vector<Socket> sockets(o.size);
+  Meeting met{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
+  met.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
+  Admission admission(std::move(listener), met.job, o.rank, o.warn, /*expected=*/o.size);
   std::vector<HostPort> places(o.size);
-  accept_ranks(o, admission, o.size - 1, deadline, sockets, [&](const Admission::Member& m) {
-    const std::string why = refusal(o, m.greeting, sockets);
+  accept_ranks(o, admission, deadline, met.sockets, [&](const Admission::Member& m) {
+    const std::string why = refusal(o, m.greeting, met.sockets);
     if (!why.empty()) {
       write_text(m.socket, why + "\n", deadline, kTable);
-      tell_all(sockets, why + "\n", deadline);
+      tell_all(met.sockets, why + "\n", deadline);
       throw Error(ErrorKind::usage, why);
     }
     const std::string host = !m.greeting.host.empty() ? m.greeting.host : peer_host(m.socket);
     places[m.greeting.rank] = {.host = is_loopback(host) ? "-" : host, .port = m.greeting.port};
-    return true;
   });
   std::string table = "\n";
   for (const HostPort& p : places) table += fmt::format("{} {}\n", p.host.empty() ? "-" : p.host, p.port);
-  tell_all(sockets, table, deadline);
-  return sockets;
+  tell_all(met.sockets, table, deadline);
+  return met;
 }
 
 // --- the others -----------------------------------------------------------------------------------------------------
@@ -154,50 +151,19 @@ std::string ask_master(const TcpOptions& o, const Master& master, int own_port, 
   }
 }
 
-Socket connect_to_rank(const TcpOptions& o, const Job& job, int rank, const HostPort& at, Deadline deadline) {
-  try {
-    Socket socket = connect_until(at, deadline);
-    join_job(socket, job, greeting_of(o, 0), rank, deadline);
-    return socket;
-  } catch (const Error& e) {
-    MOEBIUS_FAIL(distributed,
-                 "tcp: {} does not reach {} at {} ({}); check that no firewall is between them, or set "
-                 "MOEBIUS_HOST of that rank to an address that this machine reaches",
-                 name_of_rank(o.world, o.rank), name_of_rank(o.world, rank), to_string(at), without_tcp(e.what()));
-  }
-}
-
-// Ranks are let in while this one connects to others, so that no rank waits for a chain of others.
-std::vector<Socket> connect_as_other(const TcpOptions& o, Deadline deadline) {
+// No rank connects to the last one, so it does not listen.
+Meeting meet_as_other(const TcpOptions& o, Deadline deadline) {
   const Master master = find_master(o, deadline);
-  const Job job = job_of(o, master.secret);
-  Socket listener = listen_at(0, is_loopback(master.at.host));
-  const int port = port_of(listener);
-  Admission admission(std::move(listener), job, o.rank, o.warn);
-  std::vector<Socket> sockets(o.size);
-  std::istringstream table(ask_master(o, master, port, deadline, sockets[0]));
+  Meeting met{.sockets = std::vector<Socket>(o.size), .job = job_of(o, master.secret), .listener = {}, .places = {}};
+  if (o.rank < o.size - 1) met.listener = listen_at(0, is_loopback(master.at.host));
+  const int port = met.listener.is_open() ? port_of(met.listener) : 0;
+  std::istringstream table(ask_master(o, master, port, deadline, met.sockets[0]));
   std::string why;
   std::getline(table, why);
   if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 reports it
-  const std::string master_host = peer_host(sockets[0]);
-  read_place(table, master_host);
-  std::vector<Socket> later(o.size);
-  std::atomic<bool> stop = false;
-  auto accepted = std::async(std::launch::async, [&] {
-    const auto let_in = [&](const Admission::Member& m) {
-      return m.greeting.rank > o.rank && m.greeting.rank < o.size && !later[m.greeting.rank].is_open();
-    };
-    accept_ranks(o, admission, o.size - 1 - o.rank, deadline, later, let_in, stop);
-  });
-  try {
-    for (int r = 1; r < o.rank; ++r) sockets[r] = connect_to_rank(o, job, r, read_place(table, master_host), deadline);
-  } catch (...) {
-    stop = true;
-    throw;
-  }
-  accepted.get();
-  for (int r = o.rank + 1; r < o.size; ++r) sockets[r] = std::move(later[r]);
-  return sockets;
+  const std::string master_host = peer_host(met.sockets[0]);
+  for (int r = 0; r < o.size; ++r) met.places.push_back(read_place(table, master_host));
+  return met;
 }
 
 // Whoever reaches a port that is open to other machines must prove a secret.
@@ -213,13 +179,13 @@ void check_secret(const TcpOptions& o) {
 
 }  // namespace
 
-std::vector<Socket> connect_all(const TcpOptions& o) {
+Meeting meet(const TcpOptions& o) {
   MOEBIUS_CHECK(usage, o.size >= 1 && o.rank >= 0 && o.rank < o.size,
                 "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
-  if (o.size == 1) return std::vector<Socket>(1);
+  if (o.size == 1) return {.sockets = std::vector<Socket>(1), .job = {}, .listener = {}, .places = {}};
   check_secret(o);
   const Deadline deadline = deadline_in(o.world.timeout_before_steps_s());
-  return o.rank == 0 ? connect_as_master(o, deadline) : connect_as_other(o, deadline);
+  return o.rank == 0 ? meet_as_master(o, deadline) : meet_as_other(o, deadline);
 }
 
 }  // namespace moebius

@@ -32,10 +32,17 @@ constexpr int64_t kSinkBytes = 1 << 16;
 
 }  // namespace
 
-TcpLinks::TcpLinks(int rank, std::vector<Socket> sockets)
-    : rank_(rank), links_(sockets.size()), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  MOEBIUS_CHECK(distributed, waker_.is_open(), "tcp: eventfd: {}", std::strerror(errno));
-  for (size_t r = 0; r < sockets.size(); ++r) links_[r].socket = std::move(sockets[r]);
+TcpLinks::TcpLinks(int rank, std::vector<Socket> sockets, std::function<void(int rank)> connect)
+    : rank_(rank), links_(sockets.size()), connect_(std::move(connect)) {
+  for (Socket* waker : {&mover_waker_, &rank_waker_}) {
+    *waker = Socket(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    MOEBIUS_CHECK(distributed, waker->is_open(), "tcp: eventfd: {}", std::strerror(errno));
+  }
+  for (int r = 0; r < size(); ++r) {
+    links_[r].is_made = sockets[r].is_open();
+    if (links_[r].is_made) open_.push_back(r);
+    links_[r].socket = std::move(sockets[r]);
+  }
   mover_ = std::thread([this] { run_mover(); });
 }
 
@@ -48,6 +55,38 @@ TcpLinks::~TcpLinks() {
   mover_.join();
 }
 
+// --- connections ----------------------------------------------------------------------------------------------------
+
+// Both ends of a message name each other, so the higher rank asks too if it does not end before.
+void TcpLinks::ask_for(int peer) {
+  Link& link = links_[peer];
+  if (link.is_made || link.is_asked_for || peer > rank_) return;
+  link.is_asked_for = true;
+  connect_(peer);
+}
+
+void TcpLinks::add(int rank, Socket socket) {
+  const std::lock_guard lock(mutex_);
+  Link& link = links_[rank];
+  MOEBIUS_ASSERT(!link.is_made);
+  link.is_made = true;
+  link.socket = std::move(socket);
+  open_.push_back(rank);
+  send_some(link);
+  // Whoever polls does not poll this socket yet.
+  rank_moves_ ? wake(rank_waker_) : wake_mover();
+}
+
+bool TcpLinks::is_connected(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return links_[rank].is_made;
+}
+
+int TcpLinks::num_connections() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(std::count_if(links_.begin(), links_.end(), [](const Link& link) { return link.is_made; }));
+}
+
 // --- messages -------------------------------------------------------------------------------------------------------
 
 void TcpLinks::post(TcpEnd& end) {
@@ -55,6 +94,7 @@ void TcpLinks::post(TcpEnd& end) {
   ++num_open_;
   last_post_ = std::chrono::steady_clock::now();
   end.sends ? post_send(end) : post_receive(end);
+  ask_for(end.peer);
   if (end.state == TcpEnd::State::waiting && !rank_moves_) wake_mover();
 }
 
@@ -146,9 +186,9 @@ void TcpLinks::withdraw(TcpEnd& end) {
 
 void TcpLinks::queue(int peer, OutFrame frame) {
   Link& link = links_[peer];
-  if (!link.socket.is_open()) return;
+  if (link.is_made && !link.socket.is_open()) return;  // it broke
   link.out.push_back(std::move(frame));
-  if (link.out.size() == 1) send_some(link);
+  if (link.is_made && link.out.size() == 1) send_some(link);
 }
 
 void TcpLinks::send_some(Link& link) {
@@ -195,7 +235,7 @@ bool TcpLinks::receive_once(int peer) {
   const ssize_t n = ::recv(link.socket.descriptor(), to, room, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
   if (n <= 0) {
-    lose(link);
+    lose(peer);
     return false;
   }
   link.got += n;
@@ -250,11 +290,25 @@ void TcpLinks::end_payload(int peer) {
     case Kind::farewell:
       link.peer.farewell = static_cast<uint64_t>(link.header.number);
       break;
+    case Kind::verdict:
+      verdict_ = Verdict{.was_said_before = link.header.number != 0};
+      break;
     case Kind::failure:
-      link.peer.failure.assign(reinterpret_cast<const char*>(link.text.data()), link.text.size());
+      links_[link.header.channel].peer.failure.assign(reinterpret_cast<const char*>(link.text.data()),
+                                                      link.text.size());
+      note_failed(link.header.channel);
+      break;
+    case Kind::lost:
+      if (Peer& about = links_[link.header.channel].peer; about.state == Peer::State::here) {
+        about.state = Peer::State::lost;
+        note_failed(link.header.channel);
+      }
       break;
     case Kind::left:
       link.peer.state = Peer::State::left;
+      break;
+    case Kind::all_left:
+      have_all_left_ = true;
       break;
     case Kind::probe:
       break;
@@ -290,33 +344,37 @@ void TcpLinks::take_accept(int peer) {
                .end = &end});
 }
 
-void TcpLinks::lose(Link& link) {
-  if (link.peer.state == Peer::State::here) link.peer.state = Peer::State::lost;
+void TcpLinks::lose(int peer) {
+  Link& link = links_[peer];
   link.out.clear();
   link.socket.close();
+  std::erase(open_, peer);
+  if (link.peer.state != Peer::State::here) return;
+  link.peer.state = Peer::State::lost;
+  note_failed(peer);
 }
 
 // --- moving ---------------------------------------------------------------------------------------------------------
 
 void TcpLinks::pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_rank) {
-  std::vector<pollfd> polled;
-  for (const Link& link : links_) {
-    const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
-    polled.push_back({.fd = link.socket.descriptor(), .events = events, .revents = 0});  // poll skips closed sockets
+  const int waker = (by_rank ? rank_waker_ : mover_waker_).descriptor();
+  const std::vector<int> ranks = open_;  // others may be added meanwhile
+  std::vector<pollfd> polled{{.fd = waker, .events = POLLIN, .revents = 0}};
+  for (const int r : ranks) {
+    const short events = static_cast<short>(POLLIN | (links_[r].out.empty() ? 0 : POLLOUT));
+    polled.push_back({.fd = links_[r].socket.descriptor(), .events = events, .revents = 0});
   }
-  if (!by_rank) polled.push_back({.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
   lock.unlock();
   const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
   if (ready == 0 && timeout_ms == 0 && by_rank) std::this_thread::yield();
   lock.lock();
-  if (!by_rank) {
-    uint64_t woken = 0;
-    (void)!::read(waker_.descriptor(), &woken, sizeof woken);
-  }
+  uint64_t times = 0;
+  if (polled[0].revents != 0) (void)!::read(waker, &times, sizeof times);
   if (ready <= 0 || (!by_rank && rank_moves_)) return;
-  for (int r = 0; r < size(); ++r) {
-    if (polled[r].revents & POLLOUT) send_some(links_[r]);
-    if (links_[r].socket.is_open() && (polled[r].revents & ~POLLOUT)) receive_some(r);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const short events = polled[i + 1].revents;
+    if (events & POLLOUT) send_some(links_[ranks[i]]);
+    if (links_[ranks[i]].socket.is_open() && (events & ~POLLOUT)) receive_some(ranks[i]);
   }
 }
 
@@ -340,11 +398,15 @@ bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
   return true;
 }
 
+void TcpLinks::wake(const Socket& waker) {
+  const uint64_t one = 1;
+  (void)!::write(waker.descriptor(), &one, sizeof one);
+}
+
 void TcpLinks::wake_mover() {
   if (mover_naps_) return;
   if (mover_polls_) {
-    const uint64_t one = 1;
-    (void)!::write(waker_.descriptor(), &one, sizeof one);
+    wake(mover_waker_);
   } else {
     parked_.notify_one();
   }
@@ -364,74 +426,6 @@ void TcpLinks::run_mover() {
       mover_polls_ = false;
     }
     look_for_stall(lock);
-  }
-}
-
-// --- ends -----------------------------------------------------------------------------------------------------------
-
-void TcpLinks::queue_for_all(const Header& header, const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  const auto bytes = std::as_bytes(std::span(text));
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    OutFrame frame{.header = header, .payload_bytes = std::ssize(text), .own = {bytes.begin(), bytes.end()}};
-    frame.payload = frame.own.data();
-    queue(r, std::move(frame));
-  }
-}
-
-void TcpLinks::say_farewell(uint64_t hash) {
-  queue_for_all({.kind = Kind::farewell, .number = static_cast<int64_t>(hash)}, "");
-}
-void TcpLinks::say_failure(const std::string& why) {
-  queue_for_all({.kind = Kind::failure, .num_bytes = std::ssize(why)}, why);
-}
-void TcpLinks::say_left() { queue_for_all({.kind = Kind::left}, ""); }
-
-void TcpLinks::probe(std::span<const int> ranks) {
-  const std::lock_guard lock(mutex_);
-  for (const int rank : ranks) queue(rank, {.header = {.kind = Kind::probe}});
-}
-
-// Without a window at the other end, as where a process has stopped, nothing is on its way, and the end is not silent.
-double TcpLinks::silent_s(int rank) const {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  const Link& link = links_[rank];
-  if (!link.socket.is_open()) return 0;
-  if (::getsockopt(link.socket.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
-  return info.tcpi_unacked > 0 ? info.tcpi_last_ack_recv * 1e-3 : 0;
-}
-
-std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
-  const std::lock_guard lock(mutex_);
-  const Socket& socket = links_[rank].socket;
-  return {own_host(socket), peer_host(socket)};
-}
-
-bool TcpLinks::nothing_to_send() const {
-  return std::all_of(links_.begin(), links_.end(), [](const Link& link) { return link.out.empty(); });
-}
-
-void TcpLinks::watch(double stall_s, std::function<void(int failed_rank)> on_stall) {
-  const std::lock_guard lock(mutex_);
-  stall_s_ = stall_s;
-  on_stall_ = std::move(on_stall);
-  rank_may_stay_away_ = StallAwareDeadline(stall_s_);
-}
-
-void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
-  if (!on_stall_ || rank_moves_) return;
-  const auto failed = std::find_if(links_.begin(), links_.end(), [](const Link& link) {
-    return link.peer.state == Peer::State::lost || !link.peer.failure.empty();
-  });
-  if (failed == links_.end()) {
-    rank_may_stay_away_ = StallAwareDeadline(stall_s_);
-  } else if (rank_may_stay_away_.is_over()) {
-    const auto on_stall = std::exchange(on_stall_, nullptr);
-    lock.unlock();
-    on_stall(static_cast<int>(failed - links_.begin()));
-    lock.lock();
   }
 }
 

@@ -1,7 +1,11 @@
-// TcpLinks are the connections of one rank to all others, with the messages on them.
+// TcpLinks are the connections of one rank to others, with the messages on them.
 // The rank's thread posts messages and waits for them. A second thread, the mover, moves bytes
 // while the rank computes.
 //
+//   Star      Each rank begins with a connection to rank 0. The connection of two other ranks is made when one of
+//             them posts a message to the other for the first time: the higher one asks for it, and the lower one waits.
+//   News      A rank that ends the run informs the ranks that it is connected to. Rank 0 forwards the first such news,
+//             and the first connection that breaks, to all ranks. Later ones are consequences.
 //   Frames    Bytes on a connection are frames: a header, then its payload.
 //             A message of at most kEagerBytes is one frame, which the receiver keeps until it is asked for.
 //             For a longer message the sender first sends an offer. The receiver accepts it when it knows
@@ -47,34 +51,49 @@ class TcpLinks {
  public:
   static constexpr int64_t kEagerBytes = 1 << 16;
 
-  // Connects one rank to all others. `sockets` is by rank; the rank's own is closed.
-  TcpLinks(int rank, std::vector<Socket> sockets);
+  // `sockets` is by rank; those of ranks without a connection are closed.
+  // connect(r): asks for a connection to a lower rank. It returns at once, and add() brings the connection. It is
+  // called with the mutex held.
+  TcpLinks(int rank, std::vector<Socket> sockets, std::function<void(int rank)> connect = {});
   ~TcpLinks();
   TcpLinks(const TcpLinks&) = delete;
 
   int size() const { return static_cast<int>(links_.size()); }
-  void post(TcpEnd& end);      // begins to send or receive; end must not move until it is withdrawn
-  void withdraw(TcpEnd& end);  // frees its memory for other use, whether the message has ended or not
+  void add(int rank, Socket socket);  // a connection that was made; from any thread
+  bool is_connected(int rank) const;  // or was
+  int num_connections() const;        // made so far
+  void post(TcpEnd& end);             // begins to send or receive; end must not move until it is withdrawn
+  void withdraw(TcpEnd& end);         // frees its memory for other use, whether the message has ended or not
 
   // The state of another rank, as far as this rank knows it.
   struct Peer {
     enum class State { here, left, lost } state = State::here;  // left: it said goodbye; lost: its connection broke
-    std::optional<uint64_t> farewell;                           // the farewell that it sent
+    std::optional<uint64_t> farewell;                           // at rank 0: the farewell that it sent
     std::string failure;                                        // why it ended the run; empty if it did not
+  };
+  // The answer of rank 0 when all ranks have said farewell.
+  struct Verdict {
+    bool was_said_before = false;  // a lower rank has said the same
   };
   // Moves bytes until done() returns true.
   // Returns false when `seconds` pass before that (comm/liveness/stall_aware_deadline.h).
   // done() is called with the mutex held, so it may read ends and peers.
   // It throws when it sees that the wait cannot end well.
   bool move_until(double seconds, const std::function<bool()>& done);
-  const Peer& peer(int rank) const { return links_[rank].peer; }  // REQUIRES: called from done
+  // These REQUIRE that they are called from done.
+  const Peer& peer(int rank) const { return links_[rank].peer; }
+  std::optional<int> first_failed() const { return first_failed_; }  // the first known to have failed or broken
+  std::optional<Verdict> verdict() const { return verdict_; }
+  bool have_all_left() const { return have_all_left_; }
+  bool nothing_to_send() const;
 
-  // These go to all other ranks, after everything sent before. They are in flight when the call
-  // returns, and have left when move_until(.., nothing_to_send) returns true.
-  void say_farewell(uint64_t hash);
-  void say_failure(const std::string& why);
-  void say_left();
-  bool nothing_to_send() const;  // REQUIRES: called from done
+  // These go after everything sent before. They are in flight when the call returns, and have left when
+  // move_until(.., nothing_to_send) returns true.
+  void say_farewell(uint64_t hash);          // to rank 0
+  void say_verdict(int rank, Verdict v);     // rank 0, to one rank: all have said farewell
+  void say_failure(const std::string& why);  // to all connected ranks
+  void say_left();                           // to all connected ranks
+  void say_all_left();                       // rank 0, to all ranks
 
   // Sends each of these ranks a few bytes, which their machines acknowledge whatever the ranks do.
   void probe(std::span<const int> ranks);
@@ -84,16 +103,18 @@ class TcpLinks {
   // The addresses of the two ends of its connection, as numbers.
   std::pair<std::string, std::string> addresses(int rank) const;
 
+  std::vector<LinkFigures> figures() const;  // of the open connections
+
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's
   // thread has not called move_until for stall_s seconds since.
   void watch(double stall_s, std::function<void(int failed_rank)> on_stall);
 
  private:
-  enum class Kind : uint32_t { message, offer, accept, body, farewell, failure, left, probe };
+  enum class Kind : uint32_t { message, offer, accept, body, farewell, verdict, failure, lost, left, all_left, probe };
   struct Header {
     Kind kind = Kind::message;
-    int32_t channel = 0;
-    int64_t number = 0;  // of the message; in a farewell, its hash
+    int32_t channel = 0;  // in a failure and in lost, the rank that it is about
+    int64_t number = 0;   // of the message; in a farewell, its hash; in a verdict, whether it was said before
     int64_t num_bytes = 0;
   };
   // A frame to send. Its payload belongs to the end that sends it, or to the frame itself.
@@ -118,6 +139,8 @@ class TcpLinks {
   };
   struct Link {
     Socket socket;
+    bool is_made = false;  // the socket is or was open
+    bool is_asked_for = false;
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
@@ -132,7 +155,10 @@ class TcpLinks {
 
   // All of these REQUIRE that the mutex is held.
   void queue(int peer, OutFrame frame);
-  void queue_for_all(const Header& header, const std::string& text);
+  void queue_text(int peer, const Header& header, const std::string& text);
+  void ask_for(int peer);
+  // Notes that a rank has failed or that its connection broke. Rank 0 forwards the first.
+  void note_failed(int rank);
   void post_send(TcpEnd& end);
   void post_receive(TcpEnd& end);
   void take_early(Link& link, Channel& channel, TcpEnd& end);
@@ -146,19 +172,25 @@ class TcpLinks {
   void end_payload(int peer);
   void take_offer(int peer);
   void take_accept(int peer);
-  void lose(Link& link);
+  void lose(int peer);
   void pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_rank);
   void run_mover();
   bool nothing_on_its_way() const { return num_open_ == 0 && nothing_to_send(); }
   void look_for_stall(std::unique_lock<std::mutex>& lock);
+  static void wake(const Socket& waker);
   void wake_mover();
 
   const int rank_;
   mutable std::mutex mutex_;
   std::condition_variable parked_;  // the mover waits here while the rank's thread moves bytes
   std::vector<Link> links_;
-  Socket waker_;          // an eventfd that ends the mover's poll
-  int64_t num_open_ = 0;  // ends that are waiting
+  std::vector<int> open_;  // ranks whose sockets are open
+  const std::function<void(int)> connect_;
+  std::optional<int> first_failed_;
+  std::optional<Verdict> verdict_;
+  bool have_all_left_ = false;
+  Socket mover_waker_, rank_waker_;  // eventfds that end the poll of the mover and of the rank's thread
+  int64_t num_open_ = 0;             // ends that are waiting
   std::chrono::steady_clock::time_point last_post_;
   bool rank_moves_ = false, mover_polls_ = false, mover_naps_ = false, stop_ = false;
   double stall_s_ = 0;

@@ -36,6 +36,15 @@ class Message {
 };
 using Messages = std::vector<std::unique_ptr<Message>>;
 
+// What the system knows of the connection between this rank and another.
+struct LinkFigures {
+  int peer = 0;
+  bool crosses_machines = false;
+  double round_trip_s = 0;  // the shortest of some minutes; 0: unknown
+  double bytes_per_s = 0;   // at which the peer's machine got bytes of late; 0: unknown
+  bool is_filled = false;   // there were always more bytes to send, so the rate is the link's. Else it may be faster.
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -59,6 +68,9 @@ class Transport {
   // How long this rank waits now for another before it ends the run.
   double timeout_s() const { return options().timeout_s.value_or(default_timeout_.seconds(options().default_timeout)); }
   DefaultTimeout& default_timeout() { return default_timeout_; }
+
+  // Those of the connections of this rank; none where the transport does not know (threads, MPI).
+  virtual std::vector<LinkFigures> links() { return {}; }
 
   CollectiveFlightRecorder& recorder() { return recorder_; }
   // Makes a group of world ranks, ascending, which include this one. Nothing is sent.

@@ -1,0 +1,24 @@
+#include "comm/transport/link_figures.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <limits>
+
+namespace moebius {
+
+LinkFigures link_figures(const Socket& connection) {
+  LinkFigures figures{.crosses_machines = own_host(connection) != peer_host(connection)};
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(connection.descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return figures;
+  if (size < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate) return figures;  // an old kernel
+  if (info.tcpi_min_rtt != std::numeric_limits<uint32_t>::max()) figures.round_trip_s = info.tcpi_min_rtt * 1e-6;
+  figures.bytes_per_s = static_cast<double>(info.tcpi_delivery_rate);
+  figures.is_filled = figures.bytes_per_s > 0 && info.tcpi_delivery_rate_app_limited == 0;
+  return figures;
+}
+
+}  // namespace moebius

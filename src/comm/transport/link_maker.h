@@ -1,0 +1,82 @@
+// A LinkMaker makes the connections of a rank that were not made at the start, on a thread of its own:
+// each at its first use, by the higher of its two ranks. So two ranks that begin to use a connection at the same time
+// make one. The thread lets in the ranks that connect to this one (comm/transport/admission.h) and connects to others
+// side by side, so that neither strangers nor a rank that does not answer delay another.
+//
+//   Retries   An attempt that fails is repeated until the rank leaves. Nobody gives up here: a rank that waits for the
+//             connection ends the run after its timeout, and why_not() says what happened.
+//   Closing   The listener is closed when all higher ranks have connected.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/transport/admission.h"
+#include "comm/transport/socket.h"
+
+namespace moebius {
+
+class LinkMaker {
+ public:
+  struct Options {
+    int rank = 0, size = 1;
+    Job job;
+    Socket listener;                               // where higher ranks connect; closed: none will
+    std::vector<HostPort> places;                  // by rank: where it listens
+    std::function<void(const std::string&)> warn;  // as of Admission
+    // Gets each connection that was made, on the thread of this object.
+    std::function<void(int rank, Socket)> made;
+  };
+  explicit LinkMaker(Options options);
+  ~LinkMaker() = default;  // no connection is made after it
+  LinkMaker(const LinkMaker&) = delete;
+
+  // Connects to a lower rank, and returns at once. It is called once for each rank.
+  void call(int rank);
+  // Returns why there is no connection to a lower rank that was called, with its address:
+  // "10.0.0.3:4000: Connection refused". Empty for another rank.
+  std::string why_not(int rank) const;
+
+ private:
+  // A connection that is being made. Between two attempts the socket is closed.
+  struct Call {
+    int rank = 0, attempt = 0;
+    Deadline due;  // when the next attempt begins, or when this one has taken too long to connect
+    Socket socket;
+    std::optional<Joining> joining;  // set once the socket is connected
+  };
+  void run(const std::stop_token& stop);
+  void take_new_calls();
+  void admit(std::span<const pollfd> polled);
+  void let_in(Admission::Member member);
+  void advance_all(std::span<const pollfd> polled);
+  // Continues a call. Returns whether the connection was made.
+  bool advance(Call& call, bool has_news);
+  void begin_attempt(Call& call);
+  void greet(Call& call);
+  void set_why_not(int rank, const std::string& why);
+  void wake();
+
+  const int rank_, size_;
+  const Job job_;
+  const std::vector<HostPort> places_;
+  const std::function<void(const std::string&)> warn_;
+  const std::function<void(int, Socket)> made_;
+  const Socket waker_;                  // an eventfd
+  std::optional<Admission> admission_;  // empty: nobody connects to this rank any more
+  std::vector<bool> has_come_;          // by rank
+  int num_awaited_ = 0;                 // higher ranks that have not come
+  std::vector<Call> calls_;
+  mutable std::mutex mutex_;  // guards the next two
+  std::vector<int> new_calls_;
+  std::map<int, std::string> why_not_;
+  std::jthread thread_;  // the last member, since it uses the others
+};
+
+}  // namespace moebius

@@ -1,0 +1,180 @@
+// Tests of connections that are made at their first use. The ranks are threads of this process.
+#include "comm/transport/link_maker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <memory>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kSecret = "0123456789abcdef";
+
+// A LinkMaker of a world on this machine, with the connections that it made.
+class Maker {
+ public:
+  struct Spec {
+    int rank = 0, size = 4;
+    std::vector<HostPort> places;
+    std::string secret = kSecret;
+  };
+  explicit Maker(Spec spec) {
+    Socket listener = listen_at(0, /*loopback_only=*/true);
+    place = {.host = "127.0.0.1", .port = port_of(listener)};
+    maker = std::make_unique<LinkMaker>(
+        LinkMaker::Options{.rank = spec.rank,
+                           .size = spec.size,
+                           .job = {.secret = spec.secret, .run = "run"},
+                           .listener = std::move(listener),
+                           .places = std::move(spec.places),
+                           .warn = [this](const std::string& text) { warn(text); },
+                           .made = [this](int rank, Socket s) { add(rank, std::move(s)); }});
+  }
+  // Waits until it has made this many connections. Returns the ranks in their order.
+  std::vector<int> ranks_after(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(10), [&] { return ranks_.size() >= count; });
+    return ranks_;
+  }
+  std::string warnings_after(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(10), [&] { return num_warnings_ >= count; });
+    return warnings_;
+  }
+  Socket take(int rank) {
+    const std::lock_guard lock(mutex_);
+    return std::move(sockets_[rank]);
+  }
+
+  HostPort place;
+  std::unique_ptr<LinkMaker> maker;
+
+ private:
+  void add(int rank, Socket s) {
+    const std::lock_guard lock(mutex_);
+    ranks_.push_back(rank);
+    sockets_[rank] = std::move(s);
+    changed_.notify_all();
+  }
+  void warn(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    warnings_ += text + "\n";
+    ++num_warnings_;
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> ranks_;
+  std::map<int, Socket> sockets_;
+  std::string warnings_;
+  size_t num_warnings_ = 0;
+};
+
+void expect_connected(const Socket& a, const Socket& b) {
+  write_value(a, 17, deadline_in(5), "a number");
+  EXPECT_EQ(read_value<int>(b, deadline_in(5), "a number"), 17);
+}
+
+TEST(LinkMaker, TheHigherRankConnects) {
+  Maker lower({.rank = 1}), higher({.rank = 3, .places = {{}, lower.place}});
+  higher.maker->call(1);
+  EXPECT_THAT(lower.ranks_after(1), ElementsAre(3));
+  EXPECT_THAT(higher.ranks_after(1), ElementsAre(1));
+  expect_connected(lower.take(3), higher.take(1));
+}
+
+// The rank that is called listens later than the call.
+TEST(LinkMaker, TriesUntilTheOtherListens) {
+  HostPort place{.host = "127.0.0.1", .port = 0};
+  { place.port = port_of(listen_at(0, true)); }
+  Maker higher({.rank = 3, .places = {{}, place}});
+  higher.maker->call(1);
+  while (higher.maker->why_not(1).find("Connection refused") == std::string::npos)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(higher.maker->why_not(1), to_string(place) + ": Connection refused");
+  LinkMaker late({.rank = 1,
+                  .size = 4,
+                  .job = {.secret = kSecret, .run = "run"},
+                  .listener = listen_at(place.port, true),
+                  .places = {},
+                  .warn = {},
+                  .made = [](int, Socket) {}});
+  EXPECT_THAT(higher.ranks_after(1), ElementsAre(1));
+}
+
+// One that never answers, and one with another secret, do not hold up the call of a third.
+TEST(LinkMaker, CallsDoNotWaitForEachOther) {
+  const Socket silent = listen_at(0, true);
+  Maker stranger({.rank = 2, .secret = "another secret!!"}), lower({.rank = 3});
+  Maker higher({.rank = 4,
+                .size = 5,
+                .places = {{}, {.host = "127.0.0.1", .port = port_of(silent)}, stranger.place, lower.place}});
+  for (const int r : {1, 2, 3}) higher.maker->call(r);
+  EXPECT_THAT(higher.ranks_after(1), ElementsAre(3));
+  EXPECT_THAT(stranger.warnings_after(1), HasSubstr("closed the connection before it had proved the job's secret"));
+  EXPECT_THAT(higher.maker->why_not(1), HasSubstr("its machine has accepted the connection, and the rank has not"));
+  EXPECT_THAT(higher.maker->why_not(2), HasSubstr("does not know the secret of this job"));
+}
+
+// Strangers come while the ranks train: a silent one, another program, one with another secret. A rank that comes
+// later is let in at once. One that is let in already, or that should not call, is closed.
+TEST(LinkMaker, LateStrangersAreRefused) {
+  Maker lower({.rank = 1, .size = 5});
+  const auto begin = std::chrono::steady_clock::now();
+  const auto connect = [&] { return connect_until(lower.place, deadline_in(5)); };
+  const auto join = [&](int rank, const std::string& secret) {
+    Socket s = connect();
+    join_job(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 5}, 1, deadline_in(5));
+    return s;
+  };
+  const Socket silent = connect();
+  const Socket other = connect();
+  write_text(other, std::string(200, 'x'), deadline_in(5), "nonsense");
+  EXPECT_THROW(join(2, "another secret!!"), Error);
+  EXPECT_THAT(lower.warnings_after(2), AllOf(HasSubstr("which is another program"), HasSubstr("calls itself rank 2")));
+  Socket first = join(3, kSecret);
+  EXPECT_THAT(lower.ranks_after(1), ElementsAre(3));
+  for (const int rank : {3, 0, 7}) {
+    Socket s = join(rank, kSecret);  // it knows the secret
+    EXPECT_THROW(read_value<std::byte>(s, deadline_in(5), "anything"), Error);
+  }
+  expect_connected(lower.take(3), first);
+  join(2, kSecret), join(4, kSecret);
+  EXPECT_THAT(lower.ranks_after(3), ElementsAre(3, 2, 4));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4)) << "a rank waited for the silent one";
+}
+
+TEST(LinkMaker, NothingListensOnceAllHaveCome) {
+  Maker lower({.rank = 2}), higher({.rank = 3, .places = {{}, {}, lower.place}});
+  higher.maker->call(2);
+  lower.ranks_after(1);
+  for (int i = 0; i < 5000; ++i) {
+    try {
+      connect_until(lower.place, deadline_in(0));
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("Connection refused"));
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ADD_FAILURE() << "it still listens";
+}
+
+TEST(LinkMaker, EndsInTheMidstOfACall) {
+  const Socket silent = listen_at(0, true);
+  Maker higher({.rank = 1, .size = 3, .places = {{.host = "127.0.0.1", .port = port_of(silent)}}});
+  higher.maker->call(0);
+  higher.maker.reset();
+}
+
+}  // namespace
+}  // namespace moebius
