@@ -108,6 +108,9 @@ class Group {
   virtual void check() = 0;
   virtual double timeout_s() const = 0;
   virtual std::string rank_name(int rank) const = 0;
+  // Returns whether memory of GPUs travels through host memory, as where ranks of the world share a GPU. Then a kernel
+  // that waits for another rank may keep the GPU from the work of a rank that the other waits for.
+  virtual bool stages_gpu_memory() const { return false; }
   // From now on sent_bytes() and seconds() count these too.
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 

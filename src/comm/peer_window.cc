@@ -125,7 +125,8 @@ void PeerWindow::fail(int rank, uint64_t expected, uint64_t seen, const RoundPla
 // --- on a GPU -------------------------------------------------------------------------------------------------------
 
 void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
-  if (pages_.shares_gpu && !s.accelerator().capture()) {
+  const bool meets_on_host = pages_.shares_gpu || group_.stages_gpu_memory();
+  if (meets_on_host && !s.accelerator().capture()) {
     copy_to_host(s, &traffic_->sent_bytes, sent_1().data, sizeof(int64_t));
     return group_.barrier();
   }

@@ -8,11 +8,11 @@
 //             and waits until all others have stored theirs in its own (acquire). Nothing else is exchanged.
 //   Devices   On the CPU a round returns when all ranks have come. On a GPU it is a kernel of one block, part of
 //             a CUDA graph where one is captured: work that is launched later runs when all ranks have come.
-//             Where ranks share a GPU, rounds that are not captured meet on the host instead, after the stream's
-//             work: a kernel that waits may keep the GPU from the work that it waits for.
+//             Where ranks share a GPU, of this group or of the world, rounds that are not captured meet on the host
+//             instead, after the stream's work: a kernel that waits may keep the GPU from the work that it waits for.
 //   Errors    Error{distributed} when another rank failed, or has not come within the group's timeout: it names the
-//             rank that is waited for, phase, layer, and the rounds expected and seen. On a GPU the next wait of the host throws it; the
-//             kernels that would wait for that rank end meanwhile.
+//             rank that is waited for, phase, layer, and the rounds expected and seen. On a GPU the next wait of the
+//             host throws it; the kernels that would wait for that rank end meanwhile.
 #pragma once
 
 #include <deque>

@@ -22,6 +22,7 @@ class StagedGroup final : public GpuGroup {
 
   int64_t sent_bytes() const override { return over().sent_bytes(); }
   double seconds() const override { return over().seconds() + copying_s_; }
+  bool stages_gpu_memory() const override { return true; }
 
  private:
   class Arrival;

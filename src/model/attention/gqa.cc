@@ -48,6 +48,8 @@ void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
   saved.dy_TD.declare(plan, prefix + ".dy", {T_, D}, dtype_);
   saved.dqkv_TC.declare(plan, prefix + ".dqkv", {T_, C}, dtype_);
+  saved.qkv_rows.declare(plan, prefix + ".qkv", qkv_.linear().adapter(), T_, dtype_);
+  saved.o_rows.declare(plan, prefix + ".o", o_.linear().adapter(), T_, dtype_);
   if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {T_ / tp_, D}, dtype_);
 }
 
@@ -64,8 +66,8 @@ Qkv Gqa::qkv_in(Step& step, Tensor room_TC) const {
           room.rows(q + k, q + 2 * k).view({T, G_, d_}), sinks_ ? sinks_->w : Tensor{}};
 }
 
-void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
-  qkv_.forward(step, qkv_TC, x_tD, qkv_bias_ ? qkv_bias_->all() : Tensor{});
+void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL) const {
+  qkv_.forward(step, qkv_TC, x_tD, qkv_bias_ ? qkv_bias_->all() : Tensor{}, {.low = low_TL});
 }
 
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
@@ -94,7 +96,7 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
   saved.qkv_TC.open(step.stack);
-  project(step, saved.qkv_TC.rows(0, T), x_tD);
+  project(step, saved.qkv_TC.rows(0, T), x_tD, saved.qkv_rows.low(T));
   saved.o_THd.open(step.stack);
   saved.lse_TH.open(step.stack);
   attend(step, saved, T);
@@ -111,12 +113,13 @@ void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
 
 void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
   const int64_t T = y_tD.dim(0) * tp_;
-  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}), o_bias_ ? o_bias_->all() : Tensor{});
+  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}), o_bias_ ? o_bias_->all() : Tensor{},
+             {.low = saved.o_rows.low(T)});
 }
 
 void Gqa::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  saved.qkv_TC.recompute(step.stack, [&] { project(step, saved.qkv_TC, x_tD); });
+  saved.qkv_TC.recompute(step.stack, [&] { project(step, saved.qkv_TC, x_tD, saved.qkv_rows.low(x_tD.dim(0) * tp_)); });
   saved.o_THd.recompute(step.stack, [&] {
     saved.lse_TH.open(step.stack);
     attend(step, saved, x_tD.dim(0) * tp_);
@@ -129,10 +132,12 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
   saved.dqkv_TC.open(step.stack);
+  saved.o_rows.open(step.stack, /*has_dx=*/true);
+  saved.qkv_rows.open(step.stack, /*has_dx=*/!dx_tD.empty());
 
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
-  o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
+  o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
   Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
   r.doc_start_T = step.batch.attention_starts(T);
   Qkv dr = alloc_qkv(step, T);
@@ -142,7 +147,8 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
       step,
       {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
-  if (!dx_tD.empty()) qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
+  if (!dx_tD.empty())
+    qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, {.dlow = saved.qkv_rows.dlow(T)});
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {
@@ -232,8 +238,9 @@ void Gqa::whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Te
 
 void Gqa::backward_weight(Step& step, const Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
-  o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
-  qkv_.backward_weight(step, saved.dqkv_TC, saved.x_tD);
+  o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}),
+                     {.low = saved.o_rows.low(T), .dlow = saved.o_rows.dlow(T)});
+  qkv_.backward_weight(step, saved.dqkv_TC, saved.x_tD, {.low = saved.qkv_rows.low(T), .dlow = saved.qkv_rows.dlow(T)});
   if (qkv_bias_) qkv_bias_->backward_weight(step, saved.dqkv_TC);
   if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }

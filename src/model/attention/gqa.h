@@ -14,6 +14,7 @@
 #include "model/attention/context_parallel.h"
 #include "model/layers/bias.h"
 #include "model/layers/linear.h"
+#include "model/lora/adapter_rows.h"
 
 namespace moebius {
 
@@ -25,6 +26,7 @@ class Gqa {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
     WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is only for the bias of o
+    AdapterRows qkv_rows, o_rows;
   };
   // window: of this layer. Error{usage} when tp does not divide the heads, and the
   // errors of make_context_parallel.
@@ -47,8 +49,8 @@ class Gqa {
   // The same in the memory of a tensor like the projection's output; on the stack where its parts would
   // not be aligned.
   Qkv qkv_in(Step& step, Tensor room_TC) const;
-  void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
-  void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
+  void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
+  void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
   // One token of each sequence; the positions are read where the batch is.
   void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const;
   // o of the queries of a run, from all keys and values of its sequence.

@@ -38,13 +38,20 @@ class Linear {
       : w_(params.declare(stored_first(std::move(spec)))),
         weights_(w_),
         generates_(params.use() == ModelUse::inference) {}
+  // low: where a caller keeps the few columns of the adapter between the passes (model/lora/adapter_rows.h).
+  struct Low {
+    Tensor low, dlow;
+  };
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;  // y (+)= x W^T
-  void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias) const;  // y = x W^T + bias; an empty one is none
-  void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
+  // y = x W^T + bias; an empty one is none
+  void forward_with_bias(Step& step, Tensor y, Tensor x, Tensor bias, const Low& low = {}) const;
+  // dx (+)= dy W
+  void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false, const Low& low = {}) const;
   // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
   // adds: an earlier call of the micro-batch has stored its product, so this one adds to it.
-  void backward_weight(Step& step, Tensor dy, Tensor x, bool adds = false) const;
+  void backward_weight(Step& step, Tensor dy, Tensor x, bool adds = false, const Low& low = {}) const;
   const Param& param() const { return w_; }
+  const Adapter& adapter() const { return adapter_; }
 
   // Returns whether the passes are more than the products with W. Then no other op may compute them.
   bool has_adapter() const { return !adapter_.is_empty(); }
@@ -56,7 +63,7 @@ class Linear {
   Operand w_for_dx(Step& step) const { return weights_.w_for_dx(step); }
 
  private:
-  void forward(Step& step, const Tensor& y, const Tensor& x, const Tensor& bias, bool accumulate) const;
+  void forward(Step& step, const Tensor& y, const Tensor& x, const Tensor& bias, bool accumulate, const Low& low) const;
 
   const Param& w_;
   ProductPrecision precision_;
@@ -68,15 +75,16 @@ class Linear {
 class ColumnLinear {
  public:
   ColumnLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
-  void forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C = {}) const;
+  void forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C = {}, const Linear::Low& low = {}) const;
   // For an op that does more with the operands of forward: x of all rows, on the step stack, and the
   // map that it goes through.
   Tensor gather(Step& step, Tensor x_tD) const { return rows_.gather(step, x_tD); }
   const Linear& linear() const { return linear_; }
   const Param& param() const { return linear_.param(); }
-  void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false) const;
+  void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false,
+                      const Linear::Low& low = {}) const;
   // Gathers x again, since only the rows of this rank are kept.
-  void backward_weight(Step& step, Tensor dy_TC, Tensor x_tD) const;
+  void backward_weight(Step& step, Tensor dy_TC, Tensor x_tD, const Linear::Low& low = {}) const;
 
  private:
   Linear linear_;
@@ -87,12 +95,16 @@ class RowLinear {
  public:
   RowLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
   // The bias is added once, to the sum over the ranks.
-  void forward(Step& step, Tensor y_tD, Tensor x_TC, Tensor bias_D = {}) const;
+  void forward(Step& step, Tensor y_tD, Tensor x_TC, Tensor bias_D = {}, const Linear::Low& low = {}) const;
   // Both backward passes read dy of all rows. It is gathered once, on the step stack.
   // With one rank it is dy itself.
   Tensor gather(Step& step, Tensor dy_tD) const { return rows_.gather(step, dy_tD); }
-  void backward_input(Step& step, Tensor dx_TC, Tensor dy_TD) const { linear_.backward_input(step, dx_TC, dy_TD); }
-  void backward_weight(Step& step, Tensor dy_TD, Tensor x_TC) const { linear_.backward_weight(step, dy_TD, x_TC); }
+  void backward_input(Step& step, Tensor dx_TC, Tensor dy_TD, const Linear::Low& low = {}) const {
+    linear_.backward_input(step, dx_TC, dy_TD, /*accumulate=*/false, low);
+  }
+  void backward_weight(Step& step, Tensor dy_TD, Tensor x_TC, const Linear::Low& low = {}) const {
+    linear_.backward_weight(step, dy_TD, x_TC, /*adds=*/false, low);
+  }
   const Linear& linear() const { return linear_; }
   const Param& param() const { return linear_.param(); }
 

@@ -186,7 +186,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
     fill_zero(step.stream, dinput_TD);
   }
   RouterLogitsBwd gate{.dx_TD = dinput_TD,
-                       .dw_ED = gradient_or_scratch(step, gate_),
+                       .dw_ED = gate_.has_grad ? gate_.dw : Tensor{},
                        .dlogits_TE = dlogits_TE,
                        .x_TD = x_TD,
                        .w_ED = gate_.w};

@@ -42,6 +42,8 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 //   heads of 128, 8 x 4096 573 and 619; 1 x 16384 621 and 613; 1 x 32768 630 and 617;
 //   1 x 131072 640 and 578
 //   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
+// One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
+//   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
   constexpr int64_t kLong = 16384;
   return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
@@ -50,9 +52,12 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 // The same, cuDNN's deterministic pass:
 //   32/4 heads of 128, 8 x 4096 419 and 368; 16/16 heads 372 and 375
 //   64/8 heads of 64, 8 x 4096 295 and 246; latent, 8 x 4096 380 and 332
+// One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
+//   heads of 32 149 and 135; 80 186 and 249; 96 217 and 293; 160 137 and 198; 256 153 and 271
 // Ours fill a GPU from two blocks a multiprocessor on.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width != z.v_width || z.window > 0) return false;
+  if (z.width != 64 && z.width != 128) return z.width > 64;
   return dkv_blocks(z) < 256;
 }
 

@@ -107,6 +107,9 @@ void RouterLogitsTest::expect_reference() {
   testing::expect_close("logits", got.logits.values(), logits, error(c.D), 1e-7);
   testing::expect_close("dx", got.dx.values(), dx, error(c.E) + testing::epsilon(c.x), 1e-7);
   testing::expect_close("dw", got.dw.values(), dw, error(c.T), 1e-7);
+  Array dx_of_frozen = Array::normal({c.T, c.D}, c.x, 4);
+  run_bwd(s_, {.dx_TD = dx_of_frozen.tensor(), .dlogits_TE = dlogits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+  EXPECT_EQ(dx_of_frozen.bytes(), got.dx.bytes()) << "without the gradient of a frozen w";
   if (s_.device() != DeviceKind::cpu) {
     const Outputs again = run(s_, c, x, w, dlogits);
     EXPECT_EQ(again.logits.bytes(), got.logits.bytes());

@@ -133,7 +133,7 @@ void check(const RouterLogitsBwd& a, const Stream& s) {
   constexpr const char* who = "router_logits_bwd";
   check_gate(who, a.dlogits_TE, a.x_TD, a.w_ED);
   if (!a.dx_TD.empty()) check_tensor(who, "dx", a.dx_TD, a.x_TD.dtype, a.x_TD.shape);
-  check_tensor(who, "dw", a.dw_ED, DType::f32, a.w_ED.shape);
+  if (!a.dw_ED.empty()) check_tensor(who, "dw", a.dw_ED, DType::f32, a.w_ED.shape);
   check_tensor(who, "partial", a.partial_PED, DType::f32,
                {RouterLogitsBwd::num_partials(a, s), a.w_ED.dim(0), a.w_ED.dim(1)});
   check_scratch(who, a.scratch, RouterLogitsBwd::scratch_bytes(a, s));
@@ -245,7 +245,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   check(a, s);
   OpScope scope(
       s, "router_logits_bwd",
-      {gate_flops(a.x_TD, a.w_ED) * (a.dx_TD.empty() ? 1 : 2),
+      {gate_flops(a.x_TD, a.w_ED) * (!a.dx_TD.empty() + !a.dw_ED.empty()),
        2 * bytes_of(a.dx_TD) + bytes_of(a.x_TD) + bytes_of(a.dlogits_TE) + bytes_of(a.w_ED) + 2 * bytes_of(a.dw_ED)});
   if (a.dlogits_TE.empty()) return;
   switch (s.device()) {

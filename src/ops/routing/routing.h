@@ -176,7 +176,7 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
 // partial is f32 scratch of shape [num_partials, E, D]. A product for a bf16 dx may stop at 16
 // bits, far below what the rounding leaves.
 struct RouterLogitsBwd {
-  Tensor dx_TD, dw_ED;            // inout; dx may be empty
+  Tensor dx_TD, dw_ED;            // inout; either may be empty
   Tensor partial_PED, scratch;    // scratch; bytes
   Tensor dlogits_TE, x_TD, w_ED;  // in
   static int64_t num_partials(const RouterLogitsBwd& a, const Stream& s);

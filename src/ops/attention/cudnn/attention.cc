@@ -171,6 +171,8 @@ class Cudnn {
 
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
+// Of heads.
+constexpr int kMinWidth = 32, kMaxWidth = 256;
 
 // The keys that cuDNN is given, and how they are masked.
 struct Keys {
@@ -197,7 +199,8 @@ std::optional<Keys> keys_of(const Op& a) {
   if (z.rows < kMinRows || z.kv_rows < kMinRows) return std::nullopt;
   if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence is none
   const bool is_latent = z.width == 192 && z.v_width == 128;
-  if (!is_latent && (z.width != z.v_width || (z.width != 64 && z.width != 128))) return std::nullopt;
+  const bool is_even = z.width == z.v_width && z.width % 8 == 0 && z.width >= kMinWidth && z.width <= kMaxWidth;
+  if (!is_latent && !is_even) return std::nullopt;
   return keys_of(z, a.is_part);
 }
 

@@ -14,7 +14,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 1024;    // of a block
-constexpr int kSumThreads = 384;  // of one that sums: its threads have more registers
+constexpr int kSumThreads = 512;  // of one that sums: its threads have more registers
 constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
 constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
 constexpr int kRowsAtOnce = 4;    // such rows
@@ -169,52 +169,32 @@ __device__ Pairs pairs_of(const Return& a, int64_t n, int first) {
 // The row that is returned as the i-th. The rows of this rank are spread evenly among those of other ranks, so that
 // the memory and the links work at the same time. Those of others begin with the next rank's: no rank is the first of
 // all others.
-struct ReturnOrder {
-  uint32_t num_rows, own_begin, own_end;
-  __device__ ReturnOrder(const Return& a, const Windows& to)
-      : num_rows(a.arrive_W1[to.num_ranks]), own_begin(a.arrive_W1[to.rank]), own_end(a.arrive_W1[to.rank + 1]) {}
-  __device__ int64_t row(int64_t i) const {
-    const int64_t num_own = own_end - own_begin;
-    const int64_t own = quotient(i * num_own, num_rows);  // those of this rank among the first i
-    if (quotient((i + 1) * num_own, num_rows) > own) return own_begin + own;
-    const int64_t other = i - own, behind = num_rows - own_end;
-    return other < behind ? own_end + other : other - behind;
-  }
-};
-
-// What a warp needs to know of a row before it reads the rows of y: where it came from, its place there, and, by lane,
-// its pairs, of the first 32.
-struct ReturnedRow {
-  int32_t n, source, place;
-  Pairs pairs;
-};
-__device__ ReturnedRow look_up_returned(const Return& a, const Windows& to, const ReturnOrder& order, int64_t i) {
-  if (i >= order.num_rows) return {};
-  const int64_t n = order.row(i);
-  const Pairs pairs = pairs_of(a, n, 0);
-  const int source = source_of(a, to, n);
-  const auto row = static_cast<int32_t>(n);
-  return {.n = row, .source = source, .place = a.back_W[source] + row - a.arrive_W1[source], .pairs = pairs};
+__device__ int64_t returned_row(const Return& a, const Windows& to, int64_t i) {
+  const auto num_rows = static_cast<uint32_t>(a.arrive_W1[to.num_ranks]);
+  const int64_t own_begin = a.arrive_W1[to.rank], own_end = a.arrive_W1[to.rank + 1], num_own = own_end - own_begin;
+  const int64_t own = quotient(i * num_own, num_rows);  // those of this rank among the first i
+  if (quotient((i + 1) * num_own, num_rows) > own) return own_begin + own;
+  const int64_t other = i - own, behind = num_rows - own_end;
+  return other < behind ? own_end + other : other - behind;
 }
 
-// Pieces of a few rows of y are on their way at once; they are added in the order of k. The next row is looked up while
-// those of this one are on their way.
+// Pieces of a few rows of y are on their way at once; they are added in the order of k.
 template <class T, int kNum>
 __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
   constexpr int kWarps = kSumThreads / 32;
   const int lane = threadIdx.x % 32;
-  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T)), stride = int64_t{gridDim.x} * kWarps;
-  const ReturnOrder order(a, to);
-  int64_t sent = 0, turn = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  ReturnedRow next = look_up_returned(a, to, order, turn);
-  for (; turn < order.num_rows; turn += stride) {
-    const ReturnedRow row = next;
-    if (lane == 0 && row.source != to.rank) sent += row_bytes;
-    bool is_first = true;  // piece of the row
+  const int64_t num_rows = a.arrive_W1[to.num_ranks], row_bytes = width * static_cast<int64_t>(sizeof(T));
+  int64_t sent = 0;
+  const int64_t first_turn = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  for (int64_t turn = first_turn; turn < num_rows; turn += int64_t{gridDim.x} * kWarps) {
+    const int64_t n = returned_row(a, to, turn);
+    const int source = source_of(a, to, n);
+    T* out = reinterpret_cast<T*>(to.array(source) + (a.back_W[source] + n - a.arrive_W1[source]) * row_bytes);
+    if (lane == 0 && source != to.rank) sent += row_bytes;
     for (int64_t at = lane * kNum; at - lane * kNum < width; at += 32 * kNum * kSumsAtOnce) {
       float sum[kSumsAtOnce][kNum] = {};
       for (int first = 0; first < a.top_k; first += 32) {
-        const Pairs pairs = first == 0 ? row.pairs : pairs_of(a, row.n, first);
+        const Pairs pairs = pairs_of(a, n, first);
         for (uint32_t left = __ballot_sync(kAllLanes, pairs.row >= 0); left != 0;) {
           Raw<T, kNum> raw[kRowsAtOnce][kSumsAtOnce];
           float weight[kRowsAtOnce];
@@ -222,16 +202,14 @@ __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y,
 #pragma unroll
           for (int r = 0; r < kRowsAtOnce; ++r, left &= left - 1) {
             const int from = left != 0 ? __ffs(left) - 1 : 0;
-            const int64_t pair_row = __shfl_sync(kAllLanes, pairs.row, from);
+            const int64_t row = __shfl_sync(kAllLanes, pairs.row, from);
             weight[r] = __shfl_sync(kAllLanes, pairs.weight, from);
 #pragma unroll
             for (int i = 0; i < kSumsAtOnce; ++i) {
               const int64_t column = at + 32 * kNum * i;
-              raw[r][i] = fetch<kNum>(y + pair_row * width + column, r < there && column < width);
+              raw[r][i] = fetch<kNum>(y + row * width + column, r < there && column < width);
             }
           }
-          if (is_first) next = look_up_returned(a, to, order, turn + stride);
-          is_first = false;
 #pragma unroll
           for (int r = 0; r < kRowsAtOnce; ++r) {
             if (r >= there) continue;
@@ -245,14 +223,12 @@ __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y,
           }
         }
       }
-      T* out = reinterpret_cast<T*>(to.array(row.source) + row.place * row_bytes);
 #pragma unroll
       for (int i = 0; i < kSumsAtOnce; ++i) {
         const int64_t column = at + 32 * kNum * i;
         if (column < width) store(out + column, sum[i]);
       }
     }
-    if (is_first) next = look_up_returned(a, to, order, turn + stride);  // it has no pairs
   }
   add_sent(to, sent);
 }

@@ -171,6 +171,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
     if (!a.dx_TD.empty()) {
       parallel_rows(s.pool(), T, kTokensPerTask, [&](int64_t begin, int64_t end) { add_dx<X, W>(a, begin, end); });
     }
+    if (a.dw_ED.empty()) return;
     s.pool().run(a.partial_PED.dim(0) * stripes, [&](int64_t task, int) {
       const int64_t d = task % stripes * kWidth;
       fill_partial<X>(a, task / stripes, d, std::min(kWidth, D - d));

@@ -162,11 +162,12 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
         product(s, Operand<float>{a.dlogits_TE.ptr<float>(), E, 1, T}, Operand<W>{a.w_ED.ptr<W>(), 1, D, D},
                 Extent{E, E, D}, 1, AddTo<X>{a.dx_TD.ptr<X>()});
       }
-      fill_partials<X>(s, a);
+      if (!a.dw_ED.empty()) fill_partials<X>(s, a);
     });
   }
-  add_partials_kernel<<<static_cast<unsigned>(div_ceil(n, kThreads)), kThreads, 0, cuda_stream(s)>>>(
-      a.dw_ED.ptr<float>(), a.partial_PED.ptr<float>(), n, static_cast<int>(a.partial_PED.dim(0)));
+  if (n > 0)
+    add_partials_kernel<<<static_cast<unsigned>(div_ceil(n, kThreads)), kThreads, 0, cuda_stream(s)>>>(
+        a.dw_ED.ptr<float>(), a.partial_PED.ptr<float>(), n, static_cast<int>(a.partial_PED.dim(0)));
   check_launch("router_logits_bwd");
 }
 

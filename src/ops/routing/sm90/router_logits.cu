@@ -263,9 +263,10 @@ void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
   const GateOperand x{a.x_TD.ptr<bf16>(), T, D}, dlogits{scratch.dlogits_3TE, T, scratch.e};
   split_terms(s, scratch.dlogits_3TE, a.dlogits_TE.ptr<float>(), T, E, scratch.e, kNumTerms);
-  launch_by_experts<Gate::dw, 3>(s, x, dlogits,
-                                 {.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))},
-                                 a.partial_PED.ptr<float>());
+  if (!a.dw_ED.empty()) {
+    const Extent e{.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))};
+    launch_by_experts<Gate::dw, 3>(s, x, dlogits, e, a.partial_PED.ptr<float>());
+  }
   if (a.dx_TD.empty()) return;
   const bool split_w = a.w_ED.dtype == DType::f32;
   if (split_w) split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);

@@ -1,0 +1,36 @@
+// What the backward pass of an adapter's weights reads of the passes before it: the few columns that forward()
+// and backward_input() compute on their way (model/lora/adapter.h). A layer that keeps them reads x and dy once
+// less each.
+#pragma once
+
+#include <string>
+
+#include "memory/wgrad_input.h"
+#include "model/lora/adapter.h"
+
+namespace moebius {
+
+class AdapterRows {
+ public:
+  // rows: of x and dy of a micro-batch. An adapter without targets keeps nothing, and the rows below are empty.
+  void declare(MemoryPlan& plan, const std::string& prefix, const Adapter& adapter, int64_t rows, DType dtype) {
+    if (adapter.is_empty()) return;
+    plan.declare(low_, prefix + "_low", {rows, adapter.low_columns()}, dtype, Life::saved);
+    dlow_.declare(plan, prefix + "_dlow", {rows, adapter.low_columns()}, dtype);
+  }
+  // In backward_input, before it computes the gradient of x, where it does.
+  void open(StepStack& stack, bool has_dx) {
+    has_dlow_ = has_dx && dlow_.numel() > 0;
+    if (has_dlow_) dlow_.open(stack);
+  }
+
+  Tensor low(int64_t rows) const { return low_.numel() > 0 ? low_.rows(0, rows) : Tensor{}; }
+  Tensor dlow(int64_t rows) const { return has_dlow_ ? dlow_.rows(0, rows) : Tensor{}; }
+
+ private:
+  Tensor low_;
+  WgradInput dlow_;
+  bool has_dlow_ = false;
+};
+
+}  // namespace moebius
