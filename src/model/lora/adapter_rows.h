@@ -1,6 +1,5 @@
-// What the backward pass of an adapter's weights reads of the passes before it: the few columns that forward()
-// and backward_input() compute on their way (model/lora/adapter.h). A layer that keeps them reads x and dy once
-// less each.
+// AdapterRows are the few columns that an adapter's forward() and backward_input() compute on their way, and that the
+// gradients of its weights need again (model/lora/adapter.h). A layer that keeps them reads x and dy once less each.
 #pragma once
 
 #include <string>

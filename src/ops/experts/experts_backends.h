@@ -42,7 +42,7 @@ std::string kernel_text(const Stream& s, const ExpertDown& a);
 std::string kernel_text(const Stream& s, const DExpertDown& a);
 std::string kernel_text(const Stream& s, const DExpertUp& a);
 std::string kernel_text(const Stream& s, const ExpertWgrad& a);
-// As adds_term() of experts.h.
+// These answer adds_term() of experts.h on the GPU of s.
 bool adds_term(const Stream& s, const ExpertUp& a);
 bool adds_term(const Stream& s, const ExpertDown& a);
 bool adds_term(const Stream& s, const DExpertDown& a);

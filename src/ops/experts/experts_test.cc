@@ -152,7 +152,7 @@ TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
   }
 }
 
-// For each row of values [R, n], or the rows of x that rows read, that row and the one of low behind it.
+// For each row of values [R, n], or the rows of x that rows read, that row and then the one of low.
 Values joined_rows(const Problem& p, const Values& x, const Values& low, bool gather) {
   const int64_t L = std::ssize(low) / p.R, n = std::ssize(x) / (gather && p.c.gather ? p.c.T : p.R);
   Values all;
@@ -164,7 +164,7 @@ Values joined_rows(const Problem& p, const Values& x, const Values& low, bool ga
   return all;
 }
 
-// For each of num pieces of x, that piece and the one of y behind it.
+// For each of num pieces of x, that piece and then the one of y.
 Values joined(const Values& x, const Values& y, int64_t num) {
   const int64_t n = std::ssize(x) / num, m = std::ssize(y) / num;
   Values all;

@@ -225,7 +225,7 @@ TEST_P(LowRankTest, ActivationsEqualTheReference) {
   }
 }
 
-// Two maps of a matrix with rows of others between and behind them.
+// Two maps of a matrix with rows of others between and after them.
 TEST(LowRank, BlocksAreFactorsOfAllRows) {
   constexpr int64_t kExperts = 3, kRows = 9, kFromRows = 5, kRank = 2;
   for (const DType dtype : {DType::f32, DType::bf16}) {

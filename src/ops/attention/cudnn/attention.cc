@@ -171,7 +171,7 @@ class Cudnn {
 
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
-// Of heads.
+// cuDNN takes heads of these widths.
 constexpr int kMinWidth = 32, kMaxWidth = 256;
 
 // The keys that cuDNN is given, and how they are masked.
