@@ -162,6 +162,7 @@ bool is_rare(Life life) {
 
 std::string MemoryPlan::table() const {
   std::string text = "memory plan\n";
+  const int width = bytes(Life::offload_even) > 0 ? 12 : 10;  // of the longest name
   for (int life = 0; life < kNumLives; ++life) {
     if (is_rare(static_cast<Life>(life)) && bytes_[life] == 0) continue;
     int64_t count = 0;
@@ -171,16 +172,17 @@ std::string MemoryPlan::table() const {
       ++count;
       if (!largest || e.view->num_bytes() > largest->view->num_bytes()) largest = &e;
     }
-    text +=
-        fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]),
-                    count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
+    text += fmt::format("  {:<{}} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), width,
+                        bytes_text(bytes_[life]), count,
+                        largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
-  text += fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  text += fmt::format("  {:<{}} {:>11}\n", "total", width, bytes_text(total_bytes()));
   if (spill_bytes() > 0)
     text += fmt::format("  beyond: {} of host memory where tokens choose more rows than are planned\n",
                         bytes_text(spill_bytes()));
   if (bytes(Life::host) > 0)
-    text += fmt::format("  {:<10} {:>11}  without what is kept in host memory\n", "", bytes_text(device_bytes()));
+    text +=
+        fmt::format("  {:<{}} {:>11}  without what is kept in host memory\n", "", width, bytes_text(device_bytes()));
   if (recomputed_bytes_ > 0)
     text += fmt::format("  not kept: {} that backward recomputes\n", bytes_text(recomputed_bytes_));
   return text;

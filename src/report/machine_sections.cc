@@ -26,8 +26,9 @@ double number_of(const RunEvent& event, const std::string& key) {
 // --- memory ---------------------------------------------------------------------------------------------------------
 
 Bar predicted_bar(const RunEvent& start) {
-  static constexpr const char* kLives[] = {"param", "master", "grad", "optimizer", "state",
-                                           "batch", "saved",  "comm", "metrics",   "stack"};
+  static constexpr const char* kLives[] = {"param",       "master", "grad",    "layer_grad", "optimizer",
+                                           "state",       "batch",  "saved",   "rows",       "offload_even",
+                                           "offload_odd", "comm",   "metrics", "stack"};
   Bar bar{.name = "predicted"};
   double rest = number_of(start, "memory_predicted_bytes");
   int colour = 0;
