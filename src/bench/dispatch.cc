@@ -13,8 +13,8 @@
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
-#include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_cost.h"
+#include "model/moe/dispatchers/dispatcher_allgather.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
@@ -313,7 +313,7 @@ RowsLeft rows_left(const DispatchRank& rank, Control& control) {
   return {.all = mean(sent.others), .across = mean(sent.across), .inside = mean(sent.inside)};
 }
 
-// Where experts are chosen evenly.
+// Returns their expected numbers where experts are chosen evenly.
 RowsLeft even_rows_left(const DispatchRank& rank) {
   if (!rank.is_two_level()) return {.all = rank.even_rows_for_others()};
   const DispatchShape shape = rank.dispatch_shape();

@@ -37,7 +37,7 @@ struct DispatchLine {
   // Bytes of a row for each pair and each rank of its expert, wherever that is. Rates of these are
   // above those of the wire.
   double logical_bytes = 0;
-  // Of sent_bytes and route_bytes, those to ranks of other nodes; with the two-level dispatcher.
+  // The bytes of sent_bytes and route_bytes that go to ranks of other nodes; with the two-level dispatcher.
   double across_bytes = 0, across_route_bytes = 0;
   double inside_bytes() const { return sent_bytes - across_bytes; }
 };

@@ -3,7 +3,7 @@
 
 #include "bench/shapes.h"
 #include "model/moe/dispatched_experts.h"
-#include "model/moe/dispatcher_local.h"
+#include "model/moe/dispatchers/dispatcher_local.h"
 #include "model/moe/moe.h"
 
 namespace moebius {

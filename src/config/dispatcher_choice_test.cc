@@ -86,7 +86,7 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
       HasSubstr("sends the least (4.67 rows of a token with even experts, 7 with all-gather, 7 with all-to-all)"));
 }
 
-// Of 128 experts a token chooses 8, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
+// A token chooses 8 of 128 experts, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
 TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
   const DispatcherQuestion q{
       .ep = 16, .top_k = 8, .num_experts = 128, .ranks_per_node = 8, .element_bytes = 2, .peers = {.in_nodes = true}};

@@ -1,10 +1,10 @@
 #include "model/moe/dispatcher.h"
 
-#include "model/moe/dispatcher_allgather.h"
-#include "model/moe/dispatcher_alltoall.h"
-#include "model/moe/dispatcher_direct.h"
-#include "model/moe/dispatcher_local.h"
-#include "model/moe/dispatcher_two_level.h"
+#include "model/moe/dispatchers/dispatcher_allgather.h"
+#include "model/moe/dispatchers/dispatcher_alltoall.h"
+#include "model/moe/dispatchers/dispatcher_direct.h"
+#include "model/moe/dispatchers/dispatcher_local.h"
+#include "model/moe/dispatchers/dispatcher_two_level.h"
 
 namespace moebius {
 

@@ -83,10 +83,9 @@ struct PackRoutes {
 };
 void pack_routes(Stream& s, const PackRoutes& a);
 
-// routes[n,k] = routes[n,k] - first  for the pairs of experts in [first, first + num), and -1 for all others
-// topk[n,k] = routes[n,k]  thereafter
+// topk[n,k] = routes[n,k] - first,  or -1 unless the expert is one of [first, first + num)
 //
-// It leaves the pairs of some experts, numbered from 0. Weights stay as they are.
+// It leaves the pairs of some experts, numbered from 0. It stores them in routes too, whose weights stay as they are.
 struct SelectRoutes {
   Tensor topk_NK;     // out i32
   Tensor routes_N2K;  // inout i32

@@ -1,4 +1,4 @@
-#include "model/moe/dispatcher_alltoall.h"
+#include "model/moe/dispatchers/dispatcher_alltoall.h"
 
 #include <algorithm>
 #include <numeric>

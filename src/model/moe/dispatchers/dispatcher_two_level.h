@@ -1,5 +1,5 @@
 // Ranks on several nodes: a token travels once to each node that has any of its experts, by a message. From the rank
-// that receives it there it goes one-sided to the ranks of that node, as with model/moe/dispatcher_direct.h.
+// that receives it there it goes one-sided to the ranks of that node, as with model/moe/dispatchers/dispatcher_direct.h.
 //
 // The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
 // of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
@@ -35,12 +35,12 @@
 namespace moebius {
 
 struct TwoLevelDelivery final : Delivery {
-  // Of the tokens here: their rows for all nodes, sorted by node, then by token.
+  // Rows of the tokens here for all nodes, sorted by node, then by token.
   Tensor node_row_TA, node_token_S, node_offsets_M1;  // A = min(K, M), S = T A
   std::vector<int64_t> send_rows, recv_rows;          // to and from each node, on the host
-  // Of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
+  // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor dest_NJ, row_NJ, back_row_NB;
-  // Of the W T rows that may arrive, a section of n T for each node.
+  // The W T rows that may arrive, a section of n T for each node.
   Tensor arrive_Mn1, back_Mn;
   Tensor row_pair_R, pair_row_NK, weight_NK;
   bool has_begun = false;  // as DirectDelivery's
@@ -70,7 +70,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   void announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& delivery) const;
   // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
   Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelDelivery& delivery) const;
-  // Of rows that are sorted by node, those of one.
+  // Returns those of one node, of rows that are sorted by node.
   static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& delivery);
   // A message to each rank of the rail, and one from each; send and receive return those of a node.
   void exchange(Stream& s, const std::function<Tensor(int64_t)>& send,

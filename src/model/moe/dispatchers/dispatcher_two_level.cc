@@ -1,4 +1,4 @@
-#include "model/moe/dispatcher_two_level.h"
+#include "model/moe/dispatchers/dispatcher_two_level.h"
 
 #include <algorithm>
 #include <cmath>

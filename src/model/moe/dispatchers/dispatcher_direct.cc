@@ -1,4 +1,4 @@
-#include "model/moe/dispatcher_direct.h"
+#include "model/moe/dispatchers/dispatcher_direct.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "model/moe/dispatcher_allgather.h"
+#include "model/moe/dispatchers/dispatcher_allgather.h"
 
 #include "model/moe/expert_rows.h"
 #include "ops/permute/index_rows.h"

@@ -1,4 +1,4 @@
-#include "model/moe/dispatcher_local.h"
+#include "model/moe/dispatchers/dispatcher_local.h"
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/permute/permute.h"

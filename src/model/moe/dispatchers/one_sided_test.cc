@@ -1,0 +1,242 @@
+// The dispatchers that write into the memory of other ranks, direct and two-level: what they send, that passes may
+// follow each other, and what they refuse.
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "io/testing.h"
+#include "model/moe/dispatchers/dispatcher_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Case;
+using testing::Choice;
+using testing::expect_once;
+using testing::expect_rows;
+using testing::expert_of;
+using testing::is_kept;
+using testing::RankOfCase;
+
+// Rows that ranks of a case send to others, when a token goes once to each rank that has one of its experts.
+struct DirectRows {
+  int64_t left = 0, returned = 0;  // from a rank with tokens, and from a rank with experts
+};
+DirectRows direct_rows(const Case& c, int rank) {
+  const int64_t W = c.mesh.etp * c.mesh.ep;
+  DirectRows rows;
+  for (int64_t token = 0; token < W * c.T; ++token) {
+    std::set<int64_t> ranks;
+    for (int64_t k = 0; k < c.K; ++k) {
+      const int64_t ep = expert_of(c, token, k) / (c.E / c.mesh.ep);
+      for (int64_t etp = 0; is_kept(c, token, k) && etp < c.mesh.etp; ++etp) ranks.insert(etp + c.mesh.etp * ep);
+    }
+    const bool own = token / c.T == rank, here = ranks.contains(rank);
+    if (own) rows.left += std::ssize(ranks) - (here ? 1 : 0);
+    if (here && !own) ++rows.returned;
+  }
+  return rows;
+}
+
+TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
+    const Case c{.mesh = mesh,
+                 .dispatcher = DispatcherKind::direct,
+                 .T = 37,
+                 .E = 12,
+                 .K = 4,
+                 .D = 10,
+                 .drops = true,
+                 .dtype = DType::bf16};
+    run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh all(mesh, transport);
+      RankOfCase rank(c, all);
+      Step& step = rank.step();
+      const DirectRows rows = direct_rows(c, transport.rank());
+      const int64_t W = mesh.world(), row_bytes = c.D * 2;
+      int64_t before = 0;
+      const auto sent = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
+      EXPECT_EQ(sent(), (W - 1) * mesh.ep * 4 + rows.left * c.K * 8);
+      Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(sent(), rows.left * row_bytes);
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+      EXPECT_EQ(sent(), rows.returned * row_bytes);
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(sent(), rows.left * row_bytes);
+      rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
+                                     rank.delivery());
+      EXPECT_EQ(sent(), rows.returned * (row_bytes + c.K * 4));
+    });
+  }
+}
+
+// Rows that a rank sends when a token goes once to each node, and from the rank there that is at the place of the
+// token's own rank to all ranks of its experts.
+struct TwoLevelRows {
+  int64_t left = 0, passed_on = 0;  // across nodes: of its own tokens, and sums of tokens that it has passed on
+  int64_t out = 0, back = 0;        // inside: rows that it passes on, and sums of its experts
+};
+TwoLevelRows two_level_rows(const Case& c, int rank) {
+  const int64_t W = c.mesh.etp * c.mesh.ep, n = c.mesh.ranks_per_node, node = rank / n;
+  TwoLevelRows rows;
+  for (int64_t token = 0; token < W * c.T; ++token) {
+    std::set<int64_t> ranks, nodes;
+    for (int64_t k = 0; k < c.K; ++k) {
+      const int64_t ep = expert_of(c, token, k) / (c.E / c.mesh.ep);
+      for (int64_t etp = 0; is_kept(c, token, k) && etp < c.mesh.etp; ++etp) ranks.insert(etp + c.mesh.etp * ep);
+    }
+    for (const int64_t q : ranks) nodes.insert(q / n);
+    const int64_t home = token / c.T, passes_on = node * n + home % n;  // the rank of this node that gets the token
+    if (home == rank) rows.left += std::ssize(nodes) - (nodes.contains(node) ? 1 : 0);
+    if (passes_on == rank && home / n != node && nodes.contains(node)) ++rows.passed_on;
+    for (const int64_t q : ranks) rows.out += passes_on == rank && q / n == node && q != rank ? 1 : 0;
+    if (ranks.contains(rank) && passes_on != rank) ++rows.back;
+  }
+  return rows;
+}
+
+TEST(TwoLevelDispatcher, ARowTravelsOnceToEachNode) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
+                                {.dp = 6, .ep = 6, .ranks_per_node = 2},
+                                {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4}}) {
+    const Case c{.mesh = mesh,
+                 .dispatcher = DispatcherKind::two_level,
+                 .T = 37,
+                 .E = 12,
+                 .K = 4,
+                 .D = 10,
+                 .drops = true,
+                 .dtype = DType::bf16};
+    run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh all(mesh, transport);
+      const int64_t at_begin = group_of_experts(all).sent_bytes();
+      RankOfCase rank(c, all);
+      Step& step = rank.step();
+      const TwoLevelRows rows = two_level_rows(c, transport.rank());
+      const int64_t nodes = mesh.nodes_of_experts(), n = mesh.ranks_per_node, row_bytes = c.D * 2, sum_bytes = c.D * 4;
+      int64_t before = 0, before_across = at_begin;
+      const auto inside = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
+      const auto across = [&] {
+        const int64_t now = group_of_experts(all).sent_bytes();
+        return now - std::exchange(before_across, now);
+      };
+      EXPECT_EQ(across(), (nodes - 1) * 4 + rows.left * c.K * 8);
+      EXPECT_EQ(inside(), (n - 1) * mesh.ep * 4 + rows.out * c.K * 8);
+      Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(across(), rows.left * row_bytes);
+      EXPECT_EQ(inside(), rows.out * row_bytes);
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+      EXPECT_EQ(across(), rows.passed_on * sum_bytes);
+      EXPECT_EQ(inside(), rows.back * row_bytes);
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(across(), rows.left * row_bytes);
+      EXPECT_EQ(inside(), rows.out * row_bytes);
+      rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
+                                     rank.delivery());
+      EXPECT_EQ(across(), rows.passed_on * (sum_bytes + c.K * 4));
+      EXPECT_EQ(inside(), rows.back * (row_bytes + c.K * 4));
+    });
+  }
+}
+
+TEST(TwoLevelDispatcher, ARankThatThrowsOrStallsIsNamed) {
+  const Case c{.mesh = {.dp = 4, .ep = 4, .ranks_per_node = 2},
+               .dispatcher = DispatcherKind::two_level,
+               .T = 5,
+               .E = 4,
+               .K = 2,
+               .D = 4,
+               .choice = Choice::even};
+  const auto body = [&](bool throws) {
+    return [&c, throws](Transport& transport) {
+      Mesh mesh(c.mesh, transport);
+      RankOfCase rank(c, mesh);
+      Array x = rank.rows_of_tokens();
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      if (transport.rank() == 3 && throws) MOEBIUS_FAIL(numerics, "not a number");
+      if (transport.rank() == 3) std::this_thread::sleep_for(std::chrono::seconds(2));
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+    };
+  };
+  expect_error(ErrorKind::distributed, "rank 3", [&] { run_threads(4, {.timeout_s = 0.5}, body(false)); });
+  expect_error(ErrorKind::numerics, "rank 3: not a number", [&] { run_threads(4, {.timeout_s = 60}, body(true)); });
+}
+
+TEST(TwoLevelDispatcher, RanksThatAreNotOnWholeNodesAreRefused) {
+  run_threads(4, {.timeout_s = 60}, [](Transport& transport) {
+    for (const int64_t node : {3, 4, 8}) {
+      const Mesh mesh({.dp = 4, .ep = 4, .ranks_per_node = node}, transport);
+      MemoryPlan plan;
+      expect_error(
+          ErrorKind::usage,
+          fmt::format("parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must "
+                      "be on 2 to 8 whole nodes of parallel.ranks_per_node = {} ranks",
+                      node),
+          [&] { make_direct_window(plan, mesh, {}, DispatcherKind::two_level, 1); });
+    }
+  });
+}
+
+// The layers' passes of any number: each begins with windows that all ranks have read.
+TEST(DirectDispatcher, PassesFollowEachOther) {
+  const Case c{.mesh = {.dp = 3, .ep = 3}, .dispatcher = DispatcherKind::direct, .T = 11, .E = 6, .K = 2, .D = 6};
+  run_threads(3, {.timeout_s = 60}, [&](Transport& transport) {
+    Mesh mesh(c.mesh, transport);
+    RankOfCase rank(c, mesh);
+    Step& step = rank.step();
+    Array x = rank.rows_of_tokens(), y = Array::poisoned({c.T, c.D}, c.dtype), dweight({c.T, c.K}, DType::f32);
+    for (int pass = 0; pass < 50; ++pass) {
+      StackScope scope(step.stack);
+      if (pass % 3 == 0) rank.announce();
+      const Dispatched rows = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      if (transport.rank() == pass % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others run ahead
+      if (pass % 3 == 0) {
+        rank.dispatcher().combine(step, y.tensor(), rank.identity(rows), rank.delivery());
+        expect_rows(c, y, rank.first_token(), true);
+        continue;
+      }
+      const Dispatched grads = rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      rank.dispatcher().dispatch_bwd(step, y.tensor(), dweight.tensor(), rank.identity(grads),
+                                     rank.one_per_row(grads, 1), rank.delivery());
+      expect_rows(c, y, rank.first_token(), false);
+      expect_once(c, mesh, step.stream, rank.arrivals(rows, false));  // the tokens are still here
+    }
+  });
+}
+
+TEST(DirectDispatcher, ARankThatStallsOrThrowsIsNamed) {
+  const Case c{.mesh = {.dp = 2, .ep = 2}, .dispatcher = DispatcherKind::direct, .T = 5, .E = 4, .K = 2, .D = 4};
+  const auto body = [&](bool throws) {
+    return [&c, throws](Transport& transport) {
+      Mesh mesh(c.mesh, transport);
+      RankOfCase rank(c, mesh);
+      Array x = rank.rows_of_tokens();
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      if (transport.rank() == 1 && throws) MOEBIUS_FAIL(numerics, "not a number");
+      if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+    };
+  };
+  expect_error(ErrorKind::distributed,
+               "combine of layer 7: rank 0 has waited for 0.5 s for rank 1, which has not come: round 4 of group ep is "
+               "expected of it, and 3 was seen",
+               [&] { run_threads(2, {.timeout_s = 0.5}, body(false)); });
+  expect_error(ErrorKind::numerics, "rank 1: not a number", [&] { run_threads(2, {.timeout_s = 60}, body(true)); });
+}
+
+TEST(DirectDispatcher, ABoundOnRowsIsRefused) {
+  run_threads(2, {.timeout_s = 60}, [](Transport& transport) {
+    const Mesh mesh({.dp = 2, .ep = 2}, transport);
+    expect_error(ErrorKind::usage,
+                 "moe.rank_rows_factor = 2 bounds the rows of a rank, which all-to-all alone can check", [&] {
+                   make_dispatcher(DispatcherKind::direct,
+                                   {.num_experts = 8, .top_k = 2, .max_tokens = 3, .mesh = &mesh, .rows_factor = 2});
+                 });
+  });
+}
+
+}  // namespace
+}  // namespace moebius
