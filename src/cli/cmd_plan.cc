@@ -10,7 +10,6 @@
 #include "plan/fit.h"
 #include "plan/fit_memory.h"
 #include "plan/print.h"
-#include "plan/results_json.h"
 #include "plan/search.h"
 #include "plan/sweep.h"
 #include "plan/timeline.h"

@@ -40,7 +40,7 @@ void read_shares(const RecipeEntry& e, PlanSystem system, PlanMachine& m) {
     MOEBIUS_CHECK(usage, e.value.contains(key),
                   "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing", e.where, e.key,
                   key);
-    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], 0.001, 3);
+    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], kLeastShare, kMostShare);
     m.sources[e.key + "." + key] = e.value[key]["from"].get<std::string>();
   }
   m.has_shares[static_cast<size_t>(system)] = true;
@@ -169,6 +169,11 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
                   "machine {}: expected {}; it is missing", name, key);
   MOEBIUS_CHECK(usage, m.is_gpu || m.threads >= 1,
                 "machine {}: rank.threads must be at least 1 where machine.device is \"cpu\"; got {}", name, m.threads);
+  for (const auto& [key, rate] : {std::pair("fp8_tflops", m.fp8_tflops), std::pair("nvfp4_tflops", m.nvfp4_tflops)})
+    MOEBIUS_CHECK(usage, rate == 0 || rate >= m.bf16_tflops,
+                  "machine {}: rank.{} must be 0 where there are no such products, or at least rank.bf16_tflops = {}; "
+                  "got {}",
+                  name, key, m.bf16_tflops, rate);
   MOEBIUS_CHECK(usage, m.has_shares[0] || m.has_shares[1],
                 "machine {}: expected the table [share.moebius]; it is missing", name);
   return m;

@@ -29,6 +29,8 @@ enum class Share : int {
   across,              // of across_gb_s
 };
 inline constexpr int kNumShares = 8;
+// A share is at most so much. Above 1 is possible: a card may run faster than its data sheet says.
+inline constexpr double kLeastShare = 0.001, kMostShare = 1.5;
 const char* name_of(Share share);
 using Shares = std::array<double, kNumShares>;
 

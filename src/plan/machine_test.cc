@@ -44,6 +44,14 @@ TEST(Machines, AreRefusedByName) {
               HasSubstr("rank.memory_gb must be from 0.1 to 100000; got -80"));
   EXPECT_THAT(text_of("memory_gb", "memory_gib"),
               HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
+  EXPECT_THAT(text_of("memory_gb = { is = 2000,", "memory_gb = { is = 0.01,"),
+              HasSubstr("host.memory_gb must be from 0.1 to 1000000; got 0.01"));
+  EXPECT_THAT(text_of("bf16_tflops = { is = 989,", "bf16_tflops = { is = nan,"),
+              HasSubstr("rank.bf16_tflops must be from 0.001 to 100000; got nan"));
+  EXPECT_THAT(text_of("fp8_tflops = { is = 1979,", "fp8_tflops = { is = 197,"),
+              HasSubstr("rank.fp8_tflops must be 0 where there are no such products, or at least rank.bf16_tflops = "
+                        "989; got 197"));
+  EXPECT_THAT(text_of("inside = { is = 0", "inside = { is = 2"), HasSubstr("share.moebius.inside must be from 0.001"));
   EXPECT_THAT(text_of("[links]", "[host]"), HasSubstr("m.toml"));
   EXPECT_THAT(text_of("products = { is", "products = { was"), HasSubstr("must be { is = NUMBER, from = \"SOURCE\" }"));
   EXPECT_THAT(text_of("device = \"cuda\"", "device = \"tpu\""),

@@ -79,7 +79,7 @@ TEST(Predict, CountsTheProductsOfMuon) {
   EXPECT_DOUBLE_EQ(flops, static_cast<double>(model.num_layers) * (experts + 4 * of(D, D)));
   const double seconds = flops / (m.bf16_tflops * 1e12);
   EXPECT_GT(optimizer(run, 1), optimizer(adamw, 1) + seconds);
-  // Of two ranks each computes the matrices that it updates, and has gathered them.
+  // Each of two ranks computes the matrices that it updates, and has gathered them.
   EXPECT_NEAR(optimizer(run, 2) / optimizer(run, 1), 0.5, 0.02);
   EXPECT_GT(predict(parts, run, 2, m, {}).phases.at("matrices"), 0);
   EXPECT_EQ(predict(parts, adamw, 2, m, {}).phases.count("matrices"), 0U);

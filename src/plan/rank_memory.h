@@ -29,7 +29,7 @@ struct RankParams {
   // Bytes that the exchange of gradients and of weights sends, by axis.
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
   std::map<Axis, int64_t> buckets;
-  // Of Muon: elements of matrices that it updates, the work of whole matrices, and what ranks exchange before it.
+  // With Muon: elements of matrices that it updates, the work of whole matrices, and what ranks exchange before it.
   int64_t owned_of_matrices = 0;
   PassWork matrices;
   std::map<Axis, double> matrix_wire_bytes;

@@ -52,7 +52,8 @@ class Search {
     run_.memory.automatic = false;
     const double of_rank = machine.of_rank(run_.threads).memory_gb;
     bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank) * 1e9;
-    if (options.memory_gb == 0 && run.memory.fit_bytes > 0) bytes_ = static_cast<double>(run.memory.fit_bytes);
+    const auto fit = static_cast<double>(run.memory.fit_bytes);
+    if (fit > 0) bytes_ = options.memory_gb > 0 ? std::min(bytes_, fit) : fit;
   }
 
   SearchResult result() {
@@ -85,6 +86,7 @@ class Search {
     SearchLimits limits{
         .most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost),
         .most_direct = domain <= kMostOfHost ? domain : 1,
+        .domain_ranks = domain,
         .system = assume_.system,
         .load = assume_.load,
         .chooses_rows = is_own && !is_named("memory.expert_rows"),
@@ -258,7 +260,7 @@ class Search::Fitting {
 std::optional<MemoryChoice> Search::Fitting::found() {
   const Prediction plain = timed(c_.memory, Memory::fullest_stages);
   if (fits(plain) && try_choice(c_.memory)) return c_.memory;
-  // What a choice may free of the fullest rank, and at most all of it; what else a rank holds it keeps.
+  // A choice frees at most all of this memory of the fullest rank; what else a rank holds it keeps.
   const OffloadChoice most = offload_choices(search_.run_, search_.limits_).back();
   const RankMemory& rank = plain.fullest_rank();
   int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
@@ -415,7 +417,7 @@ std::string difference(const Prediction& p, const Prediction& best) {
   return text;
 }
 
-// What the search has put on hosts where it may.
+// Says what the search had of hosts, where it may use them.
 std::string Search::host_text() const {
   if (!machine_.is_gpu || offload_choices(run_, limits_).size() == 1) return "";
   return fmt::format(", and {:.4g} GB of the host's memory for states", machine_.host_memory_of_rank() / 1e9);
@@ -454,7 +456,7 @@ SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const
 
 std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
-      "{} layouts hold {} ranks: {} do not fit in {} a rank whatever is recomputed or on the host, {} are slower whatever fits; {} "
+      "{} layouts of {} ranks: {} do not fit in {} a rank whatever is recomputed or on the host, {} are slower whatever fits; {} "
       "more are refused by the run's rules; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);

@@ -10,7 +10,7 @@
 namespace moebius {
 
 struct SearchOptions {
-  double memory_gb = 0;              // of a rank; 0: 95 % of the machine's
+  double memory_gb = 0;              // of a rank, and at most memory.fit; 0: memory.fit, or 95 % of the machine's
   int64_t most_tp = 0;               // of tp and etp; 0: the ranks of a domain, at most 8
   std::vector<std::string> recipes;  // names of precision.recipe to choose from; empty: the run's own alone
   int64_t keep = 10;                 // of the best

@@ -107,11 +107,17 @@ class Space {
       add_batches(p);
     }
     p.cp_comm = CpComm::hierarchical;
-    for (const int64_t inner : divisors(p.cp, p.cp / 2)) {
-      if (inner == 1 || run_.model.num_kv_heads % (p.tp * inner) != 0) continue;
-      p.cp_inner = inner;
-      add_batches(p);
-    }
+    p.cp_inner = inner_ranks(p);
+    if (p.cp_inner > 1) add_batches(p);
+  }
+
+  // The most ranks of cp that a domain holds and that may share the heads; 1: there are no two levels.
+  int64_t inner_ranks(const ParallelSpec& p) const {
+    const int64_t most = std::min(p.cp / 2, limits_.domain_ranks / p.tp);
+    int64_t inner = 1;
+    for (const int64_t n : divisors(p.cp, most))
+      if (run_.model.num_kv_heads % (p.tp * n) == 0) inner = n;
+    return inner;
   }
 
   void add_batches(ParallelSpec p) {

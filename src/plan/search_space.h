@@ -9,7 +9,7 @@
 
 namespace moebius {
 
-// What a rank keeps, and where. No choice changes a bit of a run.
+// The tensors that a rank keeps, and their place. No choice changes a bit of a run.
 struct MemoryChoice {
   RecomputeSpec recompute;
   double expert_rows = 0;     // memory.expert_rows
@@ -31,10 +31,11 @@ struct Candidate {
 struct SearchLimits {
   int64_t most_tp = 8;
   int64_t most_direct = 1;               // ranks that the direct dispatcher reaches: those of one host
+  int64_t domain_ranks = 1;              // joined by fast links, where hierarchical cp exchanges rows for heads
   std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
   PlanSystem system = PlanSystem::moebius;
   PlanLoad load;  // rows are planned for it
-  // Whether the search chooses them; else they are the run's.
+  // The search chooses them; else they are the run's.
   bool chooses_rows = true, chooses_offload = true;
 };
 

@@ -33,7 +33,7 @@ double rate_of(const BenchReport& report, const std::string& prefix) {
 }
 
 void set_share(PlanMachine& m, Share share, double value, const std::string& from) {
-  m.of(PlanSystem::moebius)[static_cast<size_t>(share)] = std::clamp(value, 0.001, 3.0);
+  m.of(PlanSystem::moebius)[static_cast<size_t>(share)] = std::clamp(value, kLeastShare, kMostShare);
   m.sources[fmt::format("share.moebius.{}", name_of(share))] = from;
 }
 

@@ -1,5 +1,5 @@
 // The keys of JSON are those of docs/reference/commands.md, which scripts rely on.
-#include "plan/results_json.h"
+#include "plan/print.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "io/files.h"
-#include "plan/print.h"
 #include "plan/testing.h"
 
 namespace moebius {
