@@ -217,6 +217,38 @@ std::string axis_table(const Runs& runs, const ShownRun& run) {
   return out.str();
 }
 
+void add_link_row(Markup& out, const char* figure, const std::optional<LinkData>& link, Unit unit) {
+  if (!link) return;
+  const auto end = [](int64_t rank, const std::string& host) {
+    return fmt::format("rank {}{}", rank, host.empty() ? "" : fmt::format(" ({})", host));
+  };
+  out.open("tr").element("th", {{"scope", "row"}}, figure);
+  out.element("td", {}, end(link->rank, link->host) + " to " + end(link->peer, link->peer_host));
+  out.element("td", {{"class", "num"}}, number_text(link->value, unit));
+  out.element("td", {{"class", "num"}},
+              link->median_of_others > 0 ? number_text(link->median_of_others, unit) : "unknown");
+  out.element("td", {}, link->is_slow ? "slow link" : "");
+  out.close("tr");
+}
+
+// The connections that all ranks wait for, if one is slow.
+std::string link_table(const Runs& runs, const ShownRun& run) {
+  const RanksData& ranks = run.data.ranks;
+  if (!ranks.longest_round_trip && !ranks.lowest_rate) return "";
+  Markup out;
+  out.open("div", {{"class", "card"}, {"id", id_of("links", run)}})
+      .element("h3", {}, "Slowest connections" + of_run(runs, run));
+  out.element("p", {{"class", "note"}}, "of late, beside the median of the others");
+  out.open("div", {{"class", "wide"}}).open("table").open("thead").open("tr");
+  out.element("th", {{"scope", "col"}}, "figure").element("th", {{"scope", "col"}}, "connection");
+  for (const char* head : {"value", "others"}) out.element("th", {{"scope", "col"}, {"class", "num"}}, head);
+  out.element("th", {{"scope", "col"}}, "").close("tr").close("thead").open("tbody");
+  add_link_row(out, "round trip", ranks.longest_round_trip, Unit::seconds);
+  add_link_row(out, "bytes per second", ranks.lowest_rate, Unit::bytes);
+  out.close("tbody").close("table").close("div").close("div");
+  return out.str();
+}
+
 }  // namespace
 
 std::string memory_section(const Runs& runs) {
@@ -236,7 +268,8 @@ std::string memory_section(const Runs& runs) {
 
 std::string ranks_section(const Runs& runs) {
   std::string figures;
-  for (const ShownRun& run : runs) figures += rank_bars(runs, run) + rank_map(runs, run) + axis_table(runs, run);
+  for (const ShownRun& run : runs)
+    figures += rank_bars(runs, run) + rank_map(runs, run) + axis_table(runs, run) + link_table(runs, run);
   return section_of("Ranks and communication", figures);
 }
 

@@ -100,6 +100,32 @@ TEST_F(Page, HostileTextsAreShownAndNotRun) {
     EXPECT_FALSE(has(html, word)) << word;
 }
 
+TEST_F(Page, ASlowLinkIsNamed) {
+  write_run(
+      dir_.path("run"), 2,
+      "{\"kind\":\"train\",\"step\":3,\"loss\":1,\"links\":{\"round_trip_s\":{\"ranks\":[1,2],\"hosts\":[\"b\",\"<c>\"],"
+      "\"value\":0.1,\"median_of_others\":0.0002,\"slow\":true},\"bytes_per_s\":{\"ranks\":[0,1],\"hosts\":[\"a\","
+      "\"b\"],\"value\":1048576,\"slow\":false}}}\n");
+  const std::string html = page({"run"});
+  const size_t begin = html.find("id=\"plot-links-0\"");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string table = html.substr(begin, html.find("</table>", begin) - begin);
+  EXPECT_TRUE(has(table, "rank 1 (b) to rank 2 (&lt;c&gt;)")) << table;
+  EXPECT_TRUE(has(table, "rank 0 (a) to rank 1 (b)"));
+  EXPECT_TRUE(has(table, ">unknown<"));
+  EXPECT_EQ(count_of(table, ">slow link<"), 1);
+}
+
+// Links that are damaged are left out.
+TEST_F(Page, LinksThatAreNoneAreLeftOut) {
+  write_run(
+      dir_.path("run"), 2,
+      "{\"kind\":\"train\",\"step\":3,\"links\":{\"round_trip_s\":{\"ranks\":[1],\"hosts\":[\"b\",\"c\"],\"value\":1},"
+      "\"bytes_per_s\":{\"ranks\":[1,2],\"hosts\":[3,4],\"value\":1}}}\n"
+      "{\"kind\":\"train\",\"step\":4,\"links\":[]}\n");
+  EXPECT_FALSE(has(page({"run"}), "Slowest connections"));
+}
+
 TEST_F(Page, RunsAreSideBySideAndTheirRecipesCompared) {
   write_run(dir_.path("one"), 10);
   write_run(dir_.path("two"), 6);

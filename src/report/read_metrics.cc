@@ -61,6 +61,27 @@ int64_t add_load(const dom::object& layer, std::vector<double>& load) {
   return static_cast<int64_t>(experts);
 }
 
+std::optional<LinkData> link_at(const dom::object& figures, std::string_view name) {
+  dom::object figure;
+  dom::array ranks, hosts;
+  if (figures.at_key(name).get(figure) != simdjson::SUCCESS || figure.at_key("ranks").get(ranks) != simdjson::SUCCESS ||
+      figure.at_key("hosts").get(hosts) != simdjson::SUCCESS)
+    return {};
+  LinkData link;
+  std::string_view host, peer_host;
+  if (ranks.at(0).get(link.rank) != simdjson::SUCCESS || ranks.at(1).get(link.peer) != simdjson::SUCCESS ||
+      hosts.at(0).get(host) != simdjson::SUCCESS || hosts.at(1).get(peer_host) != simdjson::SUCCESS)
+    return {};
+  link.host = host.substr(0, kMostText);
+  link.peer_host = peer_host.substr(0, kMostText);
+  link.value = number_at(figure, "value");
+  if (!(link.value > 0)) return {};
+  const double median = number_at(figure, "median_of_others");
+  link.median_of_others = median > 0 ? median : 0;
+  if (figure.at_key("slow").get(link.is_slow) != simdjson::SUCCESS) link.is_slow = false;
+  return link;
+}
+
 }  // namespace
 
 class MetricsReader::Parser {
@@ -75,6 +96,7 @@ class MetricsReader::Parser {
   void read_layers(int64_t step, const dom::element& moe);
   void read_ranks(int64_t step, const dom::element& ranks);
   void read_axes(int64_t step, const dom::element& comm);
+  void read_links(const dom::element& links);
 
   RunData& run_;
   dom::parser parser_{size_t{64} << 20};    // bytes of a line, at most
@@ -132,6 +154,7 @@ void MetricsReader::Parser::read_numbers(NamedSeries& into, int64_t step, const 
       case dom::element_type::OBJECT:
         if (field.key == "ranks") read_ranks(step, field.value);
         if (field.key == "comm") read_axes(step, field.value);
+        if (field.key == "links") read_links(field.value);
         break;
       default:
         break;
@@ -198,6 +221,13 @@ void MetricsReader::Parser::read_axes(int64_t step, const dom::element& comm) {
     if (axis.at_key("rank_s").get(of_ranks) == simdjson::SUCCESS && numbers_of(of_ranks, kMostRanks, values_))
       data.rank_s.add(step, values_);
   }
+}
+
+void MetricsReader::Parser::read_links(const dom::element& links) {
+  dom::object figures;
+  if (links.get(figures) != simdjson::SUCCESS) return;
+  run_.ranks.longest_round_trip = link_at(figures, "round_trip_s");
+  run_.ranks.lowest_rate = link_at(figures, "bytes_per_s");
 }
 
 bool MetricsReader::Parser::read_event(std::string_view line) {

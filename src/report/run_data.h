@@ -44,11 +44,22 @@ struct AxisData {
   Grid rank_s;        // seconds that each rank waited in a step; row = rank
 };
 
+// The slowest connection between ranks by one figure.
+struct LinkData {
+  int64_t rank = 0, peer = 0;
+  std::string host, peer_host;
+  double value = 0, median_of_others = 0;  // 0: unknown
+  bool is_slow = false;
+};
+
 // The times of a step by rank, in seconds.
 struct RanksData {
   std::map<std::string, Grid> phases;    // load_s, passes_s, optimizer_s, waiting_s
   Grid busy_s;                           // load, passes and optimizer without waiting
   std::map<std::string, AxisData> axes;  // by name of the axis
+  // From the newest record that has them.
+  std::optional<LinkData> longest_round_trip;  // seconds
+  std::optional<LinkData> lowest_rate;         // bytes per second
 };
 
 // A line of events.jsonl.

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "comm/machine.h"
 #include "io/files.h"
 #include "ops/elementwise/elementwise.h"
 #include "train/diagnose.h"
@@ -64,6 +65,8 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
   check_agree(control_, {"the training data", data_fingerprint_});
+  for (const std::string& machine : control_.gather(machine_name()))
+    hosts_.push_back(machine.substr(0, machine.find('/')));
   if (!run.data.valid.empty())
     valid_ = open_loader(control_, run.data.valid, run_, /*shuffle=*/false, engine_.data_share());
   if (run_.model.num_mtp_layers < run.model.num_mtp_layers)
@@ -148,6 +151,8 @@ void TrainingRun::log_after_steps(int signal) {
     log_.info("signal {}: saved step {}, ending; the same command resumes from there", signal, saved_step_);
   if (ranks_.ranks.size() > 1)
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
+  if (const std::string links = slow_links_text(ranks_.slow_links); !links.empty())
+    log_.info("the slowest connection of the last step: {}", links);
   if (first_step_ <= run_.train.steps) memory_.compare();
   const nlohmann::ordered_json facts{{"signal", signal}, {"memory_peak_bytes", engine_.peak_bytes()}};
   control_.on_root([&] { run_log_.write_event("end", saved_step_, facts); });
@@ -189,12 +194,14 @@ StepReport TrainingRun::train_step(int64_t step) {
   if (is_traced(step)) engine_.set_trace(&trace_);
   const CommCounters counters = comm_counters(engine_.mesh());
   engine_.step(loader_, step, run_.optimizer.lr_at(step, run_.train.steps));
-  const CommCounters comm = comm_since(engine_.mesh(), counters);  // without what the metrics below gather
+  CommCounters comm = comm_since(engine_.mesh(), counters);  // without what the metrics below gather
+  comm.links = world_.links();
   if (is_traced(step)) end_trace();
   const StepReport report = read_step(engine_, (now_us() - begin) * 1e-6);
   const StepTimes& times = engine_.step_times();
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
   ranks_ = gather_ranks(engine_, mine, comm, report.layers, outcome());
+  name_hosts(ranks_.slow_links, hosts_);
   world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;
 }
@@ -224,6 +231,7 @@ void TrainingRun::report_step(const StepReport& report) {
   on_root_alone([&] { run_log_.write_step(report, ranks_); });
   run_log_.show_progress(report);
   run_log_.watch_balance(report);
+  run_log_.watch_links(ranks_);
 }
 
 // --- evaluation -----------------------------------------------------------------------------------------------------

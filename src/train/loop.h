@@ -78,6 +78,7 @@ class TrainingRun {
   RunLog run_log_{run_, log_};
   MemoryForecast memory_{engine_, control_, log_};
   std::optional<Error> root_error_;  // of on_root_alone
+  std::vector<std::string> hosts_;   // the machine of each rank
   RanksReport ranks_;                // of the last step
   int64_t first_step_ = 1;           // of this process
   int64_t saved_step_ = 0;

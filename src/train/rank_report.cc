@@ -8,7 +8,8 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kColumns = 5 + 2 * kNumAxes;
+constexpr int64_t kLinks = 4 + 2 * kNumAxes;  // the first column of the links
+constexpr int64_t kColumns = kLinks + kLinkColumns + 1;
 
 std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& comm) {
   std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s};
@@ -17,6 +18,8 @@ std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& c
     row[4 + kNumAxes + a] = comm.seconds[a];
     row[3] += comm.seconds[a];
   }
+  const LinkRow links = link_row(comm.links);
+  std::copy(links.begin(), links.end(), row.begin() + kLinks);
   return row;
 }
 
@@ -86,11 +89,14 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
   ThreadPool& pool = engine.stream().pool();
   Stream s(DeviceKind::cpu, pool);
   world.all_gather(s, tensor_of(table.data(), {std::ssize(table)}), tensor_of(row.data(), {kColumns}));
+  std::vector<LinkRow> links(world.size());
   for (int r = 0; r < world.size(); ++r) {
     const double* of = table.data() + r * kColumns;
+    std::copy_n(of + kLinks, kLinkColumns, links[r].begin());
     report.ranks.push_back({.load_s = of[0], .passes_s = of[1], .optimizer_s = of[2], .waiting_s = of[3]});
     report.outcome = std::max(report.outcome, static_cast<int64_t>(of[kColumns - 1]));
   }
+  report.slow_links = slowest_links(links);
   for (int a = 0; a < kNumAxes; ++a) {
     if (engine.mesh().group(static_cast<Axis>(a)).size() > 1) report.axes.push_back(axis_report(table, a));
   }
@@ -114,6 +120,7 @@ nlohmann::ordered_json to_json(const RanksReport& report) {
   json["ranks"] = ranks;
   if (report.ranks.size() == 1) return json;
   json["comm"] = axes;
+  if (nlohmann::ordered_json links = to_json(report.slow_links); !links.is_null()) json["links"] = std::move(links);
   json["tokens_of_ep_rank"] = report.tokens_of_ep_rank;
   return json;
 }

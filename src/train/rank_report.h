@@ -9,12 +9,14 @@
 
 #include "core/log.h"
 #include "train/metrics.h"
+#include "train/slow_links.h"
 
 namespace moebius {
 
 // The bytes that a rank sent and the seconds that it waited, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
+  std::vector<LinkFigures> links;  // what the transport knows of its connections now (Transport::links)
 };
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
@@ -37,6 +39,7 @@ struct AxisReport {
 struct RanksReport {
   std::vector<RankTimes> ranks;            // by world rank
   std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
+  SlowLinks slow_links;                    // without the names of hosts
   int64_t outcome = 0;                     // the largest of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank

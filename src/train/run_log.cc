@@ -100,6 +100,13 @@ void RunLog::watch_balance(const StepReport& report) {
   }
 }
 
+void RunLog::watch_links(const RanksReport& ranks) {
+  if (slow_steps_ == kSlowSteps) return;
+  const std::string text = slow_links_text(ranks.slow_links, /*only_slow=*/true);
+  slow_steps_ = text.empty() ? 0 : slow_steps_ + 1;
+  if (slow_steps_ == kSlowSteps) log_.warn("a link between ranks is slow: {}", text);
+}
+
 void RunLog::show_progress(const StepReport& r) {
   seconds_ += r.step_time_s;
   ++steps_shown_;

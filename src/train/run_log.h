@@ -32,6 +32,8 @@ class RunLog {
   // --- on every rank; log says which of them print ---
   void show_progress(const StepReport& report);
   void watch_balance(const StepReport& report);  // warns once when a router's scores may be collapsing
+  void watch_links(const RanksReport& ranks);    // warns once when a link has been slow for kSlowSteps steps
+  static constexpr int64_t kSlowSteps = 10;
 
  private:
   void add_scalars(const StepReport& report);
@@ -44,6 +46,7 @@ class RunLog {
   double seconds_ = 0;  // of the steps shown
   int64_t steps_shown_ = 0;
   bool warned_of_balance_ = false;
+  int64_t slow_steps_ = 0;  // since when a link has been slow without a break
 };
 
 }  // namespace moebius

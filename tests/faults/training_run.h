@@ -114,7 +114,7 @@ class TrainingRuns {
     for (std::string line; std::getline(file, line);) {
       auto record = nlohmann::ordered_json::parse(line);
       for (const char* key :
-           {"step_time_s", "tokens_per_s", "model_tflops_per_rank", "memory_peak_bytes", "ranks", "comm"})
+           {"step_time_s", "tokens_per_s", "model_tflops_per_rank", "memory_peak_bytes", "ranks", "comm", "links"})
         record.erase(key);
       records.push_back(record.dump());
     }

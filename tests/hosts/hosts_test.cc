@@ -177,5 +177,87 @@ TEST_F(TrainingOnHosts, ASlowLinkShowsInTheWaitsByAxis) {
   for (const char* across : {"dp", "dp_cp"}) EXPECT_GE(slow[across], 2 * kDelayS) << across;
 }
 
+// The ranks of dp are on three hosts. The link between two of them is slow: metrics, log and report name it.
+class SlowLinks : public Links {
+ protected:
+  nlohmann::json links_of(const std::string& run) const {
+    std::istringstream lines(read_file(runs_.path(run + "/metrics.jsonl")));
+    nlohmann::json links;
+    for (std::string line; std::getline(lines, line);) {
+      const auto metrics = nlohmann::json::parse(line);
+      if (metrics.contains("links")) links = metrics.at("links");
+    }
+    return links;
+  }
+  std::string report_of(const std::string& run) const {
+    const pid_t report =
+        start_program(built_program("moebius"), runs_.path(""), {"report", run, "--out", run + ".html"}, {}, {});
+    EXPECT_EQ(end_of(report), 0);
+    return read_file(runs_.path(run + ".html"));
+  }
+  static std::string pair() { return fmt::format("rank 1 ({}) to rank 2 ({})", Network::name(1), Network::name(2)); }
+};
+
+TEST_F(SlowLinks, AreNamedByTheirRoundTrip) {
+  network_.set_link(1, 2, {.delay_s = 0.05});
+  EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {"train.steps=12"})), Each(0)) << err_of(0);
+  const auto trip = links_of("r").at("round_trip_s");
+  EXPECT_EQ(trip.at("ranks").dump(), "[1,2]");
+  EXPECT_EQ(trip.at("hosts"), nlohmann::json({Network::name(1), Network::name(2)}));
+  EXPECT_GE(trip.at("value").get<double>(), 0.1);
+  EXPECT_LT(trip.at("median_of_others").get<double>(), 0.025);
+  EXPECT_EQ(trip.at("slow"), true);
+  EXPECT_THAT(err_of(0), HasSubstr("warning: a link between ranks is slow: " + pair() + " has a round trip of 10"));
+  EXPECT_THAT(err_of(0), HasSubstr("the slowest connection of the last step: " + pair() + " has a round trip of 10"));
+  const std::string html = report_of("r");
+  EXPECT_THAT(html, HasSubstr(pair()));
+  EXPECT_THAT(html, HasSubstr(">slow link<"));
+}
+
+// With a vocabulary of this size each link carries some megabytes a step.
+TEST_F(SlowLinks, AreNamedByTheirRate) {
+  constexpr double kRate = 4e6;
+  network_.set_link(1, 2, {.bytes_per_s = kRate});
+  EXPECT_THAT(ranks_.run(Launcher::variables,
+                         program_of("r", {"train.steps=3", "optimizer.warmup_steps=1", "model.vocab_size=24576"})),
+              Each(0))
+      << err_of(0);
+  const auto rate = links_of("r").at("bytes_per_s");
+  EXPECT_EQ(rate.at("ranks").dump(), "[1,2]");
+  EXPECT_LT(rate.at("value").get<double>(), 1.5 * kRate);
+  EXPECT_GE(rate.at("median_of_others").get<double>(), 4 * rate.at("value").get<double>());
+  EXPECT_THAT(err_of(0), HasSubstr(pair() + " has a rate of "));
+  EXPECT_THAT(report_of("r"), HasSubstr(">slow link<"));
+}
+
+TEST_F(Links, ThatAreAlikeAreNotCalledSlow) {
+  network_.set_links({.delay_s = 0.01});
+  EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {"train.steps=12"})), Each(0)) << err_of(0);
+  EXPECT_THAT(err_of(0), HasSubstr("the slowest connection of the last step: rank "));
+  EXPECT_THAT(err_of(0), Not(HasSubstr("a link between ranks is slow")));
+}
+
+// The link between ranks 1 and 2 is cut before they first use it. Each is connected to rank 0.
+TEST_F(Links, ThatAreCutBeforeTheirFirstUseEndTheRunInTime) {
+  network_.set_link(1, 2, {.is_cut = true});
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {}, /*timeout_s=*/3)), Each(6));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_THAT(err_of(1), HasSubstr("; rank 2"));
+  EXPECT_THAT(err_of(1), HasSubstr("has never connected to rank 1"));
+  EXPECT_THAT(err_of(2), ContainsRegex("; rank 2 .* could not connect to rank 1 .* at " + Network::address(1) +
+                                       ":[0-9]+: nothing there has answered"));
+  expect_nothing_runs();
+}
+
+// The higher rank connects. One that comes before rank 0 listens tries again.
+TEST_F(Links, TheHigherRankConnectsOnce) {
+  EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {"train.steps=2", "optimizer.warmup_steps=1"})), Each(0))
+      << err_of(0);
+  EXPECT_EQ(network_.num_connects(2, 1), 1);
+  for (const auto& [from, to] : {std::pair(1, 0), {2, 0}}) EXPECT_GE(network_.num_connects(from, to), 1);
+  for (const auto& [from, to] : {std::pair(0, 1), {0, 2}, {1, 2}}) EXPECT_EQ(network_.num_connects(from, to), 0);
+}
+
 }  // namespace
 }  // namespace moebius

@@ -17,7 +17,6 @@ LinkFigures link_figures(const Socket& connection) {
   if (size < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate) return figures;  // an old kernel
   if (info.tcpi_min_rtt != std::numeric_limits<uint32_t>::max()) figures.round_trip_s = info.tcpi_min_rtt * 1e-6;
   figures.bytes_per_s = static_cast<double>(info.tcpi_delivery_rate);
-  figures.is_filled = figures.bytes_per_s > 0 && info.tcpi_delivery_rate_app_limited == 0;
   return figures;
 }
 

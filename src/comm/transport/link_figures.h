@@ -1,4 +1,4 @@
-// What the kernel measures of a TCP connection (TCP_INFO, linux/tcp.h).
+// Figures of a TCP connection that the kernel measures (TCP_INFO, linux/tcp.h).
 #pragma once
 
 #include "comm/transport/socket.h"
@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// All but the peer. Nothing is sent. Where the kernel does not know a figure, it is 0.
+// All but the peer, and whether there were always more bytes to send. Nothing is sent. Where the kernel does not know a figure, it is 0.
 LinkFigures link_figures(const Socket& connection);
 
 }  // namespace moebius

@@ -60,14 +60,14 @@ class TcpTransport final : public Transport {
   TcpTransport(const TcpOptions& options, Meeting met)
       : options_(options),
         links_(options.rank, std::move(met.sockets), [this](int r) { maker_.call(r); }),
+        connections_at_start_(links_.num_connections()),
         maker_({.rank = options.rank,
                 .size = options.size,
                 .job = std::move(met.job),
                 .listener = std::move(met.listener),
                 .places = std::move(met.places),
                 .warn = options.warn,
-                .made = [this](int r, Socket s) { links_.add(r, std::move(s)); }}),
-        connections_at_start_(links_.num_connections()) {
+                .made = [this](int r, Socket s) { links_.add(r, std::move(s)); }}) {
     links_.watch(options_.stall_s, [this](int failed_rank) { end_stalled(failed_rank); });
   }
   std::unique_ptr<Message> post(const TcpEnd& end) { return std::make_unique<TcpMessage>(links_, end); }
@@ -82,8 +82,8 @@ class TcpTransport final : public Transport {
 
   const TcpOptions options_;
   TcpLinks links_;
-  LinkMaker maker_;  // ends before the links that it adds to
   const int connections_at_start_;
+  LinkMaker maker_;  // begins after the count of connections, and ends before the links that it adds to
 };
 
 // --- waiting --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 
 namespace moebius {
 
-// What a rank has when all have met.
+// A rank has this when all have met.
 struct Meeting {
   std::vector<Socket> sockets;   // by rank: at rank 0 to all others, elsewhere to rank 0 alone; the rest is closed
   Job job;                       // for connections that come later

@@ -203,13 +203,26 @@ void TcpLinks::send_some(Link& link) {
     const msghdr message{.msg_iov = parts.data(), .msg_iovlen = parts.size()};
     const ssize_t n = ::sendmsg(link.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return;
+    if (n < 0 && errno == EAGAIN) return note_full(link.full);
     if (n < 0) return link.out.clear();  // what the peer sent before it ended can still be read
     frame.sent += n;
+    link.full.bytes_since += n;
     if (frame.sent < kHeader + frame.payload_bytes) continue;
     if (frame.end != nullptr) finish(*frame.end, TcpEnd::State::ended);
     link.out.pop_front();
   }
+  link.full.since.reset();
+}
+
+// The link has taken what left between two times at which the buffer was full.
+void TcpLinks::note_full(FullTime& full) {
+  const auto now = std::chrono::steady_clock::now();
+  if (full.since) {
+    full.bytes += full.bytes_since;
+    full.seconds += std::chrono::duration<double>(now - *full.since).count();
+  }
+  full.since = now;
+  full.bytes_since = 0;
 }
 
 // --- frames in ------------------------------------------------------------------------------------------------------

@@ -103,7 +103,10 @@ class TcpLinks {
   // The addresses of the two ends of its connection, as numbers.
   std::pair<std::string, std::string> addresses(int rank) const;
 
-  std::vector<LinkFigures> figures() const;  // of the open connections
+  // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to leave, if
+  // they were kEnoughBytes, else what the kernel has seen.
+  std::vector<LinkFigures> figures();
+  static constexpr int64_t kEnoughBytes = 1 << 18;
 
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's
   // thread has not called move_until for stall_s seconds since.
@@ -125,6 +128,12 @@ class TcpLinks {
     TcpEnd* end = nullptr;
     std::vector<std::byte> own;
   };
+  // The times in which the system's buffer of a connection was full, so that bytes left as fast as the link lets them.
+  struct FullTime {
+    std::optional<std::chrono::steady_clock::time_point> since;  // it is full now
+    int64_t bytes_since = 0, bytes = 0;                          // bytes: in all of these times
+    double seconds = 0;
+  };
   // A message that came before its receive: its bytes, or an offer.
   struct Early {
     Header header;
@@ -144,6 +153,7 @@ class TcpLinks {
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
+    FullTime full;
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far
@@ -166,6 +176,7 @@ class TcpLinks {
   bool sizes_agree(TcpEnd& end, int64_t peer_bytes);
   void finish(TcpEnd& end, TcpEnd::State state);
   void send_some(Link& link);
+  static void note_full(FullTime& full);
   void receive_some(int peer);
   bool receive_once(int peer);
   void begin_payload(int peer);

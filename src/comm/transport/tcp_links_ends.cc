@@ -1,4 +1,4 @@
-// What TcpLinks does about the ends of ranks, and about the state of connections.
+// The part of TcpLinks about the ends of ranks, and about the state of connections.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -75,12 +75,18 @@ std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
   return {own_host(socket), peer_host(socket)};
 }
 
-std::vector<LinkFigures> TcpLinks::figures() const {
+std::vector<LinkFigures> TcpLinks::figures() {
   const std::lock_guard lock(mutex_);
   std::vector<LinkFigures> all;
   for (const int r : open_) {
     all.push_back(link_figures(links_[r].socket));
     all.back().peer = r;
+    FullTime& full = links_[r].full;
+    if (full.bytes < kEnoughBytes || full.seconds == 0) continue;
+    all.back().bytes_per_s = static_cast<double>(full.bytes) / full.seconds;
+    all.back().is_filled = true;
+    full.bytes = 0;
+    full.seconds = 0;
   }
   return all;
 }

@@ -36,7 +36,7 @@ class Message {
 };
 using Messages = std::vector<std::unique_ptr<Message>>;
 
-// What the system knows of the connection between this rank and another.
+// Figures of the connection between this rank and another.
 struct LinkFigures {
   int peer = 0;
   bool crosses_machines = false;

@@ -1,0 +1,52 @@
+// The slowest connections between the ranks of a run, beside the others. A slow link between two machines makes no
+// rank slow, since all ranks wait for it; these figures name it (Transport::links).
+#pragma once
+
+#include <array>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/transport/transport.h"
+
+namespace moebius {
+
+// The slowest by one figure.
+struct SlowLink {
+  int rank = -1, peer = -1;     // its ends; -1: no figure is known
+  std::string host, peer_host;  // their machines
+  double value = 0;             // the round trip in seconds, or the rate in bytes per second
+  double median_of_others = 0;  // of the other connections; 0: unknown
+  bool is_known() const { return rank >= 0; }
+};
+
+struct SlowLinks {
+  SlowLink round_trip;  // the longest
+  SlowLink rate;        // the lowest of those that always had more bytes to send
+};
+
+// A link is slow from this many times the others' median, or from this part of it. A round trip must be at least
+// kSlowRoundTripS too, since the times of fast networks differ by more.
+inline constexpr double kSlowTimes = 4, kSlowRoundTripS = 1e-3;
+bool is_slow_round_trip(const SlowLink& link);
+bool is_slow_rate(const SlowLink& link);
+
+// A rank says this of its connections: of the slowest by each figure the peer (-1: none) and the figure, and the median
+// of its others (0: none). If some of them are to other machines, only these count.
+inline constexpr int kLinkColumns = 6;
+using LinkRow = std::array<double, kLinkColumns>;
+LinkRow link_row(std::span<const LinkFigures> links);
+// rows: by rank.
+SlowLinks slowest_links(std::span<const LinkRow> rows);
+// hosts: the machine of each rank.
+void name_hosts(SlowLinks& links, const std::vector<std::string>& hosts);
+
+// {"round_trip_s": {"ranks": [1, 2], "hosts": ["a", "b"], "value": 0.1, "median_of_others": 0.0002, "slow": true},
+//  "bytes_per_s": ...}. Without what is not known; null when nothing is.
+nlohmann::ordered_json to_json(const SlowLinks& links);
+// "rank 1 (a) to rank 2 (b) has a round trip of 100.2 ms, the median of the others is 0.2 ms; ..."; empty when nothing
+// is known. only_slow: leaves out what is not slow.
+std::string slow_links_text(const SlowLinks& links, bool only_slow = false);
+
+}  // namespace moebius
