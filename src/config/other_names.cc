@@ -17,6 +17,7 @@ constexpr std::string_view
     kSequenceParallel = "on wherever parallel.tp is above 1",
     kNoLowPrecision = "precision.compute (\"bf16\" or \"f32\"), which holds for the whole model",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
+    kShardedWeights = "parallel.fsdp for weights, parallel.shard_gradients for gradients",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
 // Names in Hugging Face's trainers and config files, in Megatron, in torchtitan and in DeepSpeed.
@@ -88,6 +89,10 @@ constexpr OtherName kOtherNames[] = {
     {"sequence_parallel", kSequenceParallel},
     {"use_distributed_optimizer", "always on: masters and moments are spread over the ranks of dp"},
     {"overlap_grad_reduce", "parallel.overlap"},
+    {"use_megatron_fsdp", kShardedWeights},
+    {"fully_shard", kShardedWeights},
+    {"data_parallel_sharding_strategy", kShardedWeights},
+    {"zero_stage", kShardedWeights},
     {"token_dispatcher_type", "parallel.dispatcher"},
     {"moe_token_dispatcher_type", "parallel.dispatcher"},
     {"overlap_dispatch_backward_with_experts_wgrad", "parallel.expert_overlap"},

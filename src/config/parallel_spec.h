@@ -37,7 +37,9 @@ struct ParallelSpec {
   int64_t ranks_per_node = 8;  // consecutive ranks that form a node for sums over ep and for two_level
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
-  bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
+  bool fsdp = false;             // ranks that hold the same weights of a layer keep a share of them each; the same bits
+  bool shard_gradients = false;  // and of the sums of its gradients
+  bool overlap = true;           // gradients, weights and stages' messages travel during compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same
   // ranks (Parallel Folding: pp is shared, ep may span tp, cp and dp).

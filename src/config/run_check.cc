@@ -12,6 +12,7 @@
 
 #include "config/check/context_parallel_check.h"
 #include "config/check/run_check_keys.h"
+#include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/stage_layout.h"
@@ -460,6 +461,7 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_offload(s);
   check_precision(s);
   check_lora(s);
+  check_sharding(s);
   check_supported(s);
   check_pipeline(s, world_size);
 }

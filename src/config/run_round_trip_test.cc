@@ -93,7 +93,9 @@ class RandomSpec {
                   .cp_inner = 1 + upto(9),
                   .dispatcher = DispatcherKind(upto(4)),
                   .ranks_per_node = 1 + upto(7),
-                  .expert_overlap = ExpertOverlap(upto(1))};
+                  .expert_overlap = ExpertOverlap(upto(1)),
+                  .fsdp = coin(),
+                  .shard_gradients = coin()};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));
     s.precision.weights = PrecisionChoice(upto(1));

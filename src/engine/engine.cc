@@ -162,9 +162,10 @@ void Engine::make_model() {
 
 void Engine::make_optimizer() {
   ParamTable& params = model_->params();
-  sharding_ =
-      make_sharding(params, mesh_, plan_,
-                    {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
+  ShardingSpec spec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()};
+  spec.shards_weights = spec_.fsdp;
+  spec.shards_gradients = spec_.shard_gradients;
+  sharding_ = make_sharding(params, mesh_, plan_, spec);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
   optimizer_ = moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()});
 }
@@ -198,6 +199,7 @@ void Engine::warm_up() {
     all.device = s.device();
     fill_zero(s, all);
   }
+  if (spec_.fsdp) gather_weights(s);  // those of layers that the passes left are cleared too
 }
 
 DeviceMemory Engine::shared_device_memory() {
@@ -358,10 +360,7 @@ void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
 
 void Engine::gather_weights(Stream& s) {
   sharding_->weights_changed(s);
-  ParamTable& params = model_->params();
-  const ParamSpan all{0, params.all().size()};
-  params.ready(s, all);
-  params.release(s, all);
+  sharding_->wait_for_weights(s);
 }
 
 void Engine::end_of_step() {

@@ -48,6 +48,8 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .expert_overlap = run.parallel.expert_overlap,
       .sums = run.parallel.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
       .overlap = run.parallel.overlap,
+      .fsdp = run.parallel.fsdp,
+      .shard_gradients = run.parallel.shard_gradients,
       .device = run.device,
       .target = run.device,
       .graph = run.graph,

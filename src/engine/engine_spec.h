@@ -42,6 +42,8 @@ struct EngineSpec {
   ExpertOverlap expert_overlap = ExpertOverlap::none;  // work beside the rows of MoE layers on their way; the same bits
   GpuSums sums = GpuSums::ranks;                       // who adds the numbers of ranks with GPUs
   bool overlap = true;                                // communication overlaps with compute where it can; the same bits
+  bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
+  bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for

@@ -81,8 +81,8 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   MOEBIUS_ASSERT(!bound_ && !views.empty() && multiple % kAlign == 0);
   std::deque<Entry> joined;
   for (const Tensor* view : views) {
-    const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.view == view; });
-    MOEBIUS_ASSERT(found != entries_.end() && view->dtype == views[0]->dtype);
+    const auto found = entry_of(*view);
+    MOEBIUS_ASSERT(view->dtype == views[0]->dtype);
     joined.push_back(std::move(*found));
     joined.back().is_joined = true;
     entries_.erase(found);
@@ -90,6 +90,22 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   const int64_t held = joined_numel(views, kAlign);
   joined.back().free_bytes = (joined_numel(views, multiple) - held) * size_of(views[0]->dtype);
   std::move(joined.begin(), joined.end(), std::back_inserter(entries_));
+  place_all();
+}
+
+void MemoryPlan::withdraw(const Tensor& view) {
+  MOEBIUS_ASSERT(!bound_);
+  entries_.erase(entry_of(view));
+  place_all();
+}
+
+std::deque<MemoryPlan::Entry>::iterator MemoryPlan::entry_of(const Tensor& view) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.view == &view; });
+  MOEBIUS_ASSERT(found != entries_.end());
+  return found;
+}
+
+void MemoryPlan::place_all() {
   used_ = bytes_ = {};
   rows_extent_ = 0;
   for (Entry& e : entries_) place(e);

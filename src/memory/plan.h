@@ -103,6 +103,10 @@ class MemoryPlan {
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
 
+  // Takes a declared tensor out of the plan. It is a shape without memory, as before bind(), until its owner
+  // gives it memory.
+  void withdraw(const Tensor& view);
+
   // Other ranks read and write the memory of Life::comm too: it is made so that they can
   // (device/peer_memory.h). peer_memory() is that memory after bind(); its data() is null without share_comm().
   void share_comm() { shares_comm_ = true; }
@@ -134,7 +138,9 @@ class MemoryPlan {
     bool reuses = false;     // begins where its life does
     bool is_joined = false;
   };
+  std::deque<Entry>::iterator entry_of(const Tensor& view);
   void place(Entry& entry);
+  void place_all();
   void place_rows(Entry& entry);
   SpillBuffer rows_buffer(DeviceKind device) const;
 

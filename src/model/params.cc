@@ -26,8 +26,18 @@ Shape ParamPart::local_shape() const {
 
 Tensor Param::master() const {
   if (has_master) return master_n;
-  return owned_elements(*this, has_remainder ? dw : w);
+  return has_remainder ? owned_elements(*this, dw) : owned_weights();
 }
+
+namespace {
+Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
+  return piece.of ? piece.of->rows(piece.first, piece.first + p.owned.count) : owned_elements(p, whole);
+}
+}  // namespace
+
+Tensor Param::owned_weights() const { return owned_in(*this, kept_weights, w); }
+
+Tensor Param::owned_gradient() const { return owned_in(*this, kept_gradient, grad()); }
 
 ParamSpec stored_first(ParamSpec spec) {
   spec.grad_stored_first = true;
@@ -80,6 +90,7 @@ const Param& ParamTable::declare(ParamSpec spec) {
   if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
   Param& p = params_.emplace_back();
   p.spec = std::move(spec);
+  p.layer = in_layer_ ? num_layers_ - 1 : -1;
   p.frozen = p.spec.trainable && is_frozen(p.spec);
   const Life life = p.spec.trainable ? Life::param : Life::state;
   p.spec.trainable = p.spec.trainable && !p.frozen;
@@ -113,6 +124,28 @@ void ParamTable::own(size_t i, const ElementRange& range) {
   const Life life = optimizer_.offload ? Life::host : Life::master;
   if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, life);
   if (p.has_remainder) plan_.declare(p.remainder_n, p.spec.name + ".remainder", {range.count}, DType::u16, life);
+}
+
+void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
+  MOEBIUS_ASSERT(!params_[i].is_quantised());
+  plan_.withdraw(params_[i].w);
+  params_[i].kept_weights = piece;
+}
+
+void ParamTable::keep_owned_gradient(size_t i, const OwnedPiece& piece) {
+  MOEBIUS_ASSERT(!params_[i].sums_apart() && !params_[i].has_remainder);
+  plan_.withdraw(params_[i].dw);
+  params_[i].kept_gradient = piece;
+}
+
+void ParamTable::set_weights(size_t i, void* data, DeviceKind device) {
+  params_[i].w.data = data;
+  params_[i].w.device = device;
+}
+
+void ParamTable::set_gradient(size_t i, void* data, DeviceKind device) {
+  params_[i].dw.data = data;
+  params_[i].dw.device = device;
 }
 
 void ParamTable::gather(Stream& s, const ParamSpan& span) {
@@ -159,6 +192,11 @@ void ParamTable::hold_copies() {
 void ParamTable::release(Stream& s, const ParamSpan& span) {
   order_.release(span);
   if (residency_) residency_->release(s, span);
+}
+
+void ParamTable::begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) {
+  order_.begin_gradient(span);
+  if (residency_) residency_->begin_gradient(s, span, first_of_step);
 }
 
 void ParamTable::grad_ready(Stream& s, const ParamSpan& span) {
@@ -208,7 +246,10 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
   // The weights of other owners are rounded from f32 as theirs are.
   const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
-    if (!p.is_quantised()) draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
+    if (p.shards_weights())
+      draw(s, p.has_remainder ? p.master() : p.owned_weights(), p.owned, piece, how);
+    else if (!p.is_quantised())
+      draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
 }
@@ -216,7 +257,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
 // The masters of the owned elements wait in p.dw for split_masters() where there is a remainder.
 void init_param(Stream& s, const Param& p, uint64_t seed) {
   for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
-  if (!p.has_remainder) return;
+  if (!p.has_remainder || p.shards_weights()) return;
   const Shape all{p.w.numel()};
   split_master(s, {.weight_n = p.w.view(all), .remainder_n = {}, .master_n = p.dw.view(all)});
 }
@@ -242,7 +283,7 @@ void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_master && !p.is_quantised()) copy(s, owned_elements(p, p.w), p.master_n);
+    if (p.has_master && !p.is_quantised()) copy(s, p.owned_weights(), p.master_n);
   }
   split_masters(s);
 }
@@ -250,14 +291,14 @@ void ParamTable::sync(Stream& s) const {
 void ParamTable::join_masters(Stream& s) const {
   for (const Param& p : params_) {
     if (!p.has_remainder) continue;
-    join_master(s, {.master_n = p.master(), .weight_n = owned_elements(p, p.w), .remainder_n = p.remainder_n});
+    join_master(s, {.master_n = p.master(), .weight_n = p.owned_weights(), .remainder_n = p.remainder_n});
   }
 }
 
 void ParamTable::split_masters(Stream& s) const {
   for (const Param& p : params_) {
     if (!p.has_remainder) continue;
-    split_master(s, {.weight_n = owned_elements(p, p.w), .remainder_n = p.remainder_n, .master_n = p.master()});
+    split_master(s, {.weight_n = p.owned_weights(), .remainder_n = p.remainder_n, .master_n = p.master()});
   }
   clear_masters(s);
 }
@@ -270,7 +311,7 @@ void ParamTable::clear_masters(Stream& s) const {
 
 void ParamTable::zero_grads(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_grad) fill_zero(s, p.dw);
+    if (p.has_grad) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
     if (p.sums_apart()) fill_zero(s, p.grad_sum);
   }
 }
@@ -290,7 +331,7 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
 
 void ParamTable::zero_added_grads(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart()) fill_zero(s, p.dw);
+    if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart() && !p.shards_gradient()) fill_zero(s, p.dw);
   }
 }
 

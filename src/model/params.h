@@ -80,11 +80,18 @@ struct ParamSpec {
   Axis grad_axis = Axis::dp_cp;
 };
 
+// The place of a parameter's owned elements in memory that holds those of several parameters.
+struct OwnedPiece {
+  const Tensor* of = nullptr;  // [N]; null: there is no such memory
+  int64_t first = 0;           // the first of the owned elements in it
+};
+
 struct Param {
   ParamSpec spec;
-  Tensor w;       // what ops read, spec.dtype, or f8_e4m3 with scales
-  Tensor scales;  // f32, of weights that are held quantised; else empty
-  Tensor dw;      // f32, what ops add gradients to; only with has_grad
+  int layer = -1;  // the call of ParamTable::layer() that it was declared in, counted from 0; -1: none
+  Tensor w;        // what ops read, spec.dtype, or f8_e4m3 with scales
+  Tensor scales;   // f32, of weights that are held quantised; else empty
+  Tensor dw;       // f32, what ops add gradients to; only with has_grad
   // bf16, where gradients are summed in bf16: dw then holds those of one micro-batch, until
   // ParamTable::sum_gradients(), in memory that all layers use one after the other. Else empty.
   Tensor grad_sum;
@@ -99,18 +106,29 @@ struct Param {
   // shards the parameter over the ranks of grad_axis. A parameter that is not trained is
   // owned, and the same, on every rank.
   ElementRange owned;
+  // With parallel.fsdp: the only weights of it that this rank keeps. w is then in memory from its ready() on, until
+  // another layer takes its place.
+  OwnedPiece kept_weights;
+  // With parallel.shard_gradients: the sums that this rank keeps. dw then holds those of one micro-batch, from
+  // begin_gradient() to the next layer that takes its place.
+  OwnedPiece kept_gradient;
+  bool shards_weights() const { return kept_weights.of != nullptr; }
+  bool shards_gradient() const { return kept_gradient.of != nullptr; }
   Tensor master_n;     // f32 [owned.count], only with has_master
   Tensor remainder_n;  // u16 [owned.count], only with has_remainder (ops/optimizer/rounding.h)
   // The values that the optimizer updates, [owned.count]. They are f32 in training, or bf16 where the
   // weights are rounded stochastically; else of w's dtype. With has_remainder this is the memory of
   // the gradient, which holds them after ParamTable::join_masters().
   Tensor master() const;
-  // The sum over the micro-batches of a step.
+  // The sum over the micro-batches of a step. REQUIRES: !shards_gradient().
   const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
   bool sums_apart() const { return !grad_sum.empty(); }
+  // The elements that this rank owns, [owned.count], of w and of the gradient.
+  Tensor owned_weights() const;
+  Tensor owned_gradient() const;
   // Returns whether products add to dw in a pass. Else they store it (ParamSpec::grad_stored_first).
   bool adds_to_grad(const MicroBatch& batch) const {
-    return batch.later_part || (!batch.first_of_step && !sums_apart());
+    return batch.later_part || (!batch.first_of_step && !sums_apart() && !shards_gradient());
   }
 };
 
@@ -157,6 +175,7 @@ class ParamTable {
   void layer(Body&& body) {
     plan_.reuse(Life::layer_grad);
     in_layer_ = true;
+    ++num_layers_;
     body();
     in_layer_ = false;
   }
@@ -164,12 +183,13 @@ class ParamTable {
   // micro-batch has made it. dw is then clear where ops add to it.
   void sum_gradients(Stream& s, const ParamSpan& span, bool first_of_step) const;
 
-  // Sets the object that acts on the four calls below; null: weights are always on this rank. The
+  // Sets the object that acts on the five calls below; null: weights are always on this rank. The
   // order of the calls is given in model/residency.h, and checked: Error{internal}.
   void set_residency(ParamResidency* residency) { residency_ = residency; }
   void gather(Stream& s, const ParamSpan& span);
   void ready(Stream& s, const ParamSpan& span);
   void release(Stream& s, const ParamSpan& span);
+  void begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step);
   void grad_ready(Stream& s, const ParamSpan& span);
   bool is_idle() const { return order_.is_idle(); }  // no pass uses a parameter
 
@@ -187,6 +207,13 @@ class ParamTable {
   // Makes this rank the owner of a range of all()[i] and declares its master. Called
   // by a sharding, before bind().
   void own(size_t i, const ElementRange& range);
+  // This rank keeps only the elements that it owns, in `piece`, whose tensor outlives their use. The weights, or the
+  // gradient, leave the plan. set_weights() and set_gradient() give them memory for a while, or take it away.
+  // Called by a sharding after own().
+  void keep_owned_weights(size_t i, const OwnedPiece& piece);
+  void keep_owned_gradient(size_t i, const OwnedPiece& piece);
+  void set_weights(size_t i, void* data, DeviceKind device);
+  void set_gradient(size_t i, void* data, DeviceKind device);
 
   // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part
   // name, element of the global tensor), not on order or layout. Of quantised weights only masters are
@@ -215,6 +242,7 @@ class ParamTable {
   std::vector<std::string> freeze_;
   OptimizerSpec optimizer_;
   bool in_layer_ = false;
+  int num_layers_ = 0;
   std::deque<Param> params_;
   struct CopiesOf {
     size_t param;

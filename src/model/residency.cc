@@ -11,19 +11,23 @@ void ResidencyOrder::ready(const ParamSpan& span) {
   for (size_t i = span.begin; i < span.end; ++i) ++uses_[i];
 }
 
+bool ResidencyOrder::are_in_use(const ParamSpan& span) const {
+  for (size_t i = span.begin; i < span.end; ++i)
+    if (i >= uses_.size() || uses_[i] == 0) return false;
+  return true;
+}
+
+void ResidencyOrder::begin_gradient(const ParamSpan& span) const {
+  MOEBIUS_ASSERT(are_in_use(span) && "begin_gradient comes between ready and release");
+}
+
 void ResidencyOrder::grad_ready(const ParamSpan& span) const {
-  for (size_t i = span.begin; i < span.end; ++i) {
-    const bool in_use = i < uses_.size() && uses_[i] > 0;
-    MOEBIUS_ASSERT(in_use && "grad_ready comes between ready and release");
-  }
+  MOEBIUS_ASSERT(are_in_use(span) && "grad_ready comes between ready and release");
 }
 
 void ResidencyOrder::release(const ParamSpan& span) {
-  for (size_t i = span.begin; i < span.end; ++i) {
-    const bool in_use = i < uses_.size() && uses_[i] > 0;
-    MOEBIUS_ASSERT(in_use && "release comes after ready");
-    --uses_[i];
-  }
+  MOEBIUS_ASSERT(are_in_use(span) && "release comes after ready");
+  for (size_t i = span.begin; i < span.end; ++i) --uses_[i];
 }
 
 bool ResidencyOrder::is_idle() const {

@@ -5,7 +5,11 @@
 // The legal order, for each parameter:
 //
 //   forward pass    [gather]  ready  (its weights are read)                              release
-//   backward pass   [gather]  ready  (its weights are read, its gradient is added to)  grad_ready  release
+//   backward pass   [gather]  ready  [begin_gradient]  (its weights are read, its gradient is added to)
+//                   grad_ready  release
+//
+// A layer has begin_gradient in each backward pass. Other parameters have none: several parts of a pass may add to
+// their gradients.
 //
 // Two parts of a pass may use one parameter, such as an embedding that is also the head: uses may
 // nest, and the weights may go once each ready has had its release. A parameter is neither read
@@ -35,6 +39,9 @@ class ParamResidency {
   virtual void ready(Stream& s, const ParamSpan& span) = 0;
   // The pass does not read these weights again before the next ready.
   virtual void release(Stream& s, const ParamSpan& span) = 0;
+  // The backward pass of one micro-batch will add to these gradients, which are all of those of a layer.
+  // first_of_step: nothing was added to them in this step.
+  virtual void begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) = 0;
   // The backward pass of one micro-batch has added all of its share to these gradients.
   virtual void grad_ready(Stream& s, const ParamSpan& span) = 0;
 };
@@ -43,11 +50,13 @@ class ParamResidency {
 class ResidencyOrder {
  public:
   void ready(const ParamSpan& span);
+  void begin_gradient(const ParamSpan& span) const;
   void grad_ready(const ParamSpan& span) const;
   void release(const ParamSpan& span);
   bool is_idle() const;  // no parameter is in use: true between passes
 
  private:
+  bool are_in_use(const ParamSpan& span) const;
   std::vector<int> uses_;  // by parameter, up to the last that was used
 };
 

@@ -13,6 +13,7 @@ TEST(ResidencyOrder, TakesThePassesOfAStep) {
   EXPECT_FALSE(order.is_idle());
   order.release(span);
   order.ready(span);
+  order.begin_gradient(span);
   order.grad_ready(span);
   order.release(span);
   EXPECT_TRUE(order.is_idle());
@@ -35,6 +36,7 @@ TEST(ResidencyOrder, RefusesWhatIsOutOfOrder) {
   const ParamSpan span{0, 1};
   expect_error(ErrorKind::internal, "release comes after ready", [&] { order.release(span); });
   expect_error(ErrorKind::internal, "grad_ready comes between", [&] { order.grad_ready(span); });
+  expect_error(ErrorKind::internal, "begin_gradient comes between", [&] { order.begin_gradient(span); });
   order.ready(span);
   order.release(span);
   expect_error(ErrorKind::internal, "grad_ready comes between", [&] { order.grad_ready(span); });
@@ -46,6 +48,7 @@ struct Recorder final : ParamResidency {
   void gather(Stream&, const ParamSpan& span) override { add("gather", span); }
   void ready(Stream&, const ParamSpan& span) override { add("ready", span); }
   void release(Stream&, const ParamSpan& span) override { add("release", span); }
+  void begin_gradient(Stream&, const ParamSpan& span, bool) override { add("begin_gradient", span); }
   void grad_ready(Stream&, const ParamSpan& span) override { add("grad_ready", span); }
   void add(const char* verb, const ParamSpan& span) { calls.push_back(fmt::format("{} {}", verb, span.begin)); }
   std::vector<std::string> calls;
@@ -62,12 +65,14 @@ TEST(ParamTable, HandsTheVerbsOn) {
   params.gather(s, {0, 1});
   params.ready(s, {0, 1});
   EXPECT_FALSE(params.is_idle());
+  params.begin_gradient(s, {0, 1}, /*first_of_step=*/true);
   params.grad_ready(s, {0, 1});
   params.release(s, {0, 1});
   EXPECT_TRUE(params.is_idle());
-  EXPECT_EQ(recorder.calls, (std::vector<std::string>{"gather 0", "ready 0", "grad_ready 0", "release 0"}));
+  EXPECT_EQ(recorder.calls,
+            (std::vector<std::string>{"gather 0", "ready 0", "begin_gradient 0", "grad_ready 0", "release 0"}));
   expect_error(ErrorKind::internal, "release comes after ready", [&] { params.release(s, {0, 1}); });
-  EXPECT_EQ(recorder.calls.size(), 4u);
+  EXPECT_EQ(recorder.calls.size(), 5u);
 }
 
 }  // namespace

@@ -327,6 +327,7 @@ void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved
   fetch_below(step.stream, i, saved);
   with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
     if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i), with_input);
+    params_.begin_gradient(step.stream, of_block_[i], step.batch.first_of_step);
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i), with_input);
     params_.sum_gradients(step.stream, of_block_[i], step.batch.first_of_step);
     params_.grad_ready(step.stream, of_block_[i]);

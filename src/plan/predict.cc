@@ -448,6 +448,10 @@ Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const 
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
+  MOEBIUS_CHECK(usage, !run.parallel.fsdp && !run.parallel.shard_gradients,
+                "plan: layers that are sharded ({}) are not predicted yet; set it to false, or see the memory of one "
+                "layout by moebius config RECIPE --ranks {}",
+                run.parallel.fsdp ? "parallel.fsdp = true" : "parallel.shard_gradients = true", ranks);
   const bool is_low = assume.precision != PlanPrecision::of_recipe,
              is_4_bits = assume.precision == PlanPrecision::nvfp4;
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,

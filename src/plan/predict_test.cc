@@ -143,6 +143,17 @@ TEST(Predict, SimulatesWhatTheFormulaBounds) {
   EXPECT_NEAR(few.step_s, all.step_s, 0.005 * all.step_s);
 }
 
+TEST(Predict, RefusesShardedLayers) {
+  PartLibrary parts;
+  for (const std::string key : {"parallel.fsdp", "parallel.shard_gradients"}) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {key + "=true", "run.graph=false"});
+    EXPECT_EQ(refused([&] { predict(parts, run, 2, machine("h200"), {}); }),
+              "plan: layers that are sharded (" + key +
+                  " = true) are not predicted yet; set it to false, or see the memory of one layout by moebius config "
+                  "RECIPE --ranks 2");
+  }
+}
+
 // The rows of x once more, and those of dx, are two of the five ways of a micro-batch.
 TEST(Predict, ExpertOverlapHidesTwoWays) {
   PartLibrary parts;

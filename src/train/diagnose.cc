@@ -29,7 +29,8 @@ std::optional<std::string> first_in(Stream& s, const std::string& name, const Te
 
 std::optional<std::string> first_in_weights(Stream& s, const Model& model) {
   for (const Param& p : model.params().all()) {
-    if (auto found = first_in(s, "weight " + p.spec.name, p.is_quantised() ? p.master() : p.w)) return found;
+    const Tensor w = p.is_quantised() ? p.master() : p.shards_weights() ? p.owned_weights() : p.w;
+    if (auto found = first_in(s, "weight " + p.spec.name, w)) return found;
   }
   return std::nullopt;
 }
@@ -47,7 +48,8 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   for (size_t i = span.end; i-- > span.begin;) {
     const Param& p = model.params().all()[i];
     if (!p.has_grad) continue;
-    if (auto found = first_in(s, "gradient of " + p.spec.name, p.grad())) return found;
+    if (auto found = first_in(s, "gradient of " + p.spec.name, p.shards_gradient() ? p.owned_gradient() : p.grad()))
+      return found;
   }
   return std::nullopt;
 }

@@ -132,14 +132,18 @@ class PartLoader {
     bytes_.resize(range.count * size_of(e.dtype));
     reader_.read_slice(entry, {dims_of(part.shape), part.shard, range.begin, range.end()}, bytes_.data());
     add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count, p.spec.dtype));
-    if (!p.is_quantised()) {
+    if (!p.is_quantised() && !p.shards_weights()) {
       const Tensor w = part_of(p.w, part);
       convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
     }
     const ElementRange owned = owned_of(p, part), here = common(owned, range);
-    if (!(p.has_master || p.has_remainder) || here.count == 0) return;
-    const Tensor master = owned_part_of(p.master(), p, part);
-    convert(e, master.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
+    if (here.count == 0) return;
+    const auto convert_owned = [&](const Tensor& to_n) {
+      const Tensor of_part = owned_part_of(to_n, p, part);
+      convert(e, of_part.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
+    };
+    if (p.shards_weights()) convert_owned(p.owned_weights());
+    if (p.has_master || p.has_remainder) convert_owned(p.master());
   }
   void convert(const WeightsEntry& e, const Tensor& to, int64_t first) {
     convert_elements(s_, to, bytes_.data() + first * size_of(e.dtype), e.dtype, who_ + ": " + e.name);

@@ -117,6 +117,30 @@ TEST(CliConfig, PlansForAGpuThatIsNotHere) {
             bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
 }
 
+// Sharded layers take less memory of each rank, and so does each of the two keys by itself.
+TEST(CliConfig, ShowsThatShardedLayersTakeLess) {
+  TestDir dir;
+  const auto bytes = [&](const std::vector<std::string>& sets) {
+    std::vector<std::string> words{"config", MOEBIUS_SOURCE_DIR "/recipes/bench_olmoe_1b_7b.toml", "--ranks", "8",
+                                   "--json"};
+    for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
+    return json_of(run_moebius(dir, words)).at("memory_bytes");
+  };
+  const std::string graph = "run.graph=false", fsdp = "parallel.fsdp=true", gradients = "parallel.shard_gradients=true";
+  const auto whole = bytes({graph}), weights = bytes({graph, fsdp}), sums = bytes({graph, gradients}),
+             both = bytes({graph, fsdp, gradients});
+  const auto of = [](const nlohmann::json& lives, const char* life) { return lives.at(life).get<double>(); };
+  EXPECT_LT(of(weights, "param"), 0.3 * of(whole, "param"));
+  EXPECT_EQ(of(weights, "grad"), of(whole, "grad"));
+  EXPECT_EQ(of(sums, "param"), of(whole, "param"));
+  EXPECT_LT(of(sums, "grad"), 0.3 * of(whole, "grad"));
+  EXPECT_EQ(of(both, "param"), of(weights, "param"));
+  EXPECT_EQ(of(both, "grad"), of(sums, "grad"));
+  EXPECT_LT(of(weights, "total"), of(whole, "total"));
+  EXPECT_LT(of(sums, "total"), of(whole, "total"));
+  EXPECT_LT(of(both, "total"), of(sums, "total"));
+}
+
 // Shows the place of each rank, the traffic of each group, and whose memory is shown. The last
 // stage has the head.
 TEST(CliConfig, SaysWhoIsWhere) {

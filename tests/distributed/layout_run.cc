@@ -292,17 +292,17 @@ void set_elements(Stream& s, const Tensor& x, const std::vector<float>& values) 
 // Biases begin at 0, which allows no relative distance. So they get values like those
 // of other weights.
 void draw_biases(Engine& engine, const Param& p) {
-  Stream s = engine.stream();
+  std::vector<float> drawn(p.w.numel());
   for (const ParamPart& part : p.spec.parts) {
     const Rng rng(13, RngSite::bench, std::hash<std::string>()(part.name));
-    const Tensor w = part_of(p.w, part);
-    std::vector<float> drawn(w.numel());
-    for (int64_t i = 0; i < w.numel(); ++i) drawn[i] = 0.3f * rng.normal(flat_index(part, i));
-    set_elements(s, w, drawn);
+    for (int64_t i = 0; i < part.local_shape().numel(); ++i)
+      drawn[part.offset + i] = 0.3f * rng.normal(flat_index(part, i));
   }
-  if (!p.has_master) return;
-  const std::vector<float> all = elements(engine, p.w);
-  copy_to_device(s, p.master_n.data, all.data() + p.owned.begin, p.owned.count * size_of(DType::f32));
+  Stream s = engine.stream();
+  const Tensor here = p.shards_weights() ? p.owned_weights() : p.w;
+  const auto first = drawn.begin() + (p.shards_weights() ? p.owned.begin : 0);
+  set_elements(s, here, {first, first + here.numel()});
+  if (p.has_master) copy_to_device(s, p.master_n.data, drawn.data() + p.owned.begin, p.master_n.num_bytes());
   synchronize(s);
 }
 
@@ -336,14 +336,27 @@ void give(Engine& engine, const Holder& holder, std::vector<double>& global, std
   }
 }
 
-void expect_held(Engine& engine, const Holder& holder, const std::vector<double>& global) {
+// The weights that passes of this rank read, but those that are held in 8 bits.
+std::map<const Param*, std::vector<float>> weights_in_passes(Engine& engine) {
+  Stream s = engine.stream();
+  ParamTable& params = engine.model().params();
+  std::map<const Param*, std::vector<float>> weights;
+  for (size_t i = 0; i < params.all().size(); ++i) {
+    const Param& p = params.all()[i];
+    params.ready(s, {i, i + 1});  // with overlap, weights are gathered during the next forward pass
+    weights[&p] = p.is_quantised() ? std::vector<float>{} : elements(engine, p.w);
+    params.release(s, {i, i + 1});
+  }
+  return weights;
+}
+
+void expect_held(const std::vector<float>& weights, const Holder& holder, const std::vector<double>& global) {
   if (holder.param->is_quantised()) return;  // they are rounded
-  const std::vector<float> here = elements(engine, part_of(holder.param->w, *holder.part));
   const bool is_bf16 = holder.param->w.dtype == DType::bf16;
   int64_t different = 0;
-  for (int64_t i = 0; i < std::ssize(here); ++i) {
+  for (int64_t i = 0; i < holder.part->local_shape().numel(); ++i) {
     const auto owned = static_cast<float>(global[flat_index(*holder.part, i)]);
-    different += here[i] != (is_bf16 ? to_f32(to_bf16(owned)) : owned);
+    different += weights[static_cast<size_t>(holder.part->offset + i)] != (is_bf16 ? to_f32(to_bf16(owned)) : owned);
   }
   EXPECT_EQ(different, 0) << holder.part->name << ": weights that are not their owner's";
 }
@@ -353,9 +366,7 @@ void expect_held(Engine& engine, const Holder& holder, const std::vector<double>
 std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
   Group& world = engine.mesh().group(Axis::world);
   Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
-  ParamTable& params = engine.model().params();
-  const ParamSpan all_params{0, params.all().size()};
-  params.ready(on_device, all_params);  // with overlap, weights are gathered during the next forward pass
+  const std::map<const Param*, std::vector<float>> weights = weights_in_passes(engine);
   const std::map<std::string, Holder> here = holders_of(engine);
   std::map<std::string, std::vector<float>> all;
   for (const auto& [name, holder] : holders_of(alone)) {
@@ -367,10 +378,9 @@ std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) 
     int64_t wrong = 0;
     for (const double n : givers) wrong += n != 1;
     EXPECT_EQ(wrong, 0) << name << ": elements that are not owned by one rank";
-    if (found != here.end()) expect_held(engine, found->second, global);
+    if (found != here.end()) expect_held(weights.at(found->second.param), found->second, global);
     all[name].assign(global.begin(), global.end());
   }
-  params.release(on_device, all_params);
   return all;
 }
 
@@ -479,6 +489,9 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.graph = way.graph;
   spec.precision.compute = way.compute;
   spec.kernels = way.kernels;
+  spec.fsdp = way.fsdp;
+  spec.shard_gradients = way.shard_gradients;
+  if (way.num_micro_batches > 0) spec.num_micro_batches = way.num_micro_batches;
   spec.bucket_numel = 2000;  // several in each layer
   // A layout that names no dispatcher gets one that sends messages: others name direct.
   spec.dispatcher = resolved(spec).dispatcher;

@@ -64,7 +64,7 @@ struct LayoutOutcome {
   double choice_gap = std::numeric_limits<double>::infinity();
 };
 
-// Settings of the run of the steps. On one kind of device, this does not change the numbers.
+// Settings of the run of the steps. On one kind of device, they do not change the numbers, but for the last two.
 struct LayoutWay {
   bool overlap = true;
   RecomputeSpec recompute = {};
@@ -74,6 +74,10 @@ struct LayoutWay {
   double expert_rows = 0;  // the budget of rows of experts
   DType compute = DType::f32;
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  bool fsdp = false;                               // sharded weights of layers
+  // Sharded sums of gradients. The numbers are the same where each rank has one micro-batch.
+  bool shard_gradients = false;
+  int64_t num_micro_batches = 0;  // of a step on each rank; 0: those of the whole global batch
 };
 
 // The layout, with work beside the rows of MoE layers on their way. The same bits.

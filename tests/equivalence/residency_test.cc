@@ -37,13 +37,16 @@ class AwayBetweenUses final : public ParamResidency {
     for (size_t i = span.begin; i < span.end; ++i)
       if (--away_[i].uses == 0) send_away(params_.all()[i]);
   }
+  void begin_gradient(Stream&, const ParamSpan& span, bool) override {
+    for (size_t i = span.begin; i < span.end; ++i) ++away_[i].num_begun;
+  }
   void grad_ready(Stream&, const ParamSpan& span) override {
     for (size_t i = span.begin; i < span.end; ++i) ++away_[i].num_gradients;
   }
 
   struct Away {
     std::vector<char> bytes;
-    int uses = 0, num_ready = 0, num_gradients = 0;
+    int uses = 0, num_ready = 0, num_begun = 0, num_gradients = 0;
   };
   const std::deque<Away>& away() const { return away_; }
   int num_gathers = 0;
@@ -78,6 +81,7 @@ void expect_the_same_gradients(const ModelSpec& model) {
     const AwayBetweenUses::Away& seen = residency.away()[i++];
     EXPECT_GE(seen.num_ready, 4) << p.spec.name;      // both passes of two micro-batches
     EXPECT_EQ(seen.num_gradients, 2) << p.spec.name;  // once a micro-batch
+    EXPECT_EQ(seen.num_begun, p.layer >= 0 ? 2 : 0) << p.spec.name;
     if (p.has_grad) {
       EXPECT_EQ(bytes_of(p.dw), bytes_of(want->dw)) << p.spec.name;
     }

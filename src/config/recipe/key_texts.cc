@@ -283,6 +283,13 @@ std::vector<KeyText> parallel_texts() {
        "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
        "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
        "ranks and choose their own order."},
+      {"parallel.fsdp",
+       "Ranks that hold the same weights of a layer keep a share of them each, and gather a layer when a pass comes to it "
+       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results do not depend on it, bit for bit."},
+      {"parallel.shard_gradients",
+       "The same ranks keep a share each of the sums of a layer's gradients, and sum every micro-batch's over the ranks "
+       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With one micro-batch a rank in a step the "
+       "bits are the same; with several the order of sums differs."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }

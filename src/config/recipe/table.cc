@@ -332,6 +332,8 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.named("expert_overlap", &ParallelSpec::expert_overlap,
                      {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}}, free),
       parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
+      parallel.key("fsdp", &ParallelSpec::fsdp, any_boolean(), free),
+      parallel.key("shard_gradients", &ParallelSpec::shard_gradients, any_boolean(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };
 }

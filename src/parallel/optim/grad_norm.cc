@@ -20,7 +20,7 @@ void GradNorm::measure(Stream& s, StepStack& stack) const {
   fill_zero(s, sum_squares_1_);
   std::vector<Tensor> gradients;
   for (const Param& p : params_.all())
-    if (p.spec.trainable && !p.spec.tied_copy) gradients.push_back(owned_elements(p, p.grad()));
+    if (p.spec.trainable && !p.spec.tied_copy) gradients.push_back(p.owned_gradient());
   StackScope scope(stack);
   sum_squares(s, {.sum_1 = sum_squares_1_,
                   .partial_P = stack.alloc({SumSquares::num_partials(gradients)}, DType::f64),

@@ -81,11 +81,11 @@ TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const st
 UpdatedTensor TrainedParams::whole(const Trained& each) const {
   const Param& p = *each.param;
   const bool has_f32 = p.has_master || p.w.dtype == DType::f32;
-  return {.param_n = p.is_quantised() ? p.master() : owned_elements(p, p.w),
+  return {.param_n = p.is_quantised() ? p.master() : p.owned_weights(),
           .master_n = has_f32 ? p.master() : Tensor{},
           .m_n = each.moments[0],
           .v_n = each.moments[1],
-          .grad_n = owned_elements(p, p.grad()),
+          .grad_n = p.owned_gradient(),
           .weight_decay = each.weight_decay,
           .remainder_n = p.remainder_n,
           .m_scale_b = each.scales[0],

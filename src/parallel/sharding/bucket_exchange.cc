@@ -12,24 +12,32 @@ std::unique_ptr<Sharding> make_sharding(ParamTable& params, const Mesh& mesh, Me
 }
 
 BucketExchange::BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec)
-    : params_(params),
-      buckets_(params, mesh, plan, spec.bucket_numel),
-      states_(buckets_.all().size()),
-      held_(states_.size()) {
-  int64_t largest = 0;
-  for (const GradBucket& bucket : buckets_.all())
-    if (bucket.group->size() > 1) largest = std::max(largest, bucket.numel);
-  overlap_ = spec.overlap && largest > 0;
+    : params_(params), buckets_(params, mesh, plan, spec), states_(buckets_.all().size()), held_(states_.size()) {
+  const auto any_bucket = [&](const auto& is_so) {
+    return std::any_of(buckets_.all().begin(), buckets_.all().end(), is_so);
+  };
+  overlap_ = spec.overlap && any_bucket([](const GradBucket& bucket) { return bucket.group->size() > 1; });
   if (spec.held) hold(*spec.held);
   declare_magnitudes(plan);
-  if (!overlap_) return;
-  for (size_t i = 0; i < kInFlight; ++i)
-    plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
-  params.set_residency(this);
+  if (any_bucket([](const GradBucket& bucket) { return bucket.shards_weights(); }))
+    layer_weights_.emplace(params, buckets_.all(), plan, overlap_);
+  if (any_bucket([](const GradBucket& bucket) { return bucket.shards_gradients(); }))
+    layer_gradients_.emplace(params, buckets_.all(), plan, overlap_);
+  if (overlap_) declare_arrived(plan);
+  if (acts()) params.set_residency(this);
 }
 
 BucketExchange::~BucketExchange() {
-  if (overlap_) params_.set_residency(nullptr);
+  if (acts()) params_.set_residency(nullptr);
+}
+
+void BucketExchange::declare_arrived(MemoryPlan& plan) {
+  int64_t largest = 0;
+  for (const GradBucket& bucket : buckets_.all())
+    if (keeps_whole_gradients(bucket)) largest = std::max(largest, bucket.numel);
+  if (largest == 0) return;
+  for (size_t i = 0; i < kInFlight; ++i)
+    plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
 }
 
 void BucketExchange::hold(const Param& p) {
@@ -42,8 +50,11 @@ void BucketExchange::hold(const Param& p) {
 // --- gradients ------------------------------------------------------------------------------------------------------
 
 void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) {
+  MOEBIUS_ASSERT(!passes.closed || (!layer_weights_ && !layer_gradients_));  // a replay would not bring them
   begin_passes(s, passes);
+  runs_passes_ = true;
   body();
+  runs_passes_ = false;
   if (!passes.closed) return;
   wait_for_weights(s);
   join_gradients();
@@ -51,7 +62,9 @@ void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::
 
 void BucketExchange::begin_passes(Stream& s, const StepPasses& passes) {
   for (size_t b = 0; b < states_.size(); ++b) {
-    states_[b].gradients_left = leaves_early(b) ? passes.last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
+    states_[b].gradients_left = leaves_early(b) && !buckets_.all()[b].shards_gradients()
+                                    ? passes.last_micro_batches * std::ssize(buckets_.all()[b].params)
+                                    : 0;
     states_[b].reduced = false;
   }
   if (passes.closed && passes.first) weights_are_old_ = overlap_;
@@ -72,7 +85,12 @@ void BucketExchange::join_gradients() {
   for (size_t i = 0; i < kInFlight; ++i) gradients_[(num_started_ + i) % kInFlight].wait();  // the oldest first
 }
 
+void BucketExchange::begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) {
+  if (layer_gradients_) layer_gradients_->begin(s, span, first_of_step);
+}
+
 void BucketExchange::grad_ready(Stream& s, const ParamSpan& span) {
+  if (layer_gradients_) layer_gradients_->ready(s, span, overlap_ && runs_passes_);
   for (size_t i = span.begin; i < span.end; ++i) {
     const int b = buckets_.bucket_of(i);
     if (b < 0 || states_[b].gradients_left <= 0) continue;
@@ -94,10 +112,11 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
 }
 
 void BucketExchange::reduce(Stream& s) {
+  if (layer_gradients_) layer_gradients_->finish(s);
   join_gradients();
   for (size_t b = 0; b < states_.size(); ++b) {
     const GradBucket& bucket = buckets_.all()[b];
-    if (!states_[b].reduced && bucket.group->size() > 1) {
+    if (!states_[b].reduced && keeps_whole_gradients(bucket)) {
       const Tensor all = bucket.gradients();
       bucket.group->reduce_scatter_sum(s, owned(all, bucket), all);
     }
@@ -110,6 +129,7 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   for (const GradBucket& bucket : buckets_.all()) {
     const auto is_asked = [&](const Param* p) { return of(p->spec); };
     if (bucket.group->size() == 1 || std::none_of(bucket.params.begin(), bucket.params.end(), is_asked)) continue;
+    MOEBIUS_ASSERT(!bucket.shards_gradients());
     const Tensor all = bucket.gradients();
     bucket.group->all_gather(s, all, owned(all, bucket));
   }
@@ -169,6 +189,7 @@ void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
 
 void BucketExchange::weights_changed(Stream& s) {
   quantise_weights(s);
+  if (layer_weights_) layer_weights_->changed();
   if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
   if (s.capture()) s.capture()->after_replay([this] { weights_are_old_ = true; });
@@ -176,7 +197,7 @@ void BucketExchange::weights_changed(Stream& s) {
 
 void BucketExchange::gather_all(Stream& s) {
   for (const GradBucket& bucket : buckets_.all()) {
-    if (bucket.group->size() == 1) continue;
+    if (!keeps_whole_weights(bucket)) continue;
     const Tensor all = bucket.weights();
     bucket.group->all_gather(s, all, owned(all, bucket));
   }
@@ -187,24 +208,28 @@ void BucketExchange::start_gather(Stream& s) {
   // The last bucket holds the parameters that a forward pass reads first.
   for (size_t b = states_.size(); b-- > 0;) {
     const GradBucket& bucket = buckets_.all()[b];
-    if (bucket.group->size() == 1) continue;
+    if (!keeps_whole_weights(bucket)) continue;
     states_[b].weights.wait();
     const Tensor all = bucket.weights();
     states_[b].weights = bucket.group->start_all_gather(s, all, owned(all, bucket));
   }
 }
 
-void BucketExchange::gather(Stream& s, const ParamSpan&) {
+void BucketExchange::gather(Stream& s, const ParamSpan& span) {
   if (weights_are_old_) start_gather(s);
+  if (layer_weights_) layer_weights_->gather(s, span);
 }
 
 void BucketExchange::ready(Stream& s, const ParamSpan& span) {
-  gather(s, span);
+  if (weights_are_old_) start_gather(s);
+  if (layer_weights_) layer_weights_->ready(s, span);
   for (size_t i = span.begin; i < span.end; ++i)
     if (const int b = buckets_.bucket_of(i); b >= 0) states_[b].weights.wait();
 }
 
-void BucketExchange::release(Stream&, const ParamSpan&) {}
+void BucketExchange::release(Stream&, const ParamSpan& span) {
+  if (layer_weights_) layer_weights_->release(span);
+}
 
 void BucketExchange::wait_for_weights(Stream& s) {
   if (weights_are_old_) start_gather(s);

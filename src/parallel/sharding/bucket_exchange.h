@@ -1,5 +1,6 @@
-// The sharding of ZeRO-1. Every rank keeps all weights, and updates those of its share of each
-// bucket (parallel/sharding/grad_buckets.h). Gradients go to the ranks that own them and are
+// The sharding of ZeRO-1, and of ZeRO-2 and ZeRO-3 for layers. A rank updates the weights of its share of each
+// bucket (parallel/sharding/grad_buckets.h), and keeps all weights and gradients. Those of layers it may keep its share
+// of alone (layer_weights.h, layer_gradients.h); the rest of this comment is about the others. Gradients go to the ranks that own them and are
 // summed there; weights come back from their owners. With overlap both run while the model
 // computes. The reduction of a bucket of gradients starts when the last micro-batch's backward pass
 // has added to it. A forward pass waits for a bucket of weights when it first reads them. Without
@@ -7,9 +8,12 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "parallel/sharding/grad_buckets.h"
+#include "parallel/sharding/layer_gradients.h"
+#include "parallel/sharding/layer_weights.h"
 #include "parallel/sharding/sharding.h"
 
 namespace moebius {
@@ -27,13 +31,15 @@ class BucketExchange final : public Sharding {
   void reduce(Stream& s) override;
   void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) override;
   void weights_changed(Stream& s) override;
+  void wait_for_weights(Stream& s) override;
 
   // gather starts to bring all buckets when the owners have changed their weights. ready waits for
   // the buckets of the span. release does nothing, since every rank keeps all weights. grad_ready
-  // starts the reduction of a bucket that is complete.
+  // starts the reduction of a bucket that is complete. begin_gradient does nothing.
   void gather(Stream& s, const ParamSpan& span) override;
   void ready(Stream& s, const ParamSpan& span) override;
   void release(Stream& s, const ParamSpan& span) override;
+  void begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) override;
   void grad_ready(Stream& s, const ParamSpan& span) override;
 
  private:
@@ -45,7 +51,10 @@ class BucketExchange final : public Sharding {
     Pending weights;
   };
 
+  // It acts on what passes report.
+  bool acts() const { return overlap_ || layer_weights_ || layer_gradients_; }
   void hold(const Param& p);
+  void declare_arrived(MemoryPlan& plan);
   void begin_passes(Stream& s, const StepPasses& passes);
   bool leaves_early(size_t b) const { return overlap_ && !held_[b]; }
   void start_reduce(Stream& s, size_t b);
@@ -56,7 +65,12 @@ class BucketExchange final : public Sharding {
   void quantise(Stream& s, const GradBucket& bucket);
   void start_gather(Stream& s);
   void gather_all(Stream& s);
-  void wait_for_weights(Stream& s);
+  static bool keeps_whole_weights(const GradBucket& bucket) {
+    return bucket.group->size() > 1 && !bucket.shards_weights();
+  }
+  static bool keeps_whole_gradients(const GradBucket& bucket) {
+    return bucket.group->size() > 1 && !bucket.shards_gradients();
+  }
   Tensor owned(const Tensor& all, const GradBucket& bucket) const {
     return all.rows(bucket.own.begin, bucket.own.end());
   }
@@ -64,6 +78,9 @@ class BucketExchange final : public Sharding {
   ParamTable& params_;
   GradBuckets buckets_;
   bool overlap_ = false;
+  bool runs_passes_ = false;
+  std::optional<LayerWeights> layer_weights_;
+  std::optional<LayerGradients> layer_gradients_;
   std::vector<State> states_;  // per bucket
   std::vector<bool> held_;     // per bucket
   std::array<Tensor, kInFlight> arrived_;

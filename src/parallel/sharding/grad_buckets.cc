@@ -26,41 +26,55 @@ Tensor joined(const Tensor& first, int64_t numel) {
 Tensor GradBucket::weights() const { return joined(params.front()->w, numel); }
 Tensor GradBucket::gradients() const { return joined(params.front()->grad(), numel); }
 
-GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel)
+GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec)
     : bucket_of_(params.all().size(), -1) {
-  cut(params, mesh, bucket_numel);
-  for (GradBucket& bucket : buckets_) place(bucket, params, plan);
+  cut(params, mesh, spec);
+  for (GradBucket& bucket : buckets_) place(bucket, params, plan, spec);
 }
 
-void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, int64_t bucket_numel) {
-  std::map<std::tuple<Axis, DType, DType>, size_t> open;
+void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec) {
+  const bool by_layer = spec.shards_weights || spec.shards_gradients;
+  std::map<std::tuple<Axis, DType, DType, int>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
     if (!p.has_grad) continue;
-    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.w.dtype, p.grad().dtype}, buckets_.size());
-    if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis)});
+    const int layer = by_layer ? p.layer : -1;
+    const auto [found, is_new] =
+        open.try_emplace({p.spec.grad_axis, p.w.dtype, p.grad().dtype, layer}, buckets_.size());
+    if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis), .layer = layer});
     GradBucket& bucket = buckets_[found->second];
     bucket_of_[i] = static_cast<int>(found->second);
     bucket.params.push_back(&p);
     bucket.indices.push_back(i);
     bucket.numel += p.w.numel();
-    if (bucket.numel >= bucket_numel) open.erase(found);
+    if (layer < 0 && bucket.numel >= spec.bucket_numel) open.erase(found);
   }
 }
 
-void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan) const {
+void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan, const ShardingSpec& spec) const {
   const int64_t multiple = multiple_of(*bucket.group);
+  const Param& first = *bucket.params.front();
+  const bool is_shared = bucket.layer >= 0 && bucket.group->size() > 1;
   bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
-  plan.join(views_of(bucket, &Param::w), multiple);
-  plan.join(views_of(bucket, bucket.params.front()->sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   const int64_t share = bucket.numel / bucket.group->size();
+  if (is_shared && spec.shards_weights)
+    plan.declare(bucket.weight_share, first.spec.name + ".share", {share}, first.w.dtype, Life::param);
+  else
+    plan.join(views_of(bucket, &Param::w), multiple);
+  if (is_shared && spec.shards_gradients)
+    plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, DType::f32, Life::grad);
+  else
+    plan.join(views_of(bucket, first.sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};
   int64_t offset = 0;
   for (size_t k = 0; k < bucket.params.size(); ++k) {
     const int64_t n = bucket.params[k]->w.numel();
     ElementRange owned = common(bucket.own, {.begin = offset, .count = n});
+    const int64_t in_share = owned.count > 0 ? owned.begin - bucket.own.begin : 0;
     owned.begin = owned.count > 0 ? owned.begin - offset : 0;
     params.own(bucket.indices[k], owned);
+    if (bucket.shards_weights()) params.keep_owned_weights(bucket.indices[k], {&bucket.weight_share, in_share});
+    if (bucket.shards_gradients()) params.keep_owned_gradient(bucket.indices[k], {&bucket.gradient_share, in_share});
     offset += div_ceil(n, MemoryPlan::kAlign) * MemoryPlan::kAlign;
   }
 }

@@ -5,12 +5,16 @@
 // gradients appear. The weights of a bucket are contiguous in memory, and so are its gradients.
 // Rank r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the
 // sum of those gradients, updates those weights, and sends them to the others.
+//
+// With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. What is sharded
+// has no place in the plan: the bucket declares this rank's share of it.
 #pragma once
 
 #include <vector>
 
 #include "comm/mesh.h"
 #include "model/params.h"
+#include "parallel/sharding/sharding.h"
 
 namespace moebius {
 
@@ -20,24 +24,41 @@ struct GradBucket {
   std::vector<size_t> indices;  // of the parameters in their table
   int64_t numel = 0;            // with padding, a multiple of the group's size
   ElementRange own;             // this rank's share
-  Tensor weights() const;       // [numel], once bound
+  int layer = -1;               // Param::layer of all of them, where layers are apart; else -1
+  Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
+  Tensor gradient_share;        // f32 [own.count], the same of the gradients
+  bool shards_weights() const { return !weight_share.empty(); }
+  bool shards_gradients() const { return !gradient_share.empty(); }
+  // These two are for what is not sharded.
+  Tensor weights() const;  // [numel], once bound
   Tensor gradients() const;
+  // Calls body(index in the table, address) for each parameter's part of a tensor of all of them, [numel]. The address is
+  // null where the tensor has no memory.
+  template <class Body>
+  void for_params(const Tensor& all, Body&& body) const {
+    int64_t offset = 0;
+    for (size_t k = 0; k < params.size(); ++k) {
+      body(indices[k], all.rows(offset, offset + params[k]->w.numel()).data);
+      offset += div_ceil(params[k]->w.numel(), MemoryPlan::kAlign) * MemoryPlan::kAlign;
+    }
+  }
   bool is_quantised() const { return params.front()->is_quantised(); }
 };
 
 class GradBuckets {
  public:
-  // Places the parameters in memory and makes this rank the owner of its share of each. A bucket is
+  // Places the parameters in memory and makes this rank the owner of its share of each. A bucket of several layers is
   // closed when it has bucket_numel elements. Called before the plan is bound.
-  GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel);
+  GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec);
+  GradBuckets(const GradBuckets&) = delete;  // parameters refer to shares
 
   const std::vector<GradBucket>& all() const { return buckets_; }
   // The index of the bucket that holds a parameter, by its index in the table; -1: none.
   int bucket_of(size_t param) const { return bucket_of_[param]; }
 
  private:
-  void cut(const ParamTable& params, const Mesh& mesh, int64_t bucket_numel);
-  void place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan) const;
+  void cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
+  void place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan, const ShardingSpec& spec) const;
 
   std::vector<GradBucket> buckets_;
   std::vector<int> bucket_of_;

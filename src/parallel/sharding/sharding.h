@@ -25,6 +25,10 @@ struct ShardingSpec {
   // A parameter whose gradient changes after the backward pass, so that it is reduced in reduce();
   // null: none.
   const Param* held = nullptr;
+  // Ranks that hold the same parameters of a layer keep only what they own of its weights (layer_weights.h), and of
+  // the sums of its gradients (layer_gradients.h).
+  bool shards_weights = false;
+  bool shards_gradients = false;
 };
 
 // Passes of a step, for the communication that overlaps with them.
@@ -49,12 +53,15 @@ class Sharding : public ParamResidency {
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
   virtual void reduce(Stream& s) = 0;
-  // The owners have changed their elements of gradients. After this every rank of grad_axis has all elements of
+  // REQUIRES: !shards_gradients. The owners have changed their elements of gradients. After this every rank of grad_axis has all elements of
   // those for which `of` is true; of other gradients in the same messages too.
   virtual void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) = 0;
   // The owners have updated their weights, or the masters of weights that are held quantised, which this
-  // quantises. The other ranks get them in this call, or with overlap during the next forward pass.
+  // quantises. The other ranks get them in this call, or with overlap during the next forward pass. Sharded weights of
+  // a layer they get whenever a pass comes to it.
   virtual void weights_changed(Stream& s) = 0;
+  // After this each rank has all weights that it keeps whole, as their owners changed them.
+  virtual void wait_for_weights(Stream& s) = 0;
 };
 
 // Places the trainable parameters in memory and makes this rank the owner of its share of each:

@@ -1,0 +1,58 @@
+#include "config/check/sharding_check.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "config/check/run_check_keys.h"
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+void refuse_unless(const RunSpec& s, const char* key, bool holds, const std::string& why) {
+  MOEBIUS_CHECK(usage, holds, "{} = true {}{}", key, why, origin(s, key));
+}
+
+void check_either(const RunSpec& s, const char* key) {
+  refuse_unless(s, key, s.device == DeviceKind::cpu || !s.graph,
+                "is not part of captured steps yet; set run.graph = false, or remove it");
+  refuse_unless(s, key, !s.lora.is_on(),
+                "shards what is trained, and with lora.rank above 0 the model itself is frozen; remove it");
+  refuse_unless(s, key, s.memory.fit_bytes == 0,
+                "is not in the costs that memory.fit compares yet; set memory.recompute to a list and remove "
+                "memory.fit, or remove it");
+}
+
+void check_weights(const RunSpec& s) {
+  const char* key = "parallel.fsdp";
+  if (!s.parallel.fsdp) return;
+  check_either(s, key);
+  refuse_unless(s, key, s.precision.recipe == PrecisionRecipe::none,
+                fmt::format("gathers weights in precision.compute, and precision.recipe = \"{}\" keeps copies of all "
+                            "of them; set precision.recipe = \"none\", or remove it",
+                            name_of(s.precision.recipe)));
+}
+
+void check_gradients(const RunSpec& s) {
+  const char* key = "parallel.shard_gradients";
+  if (!s.parallel.shard_gradients) return;
+  check_either(s, key);
+  refuse_unless(s, key, s.optimizer.grad == GradFormat::f32,
+                "keeps sums in f32; set optimizer.grad = \"f32\", or remove it");
+  refuse_unless(s, key, s.optimizer.master != MasterFormat::bf16_remainder,
+                "leaves no memory of whole gradients, in which a checkpoint joins weights and remainders; set "
+                "optimizer.master = \"f32\" or \"bf16_stochastic\", or remove it");
+  refuse_unless(s, key, s.optimizer.kind != OptimizerKind::muon,
+                "leaves no memory of whole gradients, in which Muon brings a matrix together; set optimizer.name = "
+                "\"adamw\", or remove it");
+}
+
+}  // namespace
+
+void check_sharding(const RunSpec& s) {
+  check_weights(s);
+  check_gradients(s);
+}
+
+}  // namespace moebius

@@ -1,0 +1,59 @@
+#include "config/check/sharding_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(CheckSharding, PassesWhatCanBeCombined) {
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true"}).check(1));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "run.device=cuda", "run.graph=false"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "optimizer.name=muon"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "precision.compute=bf16", "optimizer.grad=bf16",
+                         "optimizer.master=bf16_stochastic", "optimizer.offload=true", "checkpoint.async=false"})
+                      .check(2));
+  EXPECT_NO_THROW(parse({"parallel.shard_gradients=true", "precision.recipe=fp8_block"}).check(2));
+}
+
+TEST(CheckSharding, RefusesTheRestByName) {
+  for (const std::string key : {"parallel.fsdp", "parallel.shard_gradients"}) {
+    const auto error = [&](std::vector<std::string> set) {
+      set.push_back(key + "=true");
+      return check_error(set, 2);
+    };
+    EXPECT_THAT(
+        error({"run.device=cuda"}),
+        HasSubstr(key + " = true is not part of captured steps yet; set run.graph = false, or remove it [--set]"));
+    EXPECT_THAT(
+        error({"lora.rank=4", "lora.targets=[\"q_proj\"]"}),
+        HasSubstr(key + " = true shards what is trained, and with lora.rank above 0 the model itself is frozen; "
+                        "remove it [--set]"));
+    EXPECT_THAT(error({"memory.fit=80GiB"}),
+                HasSubstr(key + " = true is not in the costs that memory.fit compares yet; set memory.recompute to a "
+                                "list and remove memory.fit, or remove it [--set]"));
+  }
+  EXPECT_THAT(check_error({"parallel.fsdp=true", "precision.recipe=mxfp8"}, 2),
+              HasSubstr("parallel.fsdp = true gathers weights in precision.compute, and precision.recipe = \"mxfp8\" "
+                        "keeps copies of all of them; set precision.recipe = \"none\", or remove it [--set]"));
+  const auto error = [](std::vector<std::string> set) {
+    set.insert(set.end(), {"parallel.shard_gradients=true", "precision.compute=bf16"});
+    return check_error(set, 2);
+  };
+  EXPECT_THAT(
+      error({"optimizer.grad=bf16"}),
+      HasSubstr("parallel.shard_gradients = true keeps sums in f32; set optimizer.grad = \"f32\", or remove it"));
+  EXPECT_THAT(error({"optimizer.master=bf16_remainder"}),
+              HasSubstr("parallel.shard_gradients = true leaves no memory of whole gradients, in which a checkpoint "
+                        "joins weights and remainders; set optimizer.master = \"f32\" or \"bf16_stochastic\""));
+  EXPECT_THAT(error({"optimizer.name=muon"}),
+              HasSubstr("parallel.shard_gradients = true leaves no memory of whole gradients, in which Muon brings a "
+                        "matrix together; set optimizer.name = \"adamw\", or remove it"));
+}
+
+}  // namespace
+}  // namespace moebius

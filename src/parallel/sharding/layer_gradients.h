@@ -1,0 +1,51 @@
+// The sums of gradients of layers, of which each rank keeps 1/n (ZeRO-2, arXiv 1910.02054). n is as in layer_weights.h.
+//
+// The backward pass of a micro-batch makes the gradients of a layer in a room (layer_rooms.h). They are then summed over
+// the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap a sum is in
+// flight while the next layer computes in the other room.
+//
+// So a gradient is the sum over micro-batches of sums over ranks. Whole gradients are the sum over ranks of sums over
+// micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
+// several they differ by rounding: the order of whole gradients needs n partial sums of each share, which are as large as
+// whole gradients.
+#pragma once
+
+#include <vector>
+
+#include "parallel/sharding/layer_rooms.h"
+
+namespace moebius {
+
+class LayerGradients {
+ public:
+  // buckets: those with shards_gradients(); they outlive this. Declares one room of Life::layer_grad, or with overlap
+  // two and memory of Life::comm for what arrives.
+  LayerGradients(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
+  LayerGradients(const LayerGradients&) = delete;
+
+  // These act on the layers of a span, as ParamResidency says. overlap: the sums may be in flight until finish().
+  void begin(Stream& s, const ParamSpan& span, bool first_of_step);
+  void ready(Stream& s, const ParamSpan& span, bool overlap);
+  // All sums have arrived, and were added to the shares.
+  void finish(Stream& s);
+
+ private:
+  struct Room {
+    int layer = -1;  // whose gradients are there; -1: nobody's
+    bool first_of_step = true;
+    std::vector<Pending> sums;
+  };
+  Room& room_of(int layer) { return rooms_[memory_.room_of(layer)]; }
+  void enter(Room& room, int layer);
+  void start_sums(Stream& s, Room& room);
+  void finish(Stream& s, Room& room);
+  void add_to_share(Stream& s, const Room& room, const LayerRooms::Held& held) const;
+  Tensor own_rows(const Room& room, const LayerRooms::Held& held) const;
+
+  ParamTable& params_;
+  LayerRooms memory_;
+  std::vector<Room> rooms_;
+  Tensor arrived_;  // u8, as large as the largest room
+};
+
+}  // namespace moebius

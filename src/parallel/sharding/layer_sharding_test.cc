@@ -1,0 +1,200 @@
+// Sharded weights and gradients of layers, on two ranks that are threads.
+#include <array>
+
+#include "comm/transport/threads.h"
+#include "io/testing.h"
+#include "parallel/sharding/sharding.h"
+
+namespace moebius {
+namespace {
+
+constexpr int kRanks = 2, kNumel = 300;
+
+// Layers of two parameters each, of one group: a matrix whose gradient is stored, and a row to whose gradient products
+// add. Before and after them are parameters that belong to no layer.
+struct ShardedRank {
+  ShardedRank(Transport& world, const ShardingSpec& spec, int num_layers = 3)
+      : mesh({.dp = kRanks, .edp = kRanks}, world) {
+    params.declare({.name = "first", .shape = {7}});
+    for (int layer = 0; layer < num_layers; ++layer)
+      params.layer([&] {
+        params.declare(stored_first({.name = fmt::format("matrix{}", layer), .shape = {kNumel}}));
+        params.declare({.name = fmt::format("row{}", layer), .shape = {5}});
+      });
+    params.declare({.name = "last", .shape = {7}});
+    sharding = make_sharding(params, mesh, plan, spec);
+    plan.bind(DeviceKind::cpu, 1 << 16);
+    for (const Param& p : params.all()) set_owned(p, 0);
+  }
+  static float value(const Param& p, int64_t i, int step) {
+    return static_cast<float>(p.spec.name.back() + static_cast<int>(p.spec.name.size()) * 1000 + step * 7) +
+           static_cast<float>(i) / 512;
+  }
+  static void set_owned(const Param& p, int step) {
+    const Tensor own = p.owned_weights();
+    for (int64_t i = 0; i < own.numel(); ++i) own.ptr<float>()[i] = value(p, p.owned.begin + i, step);
+  }
+  static int64_t different(const Param& p, int step) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < p.w.numel(); ++i) sum += p.w.ptr<float>()[i] != value(p, i, step);
+    return sum;
+  }
+  ParamSpan span(int layer) const { return {static_cast<size_t>(1 + 2 * layer), static_cast<size_t>(3 + 2 * layer)}; }
+  int64_t sent() const { return mesh.group(Axis::dp_cp).sent_bytes(); }
+
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+  Mesh mesh;
+  MemoryPlan plan;
+  ParamTable params{plan, ModelUse::training};
+  std::unique_ptr<Sharding> sharding;
+};
+
+void on_ranks(const std::function<void(Transport&)>& body) { run_threads(kRanks, {.timeout_s = 30}, body); }
+
+TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
+  for (const bool overlap : {true, false}) {
+    on_ranks([&](Transport& world) {
+      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true});
+      ParamTable& params = rank.params;
+      for (int step = 0; step < 2; ++step) {
+        for (const Param& p : params.all()) ShardedRank::set_owned(p, step);
+        rank.sharding->weights_changed(rank.s);
+        for (const int layer : {0, 1, 2, 2, 1, 0}) {  // forward and backward
+          params.ready(rank.s, rank.span(layer));
+          const ParamSpan span = rank.span(layer);
+          for (size_t i = span.begin; i < span.end; ++i) EXPECT_EQ(ShardedRank::different(params.all()[i], step), 0);
+          params.release(rank.s, span);
+        }
+        rank.sharding->wait_for_weights(rank.s);
+        for (const Param& p : params.all()) {
+          if (p.layer < 0) {
+            EXPECT_EQ(ShardedRank::different(p, step), 0) << p.spec.name;
+          }
+          EXPECT_EQ(p.shards_weights(), p.layer >= 0);
+        }
+        // The last room of the backward pass is layer 0's, and with two rooms the other is still that of layer 1.
+        EXPECT_NE(params.all()[1].w.data, nullptr);
+        EXPECT_EQ(params.all()[3].w.data != nullptr, overlap);
+        EXPECT_EQ(params.all()[5].w.data, nullptr);
+      }
+    });
+  }
+}
+
+TEST(LayerWeights, TravelOnceForEachLayerThatIsNotInItsRoom) {
+  on_ranks([](Transport& world) {
+    ShardedRank rank(world, {.overlap = true, .shards_weights = true}, /*num_layers=*/4);
+    rank.sharding->wait_for_weights(rank.s);
+    const auto bytes_of = [&](const std::vector<int>& layers) {
+      const int64_t before = rank.sent();
+      for (const int layer : layers) {
+        rank.params.ready(rank.s, rank.span(layer));
+        rank.params.release(rank.s, rank.span(layer));
+      }
+      return rank.sent() - before;
+    };
+    const int64_t layer = 512 * 4;  // half of 300 and 5 elements, each padded to 256, and both to 1024
+    EXPECT_EQ(bytes_of({0, 1, 2, 3}), 4 * layer);
+    EXPECT_EQ(bytes_of({3, 2, 1, 0}), 2 * layer);
+    EXPECT_EQ(bytes_of({0, 1, 2, 3}), 2 * layer);
+    rank.sharding->weights_changed(rank.s);
+    rank.sharding->wait_for_weights(rank.s);  // those of both ends
+    EXPECT_EQ(bytes_of({0, 1}), 2 * layer);
+  });
+}
+
+// A rank starts to gather a layer before the other rank has come to it.
+TEST(LayerWeights, StartOneLayerEarly) {
+  on_ranks([](Transport& world) {
+    ShardedRank rank(world, {.overlap = true, .shards_weights = true});
+    rank.params.ready(rank.s, rank.span(0));
+    const int64_t before = rank.sent();
+    rank.params.gather(rank.s, rank.span(1));
+    EXPECT_GT(rank.sent(), before);
+    EXPECT_EQ(ShardedRank::different(rank.params.all()[1], 0), 0) << "layer 0 is in use, in the other room";
+    rank.params.release(rank.s, rank.span(0));
+    const int64_t gathered = rank.sent();
+    rank.params.ready(rank.s, rank.span(1));
+    EXPECT_EQ(rank.sent(), gathered);
+    EXPECT_EQ(ShardedRank::different(rank.params.all()[3], 0), 0);
+    rank.params.release(rank.s, rank.span(1));
+  });
+}
+
+TEST(LayerWeights, RefuseARoomThatIsInUse) {
+  expect_error(ErrorKind::internal, "weights of a layer leave their room after its release", [] {
+    on_ranks([](Transport& world) {
+      ShardedRank rank(world, {.overlap = true, .shards_weights = true});
+      rank.params.ready(rank.s, rank.span(0));
+      rank.params.ready(rank.s, rank.span(2));
+    });
+  });
+}
+
+// f32 numbers whose sum depends on the order.
+float gradient(int rank, int micro_batch, int64_t i) {
+  constexpr std::array<float, 4> kValues = {1e8f, 1.0f, -1e8f, 3.0f};
+  return kValues[static_cast<size_t>(2 * rank + micro_batch) % 4] + static_cast<float>(i);
+}
+
+TEST(LayerGradients, AreSumsOverMicroBatchesOfSumsOverRanks) {
+  for (const bool overlap : {true, false}) {
+    on_ranks([&](Transport& world) {
+      ShardedRank rank(world, {.overlap = overlap, .shards_gradients = true});
+      ParamTable& params = rank.params;
+      for (int step = 0; step < 2; ++step) {
+        for (int m = 0; m < 2; ++m) {
+          rank.sharding->run_passes(rank.s, {.first = m == 0, .last_micro_batches = m}, [&] {
+            for (int layer = 2; layer >= 0; --layer) {
+              const ParamSpan span = rank.span(layer);
+              params.ready(rank.s, span);
+              params.begin_gradient(rank.s, span, /*first_of_step=*/m == 0);
+              for (size_t i = span.begin; i < span.end; ++i) {
+                const Param& p = params.all()[i];
+                MicroBatch batch;
+                batch.first_of_step = m == 0;
+                EXPECT_FALSE(p.adds_to_grad(batch));
+                for (int64_t k = 0; k < p.w.numel(); ++k) {
+                  float& dw = p.dw.ptr<float>()[k];
+                  dw = (p.spec.grad_stored_first ? 0 : dw) + gradient(world.rank(), m, k);
+                }
+              }
+              params.grad_ready(rank.s, span);
+              params.release(rank.s, span);
+            }
+          });
+        }
+        rank.sharding->reduce(rank.s);
+        for (const Param& p : params.all()) {
+          if (p.layer < 0) continue;
+          EXPECT_TRUE(p.shards_gradient());
+          const Tensor own = p.owned_gradient();
+          int64_t different = 0;
+          for (int64_t k = 0; k < own.numel(); ++k) {
+            const int64_t i = p.owned.begin + k;
+            const float of_first = gradient(0, 0, i) + gradient(1, 0, i),
+                        of_second = gradient(0, 1, i) + gradient(1, 1, i);
+            different += own.ptr<float>()[k] != of_first + of_second;
+          }
+          EXPECT_EQ(different, 0) << p.spec.name;
+        }
+      }
+    });
+  }
+}
+
+// No rank holds whole gradients of layers, and what a rank holds is planned.
+TEST(LayerGradients, TakeTheMemoryOfOneShareAndOfTwoLayers) {
+  on_ranks([](Transport& world) {
+    const ShardedRank whole(world, {.overlap = true}), sharded(world, {.overlap = true, .shards_gradients = true});
+    const int64_t layer = 1024 * 4, ends = 512 * 4;  // see above; both ends are in one bucket
+    EXPECT_EQ(sharded.plan.bytes(Life::grad), ends + 3 * layer / kRanks);
+    EXPECT_EQ(sharded.plan.bytes(Life::layer_grad), 2 * layer);
+    EXPECT_EQ(sharded.plan.bytes(Life::param), ends + 3 * layer);
+    EXPECT_GT(whole.plan.bytes(Life::grad), sharded.plan.bytes(Life::grad));
+  });
+}
+
+}  // namespace
+}  // namespace moebius

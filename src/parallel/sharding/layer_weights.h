@@ -1,0 +1,48 @@
+// The weights of layers, of which each rank keeps 1/n (ZeRO-3, arXiv 1910.02054; FSDP, arXiv 2304.11277). n is the
+// number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts.
+//
+// A pass gathers the weights of a layer into a room (layer_rooms.h) when it comes to the layer. With overlap that starts
+// one layer early, in both directions, while the layer before computes in the other room. A layer that is still in its
+// room is not gathered again: the last two at the turn of forward and backward, and the first two in the next forward.
+// Weights travel as their owners hold them, so no bit depends on this.
+#pragma once
+
+#include <vector>
+
+#include "parallel/sharding/layer_rooms.h"
+
+namespace moebius {
+
+class LayerWeights {
+ public:
+  // buckets: those with shards_weights() are gathered; they outlive this. In Life::comm it declares one room, or two
+  // with overlap.
+  LayerWeights(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
+  LayerWeights(const LayerWeights&) = delete;
+
+  // These act on the layers of a span, as ParamResidency says.
+  void gather(Stream& s, const ParamSpan& span);
+  // Error{internal} where another layer in the same room is in use.
+  void ready(Stream& s, const ParamSpan& span);
+  void release(const ParamSpan& span);
+  // The owners have changed their shares: what is in the rooms is old.
+  void changed();
+
+ private:
+  struct Room {
+    int layer = -1;  // whose weights are there, or arrive; -1: nobody's
+    int uses = 0;
+    std::vector<Pending> arriving;
+  };
+  Room& room_of(int layer) { return rooms_[memory_.room_of(layer)]; }
+  void bring(Stream& s, int layer);
+  void leave(Room& room);
+  static void wait(Room& room);
+
+  ParamTable& params_;
+  bool overlap_;
+  LayerRooms memory_;
+  std::vector<Room> rooms_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,274 @@
+// Weights and sums of gradients of layers that are sharded over the ranks that hold them: the bits of whole ones, in
+// every pass, on every layout, in every format of the optimizer's state, and from checkpoint to checkpoint.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
+#include "comm/control.h"
+#include "io/testing.h"
+#include "tests/distributed/layout_run.h"
+#include "tests/distributed/ranks.h"
+#include "train/state.h"
+
+namespace moebius {
+namespace {
+
+struct ShardedCase {
+  const char* name;
+  int ranks;
+  ParallelSpec layout;
+  LayoutModel model = {};
+};
+
+void PrintTo(const ShardedCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
+
+const ShardedCase kCases[] = {
+    {"alone", 1, {}},
+    {"dp2", 2, {}},
+    {"dp3", 3, {}},
+    {"dp4", 4, {}},
+    {"cp2", 2, {.cp = 2}},
+    {"tp2", 2, {.tp = 2}},
+    {"tp2_dp2", 4, {.tp = 2}},
+    {"cp2_ring_dp2", 4, {.cp = 2, .cp_comm = CpComm::ring}},
+    {"ep2", 2, {.ep = 2}},
+    {"ep2_edp2", 4, {.ep = 2}},
+    {"ep2_edp2_direct", 4, {.ep = 2, .dispatcher = DispatcherKind::direct}},
+    {"ep2_edp2_alltoall_skewed", 4, {.ep = 2, .dispatcher = DispatcherKind::alltoall}, {.skewed = true}},
+    {"etp2_edp2", 4, {.etp = 2}},
+    {"pp2_dp2", 4, {.pp = 2}},
+    {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
+    {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
+    {"tp2_ep4_dp2_pp2", 8, {.tp = 2, .pp = 2, .ep = 2}},
+    {"tp2_cp2_pp2", 8, {.tp = 2, .cp = 2, .pp = 2}},
+    {"dp2_tied", 2, {}, {.tied = true}},
+    {"dp2_mtp", 2, {}, {.mtp = 2}},
+    {"pp2_dp2_mtp_tied", 4, {.pp = 2}, {.tied = true, .mtp = 1}},
+    {"dp2_latent", 2, {}, {.latent_qkv = true}},
+    {"tp2_dp2_gpt_oss", 4, {.tp = 2}, {.gpt_oss = true}},
+    {"dp3_frozen", 3, {}, {.freeze = kParts}},
+};
+
+class Fsdp : public ::testing::TestWithParam<ShardedCase> {};
+
+TEST_P(Fsdp, ChangesNoBit) {
+  const ShardedCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome whole = train_on(world, c.model, c.layout, 3);
+    RecomputeSpec layer;
+    layer.layer = true;
+    const LayoutWay ways[] = {{.fsdp = true}, {.overlap = false, .recompute = layer, .expert_rows = 0.5, .fsdp = true}};
+    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Fsdp, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+class ShardGradients : public ::testing::TestWithParam<ShardedCase> {};
+
+// With one micro-batch of each rank in a step.
+TEST_P(ShardGradients, ChangeNoBitOfOneMicroBatch) {
+  const ShardedCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome whole = train_on(world, c.model, c.layout, 3, {.num_micro_batches = 1});
+    const LayoutWay ways[] = {{.shard_gradients = true, .num_micro_batches = 1},
+                              {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1},
+                              {.overlap = false, .fsdp = true, .shard_gradients = true, .num_micro_batches = 1}};
+    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
+  });
+}
+
+// With several, the sum over ranks comes first. Its order depends on nothing else.
+TEST_P(ShardGradients, HaveOneOrderOfSeveralMicroBatches) {
+  const ShardedCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome sharded = train_on(world, c.model, c.layout, 3, {.shard_gradients = true});
+    const LayoutWay ways[] = {{.overlap = false, .shard_gradients = true}, {.fsdp = true, .shard_gradients = true}};
+    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), sharded);
+    expect_same(sharded, train_on(world, c.model, c.layout, 3));
+  });
+}
+
+const ShardedCase kGradientCases[] = {
+    {"dp2", 2, {}},
+    {"dp3_frozen", 3, {}, {.freeze = kParts}},
+    {"dp4", 4, {}},
+    {"cp2", 2, {.cp = 2}},
+    {"tp2_dp2", 4, {.tp = 2}},
+    {"ep2_edp2_direct", 4, {.ep = 2, .dispatcher = DispatcherKind::direct}},
+    {"etp2_edp2", 4, {.etp = 2}},
+    {"pp2_dp2_mtp_tied", 4, {.pp = 2}, {.tied = true, .mtp = 1}},
+    {"dp2_latent", 2, {}, {.latent_qkv = true}},
+    {"tp2_dp2_gpt_oss", 4, {.tp = 2}, {.gpt_oss = true}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, ShardGradients, ::testing::ValuesIn(kGradientCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+// --- checkpoints ----------------------------------------------------------------------------------------------------
+
+using Bytes = std::map<std::string, std::vector<std::byte>>;
+
+Bytes contents_of(const std::string& folder) {
+  const CheckpointReader reader(folder);
+  Bytes contents;
+  for (const auto& [name, tensor] : reader.tensors()) {
+    std::vector<std::byte>& bytes = contents[name];
+    bytes.resize(tensor.num_bytes());
+    reader.read({.name = name,
+                 .tensor = {.data = bytes.data(), .shape = {numel_of(tensor.shape)}, .dtype = tensor.dtype},
+                 .slice = whole_slice(tensor.shape)});
+  }
+  return contents;
+}
+
+void save(Engine& engine, Control& control, const std::string& dir, int64_t step) {
+  Stream s = engine.stream();
+  const ParamTable& params = engine.model().params();
+  params.join_masters(s);
+  CheckpointStore store(control, dir, 0, /*async_save=*/step % 2 == 0);
+  store.save(step, training_state(engine), {{"step", step}}, &s);
+  store.wait();
+  params.clear_masters(s);
+}
+
+void load(Engine& engine, Control& control, const std::string& folder) {
+  Stream s = engine.stream();
+  CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
+  engine.model().params().sync(s);
+  engine.gather_weights(s);
+}
+
+// Steps 1 to n, each by an engine that resumes from the checkpoint of the one before. Returns that of the last.
+Bytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::string& dir) {
+  for (int64_t step = 1; step <= std::ssize(steps); ++step) {
+    run_threads(ranks, test_world(), [&](Transport& world) {
+      Control control(world);
+      EngineSpec spec = steps[step - 1];
+      spec.world = &world;
+      Engine engine(spec);
+      if (step == 1)
+        init_layout(engine, {});
+      else
+        load(engine, control, fmt::format("{}/step-{:08}", dir, step - 1));
+      layout_step(engine, {}, step);
+      save(engine, control, dir, step);
+    });
+  }
+  return contents_of(fmt::format("{}/step-{:08}", dir, std::ssize(steps)));
+}
+
+EngineSpec spec_on(int ranks, const ParallelSpec& layout, const LayoutWay& way) {
+  EngineSpec spec;
+  run_threads(ranks, test_world(), [&](Transport& world) {
+    if (world.rank() == 0) spec = layout_engine_spec(world, {}, layout, way);
+  });
+  return spec;
+}
+
+void expect_same_contents(const Bytes& got, const Bytes& expected) {
+  EXPECT_EQ(got.size(), expected.size());
+  for (const auto& [name, bytes] : expected) EXPECT_TRUE(got.contains(name) && got.at(name) == bytes) << name;
+}
+
+TEST(Sharding, ResumesFromWholeAndBack) {
+  const TestDir dir;
+  for (const ParallelSpec& layout : {ParallelSpec{.ep = 2}, ParallelSpec{.tp = 2}}) {
+    SCOPED_TRACE(layout.tp * 10 + layout.ep);
+    const std::string name = dir.path(fmt::format("tp{}_ep{}", layout.tp, layout.ep));
+    const LayoutWay whole{.num_micro_batches = 1}, weights{.fsdp = true, .num_micro_batches = 1},
+        gradients{.shard_gradients = true, .num_micro_batches = 1},
+        both{.fsdp = true, .shard_gradients = true, .num_micro_batches = 1};
+    const auto steps = [&](const std::vector<LayoutWay>& ways, const char* kind) {
+      std::vector<EngineSpec> specs;
+      for (const LayoutWay& way : ways) specs.push_back(spec_on(4, layout, way));
+      return resumed_steps(4, specs, fmt::format("{}/{}", name, kind));
+    };
+    const Bytes expected = steps({whole, whole, whole, whole}, "whole");
+    expect_same_contents(steps({weights, whole, both, gradients}, "mixed"), expected);
+    expect_same_contents(steps({gradients, both, weights, whole}, "turned"), expected);
+  }
+}
+
+struct Formats {
+  const char* name;
+  OptimizerSpec optimizer;
+  bool shards_gradients = true;  // that can be combined with them
+};
+
+TEST(Sharding, KeepsTheBitsOfEveryFormat) {
+  constexpr StateFormat kHalf = StateFormat::bf16, kBlocks = StateFormat::blocks_8bit;
+  using enum MasterFormat;
+  const Formats all[] = {
+      {"adamw", {}},
+      {"remainder", {.master = bf16_remainder}, false},
+      {"half_state_stochastic", {.state = kHalf, .master = bf16_stochastic}},
+      {"blocks_offload", {.state = kBlocks, .offload = true}},
+      {"half_gradients", {.grad = GradFormat::bf16}, false},
+      {"sgd", {.kind = OptimizerKind::sgd}},
+      {"muon", {.kind = OptimizerKind::muon}, false},
+  };
+  const TestDir dir;
+  for (const Formats& formats : all) {
+    SCOPED_TRACE(formats.name);
+    const auto run = [&](const char* kind, const LayoutWay& way) {
+      EngineSpec spec = spec_on(2, {}, way);
+      spec.precision.compute = DType::bf16;
+      spec.model.hidden_size = 256;  // rows of whole blocks of 8-bit codes
+      spec.optimizer = formats.optimizer;
+      return resumed_steps(2, {spec, spec}, dir.path(fmt::format("{}_{}", formats.name, kind)));
+    };
+    const Bytes whole = run("whole", {.num_micro_batches = 1});
+    expect_same_contents(run("fsdp", {.fsdp = true, .num_micro_batches = 1}), whole);
+    if (!formats.shards_gradients) continue;
+    expect_same_contents(run("both", {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), whole);
+  }
+}
+
+// --- memory ---------------------------------------------------------------------------------------------------------
+
+// A rank holds what the dry run counts, byte by byte: 1/n of the layers.
+TEST(Sharding, HoldsAShareOfEachLayer) {
+  constexpr int kRanks = 4;
+  const auto planned = [&](const LayoutWay& way) {
+    EngineSpec spec = spec_on(kRanks, {}, way);
+    spec.world = nullptr;
+    spec.device = DeviceKind::null;
+    const Engine dry(spec);
+    std::array<int64_t, kNumLives> bytes{};
+    for (int life = 0; life < kNumLives; ++life) bytes[life] = dry.plan().bytes(static_cast<Life>(life));
+    run_threads(kRanks, test_world(), [&](Transport& world) {
+      const Engine engine(layout_engine_spec(world, {}, {}, way));
+      if (world.rank() > 0) return;  // the dry run is of the first rank
+      for (int life = 0; life < kNumLives; ++life)
+        EXPECT_EQ(engine.plan().bytes(static_cast<Life>(life)), bytes[life]) << name_of(static_cast<Life>(life));
+    });
+    return bytes;
+  };
+  const auto of = [](const auto& bytes, Life life) { return bytes[static_cast<size_t>(life)]; };
+  const auto whole = planned({}), weights = planned({.fsdp = true}),
+             both = planned({.fsdp = true, .shard_gradients = true});
+  // f32 parameters of layers, with the embedding, the head and the last norm, which stay whole.
+  int64_t ends = 0, layers = 0;
+  run_threads(1, test_world(), [&](Transport& world) {
+    const Engine engine(layout_engine_spec(world, {}, {}));
+    for (const Param& p : engine.model().params().all())
+      if (p.has_grad) (p.layer < 0 ? ends : layers) += p.w.num_bytes();
+  });
+  const int64_t slack = 4 * 256 * 4 * 30;  // each parameter begins at a multiple of 256, and a share ends at one
+  EXPECT_NEAR(of(whole, Life::param), ends + layers, 2 * slack);
+  EXPECT_NEAR(of(weights, Life::param), ends + layers / kRanks, slack);
+  EXPECT_EQ(of(weights, Life::grad) > of(both, Life::grad), true);
+  EXPECT_NEAR(of(both, Life::grad), ends + layers / kRanks, slack);
+  EXPECT_EQ(of(both, Life::param), of(weights, Life::param));
+  EXPECT_GT(of(weights, Life::comm), of(whole, Life::comm));  // two layers
+  EXPECT_EQ(of(whole, Life::layer_grad), 0);
+  EXPECT_GT(of(both, Life::layer_grad), 0);
+}
+
+}  // namespace
+}  // namespace moebius
