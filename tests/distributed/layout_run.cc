@@ -10,6 +10,7 @@
 #include "core/rng.h"
 #include "engine/engine_testing.h"
 #include "tests/distributed/choice_gap.h"
+#include "tests/distributed/elements.h"
 
 namespace moebius {
 namespace {
@@ -266,29 +267,6 @@ void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
 }
 
 // Returns the elements of an f32 tensor on any device.
-// Of f32 or bf16.
-std::vector<float> elements(Engine& engine, const Tensor& x) {
-  std::vector<float> values(x.numel());
-  Stream s = engine.stream();
-  if (x.dtype == DType::f32) {
-    copy_to_host(s, values.data(), x.data, x.num_bytes());
-    return values;
-  }
-  MOEBIUS_ASSERT(x.dtype == DType::bf16);
-  std::vector<bf16> rounded(x.numel());
-  copy_to_host(s, rounded.data(), x.data, x.num_bytes());
-  std::transform(rounded.begin(), rounded.end(), values.begin(), [](bf16 v) { return to_f32(v); });
-  return values;
-}
-
-void set_elements(Stream& s, const Tensor& x, const std::vector<float>& values) {
-  std::vector<bf16> rounded(values.size());
-  std::transform(values.begin(), values.end(), rounded.begin(), [](float v) { return to_bf16(v); });
-  const void* from = x.dtype == DType::bf16 ? static_cast<const void*>(rounded.data()) : values.data();
-  copy_to_device(s, x.data, from, x.num_bytes());
-  synchronize(s);
-}
-
 // Biases begin at 0, which allows no relative distance. So they get values like those
 // of other weights.
 void draw_biases(Engine& engine, const Param& p) {
