@@ -58,13 +58,11 @@ struct MeshShape {
   int64_t ranks_per_node = 8;
   int64_t cp_outer() const { return cp / cp_inner; }
   // The nodes that the ranks of etp x ep are on, if they have all ranks of each of them; else 1.
-  int64_t nodes_of_experts() const {
-    return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1;
-  }
+  int64_t nodes_of_experts() const { return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1; }
   int64_t world() const { return tp * cp * dp * pp; }
   // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
-  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, ranks_per_node is from 1 to 8, and there are at most INT32_MAX
-  // ranks.
+  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, and ranks_per_node is from 1 to 8. There are at most
+  // INT32_MAX ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };

@@ -1,4 +1,6 @@
 // The workloads of `moebius bench` as a user runs them.
+#include <gmock/gmock.h>
+
 #include <nlohmann/json.hpp>
 
 #include "device/accelerator.h"
@@ -31,6 +33,27 @@ TEST(CliBench, DispatchSaysWhatItSends) {
   const auto direct = json_of(run_moebius(
       dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "direct", "--threads", "1", "--runs", "1", "--json"}));
   EXPECT_GT(direct.at("times_slower_than_copy"), 0);
+}
+
+TEST(CliBench, DispatchCountsBytesAcrossNodesApart) {
+  TestDir dir;
+  const std::vector<std::string> words{"bench",     "dispatch", "--ranks", "4", "--ranks-per-node", "2",
+                                       "--threads", "1",        "--runs",  "1", "--dispatcher",     "two_level"};
+  std::vector<std::string> as_json = words;
+  as_json.emplace_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  EXPECT_EQ(json.at("dispatcher"), "two_level");
+  EXPECT_EQ(json.at("nodes"), 2);
+  for (const auto& line : json.at("lines")) {
+    EXPECT_EQ(line.at("across_bytes"), line.at("across_route_bytes"));
+    EXPECT_EQ(line.at("sent_bytes").get<double>(),
+              line.at("across_bytes").get<double>() + line.at("inside_bytes").get<double>());
+  }
+  EXPECT_THAT(run_moebius(dir, words).out,
+              testing::ContainsRegex("\n2 nodes +sent across +of this route +sent inside\n"));
+  expect_refused(run_moebius(dir, {"bench", "dispatch", "--ranks", "4", "--dispatcher", "two_level"}), 2,
+                 "parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must be on 2 to 8 "
+                 "whole nodes of parallel.ranks_per_node = 8 ranks");
 }
 
 TEST(CliBench, AStepOfATinyModel) {

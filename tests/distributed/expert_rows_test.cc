@@ -103,6 +103,7 @@ const Case kCases[] = {
     {"ep2_direct_all", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, {}, 100},
     {"ep2_alltoall_all", 2, {.dp = 2, .ep = 2}, DispatcherKind::alltoall, {}, 100},
     {"ep4_direct", 4, {.dp = 4, .ep = 4}, DispatcherKind::direct},
+    {"ep4_two_level", 4, {.dp = 4, .ep = 4, .ranks_per_node = 2}, DispatcherKind::two_level},
     {"ep4_allgather_all", 4, {.dp = 4, .ep = 4}, DispatcherKind::allgather, {}, 100},
     {"etp2_ep2_alltoall", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::alltoall},
     {"pp2_ep2_direct_all", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, {.layout = "Ett|tL"}, 100},

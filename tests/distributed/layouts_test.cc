@@ -100,6 +100,18 @@ const LayoutCase kCases[] = {
     {"ep2_over_cp2_direct_capacity", 2, {.cp = 2, .ep = 2, .dispatcher = DispatcherKind::direct}, {.capacity = true}},
     {"etp2_ep2_direct_gpt_oss", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}, {.gpt_oss = true}},
     {"ep4_direct_mtp", 4, {.ep = 4, .dispatcher = DispatcherKind::direct}, {.mtp = 2}},
+    {"ep4_two_level", 4, {.ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2}},
+    {"ep4_two_level_skewed",
+     4,
+     {.ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2},
+     {.skewed = true}},
+    {"pp2_ep4_over_tp2_two_level",
+     8,
+     {.tp = 2, .pp = 2, .ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2}},
+    {"ep4_over_cp2_two_level_capacity",
+     4,
+     {.cp = 2, .ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2},
+     {.capacity = true}},
     {"dp2_capacity", 2, {}, {.capacity = true}},
     {"dp2_capacity_by_weight", 2, {}, {.by_weight = true}},
     {"ep4_over_tp2_cp2_capacity_by_weight", 4, {.tp = 2, .cp = 2, .ep = 4}, {.by_weight = true}},
@@ -174,6 +186,7 @@ const LayoutCase kCases[] = {
     {"ep4_lora", 4, {.ep = 4}, {.lora = true}},
     {"etp2_lora", 2, {.etp = 2}, {.lora = true}},
     {"etp2_ep2_alltoall_lora", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}, {.lora = true}},
+    {"ep4_two_level_lora", 4, {.ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2}, {.lora = true}},
     {"etp2_ep2_direct_lora", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}, {.lora = true}},
     {"etp2_ep2_over_tp2_lora", 4, {.tp = 2, .ep = 2, .etp = 2}, {.lora = true}},
     {"tp2_cp2_ep4_pp2_lora", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.lora = true}},
@@ -245,6 +258,19 @@ TEST_P(AutoDispatcher, IsDirectInTrainingOnOneMachine) {
   });
 }
 
+class TwoLevel : public Ranks {};
+INSTANTIATE_TEST_SUITE_P(Everywhere, TwoLevel, ::testing::Values(4, 8), name_of_ranks);
+
+// The nodes are pretended: they are on one machine.
+TEST_P(TwoLevel, TrainsWithTheBitsOfAllGather) {
+  run([](Transport& world) {
+    const auto with = [&](DispatcherKind dispatcher) {
+      return train_on(world, {}, {.ep = world.size(), .dispatcher = dispatcher, .ranks_per_node = 2}, 3);
+    };
+    expect_same_bits(with(DispatcherKind::two_level), with(DispatcherKind::allgather));
+  });
+}
+
 class Layouts : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(Layouts, TrainTheSameModel) {
@@ -279,6 +305,7 @@ const LayoutCase kOverlapCases[] = {
     {"dp3", 3, {}},
     {"ep2_edp2", 4, {.ep = 2}},
     {"ep2_etp2_direct", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::direct}},
+    {"ep4_two_level", 4, {.ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2}},
     {"tp2_ep2_alltoall", 2, {.tp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall}},
     {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
     {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
@@ -311,6 +338,10 @@ const LayoutCase kBudgetCases[] = {
     {"ep4_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::allgather}, {.skewed = true}},
     {"ep4_alltoall_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::alltoall}, {.skewed = true}},
     {"ep4_direct_skewed", 4, {.ep = 4, .dispatcher = DispatcherKind::direct}, {.skewed = true}},
+    {"ep4_two_level_skewed",
+     4,
+     {.ep = 4, .dispatcher = DispatcherKind::two_level, .ranks_per_node = 2},
+     {.skewed = true}},
     {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
     {"pp2_vpp2_ep2_lora", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.lora = true}},
     {"ep4_mtp", 4, {.ep = 4}, {.mtp = 1}},

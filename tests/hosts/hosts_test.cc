@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Of, LayoutsOnHosts, testing::Values(Launcher::mpirun, L
 
 TEST_P(LayoutsOnHosts, TrainTheModelOfOneRank) {
   if (GetParam() == Launcher::mpirun && !mpi_version().starts_with("Open MPI")) GTEST_SKIP() << "needs Open MPI";
-  const LayoutsOf kWays[] = {{2, 4, "cp2_alltoall_pp2:ep4_alltoall", 2}, {4, 4, "tp2_dp2", 1}};
+  const LayoutsOf kWays[] = {{2, 4, "cp2_alltoall_pp2:ep4_alltoall:ep4_two_level", 3}, {4, 4, "tp2_dp2", 1}};
   for (const LayoutsOf& way : kWays) {
     Network network(way.hosts);
     if (!network.why_missing().empty()) GTEST_SKIP() << "no hosts on this system: " << network.why_missing();
@@ -91,6 +91,19 @@ TEST_P(StartsOnHosts, HaveTheBitsOfThreads) {
   train_on_threads(4, "threads", layout);
   network_.set_links({.delay_s = 0.0005, .loss = 0.002});
   EXPECT_THAT(ranks_.run(GetParam(), program_of("hosts", layout)), Each(0)) << err_of(0);
+  runs_.expect_same("hosts", "threads");
+  expect_nothing_runs();
+}
+
+// The two ranks of a host reach each other's memory, and those of different hosts do not.
+TEST_P(StartsOnHosts, TakeTheTwoLevelDispatcher) {
+  if (GetParam() == Launcher::mpirun && !mpi_version().starts_with("Open MPI")) GTEST_SKIP() << "needs Open MPI";
+  const Words layout{"parallel.ep=4", "parallel.ranks_per_node=2"};
+  train_on_threads(4, "threads", joined(layout, {"parallel.dispatcher=\"allgather\""}));
+  EXPECT_THAT(ranks_.run(GetParam(), program_of("hosts", layout)), Each(0)) << err_of(0);
+  EXPECT_THAT(
+      read_file(runs_.path("out-0")) + err_of(0),
+      HasSubstr("dispatcher two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2"));
   runs_.expect_same("hosts", "threads");
   expect_nothing_runs();
 }
