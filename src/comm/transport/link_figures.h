@@ -6,7 +6,8 @@
 
 namespace moebius {
 
-// All but the peer, and whether there were always more bytes to send. Nothing is sent. Where the kernel does not know a figure, it is 0.
+// All but the peer, and whether there were always more bytes to send. Nothing is sent. Where the kernel does not know a
+// figure, it is 0.
 LinkFigures link_figures(const Socket& connection);
 
 }  // namespace moebius

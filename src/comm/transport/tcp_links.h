@@ -3,7 +3,7 @@
 // while the rank computes.
 //
 //   Star      Each rank begins with a connection to rank 0. The connection of two other ranks is made when one of
-//             them posts a message to the other for the first time: the higher one asks for it, and the lower one waits.
+//             them posts a message to the other for the first time: the higher one asks for it, the lower one waits.
 //   News      A rank that ends the run informs the ranks that it is connected to. Rank 0 forwards the first such news,
 //             and the first connection that breaks, to all ranks. Later ones are consequences.
 //   Frames    Bytes on a connection are frames: a header, then its payload.
@@ -103,8 +103,8 @@ class TcpLinks {
   // The addresses of the two ends of its connection, as numbers.
   std::pair<std::string, std::string> addresses(int rank) const;
 
-  // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to leave, if
-  // they were kEnoughBytes, else what the kernel has seen.
+  // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
+  // leave, if kEnoughBytes left in them. Else it is the one that the kernel has seen.
   std::vector<LinkFigures> figures();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 

@@ -251,8 +251,8 @@ TEST(TcpLinks, AConnectionThatWasFullHasARate) {
   EXPECT_FALSE(world.links[0]->figures()[0].is_filled) << "nothing was sent since";
 }
 
-// Returns how long a message needs after the connection for it was added: while the rank's thread sleeps in its poll, or
-// while it computes.
+// Returns how long a message needs after the connection for it was added: while the rank's thread sleeps in its poll,
+// or while it computes.
 double seconds_after_adding(bool computes) {
   Links world(3);
   int64_t sent = 42, got = 0;
