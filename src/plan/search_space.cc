@@ -185,6 +185,8 @@ const char* name_of(DispatcherKind kind) {
       return "alltoall";
     case DispatcherKind::direct:
       return "direct";
+    case DispatcherKind::two_level:
+      return "two_level";
   }
   MOEBIUS_FAIL(internal, "search: a dispatcher that is not known");
 }
