@@ -102,7 +102,9 @@ TEST(Tcp, MessagesThatAreGivenUpLeaveTheRestWhole) {
 }
 
 TEST(Tcp, WhatAllThrowIsSaidOnce) {
-  const Ends ends = run_world(3, [](Transport&) { MOEBIUS_FAIL(usage, "this recipe is wrong"); });
+  // On a busy machine one rank may throw much later than another.
+  const Ends ends = run_world(
+      3, [](Transport&) { MOEBIUS_FAIL(usage, "this recipe is wrong"); }, [](TcpOptions& o) { o.grace_s = 10; });
   EXPECT_THAT(ends.errors, testing::ElementsAre("this recipe is wrong", "", ""));
   EXPECT_THAT(ends.kinds, testing::Each(2));
   EXPECT_THAT(ends.reports, testing::Each(""));
