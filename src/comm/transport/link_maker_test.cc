@@ -39,6 +39,7 @@ class Maker {
                            .warn = [this](const std::string& text) { warn(text); },
                            .made = [this](int rank, Socket s) { add(rank, std::move(s)); }});
   }
+  ~Maker() { maker.reset(); }  // its thread uses the members below
   // Waits until it has made this many connections. Returns the ranks in their order.
   std::vector<int> ranks_after(size_t count) {
     std::unique_lock lock(mutex_);
