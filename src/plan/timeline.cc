@@ -11,9 +11,11 @@ namespace {
 
 // Phases that come after the passes, in their order.
 constexpr const char* kAfter[] = {"gradients", "optimizer", "weights", "copies", "slowest rank"};
-constexpr const char* kColours[kNumLives] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", "#ff9a80",
-                                             "#9c6b4e", "#9498a0", "#3ca951", "#97bbf5", "#6cc5b0",
-                                             "#bbbbbb", "#d0d0d0", "#a463f2"};
+// Each life has a colour.
+constexpr const char* kColours[] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", "#ff9a80",
+                                    "#9c6b4e", "#9498a0", "#3ca951", "#97bbf5", "#6cc5b0",
+                                    "#bbbbbb", "#e3a8d8", "#c78bbd", "#d0d0d0", "#a463f2"};
+static_assert(std::size(kColours) == kNumLives);
 
 std::string pass_name(const Action& a) {
   return fmt::format("{} {}, stage {}", a.pass == Pass::forward ? "forward" : "backward", a.micro_batch, a.stage);
