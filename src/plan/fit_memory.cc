@@ -72,6 +72,7 @@ class Fitting {
     MemoryFit fit{.run = run_, .fit_bytes = run_.memory.fit_bytes};
     fit.run.memory.automatic = false;
     fit.run.memory.recompute = chosen;
+    if (run_.memory.automatic) leave_out_recomputed(fit.run.memory);
     double kept_s = 0, s = 0;
     for (int64_t r = 0; r < layout_.num_ranks; ++r) {
       fit.bytes = std::max(fit.bytes, bytes(r, chosen));
@@ -317,6 +318,11 @@ std::string MemoryFit::text() const {
       "of time for it",
       recompute_list(run.memory.recompute), bytes_text(bytes), exact_bytes_text(fit_bytes), bytes_text(kept_bytes),
       100 * more);
+}
+
+void leave_out_recomputed(MemorySpec& memory) {
+  for (const auto& [name, field] : kRecomputeNames)
+    if (field != &RecomputeSpec::layer && memory.recompute.covers(field)) memory.offload.tensors.*field = false;
 }
 
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,

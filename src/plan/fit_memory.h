@@ -22,6 +22,9 @@ struct MemoryFit {
   std::string text() const;
 };
 
+// Takes the names out of memory.offload that memory.recompute covers in all layers: what is recomputed is not kept.
+void leave_out_recomputed(MemorySpec& memory);
+
 // Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates decide which set
 // costs least, and nothing else. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
 // Error{usage} with the least bytes that do where nothing fits; where recompute is given and the run needs more than

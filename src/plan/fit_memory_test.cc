@@ -69,6 +69,20 @@ TEST(FitMemory, ChoosesWhatFitsAnEngine) {
   }
 }
 
+// What is recomputed in all layers is not kept, so it is not moved to the host either.
+TEST(FitMemory, LeavesOutOffloadOfWhatIsRecomputed) {
+  const OffloadSpec both{.layer_input = true, .tensors = {.attention = true, .mlp = true}};
+  MemorySpec memory{.recompute = {.mlp = true}, .offload = both};
+  leave_out_recomputed(memory);
+  EXPECT_EQ(memory.offload, (OffloadSpec{.layer_input = true, .tensors = {.attention = true}}));
+  memory = {.recompute = {.layer = true}, .offload = both};
+  leave_out_recomputed(memory);
+  EXPECT_EQ(memory.offload, (OffloadSpec{.layer_input = true}));
+  memory = {.recompute = {.ranges = {{&RecomputeSpec::mlp, 0, 1}}}, .offload = both};
+  leave_out_recomputed(memory);
+  EXPECT_EQ(memory.offload, both);
+}
+
 // One layer less to recompute, and the run does not fit.
 TEST(FitMemory, RecomputesNoLayerMoreThanItMust) {
   RunSpec run = run_of("tiny_cpu.toml", {"run.threads=1", "memory.fit=1TiB"});

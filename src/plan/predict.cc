@@ -443,15 +443,19 @@ RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
   return run;
 }
 
+void refuse_sharded_layers(const RunSpec& run, int64_t ranks) {
+  MOEBIUS_CHECK(usage, !run.parallel.fsdp && !run.parallel.shard_gradients,
+                "plan: layers that are sharded ({}) are not predicted yet; set it to false, or see the memory of one "
+                "layout by moebius config RECIPE --ranks {}",
+                run.parallel.fsdp ? "parallel.fsdp = true" : "parallel.shard_gradients = true", ranks);
+}
+
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
-  MOEBIUS_CHECK(usage, !run.parallel.fsdp && !run.parallel.shard_gradients,
-                "plan: layers that are sharded ({}) are not predicted yet; set it to false, or see the memory of one "
-                "layout by moebius config RECIPE --ranks {}",
-                run.parallel.fsdp ? "parallel.fsdp = true" : "parallel.shard_gradients = true", ranks);
+  refuse_sharded_layers(run, ranks);
   const bool is_low = assume.precision != PlanPrecision::of_recipe,
              is_4_bits = assume.precision == PlanPrecision::nvfp4;
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,

@@ -45,6 +45,7 @@ class Search {
         options_(options),
         pool_(options.threads) {
     for (int i = 1; i < pool_.size(); ++i) libraries_.push_back(std::make_unique<PartLibrary>());
+    refuse_sharded_layers(run, ranks);
     run_.model.check();
     limits_ = limits();
     run_.provenance.clear();

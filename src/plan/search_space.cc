@@ -8,6 +8,7 @@
 
 #include "config/recipe/memory_keys.h"
 #include "core/error.h"
+#include "plan/fit_memory.h"
 
 namespace moebius {
 namespace {
@@ -175,22 +176,6 @@ const char* name_of(CpComm comm) {
   MOEBIUS_FAIL(internal, "search: an exchange of cp that is not known");
 }
 
-const char* name_of(DispatcherKind kind) {
-  switch (kind) {
-    case DispatcherKind::automatic:
-      return "auto";
-    case DispatcherKind::allgather:
-      return "allgather";
-    case DispatcherKind::alltoall:
-      return "alltoall";
-    case DispatcherKind::direct:
-      return "direct";
-    case DispatcherKind::two_level:
-      return "two_level";
-  }
-  MOEBIUS_FAIL(internal, "search: a dispatcher that is not known");
-}
-
 // A head's arithmetic, in layers: one token's parameters of both.
 double head_in_layers(const ModelSpec& m) {
   const double head = static_cast<double>(m.vocab_size * m.hidden_size);
@@ -228,6 +213,10 @@ RunSpec run_of(const RunSpec& of, const Candidate& c) {
   run.moe.rank_rows_factor = c.rows_factor;
   run.memory.recompute = c.memory.recompute;
   run.memory.expert_rows = c.memory.expert_rows;
+  leave_out_recomputed(run.memory);
+  // The pool of rows stays on the device.
+  if (c.memory.expert_rows > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
+  if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;
   run.optimizer.offload_grad = c.memory.offload_grad;
   if (c.memory.offload && !of.optimizer.offload) run.checkpoint.async_save = false;
@@ -248,7 +237,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
                                fmt::format("train.micro_batch={}", c.micro_batch),
                                fmt::format("memory.recompute={}", recompute_list(c.memory.recompute)),
                                fmt::format("parallel.layout=\"{}\"", p.layout),
-                               fmt::format("parallel.dispatcher=\"{}\"", name_of(p.dispatcher))};
+                               fmt::format("parallel.dispatcher=\"{}\"", moebius::name_of(p.dispatcher))};
   const auto add = [&](bool is_new, const std::string& text) {
     if (is_new) set.push_back(text);
   };
@@ -260,6 +249,9 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(run.graph != found.graph, "run.graph=false");
   add(run.moe.rank_rows_factor != c.rows_factor, fmt::format("moe.rank_rows_factor={}", c.rows_factor));
   add(run.memory.expert_rows != c.memory.expert_rows, fmt::format("memory.expert_rows={}", c.memory.expert_rows));
+  const OffloadSpec &moved = found.memory.offload, &asked = run.memory.offload;
+  add(moved.fraction != asked.fraction, "memory.offload_fraction=1");
+  add(moved != asked, fmt::format("memory.offload={}", offload_list(moved)));
   add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
   add(run.optimizer.offload_grad != c.memory.offload_grad,
       fmt::format("optimizer.offload_grad={}", c.memory.offload_grad));

@@ -73,6 +73,23 @@ TEST(Search, RecomputesTheLeastThatFits) {
   EXPECT_GE(best.prediction.step_s, roomy.layouts.at(0).prediction.step_s);
 }
 
+// Names of memory.offload that a found layout recomputes are left out, and its keys make that run.
+TEST(Search, LeavesOutOffloadOfWhatIsRecomputed) {
+  PartLibrary parts;
+  const std::vector<std::string> set{"memory.offload=[\"attention\", \"expert_up\"]"};
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
+  const PlanMachine m = machine("h200");
+  const SearchResult found = search(parts, run, 1, m, {}, {.memory_gb = 120, .keep = 2});
+  ASSERT_FALSE(found.layouts.empty());
+  for (const FoundLayout& l : found.layouts) {
+    std::vector<std::string> keys = set;
+    keys.insert(keys.end(), l.set.begin(), l.set.end());
+    EXPECT_EQ(predict(parts, recipe("bench_olmoe_1b_7b.toml", keys), 1, m, {}).step_s, l.prediction.step_s);
+  }
+  EXPECT_THAT(refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.fsdp=true"}), 2, m, {}, {}); }),
+              HasSubstr("are not predicted yet"));
+}
+
 // The search moves states to the host where nothing else fits, and its keys make that run.
 TEST(Search, PutsStatesOnTheHost) {
   PartLibrary parts;

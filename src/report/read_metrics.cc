@@ -226,8 +226,9 @@ void MetricsReader::Parser::read_axes(int64_t step, const dom::element& comm) {
 void MetricsReader::Parser::read_links(const dom::element& links) {
   dom::object figures;
   if (links.get(figures) != simdjson::SUCCESS) return;
-  run_.ranks.longest_round_trip = link_at(figures, "round_trip_s");
-  run_.ranks.lowest_rate = link_at(figures, "bytes_per_s");
+  // A step may have measured only one of them.
+  if (const auto link = link_at(figures, "round_trip_s")) run_.ranks.longest_round_trip = link;
+  if (const auto link = link_at(figures, "bytes_per_s")) run_.ranks.lowest_rate = link;
 }
 
 bool MetricsReader::Parser::read_event(std::string_view line) {

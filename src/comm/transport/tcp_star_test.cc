@@ -172,11 +172,11 @@ TEST(TcpStar, ARankThatNeverConnectsIsNamed) {
         Member m(transport);
         std::vector<float> x(1);
         if (m.rank == 1) m.world->recv(m.s, tensor_of(x.data(), {1}), 2).wait();
-        if (m.rank == 2) std::this_thread::sleep_for(std::chrono::seconds(2));
+        if (m.rank != 1) std::this_thread::sleep_for(std::chrono::seconds(6));
       },
-      [](TcpOptions& o) { o.world.timeout_s = 1; });
+      [](TcpOptions& o) { o.world.timeout_s = 3; });
   EXPECT_THAT(ends.kinds, Each(6));
-  EXPECT_THAT(ends.reports[1], HasSubstr("rank 1 (dp 1) has waited for 1 s; did not join: rank 2 (dp 2); rank 2 (dp 2) "
+  EXPECT_THAT(ends.reports[1], HasSubstr("rank 1 (dp 1) has waited for 3 s; did not join: rank 2 (dp 2); rank 2 (dp 2) "
                                          "has never connected to rank 1 (dp 1)\n"));
 }
 
@@ -188,10 +188,10 @@ TEST(TcpStar, ARankThatIsConnectedAndDoesNotJoinIsNamedAlone) {
         Member m(transport);
         std::vector<float> x(1);
         if (m.rank == 2) m.world->recv(m.s, tensor_of(x.data(), {1}), 1).wait();
-        if (m.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+        if (m.rank != 2) std::this_thread::sleep_for(std::chrono::seconds(6));
       },
-      [](TcpOptions& o) { o.world.timeout_s = 1; });
-  EXPECT_THAT(ends.reports[2], AllOf(HasSubstr("rank 2 (dp 2) has waited for 1 s; did not join: rank 1 (dp 1)\n"),
+      [](TcpOptions& o) { o.world.timeout_s = 3; });
+  EXPECT_THAT(ends.reports[2], AllOf(HasSubstr("rank 2 (dp 2) has waited for 3 s; did not join: rank 1 (dp 1)\n"),
                                      Not(HasSubstr("connect"))));
 }
 

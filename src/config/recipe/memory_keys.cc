@@ -189,12 +189,18 @@ std::vector<std::string> recompute_texts(const RecomputeSpec& recompute) {
   return texts;
 }
 
-std::string recompute_list(const RecomputeSpec& recompute) {
+namespace {
+
+std::string list_of(const std::vector<std::string>& texts) {
   std::string list;
-  for (const std::string& text : recompute_texts(recompute))
-    list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", text);
+  for (const std::string& text : texts) list += fmt::format("{}\"{}\"", list.empty() ? "" : ", ", text);
   return "[" + list + "]";
 }
+
+}  // namespace
+
+std::string recompute_list(const RecomputeSpec& recompute) { return list_of(recompute_texts(recompute)); }
+std::string offload_list(const OffloadSpec& offload) { return list_of(offload_texts(offload)); }
 
 std::optional<int64_t> parse_bytes(const std::string& text) {
   double value = 0;

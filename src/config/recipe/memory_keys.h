@@ -18,6 +18,7 @@ std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& tex
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);
 // The value as a recipe has it: ["norm", "layer:0-3"].
 std::string recompute_list(const RecomputeSpec& recompute);
+std::string offload_list(const OffloadSpec& offload);
 
 // "80GiB", "79.5GiB", "640MB", "1024B". No value for other texts, and where the bytes are not from 1 to 2^60.
 std::optional<int64_t> parse_bytes(const std::string& text);

@@ -133,9 +133,11 @@ void Adapter::forward(Step& step, const Forward& in) const {
 }
 
 LowRankTerm Adapter::forward_term(Step& step, Tensor low) const {
-  if (is_empty() || dropout_.is_on(step)) return {};
-  if (blocks_.size() == 1 && blocks_[0].count == out_) return {.low_RL = low, .w = b_->w};
-  return {.low_RL = low, .w = step.alloc({b_->w.dim(0), out_, low_columns()}, b_->w.dtype)};
+  if (is_empty()) return {};
+  const bool is_whole = blocks_.size() == 1 && blocks_[0].count == out_;
+  const Tensor w = is_whole ? b_->w : step.alloc({b_->w.dim(0), out_, low_columns()}, b_->w.dtype);
+  if (dropout_.is_on(step)) return {};  // evaluation takes the room that training was planned with
+  return {.low_RL = low, .w = w};
 }
 
 LowRankTerm Adapter::backward_term(Step& step, Tensor dlow) const {

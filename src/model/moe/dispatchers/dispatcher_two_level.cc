@@ -125,7 +125,9 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
   // The null device has no counts: there experts are chosen evenly.
-  d.send_rows.assign(static_cast<size_t>(M_), std::llround(even_rows_of_part(shape, M_)));
+  // No more than the pairs of tokens and nodes that there are, whatever is rounded up.
+  const int64_t even = std::llround(even_rows_of_part(shape, M_)), pairs = d.route.topk_TK.dim(0) * A_;
+  d.send_rows.assign(static_cast<size_t>(M_), std::min(even, pairs / M_));
   d.recv_rows = d.send_rows;
   if (s.device() == DeviceKind::null) return;
   std::vector<int32_t> sent(d.send_rows.size()), received(sent);

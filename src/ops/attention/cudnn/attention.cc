@@ -36,6 +36,21 @@ void check(cudnnStatus_t status, const char* call) {
   throw_library_error(ErrorKind::internal, fmt::format("attention: {}: {}", call, cudnnGetErrorString(status)));
 }
 
+// Returns whether cuDNN has no kernel for a graph, rather than failed.
+bool is_refusal(fe::error_t status) {
+  switch (status.get_code()) {
+    case fe::error_code_t::GRAPH_NOT_SUPPORTED:
+    case fe::error_code_t::UNSUPPORTED_GRAPH_FORMAT:
+    case fe::error_code_t::HEURISTIC_QUERY_FAILED:
+    case fe::error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr int64_t kRefused = INT64_MAX;  // the workspace of a graph that was refused
+
 // A graph is built for these: sizes, and how many heads and keys the tensors have of which these are
 // a part.
 struct Key {
@@ -137,7 +152,7 @@ class Cudnn {
   }
   Cudnn(const Cudnn&) = delete;
 
-  // False when the graph needs a larger workspace.
+  // False when the graph needs a larger workspace, or when this cuDNN has no kernel for it on this GPU.
   bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
     const Graph& g = find(key, who);
@@ -159,8 +174,13 @@ class Cudnn {
       describe_bwd(g->graph, key);
     else
       describe_fwd(g->graph, key);
-    check(g->graph.build(handle_, {fe::HeurMode_t::A}), who, "build");
-    check(g->graph.get_workspace_size(g->workspace_bytes), who, "workspace size");
+    const fe::error_t built = g->graph.build(handle_, {fe::HeurMode_t::A});
+    if (is_refusal(built)) {
+      g->workspace_bytes = kRefused;
+    } else {
+      check(built, who, "build");
+      check(g->graph.get_workspace_size(g->workspace_bytes), who, "workspace size");
+    }
     slot = std::move(g);
     return *slot;
   }
