@@ -69,7 +69,7 @@ TEST(FitMemory, ChoosesWhatFitsAnEngine) {
   }
 }
 
-// What is recomputed in all layers is not kept, so it is not moved to the host either.
+// A layer does not keep what it recomputes, so it does not move that to the host either.
 TEST(FitMemory, LeavesOutOffloadOfWhatIsRecomputed) {
   const OffloadSpec both{.layer_input = true, .tensors = {.attention = true, .mlp = true}};
   MemorySpec memory{.recompute = {.mlp = true}, .offload = both};
