@@ -233,21 +233,25 @@ TEST(TcpStar, ARankThatDiesBeforeItWasConnectedIsNamedEverywhere) {
   world.links[2]->withdraw(end);
 }
 
-// The buffer of the connection is full several times while this message leaves.
+// The buffer of the connection is full several times while a message leaves, unless the receiver happens to be as fast.
 TEST(TcpLinks, AConnectionThatWasFullHasARate) {
   Links world(2);
   std::vector<std::byte> sent(8 << 20), got(sent.size());
-  TcpEnd from{.peer = 1, .sends = true, .data = sent.data(), .num_bytes = std::ssize(sent)};
-  TcpEnd to{.peer = 0, .data = got.data(), .num_bytes = std::ssize(got)};
-  world.links[0]->post(from);
-  world.links[1]->post(to);
-  EXPECT_TRUE(world.links[0]->move_until(20, [&] { return from.state == TcpEnd::State::ended; }));
-  EXPECT_TRUE(world.links[1]->move_until(20, [&] { return to.state == TcpEnd::State::ended; }));
-  const std::vector<LinkFigures> figures = world.links[0]->figures();
-  ASSERT_EQ(figures.size(), 1);
-  EXPECT_EQ(figures[0].peer, 1);
-  EXPECT_TRUE(figures[0].is_filled);
-  EXPECT_GT(figures[0].bytes_per_s, 0);
+  LinkFigures figures;
+  for (int i = 0; i < 100 && !figures.is_filled; ++i) {
+    TcpEnd from{.peer = 1, .sends = true, .data = sent.data(), .num_bytes = std::ssize(sent)};
+    TcpEnd to{.peer = 0, .data = got.data(), .num_bytes = std::ssize(got)};
+    world.links[0]->post(from);
+    world.links[1]->post(to);
+    EXPECT_TRUE(world.links[0]->move_until(20, [&] { return from.state == TcpEnd::State::ended; }));
+    EXPECT_TRUE(world.links[1]->move_until(20, [&] { return to.state == TcpEnd::State::ended; }));
+    const std::vector<LinkFigures> all = world.links[0]->figures();
+    ASSERT_EQ(all.size(), 1);
+    figures = all[0];
+  }
+  EXPECT_EQ(figures.peer, 1);
+  EXPECT_TRUE(figures.is_filled);
+  EXPECT_GT(figures.bytes_per_s, 0);
   EXPECT_FALSE(world.links[0]->figures()[0].is_filled) << "nothing was sent since";
 }
 
