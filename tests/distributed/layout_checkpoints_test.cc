@@ -11,6 +11,7 @@
 #include "checkpoint/store.h"
 #include "comm/control.h"
 #include "io/testing.h"
+#include "tests/distributed/checkpoint_files.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
 #include "train/state.h"
@@ -77,24 +78,8 @@ const Ring kRings[] = {
      {{4, {.pp = 4}}, {}, {8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}}, {3, {}}, {4, {.tp = 2, .ep = 2, .etp = 2}}}},
 };
 
-using Bytes = std::map<std::string, std::vector<std::byte>>;
-
-// Returns every global tensor of a checkpoint.
-Bytes contents_of(const std::string& folder) {
-  const CheckpointReader reader(folder);
-  Bytes contents;
-  for (const auto& [name, tensor] : reader.tensors()) {
-    std::vector<std::byte>& bytes = contents[name];
-    bytes.resize(tensor.num_bytes());
-    reader.read({.name = name,
-                 .tensor = {.data = bytes.data(), .shape = {numel_of(tensor.shape)}, .dtype = tensor.dtype},
-                 .slice = whole_slice(tensor.shape)});
-  }
-  return contents;
-}
-
 void expect_same_bits(const std::string& got, const std::string& saved) {
-  const Bytes a = contents_of(got), b = contents_of(saved);
+  const CheckpointBytes a = contents_of(got), b = contents_of(saved);
   EXPECT_EQ(a.size(), b.size());
   for (const auto& [name, bytes] : b) EXPECT_TRUE(a.contains(name) && a.at(name) == bytes) << name;
 }

@@ -14,6 +14,7 @@
 #include "engine/engine_testing.h"
 #include "io/testing.h"
 #include "ops/optimizer/rounding.h"
+#include "tests/distributed/checkpoint_files.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
 #include "train/state.h"
@@ -102,23 +103,6 @@ void update(Engine& engine, int64_t step) {
   EngineTestAccess::optimizer_step(engine, step, kRate);
 }
 
-void save(Engine& engine, Control& control, const std::string& dir, int64_t step) {
-  Stream s = engine.stream();
-  const ParamTable& params = engine.model().params();
-  params.join_masters(s);
-  CheckpointStore store(control, dir, 0, /*async_save=*/step % 2 == 0);
-  store.save(step, training_state(engine), {{"step", step}}, &s);
-  store.wait();
-  params.clear_masters(s);
-}
-
-void load(Engine& engine, Control& control, const std::string& folder) {
-  Stream s = engine.stream();
-  CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
-  engine.model().params().sync(s);
-  engine.gather_weights(s);
-}
-
 std::string folder_of(const std::string& dir, int64_t step) { return fmt::format("{}/step-{:08}", dir, step); }
 
 struct Saved {
@@ -178,10 +162,10 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
     Control control(world);
     Engine engine(engine_spec(world, optimizer, {}, wide));
     init_layout(engine, {});
-    save(engine, control, dir.path("alone"), 0);
+    save_checkpoint(engine, control, dir.path("alone"), 0);
     for (int64_t step = 1; step <= num_steps; ++step) {
       update(engine, step);
-      save(engine, control, dir.path("alone"), step);
+      save_checkpoint(engine, control, dir.path("alone"), step);
     }
   });
   ASSERT_FALSE(contents_of(folder_of(dir.path("alone"), 0)) == contents_of(folder_of(dir.path("alone"), 1)));
@@ -193,13 +177,13 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
       Engine engine(engine_spec(world, optimizer, on.layout, wide));
       if (step == 1) {
         init_layout(engine, {});
-        save(engine, control, dir.path("ring"), 0);
+        save_checkpoint(engine, control, dir.path("ring"), 0);
       } else {
-        load(engine, control, folder_of(dir.path("ring"), step - 1));
+        load_checkpoint(engine, control, folder_of(dir.path("ring"), step - 1));
       }
       expect_weights_of(engine, folder_of(dir.path("ring"), step - 1), optimizer);
       update(engine, step);
-      save(engine, control, dir.path("ring"), step);
+      save_checkpoint(engine, control, dir.path("ring"), step);
     });
     if (HasFailure()) return;
     if (step == 1) expect_same(folder_of(dir.path("ring"), 0), folder_of(dir.path("alone"), 0));
@@ -235,9 +219,9 @@ TEST(OptimizerFormats, BlocksConvertByACheckpoint) {
         init_layout(engine, {});
         for (int64_t step = 1; step <= 2; ++step) update(engine, step);
       } else {
-        load(engine, control, folder_of(dir.path(from), 2));
+        load_checkpoint(engine, control, folder_of(dir.path(from), 2));
       }
-      save(engine, control, dir.path(to), 2);
+      save_checkpoint(engine, control, dir.path(to), 2);
     });
     return contents_of(folder_of(dir.path(to), 2));
   };
@@ -284,7 +268,7 @@ TEST(OptimizerFormats, AreTheSameOnTheHost) {
         EXPECT_EQ(engine.plan().bytes(Life::optimizer) == 0, offload || choice.optimizer.momentum == 0);
         init_layout(engine, {});
         for (int64_t step = 1; step <= 2; ++step) update(engine, step);
-        save(engine, control, folder, 2);
+        save_checkpoint(engine, control, folder, 2);
       });
       return folder_of(folder, 2);
     };
@@ -306,7 +290,7 @@ TEST(OptimizerFormats, ConvertByACheckpoint) {
       Engine engine(engine_spec(world, formats[from], {}));
       init_layout(engine, {});
       for (int64_t step = 1; step <= 2; ++step) update(engine, step);
-      save(engine, control, saved, 2);
+      save_checkpoint(engine, control, saved, 2);
     });
     for (size_t to = 0; to < std::size(formats); ++to) {
       SCOPED_TRACE(fmt::format("{} to {}", from, to));
@@ -314,9 +298,9 @@ TEST(OptimizerFormats, ConvertByACheckpoint) {
       run_threads(3, test_world(), [&](Transport& world) {
         Control control(world);
         Engine engine(engine_spec(world, formats[to], {}));
-        load(engine, control, folder_of(saved, 2));
+        load_checkpoint(engine, control, folder_of(saved, 2));
         expect_weights_of(engine, folder_of(saved, 2), formats[to]);
-        save(engine, control, again, 2);
+        save_checkpoint(engine, control, again, 2);
       });
       const auto before = contents_of(folder_of(saved, 2)), after = contents_of(folder_of(again, 2));
       ASSERT_EQ(before.size(), after.size());

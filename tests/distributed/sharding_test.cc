@@ -9,6 +9,7 @@
 #include "checkpoint/store.h"
 #include "comm/control.h"
 #include "io/testing.h"
+#include "tests/distributed/checkpoint_files.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
 #include "train/state.h"
@@ -111,40 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, ShardGradients, ::testing::ValuesIn(kGradie
 
 // --- checkpoints ----------------------------------------------------------------------------------------------------
 
-using Bytes = std::map<std::string, std::vector<std::byte>>;
-
-Bytes contents_of(const std::string& folder) {
-  const CheckpointReader reader(folder);
-  Bytes contents;
-  for (const auto& [name, tensor] : reader.tensors()) {
-    std::vector<std::byte>& bytes = contents[name];
-    bytes.resize(tensor.num_bytes());
-    reader.read({.name = name,
-                 .tensor = {.data = bytes.data(), .shape = {numel_of(tensor.shape)}, .dtype = tensor.dtype},
-                 .slice = whole_slice(tensor.shape)});
-  }
-  return contents;
-}
-
-void save(Engine& engine, Control& control, const std::string& dir, int64_t step) {
-  Stream s = engine.stream();
-  const ParamTable& params = engine.model().params();
-  params.join_masters(s);
-  CheckpointStore store(control, dir, 0, /*async_save=*/step % 2 == 0);
-  store.save(step, training_state(engine), {{"step", step}}, &s);
-  store.wait();
-  params.clear_masters(s);
-}
-
-void load(Engine& engine, Control& control, const std::string& folder) {
-  Stream s = engine.stream();
-  CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
-  engine.model().params().sync(s);
-  engine.gather_weights(s);
-}
-
 // Steps 1 to n, each by an engine that resumes from the checkpoint of the one before. Returns that of the last.
-Bytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::string& dir) {
+CheckpointBytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::string& dir) {
   for (int64_t step = 1; step <= std::ssize(steps); ++step) {
     run_threads(ranks, test_world(), [&](Transport& world) {
       Control control(world);
@@ -154,9 +123,9 @@ Bytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::
       if (step == 1)
         init_layout(engine, {});
       else
-        load(engine, control, fmt::format("{}/step-{:08}", dir, step - 1));
+        load_checkpoint(engine, control, fmt::format("{}/step-{:08}", dir, step - 1));
       layout_step(engine, {}, step);
-      save(engine, control, dir, step);
+      save_checkpoint(engine, control, dir, step);
     });
   }
   return contents_of(fmt::format("{}/step-{:08}", dir, std::ssize(steps)));
@@ -170,7 +139,7 @@ EngineSpec spec_on(int ranks, const ParallelSpec& layout, const LayoutWay& way) 
   return spec;
 }
 
-void expect_same_contents(const Bytes& got, const Bytes& expected) {
+void expect_same_contents(const CheckpointBytes& got, const CheckpointBytes& expected) {
   EXPECT_EQ(got.size(), expected.size());
   for (const auto& [name, bytes] : expected) EXPECT_TRUE(got.contains(name) && got.at(name) == bytes) << name;
 }
@@ -188,7 +157,7 @@ TEST(Sharding, ResumesFromWholeAndBack) {
       for (const LayoutWay& way : ways) specs.push_back(spec_on(4, layout, way));
       return resumed_steps(4, specs, fmt::format("{}/{}", name, kind));
     };
-    const Bytes expected = steps({whole, whole, whole, whole}, "whole");
+    const CheckpointBytes expected = steps({whole, whole, whole, whole}, "whole");
     expect_same_contents(steps({weights, whole, both, gradients}, "mixed"), expected);
     expect_same_contents(steps({gradients, both, weights, whole}, "turned"), expected);
   }
@@ -222,7 +191,7 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
       spec.optimizer = formats.optimizer;
       return resumed_steps(2, {spec, spec}, dir.path(fmt::format("{}_{}", formats.name, kind)));
     };
-    const Bytes whole = run("whole", {.num_micro_batches = 1});
+    const CheckpointBytes whole = run("whole", {.num_micro_batches = 1});
     expect_same_contents(run("fsdp", {.fsdp = true, .num_micro_batches = 1}), whole);
     if (!formats.shards_gradients) continue;
     expect_same_contents(run("both", {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), whole);

@@ -13,7 +13,8 @@ namespace moebius {
 
 class WireRows {
  public:
-  // D: the width of a row. Error{usage} where it would become wider. With another choice, or without a recipe, rows travel as they are.
+  // D: the width of a row. Error{usage} where it would become wider. With another choice, or without a recipe, rows
+  // travel as they are.
   WireRows(const PrecisionSpec& precision, DType dtype, int64_t D);
 
   bool is_packed() const { return width_ > 0; }

@@ -26,6 +26,13 @@ TEST(AttentionChoice, IsTheTableOfWhatWasMeasured) {
   EXPECT_FALSE(cudnn_is_faster_bwd(long_qwen));
   EXPECT_FALSE(cudnn_is_faster_bwd(latent));
   EXPECT_TRUE(cudnn_is_faster_bwd(small));
+  for (const int64_t width : {32, 80, 96, 160, 256}) {
+    AttentionShape other = causal(8, 4096, 32, 4, width);
+    EXPECT_TRUE(cudnn_is_faster_fwd(other)) << width;
+    EXPECT_EQ(cudnn_is_faster_bwd(other), width > 64) << width;
+    other.window = 1024;
+    EXPECT_FALSE(cudnn_is_faster_fwd(other) || cudnn_is_faster_bwd(other)) << width;
+  }
 }
 
 TEST(AttentionChoice, AWindowThatCoversTheSequenceIsNone) {
