@@ -21,8 +21,9 @@ struct QuantisedLayoutCase {
   int ranks;
   ParallelSpec layout;
   LayoutModel model = {.quantised = true};
-  // Shares of the sums of a token are added over ranks, as one rank does not add them.
-  bool adds_over_ranks() const { return layout.tp > 1 || layout.etp > 1 || layout.cp_comm == CpComm::ring; }
+  // The sums of a token may round otherwise than on one rank: shares of them are added over ranks, or a rank has fewer
+  // rows, for which the products of some CPUs have another order.
+  bool rounds_otherwise() const { return layout.tp > 1 || layout.etp > 1 || layout.cp > 1; }
 };
 
 void PrintTo(const QuantisedLayoutCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
@@ -91,25 +92,26 @@ struct Bounds {
   double loss, norm, params;  // relative; params after the first step
 };
 constexpr Bounds kSameNumbers{1e-6, 1e-6, 1e-6}, kRounding{4e-4, 1e-3, 2e-3};
+constexpr double kNextLoss = 2e-2;  // relative, in the second step
 
 class QuantisedLayouts : public ::testing::TestWithParam<QuantisedLayoutCase> {};
 
-// Where the sums of a token are those of one rank, so is each number that is quantised: bit for bit in the first step,
-// and in the next up to the order in which gradients are added. Elsewhere a sum differs by some 2^-22 of itself, and a
-// few of the 10^6 numbers that a step quantises are so near a tie that they round the other way. Such a number errs by
-// up to 2^-3 of itself, as one term of sums of 256. In measurements that moved the first loss by up to 1.1e-4 of itself,
-// the norm by 2.6e-4 and parameters by 7.3e-4; the next step follows it at a high rate, so it is not compared.
+// Where the sums of a token are those of one rank, so is each number that is quantised: bit for bit in the first step.
+// Its gradients are added in another order. Elsewhere a sum differs by some 2^-22 of itself, and a few of the 10^6
+// numbers that a step quantises are so near a tie that they round the other way. Such a number errs by up to 2^-3 of
+// itself, as one term of sums of 256. In measurements that moved the first loss by up to 1.1e-4 of itself, the norm by
+// 2.6e-4 and parameters by 7.3e-4. In the second step such numbers are everywhere, since the weights differ: losses
+// were up to 4.4e-3 apart. Its bound tells only that the weights of the first step arrived.
 // The blocks of tp and etp are held to 2e-6 by QuantisedMoeRanks (src/model/moe/moe_ranks_test.cc).
 TEST_P(QuantisedLayouts, TrainTheModelOfOneRank) {
   const QuantisedLayoutCase& c = GetParam();
-  const bool rounds = c.adds_over_ranks();
-  const Bounds bounds = rounds ? kRounding : kSameNumbers;
+  const Bounds bounds = c.rounds_otherwise() ? kRounding : kSameNumbers;
   run_ranks(c.ranks, [&](Transport& world) {
     const LayoutOutcome got = train_on(world, c.model, c.layout, kSteps);
     if (world.rank() != 0) return;
     const LayoutOutcome& want = alone(c.model);
-    for (int64_t i = 0; i < (rounds ? 1 : kSteps); ++i)
-      EXPECT_NEAR(got.steps[i].loss / want.steps[i].loss, 1, bounds.loss) << "step " << i + 1;
+    for (int64_t i = 0; i < kSteps; ++i)
+      EXPECT_NEAR(got.steps[i].loss / want.steps[i].loss, 1, i == 0 ? bounds.loss : kNextLoss) << "step " << i + 1;
     EXPECT_NEAR(got.steps[0].grad_norm / want.steps[0].grad_norm, 1, bounds.norm);
     for (const auto& [name, expected] : want.first)
       EXPECT_LE(distance(got.first.at(name), expected), bounds.params) << name;
