@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, FineGrainedFP8Config
 
 
 def is_of_mtp(key, config):
@@ -31,9 +31,12 @@ def is_of_mtp(key, config):
 
 
 def check(folder):
+    options = {}
+    if getattr(AutoConfig.from_pretrained(folder), "quantization_config", None):
+        options["quantization_config"] = FineGrainedFP8Config(dequantize=True)  # its FP8 products need a GPU
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager", experts_implementation="eager",
-        torch_dtype=torch.float32)
+        torch_dtype=torch.float32, **options)
     info["unexpected_keys"] = [key for key in info["unexpected_keys"] if not is_of_mtp(key, model.config)]
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if info.get(kind):

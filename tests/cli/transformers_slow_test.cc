@@ -27,8 +27,8 @@ std::string say(const TestDir& dir, const std::string& python, const std::string
   return read_file(dir.path("said"));
 }
 
-// A fine-tuned model and every golden model are exported. There are no missing or unexpected keys,
-// and tokenizer and logits are the same.
+// A fine-tuned model and every golden model are exported, and the fine-tuned one also in blocks of FP8. There are no
+// missing or unexpected keys, and tokenizer and logits are the same.
 class Transformers : public FineTune {
  protected:
   void SetUp() override {
@@ -59,6 +59,8 @@ TEST_F(Transformers, LoadsWhatWasFineTunedAndEveryFamily) {
   tune();
   write_forward("Tuned");
   export_golden_models();
+  run({"export", "Tuned", "TunedInBlocks", "--dtype", "fp8_block"});
+  write_forward("TunedInBlocks");
   const std::string said = say(dir_, python_, "load_in_transformers.py", folders_);
   ASSERT_GT(folders_.size(), 15u);
   for (const std::string& folder : folders_) EXPECT_THAT(said, testing::HasSubstr(folder + ": as it should be\n"));
