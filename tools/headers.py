@@ -26,8 +26,9 @@ COMPILE = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-Wall",
            # The definition that the build passes to tests (tests/CMakeLists.txt).
            '-DMOEBIUS_SOURCE_DIR=""', '-DMOEBIUS_MPIRUN=""', "-x", "c++", "-"]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-COMPILE_CUDA = [NVCC, "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
-                "-DFMT_USE_CONSTEXPR=1", "-Isrc", "-I.", "-x", "cu", "-c", "-o", os.devnull]
+# PTX is enough to show that a header compiles, and takes a third of the time of an object.
+COMPILE_CUDA = [NVCC, "-std=c++20", "-arch=compute_90a", "--expt-relaxed-constexpr",
+                "-DFMT_USE_CONSTEXPR=1", "-Isrc", "-I.", "-x", "cu", "-ptx", "-o", os.devnull]
 CUDA_CODE = re.compile(r"__device__|__global__|#pragma unroll|<cuda|<cublas|<cudnn")
 CACHE = ".cache/headers.json"
 
