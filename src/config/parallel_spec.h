@@ -20,7 +20,7 @@ enum class PipelineSchedule { one_f_one_b };
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 
-// The work beside the exchange of an MoE layer's rows with other ranks (model/beside.h). No value changes a bit.
+// The work beside the exchange of an MoE layer's rows with other ranks (model/side_work.h). No value changes a bit.
 //   none    nothing
 //   layer   work of the same layer: products of its experts' backward pass, and its shared expert
 enum class ExpertOverlap { none, layer };

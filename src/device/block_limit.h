@@ -1,7 +1,7 @@
 // A limit on the blocks of a kernel that gives each multiprocessor of a GPU one block, which walks
 // over tiles.
 // Tests allow only a few blocks, so that small shapes make each block walk over many tiles.
-// Products beside an exchange of rows leave it some multiprocessors (model/beside.h).
+// Products beside an exchange of rows leave it some multiprocessors (model/side_work.h).
 // The bits of products do not depend on it; other kernels may add in another order.
 #pragma once
 

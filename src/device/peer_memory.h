@@ -59,7 +59,7 @@ namespace cuda {
 std::array<std::byte, 64> ipc_handle(void* data);  // REQUIRES: data is what allocate() returned
 void* open_ipc(const std::array<std::byte, 64>& handle);
 void close_ipc(void* data) noexcept;
-void reach(const void* data);  // the thread's GPU may use this memory of a GPU of this process from now on
+void enable_peer_access(const void* data);  // the thread's GPU may use this memory of a GPU of this process from now on
 }  // namespace cuda
 
 }  // namespace moebius

@@ -8,10 +8,10 @@
 namespace moebius {
 
 // Runs body with the second stream as the accelerator's stream. What body launches begins after all work launched so
-// far, and may run beside what is launched after it, until join_beside(). Both may be part of a CudaGraph.
-// REQUIRES: each call is followed by one of join_beside(), before the next call and before the host waits for all work.
-void run_beside(Accelerator& a, const std::function<void()>& body);
-// Makes later work wait for that of run_beside().
-void join_beside(Accelerator& a);
+// far, and may run beside what is launched after it, until join_side_stream(). Both may be part of a CudaGraph.
+// REQUIRES: each call is followed by one of join_side_stream(), before the next call and before the host waits for all work.
+void run_on_side_stream(Accelerator& a, const std::function<void()>& body);
+// Makes later work wait for that of run_on_side_stream().
+void join_side_stream(Accelerator& a);
 
 }  // namespace moebius

@@ -35,8 +35,8 @@ class SavedTensor : public Tensor {
     if (is_recomputed_) Tensor::operator=(stack.alloc(shape, dtype));
   }
   // The same in memory of the caller, with at least this tensor's elements.
-  void open_in(Tensor room) {
-    if (is_recomputed_) Tensor::operator=(room.view(shape));
+  void open_in(Tensor buffer) {
+    if (is_recomputed_) Tensor::operator=(buffer.view(shape));
   }
   // Called in a backward pass, before the tensor is read: compute() writes it once more, with the
   // bits of forward.

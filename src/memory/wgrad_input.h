@@ -27,8 +27,8 @@ class WgradInput : public Tensor {
     if (!is_kept_) Tensor::operator=(stack.alloc(shape, dtype));
   }
   // The same in memory of the caller, with at least this tensor's elements.
-  void open_in(const Tensor& room) {
-    if (!is_kept_) Tensor::operator=(room.view(shape));
+  void open_in(const Tensor& buffer) {
+    if (!is_kept_) Tensor::operator=(buffer.view(shape));
   }
   // Called in backward_input with an existing tensor of this size: keeps a copy, or else a view.
   void hold(Stream& s, const Tensor& t) {

@@ -15,7 +15,7 @@ namespace moebius {
 struct Residual {
   Tensor base_TD;  // empty before the first layer
   Tensor delta_TD;
-  Tensor room_TD;  // memory for a base that the layer does not keep
+  Tensor buffer_TD;  // memory for a base that the layer does not keep
 };
 
 class Block {

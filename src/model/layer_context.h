@@ -17,7 +17,7 @@ namespace moebius {
 
 class DirectWindow;
 class ExpertRows;
-class PrecisionFigures;
+class QuantizeStats;
 
 struct LayerContext {
   ParamTable& params;  // gets every parameter that a layer declares
@@ -36,8 +36,8 @@ struct LayerContext {
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
   ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)
   int64_t expert_chunk = 0;  // tokens that experts take at a time; 0: by their number (model/moe/chunked_experts.h)
-  PrecisionFigures* figures = nullptr;  // of log.precision (model/precision_figures.h)
-  LoraSpec lora = {};                   // which matrices have adapters (model/lora/adapter.h)
+  QuantizeStats* quantize_stats = nullptr;  // of log.precision (model/quantize_stats.h)
+  LoraSpec lora = {};                       // which matrices have adapters (model/lora/adapter.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }

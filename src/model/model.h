@@ -126,7 +126,7 @@ class Model {
   std::vector<MoeLayer> moe_layers() const;
   // The rows of their experts; null without a budget.
   const ExpertRows* expert_rows() const { return expert_rows_.get(); }
-  const PrecisionFigures* precision_figures() const { return figures_.get(); }  // null without log.precision
+  const QuantizeStats* quantize_stats() const { return quantize_stats_.get(); }  // null without log.precision
   // The tensors that the last forward pass of a virtual stage kept in its first set, in the order
   // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
@@ -146,11 +146,11 @@ class Model {
   std::vector<HeldStage> held_;
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
-  std::unique_ptr<PrecisionFigures> figures_;     // null without log.precision
-  std::unique_ptr<ActivationOffload> offload_;    // null without memory.offload, and in inference
-  std::deque<Stage> stages_;                      // [virtual stage]
-  std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
-  std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
+  std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
+  std::unique_ptr<ActivationOffload> offload_;     // null without memory.offload, and in inference
+  std::deque<Stage> stages_;                       // [virtual stage]
+  std::vector<ParamSpan> spans_;                   // [virtual stage], of params_
+  std::vector<std::vector<Stage::Saved>> saved_;   // [virtual stage][set]
 };
 
 }  // namespace moebius

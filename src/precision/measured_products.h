@@ -20,15 +20,15 @@ struct PassPair {
   double ratio() const { return quantised_ms / plain_ms; }
 };
 
-struct ShippedFigures {
+struct MeasuredProduct {
   ProductShape shape;
   PassPair forward, backward_input, backward_weight;
 };
 
-inline constexpr const char* kShippedFiguresGpu = "an H200";
+inline constexpr const char* kMeasuredProductsGpu = "an H200";
 
 // Those of the nearest shape that was timed; null where rows, out or in differ by a factor of more than 2 from all
 // of them.
-const ShippedFigures* shipped_figures(const ProductShape& shape);
+const MeasuredProduct* measured_product(const ProductShape& shape);
 
 }  // namespace moebius

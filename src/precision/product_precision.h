@@ -44,17 +44,17 @@ int64_t split_multiple(PrecisionRecipe recipe);
 class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
-  // seed, key: of the draws of stochastic rounding. key tells parameters apart. figures_5: what quantising x,
-  // dy and weights adds to (Quantize::figures_5), which outlives it; null: nothing.
+  // seed, key: of the draws of stochastic rounding. key tells parameters apart. stats_5: what quantising x,
+  // dy and weights adds to (Quantize::stats_5), which outlives it; null: nothing.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* figures_5 = nullptr)
+                   const Tensor* stats_5 = nullptr)
       : recipe_(recipe),
         seed_(seed),
         key_(key),
         experts_(experts),
         weight_gradients_(weight_gradients),
-        figures_5_(figures_5) {}
+        stats_5_(stats_5) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -88,7 +88,7 @@ class ProductPrecision {
   uint32_t key_ = 0;
   ExpertRange experts_;
   WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
-  const Tensor* figures_5_ = nullptr;
+  const Tensor* stats_5_ = nullptr;
 };
 
 }  // namespace moebius

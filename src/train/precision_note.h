@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// None where no product loses, where none like the model's was timed (precision/shipped_figures.h), without a
+// None where no product loses, where none like the model's was timed (precision/measured_products.h), without a
 // recipe, on a CPU, and with tp or etp above 1, whose shapes were not timed.
 std::optional<StartNote> precision_note(const RunSpec& run);
 

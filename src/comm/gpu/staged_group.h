@@ -36,12 +36,12 @@ class StagedGroup final : public GpuGroup {
   Pending gpu_send(Stream& s, const Tensor& x, int to) override;
   Pending gpu_recv(Stream& s, const Tensor& x, int from) override;
 
-  Tensor room_for(const Tensor& x);  // pinned, of x's shape and dtype; until the next call
+  Tensor staging_for(const Tensor& x);  // pinned, of x's shape and dtype; until the next call
   void to_host(Stream& s, const Tensor& to, const Tensor& from);
   void to_gpu(Stream& s, const Tensor& to, const Tensor& from);
   HostBuffer take(int64_t num_bytes);
 
-  HostBuffer room_, second_room_;
+  HostBuffer staging_, second_staging_;
   std::vector<HostBuffer> free_;  // buffers of messages that have ended
   double copying_s_ = 0;
 };

@@ -1,6 +1,6 @@
 #include "model/attention/context_parallel.h"
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -122,7 +122,7 @@ void NoContextParallel::backward(Step& step, const ContextParallelBwd& a) const 
 namespace {
 
 // hierarchical is not for parts of cp.
-std::unique_ptr<ContextParallel> make_way(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
+std::unique_ptr<ContextParallel> make_fixed(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
   if (cp.size() == 1) return std::make_unique<NoContextParallel>(spec);
   if (comm == CpComm::ring) return std::make_unique<RingContextParallel>(cp, spec);
   if (comm == CpComm::alltoall) return std::make_unique<AllToAllContextParallel>(cp, spec);
@@ -134,9 +134,9 @@ std::unique_ptr<ContextParallel> make_way(CpComm comm, Group& cp, const ContextP
 class DynamicContextParallel final : public ContextParallel {
  public:
   DynamicContextParallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
-    ways_.push_back(std::make_unique<NoContextParallel>(spec));
+    by_size_.push_back(std::make_unique<NoContextParallel>(spec));
     for (int64_t size = 2; size <= mesh.shape().cp; size *= 2)
-      ways_.push_back(make_way(comm, mesh.cp_block(size), spec));
+      by_size_.push_back(make_fixed(comm, mesh.cp_block(size), spec));
   }
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override {
     of(step).forward(step, o_THd, lse_TH, in);
@@ -145,13 +145,13 @@ class DynamicContextParallel final : public ContextParallel {
 
  private:
   const ContextParallel& of(const Step& step) const {
-    for (size_t i = 0; i < ways_.size(); ++i) {
-      if (int64_t{1} << i == step.batch.cp) return *ways_[i];
+    for (size_t i = 0; i < by_size_.size(); ++i) {
+      if (int64_t{1} << i == step.batch.cp) return *by_size_[i];
     }
-    return *ways_.back();  // 0: all of cp
+    return *by_size_.back();  // 0: all of cp
   }
 
-  std::vector<std::unique_ptr<ContextParallel>> ways_;  // [i]: of 2^i ranks
+  std::vector<std::unique_ptr<ContextParallel>> by_size_;  // [i]: of 2^i ranks
 };
 
 }  // namespace
@@ -159,7 +159,7 @@ class DynamicContextParallel final : public ContextParallel {
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
-  if (comm != CpComm::hierarchical) return make_way(comm, mesh.group(Axis::cp), spec);
+  if (comm != CpComm::hierarchical) return make_fixed(comm, mesh.group(Axis::cp), spec);
   return std::make_unique<AllToAllContextParallel>(mesh.group(Axis::cp_inner), spec, &mesh.group(Axis::cp_outer));
 }
 

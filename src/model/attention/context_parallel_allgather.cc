@@ -1,4 +1,4 @@
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

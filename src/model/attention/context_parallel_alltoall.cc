@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

@@ -2,7 +2,7 @@
 #include <limits>
 #include <utility>
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/attention/attention_merge.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -200,14 +200,14 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
   fill_zero(step.stream, sum_THd);
   fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
   Kv block = in.kv();
-  const std::array<Kv, 2> room{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
+  const std::array<Kv, 2> buffers{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving;
-    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
     attend(step, {spec_, pieces, cp_.rank(), ring.owner(pass), in.doc_start_T}, sum_THd, lse_TH, in.q_THd, block);
     arriving.wait();
     leaving.wait();
-    block = room[pass % 2];
+    block = buffers[pass % 2];
   }
   add_sinks(step, sum_THd, lse_TH, in.sink_H);  // the whole of each query's keys, merged
   copy(step.stream, o_THd, sum_THd);
@@ -224,7 +224,7 @@ void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) cons
   Kv block = in.kv();
   const auto take = [&](DType dtype) { return take_like(step, block, dtype); };
   const DType dtype = in.k_TGd.dtype;
-  const std::array<Kv, 2> room{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
+  const std::array<Kv, 2> buffers{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
   const Kv own = take(DType::f32), arrived = take(DType::f32);
   const Tensor dq_THd = step.alloc(grads.q_THd.shape, DType::f32);
   fill_zero(step.stream, dq_THd);
@@ -232,7 +232,7 @@ void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) cons
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving, share_arriving;
     if (pass >= 2) share_arriving = ring.recv(arrived);
-    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
     const Kv& sum = pass == 0 ? own : share[pass % 2];
     fill_zero(step, sum);
     attend_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass), in.doc_start_T}, dq_THd, sum,
@@ -243,7 +243,7 @@ void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) cons
     if (pass >= 1) share_leaving = ring.send(sum);
     arriving.wait();
     leaving.wait();
-    block = room[pass % 2];
+    block = buffers[pass % 2];
   }
   ring.recv(arrived).wait();
   share_leaving.wait();

@@ -48,7 +48,7 @@ class Gqa {
   Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
   // The same in the memory of a tensor like the projection's output; on the stack where its parts would
   // not be aligned.
-  Qkv qkv_in(Step& step, Tensor room_TC) const;
+  Qkv qkv_in(Step& step, Tensor buffer_TC) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
   // One token of each sequence; the positions are read where the batch is.

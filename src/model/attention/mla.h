@@ -98,7 +98,7 @@ class Mla {
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
   Adapter kv_a_adapter_;
-  bool generates_;  // rows may be few
+  bool is_inference_;  // rows may be few
   std::unique_ptr<LatentKv> kv_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;

@@ -32,12 +32,12 @@ class Linear {
         precision_(precision_of(c, spec)),
         weights_(c, w_, precision_),
         adapter_(c, spec),
-        generates_(c.params.use() == ModelUse::inference) {}
+        is_inference_(c.params.use() == ModelUse::inference) {}
   // Its operands are never quantised, and it has no adapter.
   Linear(ParamTable& params, ParamSpec spec)
       : w_(params.declare(stored_first(std::move(spec)))),
         weights_(w_),
-        generates_(params.use() == ModelUse::inference) {}
+        is_inference_(params.use() == ModelUse::inference) {}
   // low: where a caller keeps the few columns of the adapter between the passes (model/lora/adapter_rows.h).
   struct Low {
     Tensor low, dlow;
@@ -69,7 +69,7 @@ class Linear {
   ProductPrecision precision_;
   WeightOperands weights_;
   Adapter adapter_;
-  bool generates_;  // rows may be few
+  bool is_inference_;  // rows may be few
 };
 
 class ColumnLinear {

@@ -46,7 +46,7 @@ class Mlp {
   int64_t tp_, T_, D_, F_;  // T: of a micro-batch on all tp ranks; F: of this rank
   DType dtype_;
   bool fusion_;
-  bool generates_;  // rows may be few
+  bool is_inference_;  // rows may be few
   ColumnLinear gate_up_;
   RowLinear down_;
 };

@@ -36,16 +36,16 @@ class ChunkedExperts final : public RoutedExperts {
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
   using RoutedExperts::forward;
-  // parallel.expert_overlap hides nothing between chunks: `meanwhile` runs before the first.
+  // parallel.expert_overlap hides nothing between chunks: `concurrent` runs before the first.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
-               const Meanwhile& meanwhile) const override;
+               const ConcurrentWork& concurrent) const override;
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
   // Adds to the weights' gradients too where no other pass comes between.
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
-                const Meanwhile& meanwhile) const override;
+                const ConcurrentWork& concurrent) const override;
 
  private:
   // Sorts the rows of the chunk's tokens by expert.

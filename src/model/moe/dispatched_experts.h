@@ -40,14 +40,14 @@ class DispatchedExperts final : public RoutedExperts {
 
   using RoutedExperts::forward;
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
-               const Meanwhile& meanwhile) const override;
+               const ConcurrentWork& concurrent) const override;
   // h is recomputed in backward_input, which dispatches x anyway.
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
-                const Meanwhile& meanwhile) const override;
+                const ConcurrentWork& concurrent) const override;
 
   // The tensors of this kind; std::bad_cast for those of another.
   static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
@@ -66,7 +66,7 @@ class DispatchedExperts final : public RoutedExperts {
   Tensor outputs(Step& step, int64_t R) const;
   void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
-                    const Meanwhile& meanwhile) const;
+                    const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may travel in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
   Dispatched dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const;
@@ -86,7 +86,7 @@ class DispatchedExperts final : public RoutedExperts {
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
-  bool generates_, overlaps_;
+  bool is_inference_, overlaps_;
   const Param &w1_, &w2_;
   ProductPrecision w1_precision_, w2_precision_;
   WeightOperands w1_operands_, w2_operands_;

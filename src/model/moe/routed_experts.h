@@ -27,10 +27,10 @@ class RoutedExperts {
   virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
   // All ranks of etp x ep make the same calls. x, y: [T, D].
-  // meanwhile: work that may run beside the rows on their way to the experts; it is run once. It may not use y.
-  using Meanwhile = std::function<void()>;
+  // concurrent: work that may run beside the rows on their way to the experts; it is run once. It may not use y.
+  using ConcurrentWork = std::function<void()>;
   virtual void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved,
-                       const Meanwhile& meanwhile) const = 0;
+                       const ConcurrentWork& concurrent) const = 0;
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const {
     forward(step, y_TD, x_TD, route, saved, nullptr);
   }
@@ -41,10 +41,10 @@ class RoutedExperts {
   virtual void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
   // Adds to the gradients of the experts' weights and biases.
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both, with the same bits. With parallel.expert_overlap products run beside the rows on their way, and meanwhile
+  // Both, with the same bits. With parallel.expert_overlap products run beside the rows on their way, and concurrent
   // beside those of dy; it may not use dx.
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
-                        const Meanwhile& meanwhile) const = 0;
+                        const ConcurrentWork& concurrent) const = 0;
 };
 
 // The routed experts of a layer of c.model, whose parameters begin with prefix. Those of a long

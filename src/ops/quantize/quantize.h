@@ -53,7 +53,7 @@ struct Quantize {
   // Five sums over the elements of x that are not zero, after the Hadamard transform: their number; how many are larger
   // than the largest number that their block can hold; how many become zero; the smallest and the largest scale of
   // their blocks, with that of the tensor. CPUs alone have it: Error{usage}.
-  Tensor figures_5 = {};  // inout f64; may be empty
+  Tensor stats_5 = {};  // inout f64; may be empty
 };
 void quantize(Stream& s, const Quantize& a);
 Cost cost(const Quantize& a);

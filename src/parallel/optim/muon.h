@@ -31,12 +31,12 @@ class MuonOptimizer final : public Optimizer {
   std::vector<OptimizerState> state() const override;
 
  private:
-  struct Room {
+  struct Workspace {
     Tensor valid_1, whole_n, arrived_n, newton_schulz;
   };
   // Leaves u of the elements owned where their gradient was.
-  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Room& room, const Tensor& scale_1) const;
-  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Workspace& work, const Tensor& scale_1) const;
+  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
                      const OptimizerStepArgs& args) const;
 
   OptimizerSpec spec_;
