@@ -1,4 +1,5 @@
-// Work of a GPU beside that of its stream: on a second stream of the Accelerator, which is made at first use.
+// A side stream of a GPU: a second stream, for work that may overlap with that of the Accelerator's own stream. It is
+// created at its first use.
 #pragma once
 
 #include <functional>
@@ -7,11 +8,11 @@
 
 namespace moebius {
 
-// Runs body with the second stream as the accelerator's stream. What body launches begins after all work launched so
-// far, and may run beside what is launched after it, until join_side_stream(). Both may be part of a CudaGraph.
-// REQUIRES: each call is followed by one of join_side_stream(), before the next call and before the host waits for all work.
+// Runs body with the side stream in place of the accelerator's stream. The work of body begins after all work launched
+// so far, and may overlap with work launched later, until join_side_stream(). It may be captured in a CudaGraph.
+// REQUIRES: join_side_stream() follows, before the next call and before the host waits for all work.
 void run_on_side_stream(Accelerator& a, const std::function<void()>& body);
-// Makes later work wait for that of run_on_side_stream().
+// Makes work launched from now on wait for the work of run_on_side_stream().
 void join_side_stream(Accelerator& a);
 
 }  // namespace moebius
