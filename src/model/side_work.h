@@ -1,10 +1,10 @@
-// Work of a layer that runs beside the work that follows it, with parallel.expert_overlap:
+// Work of a layer that overlaps with the work launched after it (parallel.expert_overlap):
 //   SideWork sending(step, overlaps, [&] { dispatcher.dispatch(...); });
-//   ...                // what neither needs the rows nor overwrites what is sent
+//   ...                // work that neither reads the rows nor overwrites what is sent
 //   sending.join();
-// On a GPU the body goes to a second stream, and may be part of a CUDA graph. It gets few multiprocessors, and the
-// kernels of this GPU that would take all of them leave it so many. On other devices the body runs at once, in the
-// same order. Without overlap this only runs the body.
+// On a GPU the body runs on the side stream (device/side_stream.h), and may be captured in a CUDA graph. It gets
+// kMultiprocessors multiprocessors, and persistent kernels on the main stream leave it that many. On other devices the
+// body runs at once, in the same order. Without overlap the constructor only runs the body.
 #pragma once
 
 #include <functional>
@@ -17,15 +17,15 @@ class SideWork {
  public:
   static constexpr int kMultiprocessors = 16;  // for the body
 
-  // Memory that the body takes from the stack stays taken until the scope around this object ends.
-  // REQUIRES: no other SideWork that overlaps is open, and the body allocates nothing that outlives that scope.
+  // Memory that the body allocates on the stack stays allocated until the scope around this object ends.
+  // REQUIRES: no other overlapping SideWork is open, and nothing that the body allocates outlives that scope.
   SideWork(Step& step, bool overlaps, const std::function<void()>& body);
   ~SideWork();
   SideWork(const SideWork&) = delete;
 
-  // Work that is launched from now on takes all multiprocessors: what the body has is expected to end before.
+  // Lets work launched from now on use all multiprocessors. Call it when the body is expected to have ended by then.
   void use_whole_gpu();
-  void join();  // work that is launched from now on begins after the body's
+  void join();  // makes work launched from now on wait for the body
 
  private:
   Stream& stream_;
