@@ -73,8 +73,7 @@ class MemoryPlan {
 
   // Declares a tensor that backward recomputes (memory/saved_tensor.h): `view` stays a shape without memory.
   void declare_recomputed(Tensor& view, Shape shape, DType dtype);
-  // Tensors that are declared from now on belong to this layer of the model. recompute() has the settings of that
-  // layer.
+  // Tensors that are declared from now on belong to this layer of the model; recompute() has its settings.
   void enter_layer(int64_t layer) { recompute_ = asked_.of(layer); }
   const RecomputeSpec& recompute() const { return recompute_; }
   const RecomputeSpec& recompute_of_all() const { return asked_; }

@@ -1,6 +1,6 @@
 // Work of a layer that overlaps with the work launched after it (parallel.expert_overlap):
 //   SideWork sending(step, overlaps, [&] { dispatcher.dispatch(...); });
-//   ...                // work that neither reads the rows nor overwrites what is sent
+//   ...                // work that does not read the rows or overwrite x
 //   sending.join();
 // On a GPU the body runs on the side stream (device/side_stream.h), and may be captured in a CUDA graph. It gets
 // kMultiprocessors multiprocessors, and persistent kernels on the main stream leave it that many. On other devices the
