@@ -1,4 +1,4 @@
-// These figures say what quantising did in a step to the operands of the products of each layer, for log.precision.
+// Statistics of quantisation for log.precision: how the operands of the products of each layer were rounded.
 #pragma once
 
 #include <deque>
