@@ -1,8 +1,8 @@
 // The memory that ranks write to for the dispatchers direct and two_level. All MoE layers of a model
 // use one window in turn. It is a part of Life::comm, and the same on all ranks.
 //
-// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP EP ranks,
-// and J = min(K, EP), the window of a rank has
+// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP
+// EP ranks, and J = min(K, EP), the window of a rank has
 //   counts        [W, EP]    i32  rows that each rank sends to each ep rank
 //   routes        [W T, 2K]  i32  experts and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
@@ -12,9 +12,9 @@
 // The bounds hold whatever the tokens choose: a token goes once at most to a rank, and W T of them may choose
 // an expert here.
 //
-// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep ranks of the
-// node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of sums for each
-// of the nodes; all else is as large as with direct.
+// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep
+// ranks of the node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of
+// sums for each of the nodes; all else is as large as with direct.
 #pragma once
 
 #include <memory>

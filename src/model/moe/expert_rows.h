@@ -82,8 +82,8 @@ class ExpertRows {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
-  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that offsets
-  // say: all that were not kept, often none.
+  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that
+  // offsets say: all that were not kept, often none.
   template <class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
     if (!held.keeps) return compute(step, offsets_e1);
