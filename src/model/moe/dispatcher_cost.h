@@ -1,5 +1,5 @@
-// The bytes that a rank sends in each call of a dispatcher, as formulas: bench/dispatch.cc holds them
-// against the counters of the group, and the planner reads them.
+// The bytes that a rank sends in each call of a dispatcher, as formulas. bench/dispatch.cc compares them with the byte
+// counters of groups, and the planner uses them.
 #pragma once
 
 #include "comm/group_cost.h"

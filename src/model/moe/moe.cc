@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// The exchange of tp's rows in the shared expert may not run beside another exchange by messages.
+// With tp above 1 the shared expert exchanges rows too, and two exchanges by messages must not overlap.
 bool overlaps_shared_expert(const LayerContext& c) {
   const bool is_alone = c.mesh.shape().tp == 1 || c.dispatcher == DispatcherKind::direct;
   return c.expert_overlap == ExpertOverlap::layer && is_alone;
