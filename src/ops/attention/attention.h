@@ -24,9 +24,9 @@ enum class AttentionKernels : uint8_t {
 // dtype for the product with v.
 //
 // With is_part this is attention over some of the keys (context parallelism). The queries of a sequence are then at
-// positions q_first + i, its keys at kv_first + j, and doc_start is a position too. A query without keys gets o of 0 and
-// lse of -inf. attention_merge.h merges the results of all parts. The backward of a part reads o and lse of the merged
-// result; it gives the part's share of dq, and the contribution of these queries to dk and dv.
+// positions q_first + i, its keys at kv_first + j, and doc_start is a position too. A query without keys gets o of 0
+// and lse of -inf. attention_merge.h merges the results of all parts. The backward of a part reads o and lse of the
+// merged result; it gives the part's share of dq, and the contribution of these queries to dk and dv.
 struct AttentionFwd {
   Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]

@@ -1,6 +1,6 @@
-// A stash: rows that forward passes leave for backward passes, in pages of one pool. How many rows a pass leaves is known
-// on the device alone. All passes of a step share the pool, and take and give back its pages in the order of their
-// stream. So no count is read by the host, and a CUDA graph may hold all of it.
+// A stash: rows that forward passes leave for backward passes, in pages of one pool. How many rows a pass leaves is
+// known on the device alone. All passes of a step share the pool, and take and give back its pages in the order of
+// their stream. So no count is read by the host, and a CUDA graph may hold all of it.
 //
 //   forward    take_pages    as many pages as the rows need, or as are free
 //              stash_rows    copies the rows that have a page
