@@ -13,7 +13,7 @@ struct PeerPages {
   std::vector<PeerMemory> memories;  // by rank; this rank's own is empty
   std::vector<std::byte*> windows;   // by rank: where its window begins, as this rank sees it
   bool shares_gpu = false;           // this rank's GPU is another rank's too
-  // Why some rank cannot access the memory of another, the same text on every rank; empty if all can.
+  // The reason why some rank cannot access the memory of another, the same on every rank; empty if all can.
   std::string apart;
 };
 
