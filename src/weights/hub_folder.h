@@ -32,9 +32,9 @@ struct HubFolderResult {
 // Writes config.json with the keys of transformers 4, weights under the names of Hugging Face, and the other files
 // unchanged. Unknown keys of config.json are kept. quantization_config is kept only if weights are written as 8-bit
 // floats: those that were released so, or else those whose products the recipe quantises. Each expert has a tensor per
-// projection, except in families whose checkpoints fuse experts (hub/fused_experts.h). The folder appears whole or not at
-// all. Memory: twice the largest tensor, or twice an expert of a fused tensor. Throws Error{input} for a model_type that
-// transformers does not have.
+// projection, except in families whose checkpoints fuse experts (hub/fused_experts.h). The folder appears whole or not
+// at all. Memory: twice the largest tensor, or twice an expert of a fused tensor. Throws Error{input} for a model_type
+// that transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
 // The folder of the other files that came with a model; empty when none did.
