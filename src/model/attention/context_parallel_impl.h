@@ -2,17 +2,8 @@
 #pragma once
 
 #include "model/attention/context_parallel.h"
-#include "ops/attention/attention.h"
 
 namespace moebius {
-
-// Run an attention op with scratch from the step stack, for the duration of the call.
-void run_attention(Step& step, AttentionFwd a);
-void run_attention(Step& step, AttentionBwd a);
-
-// Apply the sinks, if there are any, to the result of attention over all keys, and add to their gradients.
-void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
-void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
 
 // A sequence is cut into 2 cp equal pieces. Rank r has the pieces r (half 0) and 2 cp - 1 - r (half 1), in this order
 // (model/attention/token_runs.h).
@@ -34,6 +25,34 @@ struct Pieces {
     return x_U.rows(begin, begin + n * length);
   }
 };
+
+// The tensors of attention with a row for each query. o and lse are results of the forward; dq is that of the backward.
+struct QueryRows {
+  Tensor q_THd, o_THd, lse_TH;
+  Tensor do_THd = {}, dq_THd = {};  // only in the backward
+  Tensor doc_start_T = {};          // empty without documents
+  // Returns the rows of piece `half` of sequence b, of each tensor.
+  QueryRows piece(const Pieces& pieces, int64_t b, int half) const;
+};
+
+// Returns the query rows of a backward pass, with a.grads.q as dq.
+QueryRows queries_of(const ContextParallelBwd& a);
+
+// Attention of some queries over some keys, as a part (ops/attention/attention.h) if it is not of whole sequences.
+struct QueryPositions {
+  bool is_part = false;
+  int64_t q_first = 0, kv_first = 0;
+};
+// Run an attention op with scratch from the step stack, for the duration of the call. The backward writes queries.dq
+// and dkv.
+void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& queries, const Kv& kv,
+            const QueryPositions& at = {});
+void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
+                const QueryPositions& at = {});
+
+// Apply the sinks, if there are any, to the result of attention over all keys, and add to their gradients.
+void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
+void add_sinks_bwd(Step& step, Tensor dsink_H, const QueryRows& queries, Tensor sink_H);
 
 // Returns the keys and values that attention reads: `sent` itself, or its expansion if the spec has one.
 Kv expanded(Step& step, const ContextParallelSpec& spec, const Kv& sent);
