@@ -39,7 +39,7 @@ class Ring {
   Step& step_;
 };
 
-Kv take_like(Step& step, const Kv& block, DType dtype) {
+Kv alloc_like(Step& step, const Kv& block, DType dtype) {
   return {step.alloc(block.k_TGd.shape, dtype), step.alloc(block.v_TGd.shape, dtype)};
 }
 
@@ -146,7 +146,7 @@ void add_block_bwd(Step& step, const BlockPass& in, const Kv& dblock, const Quer
 
 Kv as_dtype(Step& step, const Kv& x, DType dtype) {
   if (x.k_TGd.dtype == dtype) return x;
-  const Kv narrow = take_like(step, x, dtype);
+  const Kv narrow = alloc_like(step, x, dtype);
   copy(step.stream, narrow.k_TGd, x.k_TGd);
   copy(step.stream, narrow.v_TGd, x.v_TGd);
   return narrow;
@@ -156,8 +156,8 @@ Kv as_dtype(Step& step, const Kv& x, DType dtype) {
 void add_sent_bwd(Step& step, const BlockPass& in, const Kv& dsent, const QueryRows& queries, const Kv& sent) {
   if (in.spec.expansion == nullptr) return add_block_bwd(step, in, dsent, queries, sent);
   StackScope scope(step.stack);
-  const Kv block = expanded(step, in.spec, sent), dblock = take_like(step, block, DType::f32),
-           part = take_like(step, sent, sent.k_TGd.dtype);
+  const Kv block = expanded(step, in.spec, sent), dblock = alloc_like(step, block, DType::f32),
+           part = alloc_like(step, sent, sent.k_TGd.dtype);
   fill_zero(step, dblock);
   add_block_bwd(step, in, dblock, queries, block);
   in.spec.expansion->expand_bwd(step, {.dsent = part,
@@ -181,7 +181,7 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
   fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
   const QueryRows queries{.q_THd = in.q_THd, .o_THd = sum_THd, .lse_TH = lse_TH, .doc_start_T = in.doc_start_T};
   Kv block = in.kv();
-  const std::array<Kv, 2> buffers{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
+  const std::array<Kv, 2> buffers{alloc_like(step, block, in.k_TGd.dtype), alloc_like(step, block, in.k_TGd.dtype)};
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving;
     if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
@@ -202,10 +202,10 @@ void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) cons
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, a.o_THd.dim(0));
   Kv block = a.in.kv();
-  const auto take = [&](DType dtype) { return take_like(step, block, dtype); };
+  const auto alloc = [&](DType dtype) { return alloc_like(step, block, dtype); };
   const DType dtype = a.in.k_TGd.dtype;
-  const std::array<Kv, 2> buffers{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
-  const Kv own = take(DType::f32), arrived = take(DType::f32);
+  const std::array<Kv, 2> buffers{alloc(dtype), alloc(dtype)}, share{alloc(DType::f32), alloc(DType::f32)};
+  const Kv own = alloc(DType::f32), arrived = alloc(DType::f32);
   QueryRows queries = queries_of(a);
   queries.dq_THd = step.alloc(a.grads.q_THd.shape, DType::f32);
   fill_zero(step.stream, queries.dq_THd);
