@@ -24,6 +24,7 @@ GpuLimits query_gpu_limits();
 
 // Sets which kernels ops may use on this accelerator; the default is automatic.
 void set_kernel_choice(Accelerator& accelerator, KernelChoice choice);
+// Returns whether ops may use Hopper kernels on s: it is a Hopper GPU, and the choice is automatic.
 bool uses_hopper_kernels(const Stream& s);
 
 // For tests: gives the accelerator of s these limits during a scope, so that ops choose kernels as for another GPU.
