@@ -20,9 +20,9 @@ LAYERS = [
     ("infer", "bench", "plan", "report"),
     ("cli",),
 ]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
-# Beginnings of third-party headers, and the rooms that may know the library. None: all.
+# Beginnings of third-party headers, and the modules that may know the library. None: all.
 THIRD_PARTY = {
     "fmt/": None,
     "nlohmann/": ("config", "io", "jinja", "hub", "data", "checkpoint", "weights", "train", "infer", "plan", "cli"),
@@ -72,7 +72,7 @@ def check_backend(path, header):
 
 
 def check_project(root, path, header):
-    room, target = path.parts[1], header.split("/")[0]
+    module, target = path.parts[1], header.split("/")[0]
     if complaint := check_backend(path, header):
         return complaint
     if target not in LEVEL:
@@ -81,10 +81,10 @@ def check_project(root, path, header):
         return f'"{header}" is not a file below src/'
     if header.endswith(("_ref.h", "testing.h")) and not is_test(path):
         return f'"{header}" is for tests: only tests may include it'
-    if target == room or LEVEL[target] < LEVEL[room]:
+    if target == module or LEVEL[target] < LEVEL[module]:
         return None
-    relation = "a sibling of" if LEVEL[target] == LEVEL[room] else "above"
-    return f'"{header}": {target} (layer {LEVEL[target]}) is {relation} {room} (layer {LEVEL[room]}); ' \
+    relation = "a sibling of" if LEVEL[target] == LEVEL[module] else "above"
+    return f'"{header}": {target} (layer {LEVEL[target]}) is {relation} {module} (layer {LEVEL[module]}); ' \
            "a file may include its own folder and lower layers only"
 
 
@@ -93,10 +93,10 @@ def check_system(path, header):
         return f"<{header}> is for bench/ only"
     if header.startswith(TEST_ONLY):
         return None if is_test(path) else f"<{header}> is for tests only"
-    for beginning, rooms in THIRD_PARTY.items():
+    for beginning, modules in THIRD_PARTY.items():
         if header.startswith(beginning):
-            allowed = rooms is None or path.parts[1] in rooms
-            return None if allowed else f"<{header}> is for {', '.join(rooms)} only"
+            allowed = modules is None or path.parts[1] in modules
+            return None if allowed else f"<{header}> is for {', '.join(modules)} only"
     if SYSTEM.match(header):
         return None
     return f"<{header}> is of no library that the project knows; name it in THIRD_PARTY of tools/layers.py"

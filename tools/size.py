@@ -59,7 +59,7 @@ def check_folders(texts):
     counts = collections.Counter(path.parent for path in texts if path.parts[0] in ("src", "tests"))
     for folder, count in sorted(counts.items()):
         if count > MAX_FILES:
-            yield f"{folder}: {count} files, at most {MAX_FILES}: make rooms in it"
+            yield f"{folder}: {count} files, at most {MAX_FILES}: make subfolders"
 
 
 def check_conditionals(texts):

@@ -1,4 +1,4 @@
-// A single MoE layer of a bench shape, with its memory.
+// A single MoE layer of a bench shape, with its memory plan.
 #pragma once
 
 #include "bench/shapes.h"

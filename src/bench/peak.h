@@ -1,4 +1,4 @@
-// The rate that the maker states for a GPU, to compare measured rates with.
+// The peak rate of a GPU in its data sheet, to compare measured rates with.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The checkpoints of a folder, and whether they can be used.
+// Lists the checkpoints of a folder, and checks whether they can be used.
 #pragma once
 
 #include <cstdint>

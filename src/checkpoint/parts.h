@@ -1,6 +1,6 @@
-// The way in which rank 0 learns what the other ranks have written. Each rank writes the manifest
-// of its share into the folder, once its shards are durable. Asynchronous saves run on threads of
-// their own, which may not communicate between ranks, but all ranks see the folder.
+// Each rank reports what it has written to rank 0 by a file: the manifest of its share, in the folder, once its shards
+// are durable. Asynchronous saves run on threads of their own, which must not communicate between ranks, but all ranks
+// see the folder.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// The removal of checkpoints. A crash at any moment leaves each of them whole or gone.
+// Removes checkpoints. After a crash at any moment each of them is either complete or gone.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The reader of one checkpoint: of all of it, or of the slices that a rank needs.
+// Reads a checkpoint: all of it, or the slices that a rank needs.
 #pragma once
 
 #include <cstdint>

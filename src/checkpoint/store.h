@@ -1,5 +1,5 @@
-// Checkpoints: global named tensors in safetensors shards, and a manifest that is
-// written last and makes them count.
+// Checkpoints: global named tensors in safetensors shards, and a manifest. The manifest is written last; without it a
+// folder is not a checkpoint.
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder
 // appears whole, by one rename after everything in it is on the device. A crash can leave folders

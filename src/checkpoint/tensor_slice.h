@@ -1,5 +1,5 @@
-// The elements of a global tensor that one rank holds, and the elements that two such slices have
-// in common. Through it, state that was saved on one layout is found on another.
+// Slices: the elements of a global tensor that one rank has, and the elements that two slices have in common. With them
+// state that was saved on one layout is loaded on another.
 #pragma once
 
 #include <cstdint>

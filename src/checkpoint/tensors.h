@@ -1,5 +1,4 @@
-// A tensor that is saved or loaded by its global name, and the same tensor as a
-// checkpoint stores it.
+// A tensor that is saved or loaded by its global name, and its description in a checkpoint.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// One save, from tensors in memory to a step folder that counts: the commit protocol.
+// The commit protocol of a save, from tensors in memory to a complete step folder.
 //
 // Every rank writes its shards into a folder with an unfinished name and reports them: rank 0 in
 // memory, the others in a file in the folder (checkpoint/parts.h). Rank 0 then writes the manifest

@@ -1,4 +1,4 @@
-// The program's subcommands, one file each. Only this room parses arguments, reads the environment,
+// The program's subcommands, one file each. Only this module parses arguments, reads the environment,
 // prints results to standard output and turns errors into exit codes.
 #pragma once
 

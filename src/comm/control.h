@@ -1,7 +1,5 @@
-// Control carries what the ranks of a run exchange beside training:
-// choices, outcomes and texts, in host memory.
-// Every rank makes the same calls in the same order. In a world of one rank each call
-// returns at once.
+// Control messages between the ranks of a run, outside of training: decisions, errors and texts, in host memory.
+// Every rank makes the same calls in the same order. With one rank each call returns at once.
 #pragma once
 
 #include <functional>
@@ -23,17 +21,17 @@ class Control {
   int size() const { return size_; }
   bool is_root() const { return rank_ == 0; }
 
-  std::vector<std::string> gather(const std::string& mine);  // by rank, the same on every rank
-  std::string from_root(const std::string& text);            // rank 0's text, whatever the others pass
+  std::vector<std::string> gather(const std::string& mine);  // returns the texts of all ranks, on every rank
+  std::string from_root(const std::string& text);            // returns rank 0's text on every rank
   int64_t sum(int64_t mine);                                 // the sum over the ranks
   int64_t max(int64_t mine);
   void barrier();
-  // While the result exists, the ranks may keep each other waiting for longer than in a step.
+  // While the result exists, timeouts are longer than in a step.
   [[nodiscard]] DefaultTimeout::BetweenSteps between_steps() { return transport_.default_timeout().between_steps(); }
 
-  // Runs body, which must not communicate, on every rank. So the ranks continue, or end, together:
-  // when body throws Error on some ranks, every rank throws the error of the lowest of them.
-  // The message begins with that rank's number unless all ranks report the same.
+  // Runs body, which must not communicate, on every rank, and makes its failure collective: if it throws Error on some
+  // ranks, every rank throws the error of the lowest one. The message begins with that rank's number, unless all ranks
+  // throw the same error.
   void together(const std::function<void()>& body);
   // The same for a body that only rank 0 runs.
   void on_root(const std::function<void()>& body);
@@ -48,9 +46,9 @@ class Control {
   std::unique_ptr<Group> group_;
 };
 
-// A rank's view of the run that it is about to join, as lines of text.
+// A text that must be equal on all ranks of a run, such as the resolved recipe.
 struct Claim {
-  std::string what;  // "the recipe"
+  std::string what;  // "the recipe", for messages
   std::string text;
 };
 // Throws Error{usage} on every rank when the claims differ.

@@ -1,4 +1,4 @@
-// A Group is a set of ranks that communicate. Every reduction is a sum; no operation scales.
+// A Group is a set of ranks that communicate. Every reduction is a plain sum; no operation scales.
 //
 //   Order      All ranks of a group call the same operations in the same order, with the same shapes and
 //              dtypes. No call depends on data, except for the sizes of all_to_all_v; ranks without rows
@@ -8,10 +8,9 @@
 //              8 ranks they are sums of such sums, over the levels of comm/collective_levels.h:
 //              ((x0 + ... + x7) + (x8 + ... + x15)) + ... For the same group size the bits are the
 //              same on every rank, in every run and over every transport.
-//   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns its
-//              tensors may be used again; on a GPU, by work launched on the stream from then on.
-//              Sums need memory for what arrives: at most kSumPiece elements from each of 8 ranks, kept
-//              by the group.
+//   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns, its
+//              tensors may be used again; on a GPU, by work launched on the stream later. For sums the
+//              group keeps receive buffers of at most kSumPiece elements from each of 8 ranks.
 //   Devices    Every transport moves CPU memory; comm/gpu/gpu_links.h moves GPU memory.
 //              On the null device nothing is moved, and no call waits.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended,
@@ -31,9 +30,8 @@
 
 namespace moebius {
 
-// A send or a receive in flight.
-// After wait() the tensor may be used again; wait() on an empty Pending does nothing. A Pending
-// that is destroyed before wait(), by an exception, is withdrawn.
+// A communication in flight. After wait() its tensors may be used again; wait() on an empty Pending does nothing. A
+// Pending that is destroyed before wait(), as by an exception, is cancelled.
 class Pending {
  public:
   class Transfer {
@@ -65,8 +63,8 @@ struct AllToAllV {
   std::span<const int64_t> recv_rows, send_rows;  // in
 };
 
-// The bytes that a rank wrote to the memory of others, beside the calls of a group, and how long it
-// waited for them.
+// One-sided traffic outside of the calls of a group: bytes that this rank wrote to the memory of others, and the time
+// that it waited.
 struct PeerTraffic {
   int64_t sent_bytes = 0, waited_ns = 0;
 };
@@ -82,53 +80,47 @@ class Group {
   int size() const { return static_cast<int>(ranks().size()); }
 
   virtual void all_reduce_sum(Stream& s, Tensor x) = 0;  // x = sum over ranks of x
-  // out = this rank's rows of the sum of in, [size * M, ...] -> [M, ...]. out may be these rows of in.
+  // out [M, ...] = this rank's rows of the sum of in [size * M, ...]. out may be these rows of in.
   virtual void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) = 0;
-  // out = in of rank 0, 1, ... along dim 0, [M, ...] -> [size * M, ...], any dtype.
-  // in may be this rank's rows of out.
+  // out [size * M, ...] = in [M, ...] of ranks 0, 1, ... along dim 0, any dtype. in may be this rank's rows of out.
   virtual void all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void all_to_all_v(Stream& s, const AllToAllV& a) = 0;  // any dtype
   virtual void broadcast(Stream& s, Tensor x, int root) = 0;     // x = x of root, any dtype
-  // These move x between two ranks of the group, any dtype; x is in use until wait().
-  // Sends to one rank arrive in their order, independently of the collectives:
-  // a send may come before a collective and its receive after the same collective.
+  // Send x to, or receive it from, another rank of the group, any dtype; x is in use until wait(). Messages between two
+  // ranks arrive in order, independently of collectives: a send may come before a collective, and its receive after it.
   [[nodiscard]] virtual Pending send(Stream& s, Tensor x, int to) = 0;
   [[nodiscard]] virtual Pending recv(Stream& s, Tensor x, int from) = 0;
-  // These start the collectives above, which are in flight until wait(). Until then out and in are
-  // in use.
-  // So is `arrived`, which is like `in` and holds what comes from the other ranks.
-  // Ranks may begin and end other operations meanwhile, all in the same order.
+  // Start the collectives above, without waiting. Until wait() the tensors are in use, also `arrived`, a receive buffer
+  // of the size of `in`. Other operations may begin and end in between, in the same order on all ranks.
   [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;
   [[nodiscard]] virtual Pending start_all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void barrier() = 0;  // returns when every rank has called it
 
-  // For waits of the group's ranks that are not calls of the group (comm/peer_window.h).
-  // check() throws Error{distributed} once another rank of the world is known to have failed.
-  // A wait that takes longer than timeout_s() ends the run. rank_name() is "rank 3 (tp 1, ...)".
+  // For waits outside of the calls of the group (comm/peer_window.h). check() throws Error{distributed} if another rank
+  // of the world is known to have failed. A wait longer than timeout_s() must end the run. rank_name() returns "rank 3
+  // (tp 1, ...)".
   virtual void check() = 0;
   virtual double timeout_s() const = 0;
   virtual std::string rank_name(int rank) const = 0;
-  // Returns whether memory of GPUs travels through host memory, as where ranks of the world share a GPU. Then a kernel
-  // that waits for another rank may keep the GPU from the work of a rank that the other waits for.
+  // Returns whether GPU memory is staged through host memory, because ranks share a GPU. Then no kernel may wait for
+  // another rank: it could block the GPU for the rank that it waits for.
   virtual bool stages_gpu_memory() const { return false; }
-  // From now on sent_bytes() and seconds() count these too.
+  // Makes sent_bytes() and seconds() count this traffic too.
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
-  // Returns the bytes that this rank has sent to others so far.
-  // With n ranks, and b the bytes of x, or of the larger of out and in, where n divides (sums of bf16
-  // over more than 8 ranks send the more that comm/group_cost.h says):
+  // Returns the total bytes that this rank has sent to others. With n ranks, and b the bytes of x, or of the larger of
+  // out and in, if n divides the elements (bf16 sums over more than 8 ranks send more, see comm/group_cost.h):
   //   all_reduce_sum                   2 b (n-1)/n
   //   reduce_scatter_sum, all_gather   b (n-1)/n
   //   all_to_all_v                     the rows for others
-  //   broadcast                        b for each rank that a rank passes x on to: n-1 at the root of
-  //                                    at most 8 ranks, else the messages of comm/collective_levels.h
+  //   broadcast                        b for each rank that this rank sends x to: n-1 at the root with at
+  //                                    most 8 ranks, else the messages of comm/collective_levels.h
   //   send                             b
   //   barrier                          0
   virtual int64_t sent_bytes() const = 0;
-  // Returns the seconds that the rank's thread has spent in these calls so far, barrier() excepted,
-  // and in waiting for what they began: the time that communication adds to a step.
-  // Over NCCL these are seconds of the GPU's stream, for work that has ended by now; each replay of
-  // a captured call counts as long as the last one.
+  // Returns the exposed communication time: the seconds that the rank's thread has spent in these calls, except
+  // barrier(), and in wait(). With NCCL it is time of the GPU's stream, of work that has ended; each replay of a
+  // captured call counts the time of the last replay.
   virtual double seconds() const = 0;
 };
 

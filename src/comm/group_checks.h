@@ -1,5 +1,5 @@
-// Checks of the tensors that the calls of a Group get, for every way of moving them.
-// Each throws Error{usage} with the call, the group and the tensors.
+// Checks of the arguments of Group's calls, shared by all transports. Each throws Error{usage} with the call, the group
+// and the tensors.
 #pragma once
 
 #include <initializer_list>

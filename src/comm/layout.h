@@ -1,14 +1,12 @@
-// The layout of ranks has two views of the same ranks (Parallel Folding, arXiv 2504.14960).
-// The dense view (tp, cp, dp, pp) is for attention and everything shared;
-// the expert view (etp, ep, edp, pp) is for the experts. pp is common to both:
-// a stage of the pipeline has the same ranks in either view, and inside it ep may span
-// tp, cp and dp.
+// The layout of ranks: two views of the same ranks (Parallel Folding, arXiv 2504.14960). The dense view (tp, cp, dp,
+// pp) is for attention and everything else that is not an expert; the expert view (etp, ep, edp, pp) is for the
+// experts. A pipeline stage has the same ranks in both views, and inside it ep may span tp, cp and dp.
 //
-//   world_rank = tp  + TP  (cp + CP (dp  + DP  pp))       the left axis changes first
+//   world_rank = tp  + TP  (cp + CP (dp  + DP  pp))       the leftmost axis varies fastest
 //              = etp + ETP (ep + EP (edp + EDP pp))
 //
-// cp may have two levels, cp = cp_inner + CP_INNER cp_outer: neighbours that share a fast domain, and
-// the domains (model/attention/context_parallel.h, hierarchical).
+// cp may have two levels, cp = cp_inner + CP_INNER cp_outer: ranks with a fast interconnect, and groups of such ranks
+// (hierarchical in model/attention/context_parallel.h).
 //
 // The ranks that share the experts of a layer (etp x ep) have consecutive numbers. A node is a block of
 // ranks_per_node of them. The first node begins at rank 0 of the world.
@@ -22,10 +20,8 @@
 
 namespace moebius {
 
-// Groups are found by axis.
-// A group of an axis with several names holds all ranks that differ only in these coordinates.
-// pp_back holds the ranks of pp, because hidden states and gradients between two ranks are two
-// streams of messages.
+// The axes of groups. A group of an axis with several names, such as dp_cp, has the ranks that differ only in these
+// coordinates. pp_back has the same ranks as pp: hidden states and their gradients are two streams of messages.
 enum class Axis : int {
   tp,
   cp,
@@ -48,16 +44,16 @@ enum class Axis : int {
 };
 inline constexpr int kNumAxes = 18;
 std::string_view name_of(Axis axis);
-// Returns what the groups of an axis are for, in a few words.
+// Returns the purpose of the groups of an axis, in a few words.
 std::string_view purpose_of(Axis axis);
 
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
-  int64_t cp_inner = 1;     // the ranks of cp in a group of Axis::cp_inner
-  bool cp_dynamic = false;  // blocks of 2, 4, ... neighbours of cp are groups too (Mesh::cp_block)
+  int64_t cp_inner = 1;     // ranks of a group of Axis::cp_inner
+  bool cp_dynamic = false;  // blocks of 2, 4, ... consecutive cp ranks are groups too (Mesh::cp_block)
   int64_t ranks_per_node = 8;
   int64_t cp_outer() const { return cp / cp_inner; }
-  // The nodes that the ranks of etp x ep are on, if they have all ranks of each of them; else 1.
+  // Returns the number of nodes of the ranks of etp x ep, if these are all ranks of the nodes; else 1.
   int64_t nodes_of_experts() const { return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1; }
   int64_t world() const { return tp * cp * dp * pp; }
   // Throws Error{usage} with the equation that fails, unless degrees are at least 1,

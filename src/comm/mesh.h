@@ -12,24 +12,22 @@ class Mesh {
  public:
   // The mesh of a single rank. Throws Error{usage} when the shape has more.
   explicit Mesh(const MeshShape& shape);
-  // This rank's part of the mesh over the ranks of a world, with one group for each axis.
-  // All ranks make it, with the same shape. Groups with the same ranks stay separate, so that
-  // traffic is counted and reported by axis.
-  // The transport must outlive the mesh.
-  // Throws Error{usage} when the shape is wrong or does not have the world's size.
-  // links: moves GPU memory for the groups and must outlive the mesh; null if no group does so.
+  // This rank's part of the mesh of a world, with one group for each axis. All ranks construct it together, with the
+  // same shape. Axes with the same ranks have separate groups, so that traffic is counted by axis. The transport must
+  // outlive the mesh. links: makes the groups for GPU memory, and must outlive the mesh; null on CPUs. Throws
+  // Error{usage} when the shape is invalid or does not have the world's size.
   Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links = nullptr);
 
   const MeshShape& shape() const { return shape_; }
   const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
-  // The block of `size` neighbours of cp that this rank is in; of cp itself, all of its ranks.
-  // REQUIRES: shape().cp_dynamic, and size a power of two from 2 to cp.
+  // The block of `size` consecutive cp ranks that this rank is in.
+  // REQUIRES: shape().cp_dynamic; size is a power of two from 2 to cp.
   Group& cp_block(int64_t size) const;
   // The ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
   Group& node_of_experts() const { return *node_of_experts_; }
-  // Sent and waited for in all groups of an axis; those of cp include the blocks, and those of all ranks that share
-  // experts (etp_ep, or ep where etp = 1) the node.
+  // The bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, and the axis of the ranks
+  // that share experts (etp_ep, or ep if etp = 1) includes the node.
   int64_t sent_bytes(Axis axis) const;
   double seconds(Axis axis) const;
 

@@ -1,16 +1,15 @@
-// A MessageGroup is a Group over messages.
-// Every collective is made of exchanges: each of some ranks sends one message to each other of them
-// and receives one from it. So a waiting rank knows which rank it waits for, and every transport adds
-// in the same order.
+// A MessageGroup implements Group by messages of a Transport. A collective consists of exchanges, in which each of some
+// ranks sends one message to each of the others, and receives one from it. So a waiting rank knows which rank it waits
+// for, and sums are added in the same order over every transport.
 //
 //   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in the order of
 //                       Group, and sends the sum to all
 //   reduce_scatter_sum  the first half of all_reduce_sum
 //   all_gather          the second half of it
 //
-// In a group of at most 8 ranks a half is one exchange between all of them. In a larger one it is an
-// exchange on each level (comm/collective_levels.h). all_to_all_v is one exchange in any group.
-// A group of several levels does in wait() what start_* began, so that nothing of it overlaps.
+// In a group of at most 8 ranks a half is one exchange between all ranks. In a larger group it is an exchange on each
+// level (comm/collective_levels.h). all_to_all_v is always one exchange. With several levels, the collectives of
+// start_* run in wait(), and do not overlap.
 #pragma once
 
 #include "comm/collective_levels.h"
@@ -24,7 +23,7 @@ struct MessageGroupSpec {
   std::string name;
   std::vector<int> ranks;  // world ranks, ascending
   int channel = 0;         // the first of kChannelsOfGroup channels, the same on all ranks of the group
-  int node = CollectiveLevels::kMostAtOnce;  // its ranks on a node, for CollectiveLevels
+  int node = CollectiveLevels::kMostAtOnce;  // ranks per node, for CollectiveLevels
 };
 inline constexpr int kChannelsOfGroup = 2;  // one for collectives, one for sends and receives
 
@@ -56,28 +55,27 @@ class MessageGroup final : public Group {
 
  private:
   class Exchange;
-  // Begins to send to[i] to the rank members[i] and to fill from[i] from it, for every member, of
-  // which this rank is one. Its own part is copied.
+  // Starts to send to[i] to, and to receive from[i] from, each rank members[i]. This rank's own part is copied.
+  // REQUIRES: this rank is a member.
   Messages begin_exchange(std::span<const int> members, const Spans& to, const Spans& from);
-  // The same between all ranks of the group, or between those of one level, until it has ended.
+  // Exchange between all ranks of the group, or between those of one level, and wait for it.
   void exchange(const Spans& to, const Spans& from, int64_t record);
   void exchange_at(int level, const Spans& to, const Spans& from, int64_t record);
   // Computes own = the sum over the members of their parts for this rank, which `to` holds for each of them.
   // The parts have `dtype`. own may be this rank's part.
   void sum_exchange_at(int level, Stream& s, Tensor own, DType dtype, Spans to, int64_t record);
-  // x_N has a slice for each rank, in the order of CollectiveLevels::place. x_N is overwritten.
-  // Computes own = the sum over the ranks of this rank's slice, or gets all slices from the rank's own.
+  // x_N has a slice for each rank, in the order of CollectiveLevels::place; it is overwritten. sum_over_levels()
+  // computes own = the sum over the ranks of this rank's slice; gather_over_levels() gathers the slices of all ranks.
   void sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record);
   void gather_over_levels(const Tensor& x_N, int64_t record);
   void reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t record);
   void gather(Tensor out, Tensor in, int64_t record);
   // Returns memory for a slice of num_elements of each rank, in the order of place().
   Tensor packed(DType dtype, int64_t num_elements);
-  // On the null device a call is an op of the stream's trace: "ep all_gather", with the bytes that
-  // leave this rank. A group of one rank is not counted.
+  // On the null device, adds the call to the stream's trace as the op "ep all_gather", with the bytes that this rank
+  // sends. A group of one rank adds nothing.
   void count(const char* op, Stream& s, const GroupCost& cost) const;
-  // Returns whether memory must be moved.
-  // Throws Error{usage} for a device whose memory messages do not carry.
+  // Returns whether memory is moved: false on the null device. Throws Error{usage} for memory of a GPU.
   bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;
   int64_t begin(const char* op, const Tensor& x);
   Pending transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message);

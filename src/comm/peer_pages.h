@@ -1,4 +1,4 @@
-// The memory of all ranks of a group, as one of them reaches it: pointers that comm/peer_window.h writes through.
+// The addresses, in this process, of the windows of all ranks of a group, for comm/peer_window.h.
 #pragma once
 
 #include <string>
@@ -13,17 +13,16 @@ struct PeerPages {
   std::vector<PeerMemory> memories;  // by rank; this rank's own is empty
   std::vector<std::byte*> windows;   // by rank: where its window begins, as this rank sees it
   bool shares_gpu = false;           // this rank's GPU is another rank's too
-  // It says why a rank cannot reach the memory of another, the same on every rank of the group. Empty: all reach all.
+  // The reason why some rank cannot access the memory of another, the same on every rank; empty if all can.
   std::string apart;
 };
 
 // All ranks of the group call it together. Each passes a window of its memory.
 PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& window);
 
-// Tries it with a little memory of the stream's device: every rank writes to all others of its group. Returns
-// PeerPages::apart, or whose writes did not arrive, of the first group of the world that has such ranks. So it is the
-// same on every rank of the world. All of them call it together.
-// Error{usage} when the device has no memory left.
+// Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
+// Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. All ranks of
+// the world call it together, and get the same text. Throws Error{usage} when the device has no memory for the test.
 std::string why_apart(Stream& s, Group& group, Group& world);
 
 }  // namespace moebius

@@ -1,18 +1,18 @@
-// A PeerWindow is memory of each rank of a group that all ranks of the group write to, one-sided: the
-// owner does not take part. All windows have the same size and layout.
+// One-sided communication: each rank of a group has a window, memory that all ranks of the group can write to without
+// the owner's help. All windows have the same size and layout.
 //
-//   Rounds    Writes are ordered by rounds. A round is a barrier of the group over flags in the windows. What a rank
-//             wrote before a round, to its own window or another's, is seen by every rank after the round.
-//             Between two rounds no byte may be written by one rank and read or written by another.
-//   Flags     Each rank counts its rounds. In a round it stores the count in the windows of all others (release)
-//             and waits until all others have stored theirs in its own (acquire). Nothing else is exchanged.
-//   Devices   On the CPU a round returns when all ranks have come. On a GPU it is a kernel of one block, part of
-//             a CUDA graph where one is captured: work that is launched later runs when all ranks have come.
-//             Where ranks share a GPU, of this group or of the world, rounds that are not captured meet on the host
-//             instead, after the stream's work: a kernel that waits may keep the GPU from the work that it waits for.
-//   Errors    Error{distributed} when another rank failed, or has not come within the group's timeout: it names the
-//             rank that is waited for, phase, layer, and the rounds expected and seen. On a GPU the next wait of the
-//             host throws it; the kernels that would wait for that rank end meanwhile.
+//   Rounds    A round is a barrier of the group over flags in the windows, and orders the writes. What a rank wrote
+//             before a round, to any window, is visible to every rank after the round. Between two rounds no byte may
+//             be written by one rank and read or written by another.
+//   Flags     Each rank counts its rounds. In a round it stores its count in the windows of all others (release), and
+//             waits until all others have stored theirs in its own window (acquire). Nothing else is exchanged.
+//   Devices   On the CPU a round returns when all ranks have arrived. On a GPU it is a kernel of one block, which a
+//             CUDA graph may capture; work launched later runs when all ranks have arrived. If ranks of the world
+//             share a GPU, rounds that are not captured synchronise on the host, after the stream's work, since a
+//             waiting kernel could block the work that it waits for.
+//   Errors    Error{distributed} when another rank failed, or did not arrive within the group's timeout. It names
+//             that rank, phase, layer, and the rounds expected and seen. On a GPU the host's next wait throws it,
+//             and waiting kernels end.
 #pragma once
 
 #include <deque>
@@ -25,7 +25,7 @@
 
 namespace moebius {
 
-// For messages: "dispatch", "model.layers.3.mlp".
+// The place of a round, for error messages: "dispatch", "model.layers.3.mlp".
 struct RoundPlace {
   const char* phase = "";
   std::string layer;
@@ -34,23 +34,22 @@ struct RoundPlace {
 
 class PeerWindow {
  public:
-  // Bytes at the begin of a window that are not the caller's.
+  // Bytes at the beginning of a window that are reserved for flags.
   static int64_t control_bytes(int num_ranks);
 
-  // All ranks of the group make it together. Each passes a window of its memory: zeroed u8,
-  // at a multiple of 256 bytes.
-  // REQUIRES: window is part of memory, and s is a stream of its device. The group must outlive this.
-  // Error{usage}, the same on every rank, when a rank cannot reach the memory of another: it names both and says why.
+  // All ranks of the group construct it together. window: zeroed u8, part of memory, at a multiple of 256 bytes. s: a
+  // stream of its device. The group must outlive this.
+  // Throws Error{usage} on every rank when a rank cannot access the memory of another; it names both, with the reason.
   PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window);
   ~PeerWindow();
   PeerWindow(const PeerWindow&) = delete;
 
-  // i64 on the device: where each rank's window begins, as this rank sees it.
+  // i64 on the device: the addresses of the windows of all ranks, in this process.
   Tensor bases_W() const;
-  // i64 on the device: whoever writes to the windows of others adds the bytes. The group counts them after the next
-  // round, and the time of the rounds.
+  // i64 on the device: code that writes to other ranks' windows adds the bytes here. The group's counters get them, and
+  // the time of rounds, after the next round.
   Tensor sent_1() const;
-  // See above. Calls on one stream, by all ranks of the group in the same order.
+  // Runs a round. All ranks of the group call it in the same order, on one stream.
   void round(Stream& s, const RoundPlace& place);
 
  private:

@@ -1,5 +1,4 @@
-// The elements of a tensor that one rank has: a block of a global tensor, and a range of
-// elements in memory.
+// The part of a tensor that one rank has: a block of a global tensor, or a range of elements.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The layout: degrees of parallelism. dp is what is left of the world size.
+// The layout: the degrees of parallelism. dp is what remains of the world size.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace moebius {
 
-// The way in which the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
+// The methods of context parallelism (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall, hierarchical };
 
-// The numbers of ranks with GPUs are added by our kernels in the order of the ranks, or by NCCL in its own.
+// The order of sums over ranks with GPUs: that of the ranks, by our kernels, or NCCL's own.
 enum class RankSums { ranks, nccl };
 
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).
 enum class PipelineSchedule { one_f_one_b };
 
-// The way in which tokens reach experts of other ranks (model/moe/dispatcher.h).
+// The dispatchers, which send tokens to experts of other ranks (model/moe/dispatcher.h).
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 
-// The work beside the exchange of an MoE layer's rows with other ranks (model/beside.h). No value changes a bit.
+// The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h). No choice changes a bit.
 //   none    nothing
 //   layer   work of the same layer: products of its experts' backward pass, and its shared expert
 enum class ExpertOverlap { none, layer };
@@ -31,19 +31,19 @@ struct ParallelSpec {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   CpComm cp_comm = CpComm::allgather;
   std::optional<CpComm> cp_comm_window;  // of layers with a sliding window; empty: cp_comm
-  bool dynamic_cp = false;               // cp is chosen for each micro-batch, among the powers of two up to cp
-  int64_t cp_inner = 1;                  // with hierarchical: the ranks of cp that exchange rows for heads
+  bool dynamic_cp = false;               // chooses cp for each micro-batch, among the powers of two up to cp
+  int64_t cp_inner = 1;                  // with hierarchical: the number of ranks that exchange rows for heads
   DispatcherKind dispatcher = DispatcherKind::automatic;
   int64_t ranks_per_node = 8;  // consecutive ranks that form a node for sums over ep and for two_level
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
-  bool fsdp = false;             // ranks that hold the same weights of a layer keep a share of them each; the same bits
-  bool shard_gradients = false;  // and of the sums of its gradients
-  bool overlap = true;           // gradients, weights and stages' messages travel during compute; the same bits
+  bool fsdp = false;             // each rank keeps a shard of the weights of a layer; changes no bit
+  bool shard_gradients = false;  // and a shard of the sums of its gradients
+  bool overlap = true;           // overlaps messages of gradients, weights and stages with compute; changes no bit
 
-  // dp and edp are what is left of the world size in the dense and in the expert view of the same
-  // ranks (Parallel Folding: pp is shared, ep may span tp, cp and dp).
-  // Error{usage} with the equation that fails unless world_size ranks can hold this layout.
+  // dp and edp are what remains of the world size in the dense and in the expert view of the same ranks (Parallel
+  // Folding: pp is shared, ep may span tp, cp and dp).
+  // Throws Error{usage} with the equation that fails unless world_size ranks can have this layout.
   void check(int64_t world_size) const;
   int64_t dp(int64_t world_size) const;   // world / (tp cp pp)
   int64_t edp(int64_t world_size) const;  // world / (etp ep pp)

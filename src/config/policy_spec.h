@@ -1,4 +1,4 @@
-// Policies of a step: precision, which changes rounding, and recompute, which changes no bit.
+// Policies of a step: precision, which changes rounding; recompute and offload, which change no bit.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace moebius {
 
-// The format that the operands of matrix products are quantised to (precision/product_precision.h).
+// The format of the quantised operands of matrix products (precision/product_precision.h).
 enum class PrecisionRecipe : uint8_t {
   none,        // the dtype of the computation
   fp8_block,   // E4M3, scales of 1 x 128 elements, of 128 x 128 in weights
-  fp8_tensor,  // E4M3, gradients E5M2, a scale a tensor
+  fp8_tensor,  // E4M3, gradients E5M2, one scale per tensor
   mxfp8,       // E4M3, scales of 1 x 32 elements
-  nvfp4,       // E2M1, scales of 1 x 16 elements, of 16 x 16 in weights, and a scale a tensor
+  nvfp4,       // E2M1, scales of 1 x 16 elements, of 16 x 16 in weights, and one scale per tensor
 };
 
 inline constexpr std::pair<const char*, PrecisionRecipe> kPrecisionRecipeNames[] = {
@@ -28,7 +28,7 @@ inline constexpr std::pair<const char*, PrecisionRecipe> kPrecisionRecipeNames[]
 
 constexpr const char* name_of(PrecisionRecipe recipe) { return kPrecisionRecipeNames[static_cast<int>(recipe)].first; }
 
-// The operands of the products that give gradients of weights.
+// The operands of the products that compute weight gradients.
 enum class WeightGradientPrecision : int {
   recipe,   // quantised as the recipe says
   compute,  // in the dtype of precision.compute
@@ -37,7 +37,7 @@ enum class WeightGradientPrecision : int {
 inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
     {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
 
-// The choice for what may be held or sent in the format of the recipe instead of precision.compute.
+// The format of data that may be stored or sent in that of the recipe, instead of that of precision.compute.
 enum class PrecisionChoice : int { compute, recipe };
 
 inline constexpr std::pair<const char*, PrecisionChoice> kPrecisionChoiceNames[] = {
@@ -55,28 +55,27 @@ struct PrecisionSpec {
 
 struct RecomputeSpec;
 
-// One name of memory.recompute for the layers first to last. Modules of multi-token prediction are the layers
-// after the last one.
+// One name of memory.recompute for a range of layers. Modules of multi-token prediction count as layers after the last.
 struct RecomputeRange {
   bool RecomputeSpec::*what = nullptr;
   int64_t first = 0, last = 0;
   bool operator==(const RecomputeRange&) const = default;
 };
 
-// The tensors that backward recomputes, so that forward need not keep them. The bits are the same;
-// a step takes less memory and more time.
+// The tensors that backward recomputes instead of reading them from memory. The bits are the same; a step needs less
+// memory and more time.
 struct RecomputeSpec {
   bool norm = false;                   // outputs of a layer's norms
-  bool qkv = false;                    // queries, keys and values, the outputs of their projection
+  bool qkv = false;                    // queries, keys and values: the outputs of their projection
   bool mla_up_proj = false;            // the part of qkv that latent attention computes from its latents
   bool attention = false;              // attention's output
   bool mlp = false;                    // pre-activations of dense feed-forward layers
   bool shared_expert = false;          // pre-activations of shared experts, and their gated output
   bool expert_up = false;              // pre-activations of the experts
-  bool layer = false;                  // all of these and the residual between attention and feed-forward
-  std::vector<RecomputeRange> ranges;  // what some layers recompute beside it
+  bool layer = false;                  // all of these, and the residual stream between attention and feed-forward
+  std::vector<RecomputeRange> ranges;  // what some layers recompute in addition
 
-  // Returns the names that hold for a layer, without ranges.
+  // Returns the names that apply to a layer, without ranges.
   RecomputeSpec of(int64_t layer) const;
   // Returns whether the names cover what `what` is of, when there are no ranges.
   bool covers(bool RecomputeSpec::*what) const {
@@ -85,7 +84,7 @@ struct RecomputeSpec {
   bool operator==(const RecomputeSpec&) const = default;
 };
 
-// The names that memory.recompute has for them.
+// The names of these fields in memory.recompute.
 inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[] = {
     {"norm", &RecomputeSpec::norm},
     {"qkv", &RecomputeSpec::qkv},
@@ -104,25 +103,25 @@ inline RecomputeSpec RecomputeSpec::of(int64_t layer) const {
   return own;
 }
 
-// The activations that are in host memory between the two passes of their layer (memory/activation_offload.h).
-// A tensor that is recomputed is not kept, so it is not moved either.
+// The activations that are offloaded to host memory between the forward and the backward pass of their layer
+// (memory/activation_offload.h). A recomputed tensor is never offloaded.
 struct OffloadSpec {
   bool layer_input = false;  // the residual stream before a layer
-  // Tensors that memory.recompute has names for; without ranges. `layer` is all of them, layer_input, and the residual
-  // between attention and feed-forward.
+  // Tensors by their names in memory.recompute, without ranges. `layer` means all of them, layer_input, and the
+  // residual stream between attention and feed-forward.
   RecomputeSpec tensors;
-  double fraction = 1.0;  // of the layers of a stage that are moved: above 0, at most 1
+  double fraction = 1.0;  // fraction of the layers of a stage that are offloaded: above 0, at most 1
 
   bool any() const { return layer_input || tensors != RecomputeSpec{}; }
   bool covers(bool RecomputeSpec::*what) const { return tensors.covers(what); }
   bool covers_layer_input() const { return layer_input || tensors.layer; }
-  // Returns whether layer i of a stage of n layers is moved. ceil(fraction * n) of them are, spread evenly from the
-  // first one on: the copies of a layer have the time of those that follow it.
+  // Returns whether layer i of a stage of n layers is offloaded. ceil(fraction * n) layers are, spread evenly from the
+  // first one on, so that the copies of a layer overlap with the layers that follow it.
   bool moves(int64_t i, int64_t n) const { return i < n && any() && num_moved(i + 1) > num_moved(i); }
   bool operator==(const OffloadSpec&) const = default;
 
  private:
-  // How many of the first n layers are moved. A millionth of a layer is rounding of the fraction.
+  // Returns how many of the first n layers are offloaded. (A millionth of a layer is a rounding error of the fraction.)
   int64_t num_moved(int64_t n) const {
     const double exact = fraction * static_cast<double>(n);
     const auto whole = static_cast<int64_t>(exact);
@@ -130,16 +129,15 @@ struct OffloadSpec {
   }
 };
 
-// The name that memory.offload has for OffloadSpec::layer_input; the others are kRecomputeNames.
+// The name of OffloadSpec::layer_input in memory.offload; the other names are kRecomputeNames.
 inline constexpr const char* kLayerInputName = "layer_input";
 
 struct MemorySpec {
   RecomputeSpec recompute;
   OffloadSpec offload;
-  bool automatic = false;  // recompute is chosen so that a rank needs at most fit_bytes (plan/fit_memory.h)
-  int64_t fit_bytes = 0;   // of the device of a rank; 0: no limit
-  // Rows of experts that a rank has room for, over the even share; 0: room for whatever tokens choose
-  // (model/moe/expert_rows.h).
+  bool automatic = false;  // chooses recompute so that a rank needs at most fit_bytes (plan/fit_memory.h)
+  int64_t fit_bytes = 0;   // device memory of a rank; 0: no limit
+  // Planned rows of a rank's experts over the even share; 0: the worst case of any routing (model/moe/expert_rows.h).
   double expert_rows = 1.25;
   bool operator==(const MemorySpec&) const = default;
 };

@@ -18,8 +18,8 @@ struct DataSpec {
   std::vector<DatasetSpec> valid;
   std::string tokenizer = "bytes";
   bool separate_documents = false;  // attention and positions restart at document borders
-  bool pack_documents = false;      // samples are whole documents, and padding
-  bool order_by_cost = false;       // the sequences of a step, by the squares of their documents' lengths
+  bool pack_documents = false;      // samples consist of whole documents, and padding
+  bool order_by_cost = false;       // sorts the sequences of a step by the squares of their documents' lengths
   bool operator==(const DataSpec&) const = default;
 };
 
@@ -29,7 +29,7 @@ struct LoopSpec {  // [train]
   int64_t micro_batch = 0;   // sequences
   int64_t seq_len = 0;
   int64_t eval_every = 0;           // steps; 0: only at the end
-  int64_t eval_batches = 0;         // micro-batches an evaluation reads of each set; 0: all
+  int64_t eval_batches = 0;         // micro-batches that an evaluation reads of each dataset; 0: all
   std::vector<std::string> freeze;  // patterns (* and ?) of parameters that are not trained
   double mtp_coeff = 0.1;           // weight of multi-token prediction's mean loss; 0: its modules are not trained
   bool operator==(const LoopSpec&) const = default;
@@ -37,20 +37,20 @@ struct LoopSpec {  // [train]
 
 enum class LrSchedule { constant, cosine, linear, wsd };
 
-// muon updates the matrices of layers, and the rest as adamw does.
+// muon updates the matrices of layers; other parameters are updated by adamw.
 enum class OptimizerKind { adamw, sgd, muon };
 
-// The elements of an optimizer's state. bf16 and the codes of 8-bit blocks are rounded stochastically. Only
-// matrices with whole blocks in a row are in blocks (core/block_code.h), all else stays in f32.
+// The format of an optimizer's state. bf16 and 8-bit blocks are rounded stochastically. Only matrices whose rows are
+// whole blocks are stored in 8-bit blocks (core/block_code.h); everything else stays in f32.
 enum class StateFormat { f32, bf16, blocks_8bit };
 
-// The sums of gradients over the micro-batches of a step. With bf16, those of bf16 weights of
-// layers are rounded after each micro-batch, and one layer at a time has gradients in f32.
+// The format of gradients summed over the micro-batches of a step. With bf16, the sums for bf16 weights of layers are
+// rounded after each micro-batch, and one layer at a time has f32 gradients.
 enum class GradFormat { f32, bf16 };
 
-// The masters of bf16 weights:
+// The format of the masters of bf16 weights:
 //   f32              a copy in f32
-//   bf16_remainder   16 bits beside each weight, which together are an exact f32
+//   bf16_remainder   16 more bits for each weight, which together are an exact f32
 //   bf16_stochastic  the weights themselves, rounded stochastically
 enum class MasterFormat { f32, bf16_remainder, bf16_stochastic };
 
@@ -60,7 +60,7 @@ struct OptimizerSpec {
   MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
   GradFormat grad = GradFormat::f32;        // the same
   bool offload = false;                     // masters and state are in host memory
-  bool offload_grad = false;                // sums of gradients in bf16 too
+  bool offload_grad = false;                // bf16 sums of gradients are in host memory too
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
@@ -86,14 +86,14 @@ struct OptimizerSpec {
 enum class DropPolicy { probs, position };
 
 struct BalanceSpec {  // [moe]
-  // Any of these go together, except that sinkhorn goes alone.
+  // Methods of load balancing. Any of them can be combined, except sinkhorn.
   // docs/design/numerics.md defines them.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
   double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 if and only if one is
   double z_coeff = 0.0;
   double bias_rate = 1e-3;
   double capacity_factor = 0.0;  // 0: dropless
-  double rank_rows_factor = 0;   // > 0: rows planned for the experts of a rank of ep, over the even share
+  double rank_rows_factor = 0;   // > 0: planned rows of a rank's experts over the even share (all-to-all only)
   DropPolicy drop_policy = DropPolicy::probs;
   double jitter = 0.0;         // router input times U(1 - jitter, 1 + jitter), training only
   bool router_f32 = true;      // router_dtype = "f32"; false: the compute dtype
@@ -103,7 +103,7 @@ struct BalanceSpec {  // [moe]
 
 struct CheckpointSpec {
   int64_t every = 0;  // steps; 0: only at the end and on SIGTERM
-  int64_t keep = 2;   // the newest complete checkpoints that are kept; 0: all
+  int64_t keep = 2;   // the number of complete checkpoints to keep, the newest; 0: all
   bool async_save = true;
   bool resume = true;
   bool operator==(const CheckpointSpec&) const = default;
@@ -112,7 +112,7 @@ struct CheckpointSpec {
 struct LogSpec {
   int64_t every = 1;
   bool tensorboard = true;
-  bool precision = false;  // what quantising did to the operands of each layer
+  bool precision = false;  // logs how the operands of each layer were quantised
   std::string trace;       // the file for a Chrome trace of one step; empty: none
   bool operator==(const LogSpec&) const = default;
 };

@@ -22,8 +22,8 @@ class StepStack {
   // Throws Error{internal} when the planned stack is too small.
   Tensor alloc(Shape shape, DType dtype);
 
-  // Runs body. What it allocates stays allocated until the scope around this call ends, although scopes inside body
-  // end before: work of body may still run while later work is launched.
+  // Runs body, and keeps all that body allocated until the scope around this call ends, even if scopes inside body
+  // have ended. Use it when the work of body may still run while later work is launched (model/side_work.h).
   template <class Body>
   void run_kept(Body&& body) {
     const int64_t outer = peak_;
@@ -45,7 +45,7 @@ class StepStack {
   int64_t capacity_;
   int64_t used_ = 0;
   int64_t high_water_ = 0;
-  int64_t peak_ = 0;  // the most in use since the body of run_kept() began
+  int64_t peak_ = 0;  // the maximum of used_ since the body of run_kept() began
 };
 
 // Frees everything that was allocated from the stack during its lifetime.

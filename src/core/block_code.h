@@ -1,10 +1,10 @@
-// Numbers in 8 bits, with a scale for each block of 256 of them: how optimizers keep moments.
+// 8-bit codes with an f32 scale for each block of 256 elements. Optimizers keep their moments in this format.
 //
 //   value = scale * code value        scale: the largest magnitude of the block, f32
 //
 // The codes are those of dynamic tree quantization (Dettmers, arXiv 1511.04561, and for optimizers
-// arXiv 2110.02861). The first bit that is set says the decade, and the bits after it are a linear
-// fraction inside it:
+// arXiv 2110.02861). The first bit that is set selects the decade, and the bits after it are a linear
+// fraction inside the decade:
 //
 //   code value(k) = 10^(i - I) * (0.1 + 0.9 (j + 1) / 2^i),   k = 2^i + j,  0 <= j < 2^i;   value(0) = 0
 //
@@ -46,7 +46,7 @@ constexpr CodeValues code_values() {
 }
 inline constexpr CodeValues kCodeValues = code_values();
 
-// The largest k with values[k] <= x, for x from 0 to 1; num: 128 or 256 values.
+// Returns the largest k with values[k] <= x, for x from 0 to 1. num: the number of values, 128 or 256.
 constexpr int code_below(const float* values, int num, float x) {
   int k = 0;
   for (int step = num / 2; step > 0; step /= 2)
@@ -54,9 +54,9 @@ constexpr int code_below(const float* values, int num, float x) {
   return k;
 }
 
-// One of the two codes around x, which is from 0 to 1: the upper one if draw, 16 random bits, is
-// below its share of the distance. A draw of 0x8000 rounds to the nearest. With keeps_positive a
-// number above zero never becomes zero, since the root of a second moment is divided by.
+// Rounds x, from 0 to 1, to one of its two neighbouring codes. draw has 16 random bits: they select the upper
+// neighbour with the probability (x - lower) / (upper - lower). A draw of 0x8000 rounds to nearest.
+// With keeps_positive a positive x never becomes 0, since AdamW divides by the root of the second moment.
 constexpr uint8_t code_of(const float* values, int num, float x, uint32_t draw, bool keeps_positive) {
   const int k = code_below(values, num, x);
   if (k == num - 1) return static_cast<uint8_t>(k);
@@ -80,15 +80,16 @@ constexpr float decoded(BlockCode code, const CodeValues& values, uint8_t bits, 
   return (bits & 0x80u) != 0 ? -magnitude : magnitude;
 }
 
-// Whole blocks on the CPU: n is a multiple of kCodeBlock, and there is a scale for each. draws: 16 bits an
-// element; null rounds to nearest. A block with an infinity or a NaN becomes the largest codes, and its scale NaN.
+// Encode and decode n elements on the CPU, in n / kCodeBlock blocks. REQUIRES: kCodeBlock divides n.
+// draws: the low 16 bits of [n] random words; null rounds to nearest. A block with an infinity or a NaN gets the
+// scale NaN, so that all of its values decode to NaN.
 void encode_blocks(BlockCode code, uint8_t* codes, float* scales, const float* x, const uint32_t* draws, int64_t n);
 void decode_blocks(BlockCode code, float* x, const uint8_t* codes, const float* scales, int64_t n);
 
 // Returns whether a global tensor of this shape is kept in 8-bit blocks. Vectors and narrow matrices, which are
 // few of all numbers, stay in f32.
 bool has_code_blocks(const Shape& shape);
-// [R, C] to [R, C / 256]: the shape of the scales.
+// Returns the shape of the scales, [R, C / 256] for codes [R, C].
 Shape code_scales_shape(const Shape& shape);
 
 }  // namespace moebius

@@ -29,7 +29,7 @@ enum class DType : uint8_t {
 };
 
 int64_t size_of(DType dtype);  // bytes of an element. Error{internal} for f4_e2m1, which has half a byte
-// The bytes of count elements, rounded up to whole bytes.
+// Returns the bytes of count elements, rounded up to whole bytes.
 int64_t bytes_of(DType dtype, int64_t count);
 std::string_view name_of(DType dtype);  // "f32", "bf16", ...
 
@@ -40,7 +40,7 @@ struct bf16 {
 inline float to_f32(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 inline float to_f32(float x) { return x; }
 
-// Round to nearest even; NaN stays NaN (quiet). Branch-free, so that loops over it vectorise.
+// Rounds to nearest even; a NaN stays a (quiet) NaN. It has no branches, so that loops over it vectorise.
 inline bf16 to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

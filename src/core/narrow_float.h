@@ -1,14 +1,14 @@
-// Numbers of 8 and 4 bits, and their exact conversions from and to f32.
+// Floating-point formats of 8 and 4 bits, and their conversions from and to f32.
 //
 //   f8_e4m3  bias 7, largest 448, no infinity, NaN 0x7f and 0xff      OCP OFP8 1.0 ("fn")
 //   f8_e5m2  bias 15, largest 57344, infinity and NaN as in IEEE 754  OCP OFP8 1.0
 //   f4_e2m1  0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives           OCP Microscaling 1.0
 //   e8m0     powers of two, 2^(bits - 127), NaN 0xff                  OCP Microscaling 1.0
 //
-// Conversions from f32 round to nearest even and saturate: what is larger than the largest number,
-// infinity too, becomes that number with its sign. Zero keeps its sign. A NaN becomes 0x7f; in
-// f4_e2m1, which has none, it becomes 6. These are the rules of PTX's cvt.rn.satfinite. To e8m0
-// rounds up, as cvt.rp.satfinite does.
+// Conversions from f32 round to nearest even and saturate: a larger magnitude than the largest finite number,
+// also an infinity, becomes that number with its sign. Zero keeps its sign. A NaN becomes 0x7f; in f4_e2m1, which
+// has no NaN, it becomes 6. These are the rules of PTX's cvt.rn.satfinite. A conversion to e8m0 rounds up, as
+// cvt.rp.satfinite does.
 #pragma once
 
 #include <array>
@@ -50,13 +50,13 @@ struct Format {
   static constexpr int kBias = (1 << (exponent_bits - 1)) - 1;
   static constexpr int kDropped = 23 - mantissa_bits;  // bits of an f32's mantissa that are rounded away
   static constexpr int kMaxCode = max_code;
-  // Adding it to a number below the smallest normal one rounds that to a multiple of the smallest
-  // subnormal one: the mantissa's last bit then counts just that.
+  // Adding kMagic to a number below the smallest normal number rounds it to a multiple of the smallest subnormal
+  // number: the last bit of the sum's mantissa has that value.
   static constexpr uint32_t kMagic = static_cast<uint32_t>(127 - kBias + 1 + kDropped) << 23;
   static constexpr uint32_t kSmallestNormal = static_cast<uint32_t>(127 - kBias + 1) << 23;
 
-  // The code of |x|, rounded to nearest even and saturated. REQUIRES: not a NaN. Branch-free, so that
-  // loops over it vectorise.
+  // Returns the code of |x|, rounded to nearest even and saturated. REQUIRES: x is not a NaN. It has no branches, so
+  // that loops over it vectorise.
   static constexpr uint32_t magnitude(uint32_t x) {
     const uint32_t tiny = std::bit_cast<uint32_t>(std::bit_cast<float>(x) + std::bit_cast<float>(kMagic)) - kMagic;
     const uint32_t rebased = x - (static_cast<uint32_t>(127 - kBias) << 23);
@@ -65,7 +65,7 @@ struct Format {
     return code > kMaxCode ? kMaxCode : code;
   }
 
-  // The number of a code without its sign. REQUIRES: not a NaN or an infinity.
+  // Returns the value of a code without its sign. REQUIRES: the code is not a NaN or an infinity.
   static constexpr float value(uint32_t code) {
     const uint32_t exponent = code >> mantissa_bits, mantissa = code & ((1u << mantissa_bits) - 1);
     if (exponent == 0) return static_cast<float>(mantissa) / static_cast<float>(1 << (kBias - 1 + mantissa_bits));
@@ -114,7 +114,7 @@ constexpr std::array<float, n> table_of(Value value) {
 
 }  // namespace narrow_float
 
-// The numbers of all codes.
+// The values of all codes.
 inline constexpr std::array<float, 256> kF8E4m3Values = narrow_float::table_of<256>(narrow_float::f8_e4m3_value);
 inline constexpr std::array<float, 256> kF8E5m2Values = narrow_float::table_of<256>(narrow_float::f8_e5m2_value);
 inline constexpr std::array<float, 16> kF4E2m1Values = narrow_float::table_of<16>(narrow_float::f4_e2m1_value);
@@ -127,7 +127,7 @@ inline float to_f32(e8m0 x) { return kE8m0Values[x.bits]; }
 constexpr f8_e4m3 to_f8_e4m3(float x) { return {narrow_float::to_8_bits<narrow_float::E4M3>(x)}; }
 constexpr f8_e5m2 to_f8_e5m2(float x) { return {narrow_float::to_8_bits<narrow_float::E5M2>(x)}; }
 
-// The low four bits are the code.
+// Returns the code in the low four bits.
 constexpr uint8_t to_f4_e2m1(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffffu;
   const uint32_t code =
@@ -136,8 +136,7 @@ constexpr uint8_t to_f4_e2m1(float x) {
   return static_cast<uint8_t>(magnitude > narrow_float::kInfinity ? 7u : code);
 }
 
-// The smallest power of two that is at least x: at most 2^127, and 2^-127 for zero and what is
-// below it. A NaN and what is negative give NaN.
+// Returns the smallest power of two that is at least x, within [2^-127, 2^127]. NaNs and negative numbers give NaN.
 constexpr e8m0 to_e8m0(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   if (u > 0x80000000u || (u & 0x7fffffffu) > narrow_float::kInfinity) return {0xff};

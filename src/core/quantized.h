@@ -1,9 +1,9 @@
-// An operand of a product: a matrix, and the scales of its elements where it is quantised.
+// An operand of a matrix product: a tensor, and the scales of its elements if it is quantised.
 //
 //   value = data * scale        with nv_blocks: data * scale * tensor_scale
 //
-// Elements that share a scale are a block. Blocks begin at the first row and column, and those at
-// the end may be smaller. For data [R, C] there are these layouts:
+// The elements that share a scale form a block. Blocks begin at the first row and column, and the last ones
+// may be smaller. For data [R, C] the layouts are:
 //
 //   layout         block      scales
 //   per_tensor     all of it  f32 [1]
@@ -32,13 +32,13 @@ enum class ScaleLayout : uint8_t { none, per_tensor, row_blocks, square_blocks, 
 
 std::string_view name_of(ScaleLayout layout);
 
-// The rows and columns of a block. A whole tensor counts as one of any size: {0, 0}.
+// The rows and columns of a block; {0, 0} if the block is the whole tensor.
 struct BlockSize {
   int64_t rows = 0, cols = 0;
 };
 BlockSize block_size(ScaleLayout layout);
 
-// The dtype and the shape of the scales of data. REQUIRES: a layout other than none; rank 2 or 3.
+// Return the dtype and the shape of the scales of data. REQUIRES: layout is not none; data has rank 2 or 3.
 DType scale_dtype(ScaleLayout layout);
 Shape scale_shape(ScaleLayout layout, const Shape& data);
 Shape tensor_scale_shape(const Shape& data);  // of nv_blocks: [1], or [e]
@@ -50,30 +50,29 @@ struct Operand {
   Operand(Tensor data, Tensor scales, ScaleLayout layout) : data(data), scales(scales), layout(layout) {}
 
   bool is_plain() const { return scales.empty() && layout == ScaleLayout::none; }
-  // The shape of the matrix that the product names: that of data, or of its transpose.
-  Shape shape() const;
+  Shape shape() const;  // of data, or of its transpose if `transposed`
 
   Tensor data;
   Tensor scales;
   ScaleLayout layout = ScaleLayout::none;
-  // Data and scales hold the transpose of each matrix that the product names. Products of quantised
-  // operands sum along the rows of data on both sides, so some operands are transposed.
+  // True: data and scales hold the transpose of each matrix. A product of quantised operands sums along the rows of
+  // data on both sides, so one side may have to be stored transposed.
   bool transposed = false;
   Tensor tensor_scale;  // with nv_blocks
 };
 
-// The transpose of rows that are sorted by expert: data [C, padded], where each expert begins at a
-// multiple of kGroupAlign columns, so that no block has rows of two experts. Columns without a row
-// are zeros. The row r of expert e is column
+// The layout of the transpose of rows [R, C] that are sorted by expert: data [C, padded_rows(R, e)]. Each expert
+// begins at a multiple of kGroupAlign columns, so that no block has rows of two experts. Columns without a row are
+// zeros. Row r of expert e is column
 //   group_begin(offsets[e], e) + r - offsets[e]
-// so the place of a row follows from the offsets alone, and the width from the bound R.
+// So the offsets alone give the column of a row, and the bound R alone gives the width.
 inline constexpr int64_t kGroupAlign = 128;
 constexpr int64_t group_begin(int64_t offset, int64_t expert) { return (offset / kGroupAlign + expert) * kGroupAlign; }
 constexpr int64_t padded_rows(int64_t R, int64_t num_experts) { return group_begin(R, num_experts); }
 // The same without experts: R rounded up to a multiple of kGroupAlign.
 constexpr int64_t padded_rows(int64_t R) { return (R + kGroupAlign - 1) / kGroupAlign * kGroupAlign; }
 
-// "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]"; "transposed " before it where it is.
+// Returns "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]", after "transposed " if the operand is transposed.
 std::string to_string(const Operand& operand);
 
 // Throws Error{usage} "who: name has no quantised form yet; ..." unless the operand is plain.
@@ -84,12 +83,12 @@ void check_plain(const char* who, const char* name, const Operand& operand);
 // scales that the layout needs, and the memory for them.
 void check_quantised(const char* who, const char* name, const Operand& operand);
 
-// The same for an operand of a product that names a matrix of this shape. Products of quantised
-// operands sum along the rows of data: `transposed` is what the operand must be for that.
+// Also checks that the operand has this shape, and that its `transposed` is as given, so that the product sums along
+// the rows of its data.
 void check_quantised(const char* who, const char* name, const Operand& operand, const Shape& shape, bool transposed);
 
-// For a product of two operands: both are plain, or both are quantised. Returns whether they are
-// quantised. Error{usage} names both where only one is.
+// Returns whether both operands of a product are quantised; false if both are plain. Throws Error{usage} that names
+// both if only one is quantised.
 bool check_both_quantised(const char* who, const char* a_name, const Operand& a, const char* b_name, const Operand& b);
 
 }  // namespace moebius

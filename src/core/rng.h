@@ -32,8 +32,7 @@ class Rng {
   // Returns an integer, uniform in [0, n).
   uint64_t below(uint64_t index, uint64_t n) const;
 
-  // The arguments of philox4x32 in bits(), without the 64 bits of the index.
-  // They are for code that draws on another device.
+  // The arguments that bits() gives philox4x32, without the 64 bits of the index. Kernels draw with them.
   struct Words {
     std::array<uint32_t, 2> counter_high, key;
   };

@@ -48,7 +48,7 @@ struct Tensor {
   int64_t numel() const { return shape.numel(); }
   int64_t num_bytes() const { return bytes_of(dtype, numel()); }
   int64_t dim(int i) const { return shape[i]; }
-  // Returns whether this is an optional argument that was not given.
+  // Returns whether there are no elements. An optional argument that was not given is empty.
   bool empty() const { return shape.numel() == 0; }
 
   // Returns the elements; T must be the dtype's type. The result is null only when there

@@ -1,7 +1,6 @@
-// A fixed team of threads that runs numbered tasks.
-// Which thread runs a task is decided at run time; the result of a task must depend on its number
-// alone. Then results do not depend on the number of threads, which the CPU backend promises.
-// So split work into pieces of fixed size, never by size().
+// A fixed team of threads that runs numbered tasks. Any thread may run any task.
+// The result of a task must depend on its number alone: the CPU backend promises the same bits for any number of
+// threads. So split work into pieces of fixed size, never into size() pieces.
 #pragma once
 
 #include <atomic>
@@ -51,12 +50,11 @@ class ThreadPool {
   void stop();  // ends and joins the workers
   void work(int worker);
   void take_tasks(int worker);
-  bool enter(uint64_t& seen);  // whether there is a new loop that this worker could join
+  bool enter(uint64_t& seen);  // returns whether there is a new loop that this worker may join
   void sleep_until_news(uint64_t seen);
 
-  // loop_ holds the number of the loop, whether it is closed to late workers, and how many
-  // are inside. A worker that the system does not schedule never delays a loop whose tasks
-  // others have done.
+  // loop_ packs the number of the loop, whether it is closed to late workers, and the number of workers inside.
+  // So a worker that the system does not schedule never delays a loop whose tasks are done.
   static constexpr uint64_t kInside = 0xffff, kClosed = 0x10000, kNextLoop = 0x20000;
 
   std::vector<std::thread> threads_;

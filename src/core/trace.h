@@ -10,8 +10,8 @@
 
 namespace moebius {
 
-// The least work that an op must do:
-// flops, and bytes with each input read once and each output written once.
+// The minimum work of an op: floating-point operations, and the bytes of each input read once and each output
+// written once.
 struct Cost {
   double flops = 0;
   double bytes = 0;

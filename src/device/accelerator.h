@@ -34,7 +34,7 @@ class Accelerator {
 
   static int count();                // GPUs of this machine for which a driver answers
   static bool is_built_in();         // whether this program has the CUDA backend
-  static std::string why_missing();  // what keeps the first GPU from being used, for messages; empty if nothing does
+  static std::string why_missing();  // why the first GPU cannot be used, for messages; empty if it can
 
   static AcceleratorInfo describe(int index);  // REQUIRES index < count()
   AcceleratorInfo info() const;
@@ -67,8 +67,7 @@ class Accelerator {
   GraphCapture* capture_ = nullptr;
 };
 
-// A point of the work of a GPU's stream, timed by the GPU's own clock. It is not part
-// of a CudaGraph.
+// A point in the work of a GPU's stream, timed by the GPU's own clock. It cannot be captured in a CudaGraph.
 class GpuEvent {
  public:
   void record(Accelerator& accelerator);                // after all work launched so far; a later call moves the point
@@ -77,9 +76,8 @@ class GpuEvent {
   std::shared_ptr<void> event_;
 };
 
-// A CUDA graph is work of a stream that is captured once and replayed as a whole.
-// The work must neither wait nor allocate, and its arguments are those of the capture.
-// A replay gives the bits that running body gives.
+// A CUDA graph: work of a stream that is captured once and replayed as a whole. The work must neither wait nor
+// allocate. A replay uses the arguments of the capture, and gives the same bits as running body.
 class CudaGraph {
  public:
   CudaGraph() = default;

@@ -1,8 +1,7 @@
-// A limit on the blocks of a kernel that gives each multiprocessor of a GPU one block, which walks
-// over tiles.
-// Tests allow only a few blocks, so that small shapes make each block walk over many tiles.
-// Products beside an exchange of rows leave it some multiprocessors (model/beside.h).
-// The bits of products do not depend on it; other kernels may add in another order.
+// A limit on the number of blocks of persistent kernels, which launch one block per multiprocessor and loop over tiles.
+// Tests set a low limit, so that each block loops over many tiles of a small shape.
+// Products that overlap with an exchange of rows leave it some multiprocessors (model/side_work.h).
+// Matrix products have the same bits with any limit; other kernels may add in another order.
 #pragma once
 
 #include <algorithm>

@@ -20,13 +20,11 @@ namespace moebius {
 
 class Accelerator;
 
-// Owned, zeroed memory of a device, aligned to at least 256 bytes.
-// On the null device there is none: data() is null.
+// Owned, zeroed memory of a device, aligned to at least 256 bytes. On the null device data() is null.
 class Buffer {
  public:
   Buffer() = default;
-  // Error{usage} when the device does not have that much memory, with the number of bytes that
-  // were asked for.
+  // Throws Error{usage} with the number of bytes when the device lacks that memory.
   Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -48,9 +46,8 @@ class Buffer {
   DeviceKind device_ = DeviceKind::null;
 };
 
-// The host's part of a CUDA graph. A replay runs no host code.
-// So code that counts the work of a graph registers here, during the capture, what to do
-// after each replay.
+// The host's side of a CUDA graph. A replay runs no host code, so host code that must run after each replay, such as
+// the counting of bytes, is registered here during the capture.
 class GraphCapture {
  public:
   GraphCapture() = default;
@@ -59,7 +56,7 @@ class GraphCapture {
   void replayed() const {
     for (const auto& body : after_replay_) body();
   }
-  // Returns a place for data that a participant keeps for this capture; empty at first.
+  // Returns a slot for data that `participant` keeps for this capture; empty at first.
   std::shared_ptr<void>& state_of(const void* participant) { return states_[participant]; }
 
  private:
@@ -121,7 +118,7 @@ class HostBuffer {
   int64_t num_bytes_ = 0;
 };
 
-// Marks an op: it counts and times the op when the stream traces, and names it to NVIDIA's tools on a GPU.
+// Marks an op: counts and times it if the stream has a trace, and names it for NVIDIA's profilers (NVTX) on a GPU.
 //   OpScope scope(s, "rms_norm_fwd", cost(a));
 class OpScope {
  public:
@@ -136,7 +133,7 @@ class OpScope {
   double begin_us_ = 0;
 };
 
-// Marks a part of a step (a pass, a layer) in the stream's trace and in NVIDIA's tools.
+// Marks a part of a step (a pass, a layer) in the stream's trace and in NVIDIA's profilers.
 class PhaseScope {
  public:
   PhaseScope(Stream& s, const char* name, int64_t index = -1);  // "forward 3"; a negative index is not shown
@@ -155,7 +152,7 @@ int num_available_cpus();
 // or less where a control group (v1 or v2) limits it. The page cache counts as available.
 // INT64_MAX when nothing gives a limit. `root` is put before /proc and /sys.
 int64_t available_memory_bytes(const std::string& root = "");
-// Return this process's largest resident set so far, and the present one, in bytes.
+// Return the peak and the current resident set size of this process, in bytes.
 int64_t peak_rss_bytes();
 int64_t current_rss_bytes();
 

@@ -1,6 +1,6 @@
-// Ops that a GPU runs with fallback kernels, because of their shapes.
-// An op notes it where it chooses a kernel; a run reports it.
-// In f32 no op notes anything: no product uses tensor cores there, which a run reports once.
+// The ops that ran on fallback kernels of a GPU because of their shapes.
+// An op notes this where it chooses a kernel, and the run reports it.
+// In f32 ops note nothing: no product uses tensor cores there, and the run reports that once.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,13 +20,13 @@ struct FallbackKernels {
   std::map<std::string, std::string, std::less<>> why;  // the first reason noted, by op
 };
 
-// why: what the faster kernels need and what they got. The note is kept by the accelerator of s.
+// why: what the faster kernels require, and what they got. The accelerator of s keeps the first note of each op.
 inline void note_fallback_kernel(const Stream& s, std::string_view op, const std::string& why) {
   FallbackKernels& slow = s.accelerator().state<FallbackKernels>();
   if (!slow.why.contains(op)) slow.why.emplace(op, why);
 }
 
-// Notes rows of `width` elements, which must be read one element at a time.
+// Notes that rows of `width` elements are read one element at a time.
 inline void note_odd_rows(const Stream& s, std::string_view op, DType dtype, int64_t width) {
   if (dtype != DType::bf16) return;
   note_fallback_kernel(
@@ -36,7 +36,7 @@ inline void note_odd_rows(const Stream& s, std::string_view op, DType dtype, int
                   width));
 }
 
-// Notes rows of logits, which are as long as the part of the vocabulary that a rank has.
+// Notes that rows of logits, as long as a rank's part of the vocabulary, are not a multiple of 8 elements.
 inline void note_odd_vocab(const Stream& s, std::string_view op, DType dtype, int64_t rows) {
   if (dtype != DType::bf16 || rows % 8 == 0) return;
   note_fallback_kernel(

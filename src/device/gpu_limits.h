@@ -1,4 +1,4 @@
-// The limits of a GPU, and whether its own kernels are used: what an op chooses a kernel by.
+// The properties of a GPU by which ops choose a kernel: its limits, and whether Hopper kernels may be used.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ struct GpuLimits {
   bool is_hopper() const { return capability_major == 9 && capability_minor == 0; }
 };
 
-// The limits of the GPU of s, which CUDA is asked for once.
+// Returns the limits of the GPU of s. CUDA is queried once per accelerator.
 const GpuLimits& gpu_limits(const Stream& s);
-// The limits of the current GPU. Error{usage} in a build without CUDA.
+// Queries the limits of the thread's current GPU. Throws Error{usage} in a build without CUDA.
 GpuLimits query_gpu_limits();
 
-// Every op that has kernels of both kinds asks this. The accelerator keeps the choice; it is automatic
-// at first.
+// Sets which kernels ops may use on this accelerator; the default is automatic.
 void set_kernel_choice(Accelerator& accelerator, KernelChoice choice);
+// Returns whether ops may use Hopper kernels on s: it is a Hopper GPU, and the choice is automatic.
 bool uses_hopper_kernels(const Stream& s);
 
-// Tests compute as another GPU would: the accelerator of s has these limits during a scope.
+// For tests: gives the accelerator of s these limits during a scope, so that ops choose kernels as for another GPU.
 class GpuLimitsScope {
  public:
   GpuLimitsScope(const Stream& s, const GpuLimits& limits);

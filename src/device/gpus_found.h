@@ -1,5 +1,4 @@
-// Decides from CUDA's answers what keeps the GPUs of a machine from being used, and what to
-// do about it.
+// The GPUs that CUDA reports on this machine, and the reasons why some cannot be used.
 #pragma once
 
 #include <string>
@@ -16,11 +15,11 @@ struct GpuFound {
 
 struct GpusFound {
   int built_with = 0;  // the CUDA of this program, as 1000 * major + 10 * minor; 0: none
-  // The least compute capability, as 10 * major + minor, that this program has kernels for. Later GPUs run
-  // them too, but not those of 90: Hopper's own kernels run on Hopper alone.
+  // The lowest compute capability, as 10 * major + minor, that this program has kernels for. Later GPUs run these
+  // portable kernels too. Hopper kernels (90) run on Hopper alone.
   int lowest_capability = 80;
-  // Those that the portable kernels have native code for. A GPU runs the code of an earlier one with the same major
-  // number; for the others the driver compiles PTX of lowest_capability when a program first runs.
+  // The capabilities that portable kernels have native code for. A GPU runs native code of an earlier capability with
+  // the same major number. On other GPUs the driver compiles the PTX of lowest_capability when a program first runs.
   std::vector<int> native{80, 90};
   int driver = 0;  // the newest CUDA that the driver runs, in the same form; 0: there is no driver
   std::vector<GpuFound> visible;
@@ -29,13 +28,13 @@ struct GpusFound {
 
 GpusFound gpus_found();  // on this machine
 
-// A driver runs programs of its own CUDA version, of older ones, and of newer ones with the same
-// major version.
+// Returns whether the driver cannot run this program. A driver runs programs built with its own CUDA version, with an
+// older one, or with a newer one of the same major version.
 bool driver_is_too_old(const GpusFound& found);
-// Returns an empty string when the kernels of this program run on the GPU with this index.
+// Returns why the kernels of this program cannot run on the GPU with this index; empty if they can.
 std::string why_not_usable(const GpusFound& found, int index);
-// The kernels that a run with this choice has on the GPU with this index, and the code that it runs. REQUIRES: the GPU
-// is visible and usable.
+// Describes the kernels that a run with this choice uses on the GPU with this index, and their code.
+// REQUIRES: the GPU is visible and usable.
 //   "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code for 8.0"
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice);
 // "built with 13.0, driver for 12.4: too old"

@@ -1,12 +1,12 @@
 // The Accelerator of a build without CUDA: there is no GPU, and every call reports that.
 #include "core/error.h"
 #include "device/accelerator.h"
-#include "device/gpu_beside.h"
 #include "device/gpu_limits.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
 #include "device/pinned_memory.h"
 #include "device/side_copies.h"
+#include "device/side_stream.h"
 #include "device/spill_buffer.h"
 
 namespace moebius {
@@ -39,8 +39,8 @@ void Accelerator::end_phase(const std::string&, Trace*) {}
 
 CudaGraph::CudaGraph(Accelerator&, GraphCapture&, const std::function<void()>&) { missing(); }
 void CudaGraph::replay(Accelerator&) const { missing(); }
-void run_beside(Accelerator&, const std::function<void()>&) { missing(); }
-void join_beside(Accelerator&) { missing(); }
+void run_on_side_stream(Accelerator&, const std::function<void()>&) { missing(); }
+void join_side_stream(Accelerator&) { missing(); }
 void GpuEvent::record(Accelerator&) { missing(); }
 double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }
 
@@ -60,7 +60,7 @@ double time_ms(Accelerator&, const std::function<void()>&) { missing(); }
 std::array<std::byte, 64> ipc_handle(void*) { missing(); }
 void* open_ipc(const std::array<std::byte, 64>&) { missing(); }
 void close_ipc(void*) noexcept {}
-void reach(const void*) { missing(); }
+void enable_peer_access(const void*) { missing(); }
 
 }  // namespace cuda
 

@@ -3,7 +3,7 @@
 namespace moebius {
 
 // The texts are those of CUDA, cuBLASLt, cuDNN and NCCL.
-bool tells_of_memory(std::string_view words) {
+bool is_out_of_memory(std::string_view words) {
   for (const char* each : {"out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "Failed to malloc",
                            "Failed to CUDA calloc", "Failed to CUDA host alloc"})
     if (words.find(each) != std::string_view::npos) return true;
@@ -11,7 +11,7 @@ bool tells_of_memory(std::string_view words) {
 }
 
 void throw_library_error(ErrorKind kind, const std::string& what) {
-  if (!tells_of_memory(what)) throw Error(kind, what);
+  if (!is_out_of_memory(what)) throw Error(kind, what);
   throw OutOfMemory(what +
                     ": out of memory: the library's own memory did not fit beside the plan; stop other programs on "
                     "this GPU, or compute with smaller shapes");

@@ -15,10 +15,10 @@ class OutOfMemory : public Error {
 };
 
 // Returns whether a failed library's message, or the name of its status, says that memory ran out.
-bool tells_of_memory(std::string_view words);
+bool is_out_of_memory(std::string_view words);
 
-// Throws for a failed call of a library. what: the call, and the library's message.
-// The error is OutOfMemory where the message says so, else Error{kind}.
+// Throws for a failed call of a library: OutOfMemory if is_out_of_memory(what), else Error{kind}.
+// what: the call, and the library's message.
 [[noreturn]] void throw_library_error(ErrorKind kind, const std::string& what);
 
 }  // namespace moebius

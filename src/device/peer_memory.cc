@@ -76,7 +76,7 @@ PeerMemory::PeerMemory(const PeerHandle& h) {
   if (h.process == this_process()) {
     const std::unique_ptr<std::shared_ptr<Pages>> kept(reinterpret_cast<std::shared_ptr<Pages>*>(h.kept));
     pages_ = *kept;
-    if (device == DeviceKind::cuda) cuda::reach(pages_->data);
+    if (device == DeviceKind::cuda) cuda::enable_peer_access(pages_->data);
     return;
   }
   pages_ = std::make_shared<Pages>();

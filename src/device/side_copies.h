@@ -1,9 +1,9 @@
-// Copies between host memory and a device that run beside the work of the device's stream. Each direction has a
-// stream of its own, and a copy belongs to a slot: memory of the device that later copies use again.
-//   cpu   a copy runs when it is waited for, the latest moment that a GPU may run it: a wait that is missing
-//         changes numbers here too
-//   cuda  copies are ordered by events between streams, and may be part of a CudaGraph; the host waits for none
-//   null  nothing runs
+// Asynchronous copies between host memory and a device, which overlap with the work of the device's stream. Each
+// direction has a stream of its own. A copy belongs to a slot: device memory that later copies reuse.
+//   cpu   A copy runs when it is waited for, the latest time at which a GPU might run it. So a missing wait changes
+//         numbers on the CPU too.
+//   cuda  Events between streams order the copies. They may be captured in a CudaGraph, and the host never waits.
+//   null  Nothing runs.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,16 @@ class SideCopies {
     int64_t num_bytes = 0;
   };
 
-  // For the device of the stream. On a GPU it makes streams and events, so it is not called during a capture.
+  // Returns the copies of the stream's device. On a GPU this creates streams and events.
+  // REQUIRES: no CUDA graph is being captured.
   static std::unique_ptr<SideCopies> make(const Stream& s);
   virtual ~SideCopies() = default;
 
-  // Starts copies to the host. They begin after all work of s so far.
+  // Starts copies to the host. They wait for all work of s so far.
   virtual void to_host(Stream& s, int slot, std::span<const Copy> copies) = 0;
-  // Starts copies to the device. They begin after all work of s so far, and after the slot's copies to the host.
+  // Starts copies to the device. They wait for all work of s so far, and for the slot's copies to the host.
   virtual void to_device(Stream& s, int slot, std::span<const Copy> copies) = 0;
-  // Work of s from now on begins after the slot's copies to the host, or to the device, of this capture or run.
+  // Makes work of s from now on wait for the slot's last copies to the host, or to the device.
   virtual void wait_to_host(Stream& s, int slot) = 0;
   virtual void wait_to_device(Stream& s, int slot) = 0;
 };

@@ -1,10 +1,9 @@
-// Memory of one range of addresses of which the parts that are asked for are in a device, and the rest in the host.
-// A kernel reads and writes all of it alike, and needs not know where an element is. So the size of a tensor can
-// be the worst case, while only the rows that are expected take memory of the device.
-//   cpu   pages of this process: those that are never written take no memory
-//   cuda  managed memory (CUDA programming guide, unified memory), whose parts are kept where they are placed. Pages of
-//         the host take no memory before their first use, and are then read and written over PCIe, without moving
-//   null  there is none: data() is null
+// One range of addresses, of which some parts are in device memory and the rest is in host memory. Kernels read and
+// write both alike. So a tensor can have its worst-case size, while only its expected rows use device memory.
+//   cpu   Ordinary pages; a page that is never written uses no memory.
+//   cuda  Managed memory (CUDA programming guide, unified memory), whose parts stay where they are placed. A host page
+//         uses no memory before its first access; the GPU accesses it over PCIe, without migration.
+//   null  No memory: data() is null.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +16,14 @@ namespace moebius {
 
 class SpillBuffer {
  public:
-  static constexpr int64_t kAlignBytes = 64 << 10;  // where a part of the device may begin
+  static constexpr int64_t kAlignBytes = 64 << 10;  // a device part begins at a multiple of this
   struct Range {
     int64_t begin = 0, num_bytes = 0;
   };
 
   SpillBuffer() = default;
-  // near: the parts in the device's memory, zeroed; each begins at a multiple of kAlignBytes.
-  // Error{usage} when the device does not have that much, or cannot use memory of the host in place.
+  // near: the parts in device memory, which are zeroed; each begins at a multiple of kAlignBytes.
+  // Throws Error{usage} when the device lacks that memory, or cannot access host memory in place.
   SpillBuffer(DeviceKind device, int64_t num_bytes, const std::vector<Range>& near);
   ~SpillBuffer();
   SpillBuffer(SpillBuffer&& other) noexcept { swap(other); }

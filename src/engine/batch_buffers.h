@@ -1,8 +1,8 @@
 // The micro-batches of a step, in host memory and on the device.
 //
-// On the CPU both are the same memory. A GPU has either a copy of every micro-batch, filled by one
-// upload, or a single buffer that they use one after the other. In the second case each micro-batch
-// has host memory of its own. So one can be filled while earlier ones are copied and computed.
+// On the CPU both are the same memory. A GPU has either a copy of every micro-batch, filled by one upload, or one
+// buffer that micro-batches use one after another. Then each micro-batch has host memory of its own, so that the host
+// can fill one while earlier ones are copied and computed.
 #pragma once
 
 #include <deque>
@@ -15,15 +15,14 @@ namespace moebius {
 
 class BatchBuffers {
  public:
-  // Declares them in the plan. share_buffer: the device has one buffer, which the micro-batches share.
+  // Declares the micro-batches in the plan. share_buffer: the device has one buffer, which they share.
   BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool share_buffer);
   BatchBuffers(const BatchBuffers&) = delete;
   void bind(const MemoryPlan& plan, DeviceKind device);  // after the plan's bind(); nothing is held on the null device
 
   MicroBatch& host(int64_t m) { return host_[static_cast<size_t>(m)]; }
   const MicroBatch& host(int64_t m) const { return host_[static_cast<size_t>(m)]; }
-  // Returns micro-batch m for ops, with the scalars of host(m). Its tensors have the values of the
-  // last upload().
+  // Returns micro-batch m in device memory, with the contents of its last upload().
   const MicroBatch& on_device(int64_t m);
   // Copies micro-batches [first, first + count) and their scalars to the device. If the
   // device has one buffer, count is 1.

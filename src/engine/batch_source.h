@@ -1,4 +1,4 @@
-// The source of the micro-batches of a step. The engine asks for them one by one, each before its pass.
+// A BatchSource provides the micro-batches of a step. The engine requests them one by one, each before its pass.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,8 @@
 
 namespace moebius {
 
-// A rank's share of a global batch. The rank's micro-batch m is number m * dp + dp_rank of the
-// global batch. The rank has the tokens of each sequence that belong to its context rank
-// (model/attention/token_runs.h).
+// A rank's share of a global batch. Micro-batch m of the rank is micro-batch m * dp + dp_rank of the global batch. Of
+// each sequence the rank has the tokens of its context rank (model/attention/token_runs.h).
 struct DataShare {
   int64_t dp_rank = 0, dp = 1, cp_rank = 0, cp = 1;
 };
@@ -20,19 +19,16 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // Called once a step (1-based), before its first fill().
   virtual void begin_step(int64_t /*step*/) {}
-  // Fills this rank's micro-batch m of the step, in host memory: every tensor of tensors_of()
-  // except scalars_memory, and `training`. The engine has already set some scalars: the step and
-  // the learning rate. The source sets the others: the loss scales, the first token and the tokens
-  // of the global batch.
+  // Fills this rank's micro-batch m of the step, in host memory: every tensor of tensors_of() except scalars_memory;
+  // `training`; and the scalars except step and learning rate, which the engine has set.
   virtual void fill(MicroBatch& batch, int64_t m) = 0;
 };
 
-// Training on whole sequences without documents. The targets of a token are the tokens that follow it.
+// A source of whole sequences without documents. The targets of a token are the tokens that follow it.
 class SequenceSource : public BatchSource {
  public:
   explicit SequenceSource(const RunSpec& run, const DataShare& share = {});
-  // Token i of a sequence of the global batch of a step; i is in [0, seq_len], one more than a
-  // sequence has.
+  // Returns token i of a sequence of the global batch of a step. i is in [0, seq_len]: the last one is only a target.
   virtual int32_t token(int64_t step, int64_t sequence, int64_t i) const = 0;
   void fill(MicroBatch& batch, int64_t m) override;
 

@@ -8,7 +8,7 @@
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
@@ -374,7 +374,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
-  if (const auto* figures = model_->precision_figures()) figures->clear(s);
+  if (const auto* stats = model_->quantize_stats()) stats->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);

@@ -1,13 +1,16 @@
-// A model with everything that it needs to run: threads or GPU, mesh, memory, optimizer. The same
-// object runs on a device, or on the null device, where it only counts. Two engines fit in one
-// process: the ranks of a world may be threads.
+// An Engine is a model with everything that it needs to run: threads or a GPU, mesh, memory plan, optimizer. On the
+// null device it runs nothing, and counts work and memory. Several engines may be in one process: ranks may be threads.
 //
-// Every method that runs passes is called by all ranks together, in the same order.
+// All ranks must call methods that run passes together, in the same order.
 //
-// A training step is  load_batch, step, loss, end_of_step.  The host only copies each micro-batch
-// to the device, and the sums of the step back. Everything else is device work, which a GPU
-// captures once (engine/step_graphs.h) and replays. No part of this work waits, allocates or
-// depends on the contents of memory. The graphs do not grow with the number of micro-batches.
+// A training step:
+//   engine.load_batch(source, step);
+//   engine.step(step, lr);
+//   engine.loss();
+//   engine.end_of_step();
+// The host copies each micro-batch to the device, and the sums of the step back. All other work is device work, which
+// a GPU captures once (engine/step_graphs.h) and replays. It never waits, allocates, or depends on the contents of
+// memory, and the graphs do not grow with the number of micro-batches.
 #pragma once
 
 #include <memory>
@@ -35,37 +38,36 @@ namespace moebius {
 
 class Engine {
  public:
-  // Declares, measures the step stack by a dry run on the null device, then allocates. On the null
-  // device nothing is allocated. Error{usage} with the plan when the machine does not have that
-  // much memory available; the same when memory runs out later.
+  // Declares all tensors, measures the step stack by a dry run on the null device, and allocates (not on the null
+  // device). Throws Error{usage} with the memory plan when the plan does not fit the available memory.
   explicit Engine(const EngineSpec& spec);
   ~Engine();
   Engine(const Engine&) = delete;
 
   // --- a training step ---
-  // Fills the micro-batches of a step (1-based) in host memory.
+  // Fills the micro-batches of a step in host memory. step: 1-based.
   void load_batch(BatchSource& source, int64_t step);
-  // Forward and backward of every micro-batch that is loaded, then reduction and update. When it
+  // Runs forward and backward of every loaded micro-batch, the reduction of gradients, and the optimizer. When it
   // returns, the sums of the step can be read.
   void step(int64_t step, double lr);
-  // Loads and runs a step. Each micro-batch is loaded just before it is launched, on a GPU while
-  // the one before it is computed.
+  // load_batch() and step() in one call. Each micro-batch is loaded just before it is launched, on a GPU while the one
+  // before it is computed.
   void step(BatchSource& source, int64_t step, double lr);
-  // The token cross-entropy of the last step, or of the passes since end_of_step() once
-  // read_metrics() has read them. It is the mean over the targets of the global batch.
+  // Returns the token cross-entropy of the last step (or, after read_metrics(), of the passes since end_of_step()): the
+  // mean over the targets of the global batch.
   double loss() const;
-  // The same for multi-token prediction: the mean over its depths of the mean loss of each. It is 0
-  // without multi-token prediction.
+  // Returns the mean loss of multi-token prediction, averaged over its depths; 0 without it.
   double mtp_loss() const;
-  // Called once the metrics of a step were read. Updates the routers' state, and clears sums and gradients.
+  // Called after the metrics of a step were read. Updates the state of routers, and clears sums and gradients.
   void end_of_step();
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
 
-  // --- its parts, eager, for evaluation and diagnosis ---
-  void forward(int64_t m = 0);  // runs micro-batch m, as batch(m) holds it; adds to the loss sum
-  void forward_backward(
-      int64_t m = 0);  // runs its backward pass too; after end_of_step() the first stores gradients, others add
-  // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
+  // --- parts of a step, eager, for evaluation and diagnosis ---
+  // Runs the forward pass of micro-batch m, which is in batch(m), and adds to the loss sum.
+  void forward(int64_t m = 0);
+  // Also runs the backward pass. The first call after end_of_step() stores gradients, and later calls add to them.
+  void forward_backward(int64_t m = 0);
+  // Runs body(Step&) with micro-batch m, on the engine's stream and step stack.
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
@@ -76,7 +78,7 @@ class Engine {
   }
 
   DataShare data_share() const;
-  MicroBatch& batch(int64_t m = 0) { return batches_->host(m); }  // in host memory
+  MicroBatch& batch(int64_t m = 0) { return batches_->host(m); }  // micro-batch m in host memory
   const MicroBatch& batch(int64_t m = 0) const { return batches_->host(m); }
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }  // a traced step is eager
@@ -85,50 +87,46 @@ class Engine {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const Tensor& grad_norm() const { return grad_norm_->norm(); }  // f32 [1] of the last step, before clipping
-  // Gives every rank the weights of their owners. It is called after masters were loaded and after
-  // ParamTable::sync(), by all ranks together.
+  // Sends the weights of their owners to all ranks. Call it after masters were loaded, and after ParamTable::sync();
+  // all ranks call it together.
   void gather_weights(Stream& s);
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
-  // The dispatcher of the MoE layers, and why.
+  // The dispatcher of the MoE layers, with the reason for the choice.
   const DispatcherChoice& dispatcher() const { return dispatcher_; }
-  // Says how ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
-  // on CPUs.
+  // Describes, for the log, how ranks exchange GPU memory and whether steps are captured as CUDA graphs; empty on CPUs.
   std::string links_text() const;
-  // Ops of the steps so far for which a GPU used fallback kernels, and why; empty when there are none.
+  // Lists the ops for which a GPU has used fallback kernels so far, with the reasons; empty if there are none.
   std::string fallback_kernels_text() const;
 
-  // A tensor of Life::metrics as it was after the last step() or read_metrics(), in host memory.
+  // Returns a tensor of Life::metrics in host memory, as of the last step() or read_metrics().
   Tensor on_host(const Tensor& t) const { return gpu_ ? metrics_.at(t) : t; }
   void read_metrics();
-  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in
-  // host memory. depth: Stage::logits.
+  // Writes the logits of rows [begin, end) of the last forward pass to host memory, f32 [end - begin, V].
+  // depth: as in Stage::logits.
   void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
-  // Generation, with caches. Computes the tokens of batch(), which are the next ones of these
-  // sequences; the tokens before them are cached already. The counts of the runs sum to a multiple of
-  // tp. Every data rank computes the same.
-  // One GPU captures passes of one token for each sequence as CUDA graphs, unless attention is latent.
+  // Generation. Computes the tokens in batch(), which continue the cached sequences of `runs`. The counts of the runs
+  // must sum to a multiple of tp. Every dp rank computes the same. With one GPU, passes of one token per sequence are
+  // captured as CUDA graphs, unless attention is latent.
   void forward_cached(std::span<const CachedRun> runs);
-  // Writes the logits after num_rows of these rows, from row `first` on, f32 [num_rows, V] in host
-  // memory. num_tokens: of all runs. In a pipeline the last stage writes them and the others do not.
+  // Writes the logits of num_rows rows of the last forward_cached(), from row `first` on, to host memory: f32
+  // [num_rows, V]. num_tokens: of all its runs. In a pipeline only the ranks of the last stage write them.
   void read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens);
 
-  // Returns PeakMemory::bytes(). A GPU is sampled after each of the first steps, which load kernels
-  // and capture graphs, and by sample_peak_memory(). Call that after other work that loads kernels.
+  // Returns the peak memory (PeakMemory::bytes()). A GPU's memory is sampled after each of the first steps, which load
+  // kernels and capture graphs, and by sample_peak_memory(), to be called after other work that loads kernels.
   int64_t peak_bytes();
   void sample_peak_memory() { peak_.sample(); }
-  // The prediction of peak_bytes() for a GPU, made before anything was allocated. On the null
-  // device it is for the GPU that the device counts for.
+  // Predicts peak_bytes() for a GPU. On the null device the prediction is for the device that it counts for.
   DeviceMemory device_memory() const {
     return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn(spec_));
   }
-  // The same for all ranks that share this rank's GPU. The code of kernels is counted once per
-  // process. All ranks of the world call it together.
+  // Predicts the sum over the ranks that share this rank's GPU; the code of kernels counts once per process. All ranks
+  // of the world call it together.
   DeviceMemory shared_device_memory();
-  // Returns whether messages between GPUs are staged through pinned host memory. No prediction counts
-  // that memory.
+  // Returns whether messages between GPUs are staged through pinned host memory, which no prediction includes.
   bool stages_messages() const { return links_ && !links_->can_capture(); }
   // Rethrows OutOfMemory of body with advice and the memory table.
   template <class Body>
@@ -139,12 +137,12 @@ class Engine {
       MOEBIUS_FAIL(usage, "{}; {}\n{}", e.what(), memory_advice(memory_use(spec_), plan_, INT64_MAX), plan_.table());
     }
   }
-  int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
+  int64_t pinned_bytes() const;  // pinned host memory for the copies of batches and sums
 
  private:
   friend struct EngineTestAccess;  // engine/engine_testing.h
 
-  // Micro-batches that pass the pipeline together.
+  // The micro-batches [first, first + count), whose passes run together: all of a step in a pipeline, else one.
   struct Round {
     int64_t first = 0, count = 1;
   };

@@ -1,4 +1,4 @@
-// The description of an engine, as a value. It is made from a recipe, or filled in by hand.
+// The description of an engine, made from a recipe or filled in by a program.
 #pragma once
 
 #include <optional>
@@ -22,32 +22,32 @@ struct EngineSpec {
   ModelUse use = ModelUse::inference;
   BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
   int64_t num_micro_batches = 1;           // of a step
-  int64_t max_positions = 0;               // 0: those of the whole sequence
-  int64_t cache_tokens = 0;                // > 0: key/value caches for generation, of so many tokens a sequence
-  int64_t cache_sequences = 1;             // that are generated at once
+  int64_t max_positions = 0;               // rows of the RoPE table; 0: the sequence length
+  int64_t cache_tokens = 0;                // > 0: key-value caches for generation, with this many tokens per sequence
+  int64_t cache_sequences = 1;             // sequences that are generated at once
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
-  OffloadSpec offload;                     // what it reads from the host; with ModelUse::training
-  double expert_rows = 0;                  // rows of experts that are planned, over the even share; 0: the worst case
+  OffloadSpec offload;                     // what backward reads from the host; with ModelUse::training
+  double expert_rows = 0;                  // planned rows of experts over the even share; 0: the worst case
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   LoraSpec lora;                           // with adapters nothing else is trained
   MeshShape mesh;
   PipelineSpec pipeline;  // num_micro_batches and overlap are set by the engine
-  // The engine is a rank of this world, which has mesh.world() ranks. Null: it is the only rank, or
-  // on the null device the first rank of a dry run.
+  // The transport of the world, of mesh.world() ranks. Null: this is the only rank, or on the null device the first
+  // rank of a dry run.
   Transport* world = nullptr;
-  // The dispatcher of the MoE layers. Engine::spec() has the kind that is used. In training on several ranks the
-  // ranks of etp x ep find out whether "auto" can be direct.
+  // The dispatcher of the MoE layers; Engine::spec() has the resolved kind. In training on several ranks the ranks of
+  // etp x ep test whether "auto" can be direct.
   DispatcherKind dispatcher = DispatcherKind::automatic;
-  ExpertOverlap expert_overlap = ExpertOverlap::none;  // work beside the rows of MoE layers on their way; the same bits
-  GpuSums sums = GpuSums::ranks;                       // who adds the numbers of ranks with GPUs
-  bool overlap = true;                                // communication overlaps with compute where it can; the same bits
-  bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
-  bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients
-  int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
+  ExpertOverlap expert_overlap = ExpertOverlap::none;  // work that overlaps with the exchange of rows; changes no bit
+  GpuSums sums = GpuSums::ranks;                       // the order of sums over ranks with GPUs
+  bool overlap = true;                                 // overlaps communication with compute; changes no bit
+  bool fsdp = false;                                   // parallel.fsdp: training shards the weights of layers
+  bool shard_gradients = false;                        // parallel.shard_gradients: and the sums of their gradients
+  int64_t bucket_numel = ShardingSpec::kBucketNumel;   // elements of a gradient bucket
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
-  bool graph = true;                    // a GPU's training step, and its tokens one by one: CUDA graphs, or eager
+  bool graph = true;                    // a GPU captures training steps and token generation as CUDA graphs; else eager
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   bool fusion = true;                              // of the dense layers (model/layers/mlp.h)
   bool measures_precision = false;                 // log.precision
@@ -55,17 +55,16 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// The mesh of a run on world_size ranks. dp and edp are what remains after the other axes.
+// Returns the mesh of a run on world_size ranks: dp and edp are what remains after the other axes.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
-// The engine that trains this run on a mesh.
+// Returns the spec of an engine that trains this run on a mesh.
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
-// Returns the spec with every open choice resolved; every engine is built from such a spec. `auto` is a dispatcher for
-// ranks that do not reach each other's memory.
-// Error{usage} when the target cannot run it.
+// Returns the spec with every automatic choice resolved; `auto` dispatchers are resolved as if ranks could not access
+// each other's memory. Throws Error{usage} when the target cannot run it.
 EngineSpec resolved(EngineSpec spec);
 
-// The dispatcher of an engine of this spec, and why.
+// Returns the dispatcher of an engine of this spec, with the reason.
 DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peers = {});
 
 }  // namespace moebius

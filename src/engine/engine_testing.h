@@ -1,5 +1,4 @@
-// Tests need two things of an engine that programs do not: its end of a step by itself, after passes
-// that a test ran one by one, and the use of its step stack.
+// Access to an engine for tests: the end of a step after passes that a test ran by itself, and the step stack's use.
 #pragma once
 
 #include "engine/engine.h"
@@ -7,7 +6,7 @@
 namespace moebius {
 
 struct EngineTestAccess {
-  // Reduces, clips and updates, eager. All ranks call it together.
+  // Reduces and clips gradients and runs the optimizer, eagerly. All ranks call it together.
   static void optimizer_step(Engine& engine, int64_t step, double lr) {
     Stream s = engine.stream();
     engine.batches_->set_lr_and_step(step, lr);
@@ -16,7 +15,7 @@ struct EngineTestAccess {
     engine.update(s, engine.plan_.stack(), engine.batches_->on_device(0).lr_and_step_2());
     engine.read_metrics();
   }
-  // Returns the most bytes of the step stack that were in use at a time.
+  // Returns the high-water mark of the step stack, in bytes.
   static int64_t stack_high_water(Engine& engine) { return engine.plan_.stack().high_water(); }
 };
 

@@ -1,4 +1,4 @@
-// Host memory laid out as one life of a bound plan, for copies from and to a GPU at full speed.
+// A copy of one life of a bound plan in pinned host memory, with the same layout.
 #pragma once
 
 #include "memory/plan.h"
@@ -10,8 +10,8 @@ class HostMirror {
   HostMirror() = default;
   HostMirror(const MemoryPlan& plan, Life life);  // pinned; REQUIRES a plan that is bound on a GPU
 
-  Tensor at(Tensor t) const;        // the place of a tensor of this life
-  void to_device(Stream& s) const;  // may return before the memory was read: copy_to_device
+  Tensor at(Tensor t) const;        // returns the host copy of a tensor of this life
+  void to_device(Stream& s) const;  // may return before the memory was read (copy_to_device)
   void to_host(Stream& s) const;    // returns when the memory is filled
 
  private:

@@ -1,5 +1,4 @@
-// Measures the times of the parts of a training step: by the host's clock, or on a GPU by the clock
-// of the GPU.
+// Measures the time of the parts of a training step, by the host's clock or by that of the GPU.
 #pragma once
 
 #include "core/trace.h"
@@ -9,8 +8,7 @@ namespace moebius {
 
 struct StepTimes {
   double load_s = 0;  // time of the host in the batch source
-  // Forward and backward passes. On a GPU the time begins with the first micro-batch, and
-  // includes the waits for later ones.
+  // Time of forward and backward passes. On a GPU it begins with the first micro-batch, and includes waits for others.
   double passes_s = 0;
   double optimizer_s = 0;  // time of reduction and update
 };

@@ -1,8 +1,7 @@
-// The parts of a training step, and the passes that generate one token of each sequence, that a GPU
-// captures as CUDA graphs. The first two times a part runs eagerly, and chooses its algorithms. The
-// third time it is captured, and from then on a launch replays it. All ranks capture a part in the
-// same step, since a collective is captured by all or by none. So a traced launch, which is eager,
-// counts like any other.
+// The CUDA graphs of the parts of a training step, and of passes that generate one token of each sequence. The first
+// two launches of a part are eager, and choose its algorithms. The third launch captures it, and later launches replay
+// it. All ranks must capture a part in the same step, since a collective is captured by all ranks or by none. So a
+// traced launch, which is eager, counts too.
 #pragma once
 
 #include <compare>
@@ -16,8 +15,8 @@
 
 namespace moebius {
 
-// The name of a part. The first passes of a step store gradients where later ones add to them,
-// and gather the weights that the last step changed; the last ones reduce gradients.
+// The key of a part. The first passes of a step store gradients, to which later ones add, and gather the weights that
+// the last step changed; the last passes reduce gradients.
 struct StepPart {
   enum class Kind { weights, passes, update, end_of_step, single_tokens };
   Kind kind = Kind::passes;
@@ -32,12 +31,11 @@ struct StepPart {
   static StepPart single_tokens(int64_t rows) { return {.kind = Kind::single_tokens, .rows = rows}; }
 };
 
-// Captures the work of a GPU. A test may give one that captures nothing.
+// The interface that captures the work of a GPU. Tests implement it without a GPU.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
-  // Runs body once. The work that body gives the device is captured instead of executed. Returns a
-  // function that launches that work.
+  // Runs body once; its device work is captured instead of executed. Returns a function that launches this work.
   virtual std::function<void()> capture(GraphCapture& capture, const std::function<void()>& body) = 0;
 };
 
@@ -49,9 +47,8 @@ class StepGraphs {
   explicit StepGraphs(std::unique_ptr<GraphDevice> device) : device_(std::move(device)) {}
 
   bool captures() const { return device_ != nullptr; }
-  // Runs the part: by body(s), or by a replay of the work that was captured from body. After a
-  // replay the host does what was registered for it while body ran (GraphCapture::after_replay). A
-  // stream with a trace is always eager.
+  // Runs a part, by body(s) or by a replay of the work that was captured from body. After a replay it runs the host
+  // code that was registered during the capture (GraphCapture::after_replay). With a trace it is always eager.
   void run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body);
 
  private:

@@ -1,14 +1,12 @@
-// Text generation: sequences grow token by token, several at once, with cached keys and values.
+// Text generation, token by token, for several sequences at once, with a key-value cache.
 //
-// With several ranks, all ranks call these functions together with equal arguments, and get equal
-// results. Heads, experts and layers are divided by the mesh, and each rank caches keys and values
-// of its heads in its layers.
-// Ranks of dp compute the same sequences and share their experts. A token passes through the stages of
-// a pipeline one after the other.
+// All ranks call these functions together with equal arguments, and get equal results. The mesh divides heads, experts
+// and layers; each rank caches keys and values of its own heads and layers. dp ranks compute the same sequences, and
+// share the experts. A token passes the stages of a pipeline one after another.
 //
-// On CPUs a sequence does not depend on the others that are generated with it, to the last bit, unless
-// products are quantised or the model is divided. Prompts are fed one after the other, and the
-// products of one token each of several sequences have independent rows (ops/gemm/gemm.h).
+// On CPUs the bits of a sequence do not depend on the other sequences, unless products are quantised or the model is
+// divided among ranks: prompts are fed one after another, and decoding uses products with independent rows
+// (Gemm::few_rows in ops/gemm/gemm.h).
 #pragma once
 
 #include <cstdint>
@@ -42,7 +40,7 @@ struct GenerateTimes {
   double tokens_s = 0;
 };
 
-// At most this many sequences at once (kFewRows of ops/gemm/gemm.h).
+// The maximum number of sequences at once (kFewRows of ops/gemm/gemm.h).
 constexpr int64_t kMaxSequences = 32;
 
 // Returns the spec of an engine for that many sequences of up to context tokens each.

@@ -1,4 +1,4 @@
-// The rule by which the next token is drawn from the logits.
+// Sampling: the rule by which the next token is drawn from the logits.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The text of a sequence of tokens, piece by piece as they come.
+// Incremental detokenisation: the text of a sequence of tokens, piece by piece.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,17 @@
-// Activations on the host (memory.offload). What a layer keeps between its forward and its backward pass is copied to
-// host memory when its forward pass has ended, and brought back before its backward pass, one layer early.
+// Offload of activations to host memory (memory.offload). The tensors that a layer saves for its backward pass are
+// copied to the host after its forward pass, and copied back before its backward pass, one layer ahead.
 //
-// On the device such a layer has one of two slots while it runs, and layers take the two in turn:
+// On the device an offloaded layer has one of two slots while it runs; layers alternate between the slots:
 //
-//   forward    open(i)   its slot is free: the layer before the last one, which had it, is on the host
-//              ...       the layer runs, beside the copy of the layer before it
-//              park(i)   starts the copy to the host
-//   backward   ready(i)  its tensors are in its slot
-//              fetch     starts the copy of the layer that comes next, into the other slot
-//              ...       the layer runs
+//   forward    open(i)   waits until the slot is free: layer i - 2, which used it, has been copied to the host
+//              ...       layer i runs; the copy of layer i - 1 overlaps with it
+//              park(i)   starts the copy of layer i to the host
+//   backward   ready(i)  waits until the tensors of layer i are in its slot
+//              fetch     starts the copy of the next layer into the other slot
+//              ...       layer i runs
 //
-// So the memory of a tensor never moves: layers, and CUDA graphs, know nothing of it. A layer that is still in its slot
-// is not fetched. Each layer and each micro-batch in flight has memory of its own on the host (OffloadedLayer).
+// The device address of a tensor never changes, so layers and CUDA graphs need not know of the offload. A layer that is
+// still in its slot is not fetched. Each layer and micro-batch in flight has its own host memory (OffloadedLayer).
 #pragma once
 
 #include <array>
@@ -27,21 +27,21 @@ class ActivationOffload {
   ActivationOffload() = default;
   ActivationOffload(const ActivationOffload&) = delete;
 
-  // Returns the slot of the next layer of this rank, in the order in which layers are made.
+  // Assigns a slot to the next layer of this rank, in the order in which layers are constructed.
   int next_slot() { return num_layers_++ % SideCopies::kSlots; }
-  // Called once memory is bound, before any pass: a GPU makes its streams.
+  // Called once after the plan is bound, before any pass. On a GPU it creates streams.
   void prepare(const Stream& s) { copies_ = SideCopies::make(s); }
 
-  // The passes of a layer. Each call concerns the work of s from now on; the host never waits. Without prepare() they do
-  // nothing: a dry run has no memory.
-  void begin();                                        // of a list of passes: nothing is in the slots
-  void open(Stream& s, const OffloadedLayer& layer);   // before its forward pass
-  void park(Stream& s, const OffloadedLayer& layer);   // after it
-  void fetch(Stream& s, const OffloadedLayer& layer);  // REQUIRES that no later work needs what is in its slot
-  void ready(Stream& s, const OffloadedLayer& layer);  // before a backward pass; it fetches where nobody did
-  void end(Stream& s);                                 // of the list: all copies have ended
+  // The calls around the passes of a layer. They order work of s that is launched later; the host never waits. Without
+  // prepare() they do nothing, as in a dry run, which has no memory.
+  void begin();                                        // begins a list of passes: the slots are empty
+  void open(Stream& s, const OffloadedLayer& layer);   // before the layer's forward pass
+  void park(Stream& s, const OffloadedLayer& layer);   // after the layer's forward pass
+  void fetch(Stream& s, const OffloadedLayer& layer);  // REQUIRES: no later work needs the slot's present contents
+  void ready(Stream& s, const OffloadedLayer& layer);  // before the layer's backward pass; fetches it if needed
+  void end(Stream& s);                                 // ends the list: waits for all copies
 
-  // Bytes that went to the host since the last clear_bytes(); a replay of a CUDA graph counts as its passes do.
+  // Bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.
   int64_t bytes_to_host() const { return bytes_to_host_; }
   void clear_bytes() { bytes_to_host_ = 0; }
 

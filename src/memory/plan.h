@@ -1,7 +1,6 @@
-// Memory is declared, planned, then bound.
-// Constructors declare every tensor with a name and a life. A dry run of a step on the null device
-// measures the step stack. bind() allocates each life once and fills in the views.
-// After that nothing is allocated.
+// Memory is declared, planned, then bound. Constructors declare every tensor with a name and a life. A dry run of a
+// step on the null device measures the step stack. bind() allocates each life once and fills in the views. After that
+// nothing is allocated.
 #pragma once
 
 #include <array>
@@ -24,29 +23,29 @@ enum class Life : int {
   param,         // weights in the dtype of the computation
   master,        // f32 weights, where param is not f32
   grad,          // sums of gradients
-  layer_grad,    // f32 gradients of one layer, in the same memory for all layers whose sums are in bf16
+  layer_grad,    // f32 gradients of one layer; layers share this memory when gradients are summed in bf16
   optimizer,     // moments
   state,         // values that training changes without a gradient: expert biases, load of the last step,
                  // quantised copies of weights
   batch,         // tokens, targets, positions of a micro-batch
-  saved,         // tensors that forward leaves for backward, one micro-batch
-  rows,          // rows of experts in one layer, whose number the tokens decide
+  saved,         // tensors that forward saves for backward, of every micro-batch in flight
+  rows,          // rows of the experts of the layer that runs; the routing decides how many are used
   comm,          // data that arrives from other ranks
   metrics,       // sums read at the end of a step
-  offload_even,  // activations that are kept on the host, while their layer runs (memory/activation_offload.h)
-  offload_odd,   // the same: layers take the two in turn
-  host,          // what is kept in host memory
+  offload_even,  // device slot 0 of offloaded activations (memory/activation_offload.h)
+  offload_odd,   // device slot 1
+  host,          // data in host memory
   stack,         // the step stack: scratch memory of a step
 };
 inline constexpr int kNumLives = 15;
 std::string_view name_of(Life life);
 
-// An activation on the device, and its memory on the host.
+// An activation on the device, and its copy on the host.
 struct OffloadedTensor {
   const Tensor* on_device = nullptr;
   Tensor on_host;
 };
-// The activations that one layer keeps on the host, of one micro-batch. It must not move once they are declared.
+// The offloaded activations of one layer and one micro-batch. It must not move once they are declared.
 struct OffloadedLayer {
   int slot = 0;  // 0: offload_even, 1: offload_odd
   std::deque<OffloadedTensor> tensors;
@@ -65,34 +64,31 @@ class MemoryPlan {
   // the same declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
-  // A tensor of Life::rows whose first `near_rows` rows alone are planned in the memory of the device. The others are in
-  // host memory, which the device reads and writes where it is (device/spill_buffer.h). They take none of it
-  // before they are written.
+  // Declares a tensor of Life::rows. Its first `near_rows` rows are in device memory. The others are in host memory,
+  // which the device accesses in place (device/spill_buffer.h), and use no memory before they are written.
   void declare_rows(Tensor& view, std::string name, Shape shape, DType dtype, int64_t near_rows);
-  int64_t spill_bytes() const { return rows_extent_ - bytes(Life::rows); }  // of those others
-  // Tensors of this life that are declared from now on are in the memory of those declared before.
+  int64_t spill_bytes() const { return rows_extent_ - bytes(Life::rows); }  // of the rows in host memory
+  // Places tensors of this life that are declared from now on in the memory of those declared before.
   void reuse(Life life) { reused_[static_cast<int>(life)] = true; }
 
-  // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,
-  // and stays one.
+  // Declares a tensor that backward recomputes (memory/saved_tensor.h): `view` stays a shape without memory.
   void declare_recomputed(Tensor& view, Shape shape, DType dtype);
-  // The tensors that are declared from now on are of this layer of the model, which alone recompute() is of.
+  // Tensors that are declared from now on belong to this layer of the model; recompute() has its settings.
   void enter_layer(int64_t layer) { recompute_ = asked_.of(layer); }
   const RecomputeSpec& recompute() const { return recompute_; }
   const RecomputeSpec& recompute_of_all() const { return asked_; }
 
-  // Tensors that are declared from now on are on the host where memory.offload names them, and `to` gets these. On
-  // the device they are in the memory of the slot, which all layers of that slot use. null: no more tensors are.
+  // From now on, tensors that memory.offload names are offloaded, and listed in `to`. On the device they are in the
+  // memory of the slot, which all layers of that slot share. null: no tensors from now on are offloaded.
   void offload_to(OffloadedLayer* to);
   const OffloadSpec& offload() const { return offload_; }
   bool offloads(bool RecomputeSpec::*what) const { return offloaded_ && offload_.covers(what); }
   bool offloads_layer_input() const { return offloaded_ && offload_.covers_layer_input(); }
-  // Declares one of them (memory/saved_tensor.h).
+  // Declares an offloaded tensor (memory/saved_tensor.h).
   void declare_offloaded(Tensor& view, std::string name, Shape shape, DType dtype);
 
-  // Sets whether other passes may come between the two backward passes of a micro-batch. It
-  // holds for the WgradInputs (memory/wgrad_input.h) that are declared from now on: these are
-  // then kept until backward_weight.
+  // Sets whether other passes may come between backward_input and backward_weight of a micro-batch. If so, WgradInputs
+  // (memory/wgrad_input.h) that are declared from now on are kept until backward_weight.
   void split_backward(bool splits) { splits_backward_ = splits; }
   bool splits_backward() const { return splits_backward_; }
 
@@ -103,16 +99,15 @@ class MemoryPlan {
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
 
-  // Takes a declared tensor out of the plan. It is a shape without memory, as before bind(), until its owner
-  // gives it memory.
+  // Removes a declared tensor from the plan. Its view stays a shape without memory until its owner sets one.
   void withdraw(const Tensor& view);
 
-  // Other ranks read and write the memory of Life::comm too: it is made so that they can
-  // (device/peer_memory.h). peer_memory() is that memory after bind(); its data() is null without share_comm().
+  // Makes the memory of Life::comm accessible to other ranks (device/peer_memory.h). peer_memory() is that memory after
+  // bind(); its data() is null without share_comm().
   void share_comm() { shares_comm_ = true; }
   const PeerMemory& peer_memory() const { return comm_; }
 
-  // Allocates zeroed memory and binds every tensor. stack_bytes: high-water mark of the dry run.
+  // Allocates zeroed memory and binds every tensor. stack_bytes: the high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
 

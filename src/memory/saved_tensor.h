@@ -1,6 +1,6 @@
-// A SavedTensor is a tensor that forward leaves for backward.
-// The recipe decides whether it is kept between the two, kept on the host, or recomputed, and the plan
-// carries that. A layer only says how it is computed.
+// A SavedTensor is a tensor that forward saves for backward. The recipe decides whether it is kept in device memory,
+// kept on the host, or recomputed (memory.offload, memory.recompute); the plan has these settings. The code of a layer
+// is the same in all three cases: it only says how the tensor is computed.
 #pragma once
 
 #include <string>
@@ -18,28 +18,28 @@ class SavedTensor : public Tensor {
     if (is_recomputed_) return plan.declare_recomputed(*this, shape, dtype);
     declare_kept(plan, std::move(name), shape, dtype, plan.offloads(what));
   }
-  // The residual stream before a layer, which is never recomputed.
+  // Declares the residual stream before a layer, which is never recomputed.
   void declare_layer_input(MemoryPlan& plan, std::string name, Shape shape, DType dtype) {
     declare_kept(plan, std::move(name), shape, dtype, plan.offloads_layer_input());
   }
 
-  // A tensor of this shape that the caller opens in memory of its own.
+  // Declares a tensor of this shape whose memory the caller provides, with open_in().
   void declare_in_place(Shape shape_of_it, DType dtype_of_it) {
     is_recomputed_ = true;
     Tensor::operator=({.shape = shape_of_it, .dtype = dtype_of_it, .device = DeviceKind::null});
   }
 
-  // Called in forward, before the tensor is written.
-  // A tensor that is not kept is on the step stack until the open scope ends.
+  // Called in forward, before the tensor is written. A tensor that will be recomputed is allocated on the step stack,
+  // in the current scope.
   void open(StepStack& stack) {
     if (is_recomputed_) Tensor::operator=(stack.alloc(shape, dtype));
   }
-  // The same in memory of the caller, with at least this tensor's elements.
-  void open_in(Tensor room) {
-    if (is_recomputed_) Tensor::operator=(room.view(shape));
+  // The same, but in the caller's buffer, which has at least this tensor's elements.
+  void open_in(Tensor buffer) {
+    if (is_recomputed_) Tensor::operator=(buffer.view(shape));
   }
-  // Called in a backward pass, before the tensor is read: compute() writes it once more, with the
-  // bits of forward.
+  // Called in a backward pass, before the tensor is read. If it was not kept, compute() writes it again, with the same
+  // bits as in forward.
   template <class Compute>
   void recompute(StepStack& stack, Compute&& compute) {
     if (!is_recomputed_) return;
@@ -47,7 +47,7 @@ class SavedTensor : public Tensor {
     compute();
   }
   bool is_recomputed() const { return is_recomputed_; }
-  // Returns the tensor, for diagnosis; an empty one where the device does not keep it.
+  // Returns the tensor for diagnosis; empty if it is not kept on the device.
   Tensor kept() const { return is_recomputed_ || is_offloaded_ ? Tensor{} : Tensor(*this); }
 
  private:

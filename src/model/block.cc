@@ -59,7 +59,7 @@ void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend att
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   attend(attended_TD, n1_TD);
   saved.n2_TD.open(step.stack);
-  saved.norm2.sum_TD.open_in(residual.room_TD);
+  saved.norm2.sum_TD.open_in(residual.buffer_TD);
   const Tensor n2_TD = saved.n2_TD.rows(0, T);
   norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
   feed_forward_->forward(step, residual.delta_TD, n2_TD, *saved.feed_forward);

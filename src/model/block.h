@@ -1,7 +1,7 @@
-// One decoder layer: attention and feed-forward, each after a norm, around the residual stream.
+// One decoder layer: norm, attention, norm and feed-forward, with a residual stream around each half.
 //
-// Between layers the residual stream is a pair: `base`, and `delta`, the last layer's output, which
-// is not added yet. The next norm adds the two in the pass in which it reads them.
+// Between layers the residual stream is a pair: `base`, and `delta`, the output of the last layer, which is not added
+// yet. The next norm adds the two in the same pass over memory.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace moebius {
 struct Residual {
   Tensor base_TD;  // empty before the first layer
   Tensor delta_TD;
-  Tensor room_TD;  // memory for a base that the layer does not keep
+  Tensor buffer_TD;  // memory for a base that the layer does not save
 };
 
 class Block {
@@ -30,32 +30,31 @@ class Block {
   Block(const LayerContext& c, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // Reads the residual. Leaves the new base in it, and its output in delta, which keeps its memory.
+  // Replaces residual.base by the new base, and writes the output of the layer into the memory of residual.delta.
   void forward(Step& step, Residual& residual, Saved& saved) const;
 
-  // dresidual: on entry the derivative w.r.t. the stream after the layer, on return that before it.
-  // Runs both backward passes: each half's backward_weight follows its backward_input at once.
-  // with_input: else nothing below is trained, so what only leads there is not computed, and dresidual is
-  // undefined on return.
+  // Runs both backward passes: in each half, backward_weight follows backward_input at once.
+  // dresidual: on entry the derivative w.r.t. the stream after the layer, on return that w.r.t. the stream before it.
+  // with_input: false if no parameter below this layer is trained. Then dresidual is undefined on return, and products
+  // that only serve it are left out.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input = true) const;
-  // The two passes separately; the bits are the same. Norms, router and sinks add their
-  // gradients in the first. REQUIRES: declare_saved() with MemoryPlan::split_backward. Both
-  // recompute what forward did not keep.
+  // The two backward passes separately, with the same bits. backward_input also adds the gradients of norms, router and
+  // sinks. Both recompute what forward did not keep. REQUIRES: declare_saved() with MemoryPlan::split_backward.
   void backward_input(Step& step, Tensor dresidual_TD, Saved& saved, bool with_input = true) const;
   void backward_weight(Step& step, Saved& saved) const;
 
-  // Generation: the same pass, with the attention's keys and values of all tokens so far in `cache`.
+  // The pass of generation: keys and values of earlier tokens are in `cache`.
   void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, const CachedRows& rows) const;
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
 
-  // The Mixture of Experts and its saved tensors; null in a dense layer.
+  // The MoE layer and its saved tensors; null in a dense layer.
   const Moe* moe() const { return feed_forward_->moe(); }
   const Moe::Saved* moe_saved(const Saved& saved) const { return feed_forward_->moe_saved(*saved.feed_forward); }
-  // For diagnosis, in the order they were computed.
+  // Returns the saved tensors for diagnosis, in the order in which they were computed.
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
-  // Both forward passes; attend(y_TD, x_TD) computes the attention of the rows.
+  // The common code of forward() and forward_cached(); attend(y_TD, x_TD) computes the attention of the rows.
   template <class Attend>
   void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
   void recompute_attention(Step& step, Saved& saved) const;

@@ -1,4 +1,4 @@
-// The check that the kernels of a device can compute a model.
+// The check that a device has kernels for a model.
 #pragma once
 
 #include "config/model_spec.h"
@@ -11,9 +11,8 @@ struct DeviceUse {
   int64_t tp = 1;     // ranks that share the heads
 };
 
-// Error{usage} naming the key of the recipe, the values that the kernels support, the value that
-// was given, and what to do. A run is thus refused before it uses a GPU or memory. A null device
-// has no limits of its own: pass the device that it counts for.
+// Throws Error{usage} with the key of the recipe, the values that the kernels support, the value that was given, and
+// what to do. So a run is refused before it uses a GPU or memory. For a null device, pass the device it counts for.
 void check_device(const ModelSpec& model, DeviceKind device, const DeviceUse& use = {});
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
-// The feed-forward half of a decoder layer: dense (model/layers/mlp.h) or a Mixture of
-// Experts (model/moe/moe.h), chosen once when a block is made. x and y are this rank's
-// rows t of the residual stream.
+// The interface of the feed-forward half of a decoder layer. The constructor of a block chooses a dense layer
+// (model/layers/mlp.h) or a Mixture of Experts (model/moe/moe.h). x and y [t, D] are this rank's rows
+// of the residual stream.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace moebius {
 
 class FeedForward {
  public:
-  // The tensors that forward leaves for the backward passes of a micro-batch. Each kind has its own.
+  // The tensors that forward saves for the backward passes of a micro-batch. Each kind of layer derives its own.
   struct Saved {
     virtual ~Saved() = default;
   };
@@ -25,17 +25,17 @@ class FeedForward {
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both, with the same bits. Parts of them may run beside each other.
+  // Both backward passes, with the same bits. Parts of them may overlap.
   virtual void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
 
-  // For diagnosis, in the order they were computed.
+  // Returns the saved tensors for diagnosis, in the order in which they were computed.
   virtual std::vector<KeptTensor> kept(const Saved& saved) const = 0;
-  // The Mixture of Experts and its saved tensors, for metrics; null in a dense layer.
+  // The MoE layer and its saved tensors, for metrics; null in a dense layer.
   virtual const Moe* moe() const = 0;
   virtual const Moe::Saved* moe_saved(const Saved& saved) const = 0;
 };
 
-// The feed-forward half of a layer of c.model, whose parameters begin with prefix.
+// Makes the feed-forward half of a layer of c.model. The names of its parameters begin with prefix.
 std::unique_ptr<FeedForward> make_feed_forward(const LayerContext& c, const std::string& prefix, int64_t layer);
 
 }  // namespace moebius

@@ -6,9 +6,8 @@
 
 namespace moebius {
 
-// Returns the tensor into which an op writes a small gradient that it computes on its way to dx. It
-// is the parameter's own gradient, or scratch of the caller's stack scope when the parameter has
-// none. Large gradients are left out by leaving out their whole passes.
+// Returns the tensor for a small gradient that an op computes together with dx: the parameter's gradient, or scratch in
+// the caller's stack scope if the parameter is frozen. (The passes of large gradients are left out instead.)
 inline Tensor gradient_or_scratch(Step& step, const Param& p) {
   return p.has_grad ? p.dw : step.alloc(p.spec.shape, DType::f32);
 }

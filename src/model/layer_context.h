@@ -1,4 +1,4 @@
-// The arguments that the layers of a stage are built with. What they refer to outlives the layers.
+// The common arguments of the constructors of layers. What they refer to must outlive the layers.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace moebius {
 
 class DirectWindow;
 class ExpertRows;
-class PrecisionFigures;
+class QuantizeStats;
 
 struct LayerContext {
-  ParamTable& params;  // gets every parameter that a layer declares
+  ParamTable& params;  // where layers declare their parameters
   MemoryPlan& plan;
   const ModelSpec& model;
   const BalanceSpec& balance;
@@ -29,24 +29,24 @@ struct LayerContext {
   const PrecisionSpec& precision;  // of the products of layers
   DType dtype = DType::f32;        // of the computation
   BatchShape shape;
-  uint64_t seed = 0;                                      // of what is drawn in training
+  uint64_t seed = 0;                                      // of random draws in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
   ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)
-  int64_t expert_chunk = 0;  // tokens that experts take at a time; 0: by their number (model/moe/chunked_experts.h)
-  PrecisionFigures* figures = nullptr;  // of log.precision (model/precision_figures.h)
-  LoraSpec lora = {};                   // which matrices have adapters (model/lora/adapter.h)
+  int64_t expert_chunk = 0;  // tokens of a chunk of experts; 0: by the rule of model/moe/chunked_experts.h
+  QuantizeStats* quantize_stats = nullptr;  // of log.precision (model/quantize_stats.h)
+  LoraSpec lora = {};                       // which matrices have adapters (model/lora/adapter.h)
 
-  // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
+  // The rows of the residual stream: t of this rank, and T of all tp ranks.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
   int64_t rows() const { return stream_rows() * mesh.shape().tp; }
   float init_std() const { return static_cast<float>(model.initializer_range); }
   float norm_eps() const { return static_cast<float>(model.rms_norm_eps); }
 };
 
-// The context of layers that have no adapters, whatever lora.targets names.
+// Returns the context for layers that never have adapters, whatever lora.targets is.
 inline LayerContext without_adapters(LayerContext c) {
   c.lora = {};
   return c;

@@ -1,5 +1,5 @@
-// Hands the calls of an interface of layers (Attention, FeedForward) to a layer, with the layer's own
-// kind of Saved. What the interfaces do not share is added by a class that derives from it.
+// LayerOf implements an interface of layers (Attention, FeedForward) by a layer, and converts Saved to the layer's own
+// type. A derived class implements the calls that the interfaces do not share.
 #pragma once
 
 #include <memory>
@@ -36,7 +36,7 @@ class LayerOf : public Interface {
     layer_.declare_saved(plan, prefix, own->saved);
     return own;
   }
-  // Takes a struct that declare() of this kind of layer returned; std::bad_cast for another.
+  // Returns the layer's own Saved. REQUIRES: declare() of this kind of layer returned it; std::bad_cast otherwise.
   static typename Layer::Saved& own(Saved& saved) { return dynamic_cast<Own&>(saved).saved; }
   static const typename Layer::Saved& own(const Saved& saved) { return dynamic_cast<const Own&>(saved).saved; }
 

@@ -7,7 +7,7 @@
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -65,7 +65,7 @@ Model::Model(const ModelContext& c)
       held_(c.stages.empty() ? whole_model(c.model) : c.stages),
       window_(window_of(c)),
       expert_rows_(expert_rows_of(c, held_)),
-      figures_(c.measures_precision ? std::make_unique<PrecisionFigures>(c.plan) : nullptr),
+      quantize_stats_(c.measures_precision ? std::make_unique<QuantizeStats>(c.plan) : nullptr),
       offload_(offload_of(c)) {
   if (expert_rows_) check_offload_of_rows(c.plan.offload());
   params_.set_formats(c.optimizer);
@@ -89,7 +89,7 @@ Model::Model(const ModelContext& c)
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
-                              .figures = figures_.get(),
+                              .quantize_stats = quantize_stats_.get(),
                               .lora = lora_};
     stages_.emplace_back(
         StageContext{

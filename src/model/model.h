@@ -1,4 +1,4 @@
-// The model on this rank: the whole of it, or the stages of a pipeline that this rank holds.
+// The model on this rank: the whole model, or this rank's stages of a pipeline.
 #pragma once
 
 #include <deque>
@@ -12,24 +12,24 @@
 
 namespace moebius {
 
-// A stage of the model that a rank holds.
+// A stage that is on this rank.
 struct HeldStage {
   StageSpec spec;
-  // The number of micro-batches that may be in flight at once: between the start of their forward
-  // and the end of their last backward pass. The plan has this many sets of saved tensors.
+  // The maximum number of micro-batches in flight, between the start of forward and the end of the last backward pass.
+  // The plan has this many sets of saved tensors.
   int64_t num_saved = 1;
-  // True if other passes may run between the two backward passes of a micro-batch:
-  // MemoryPlan::split_backward.
+  // True if other passes may run between backward_input and backward_weight of a micro-batch
+  // (MemoryPlan::split_backward).
   bool splits_backward = false;
 };
 // The model as one stage.
 std::vector<HeldStage> whole_model(const ModelSpec& model);
 
-// A pass of a stage: its virtual stage on this rank, and the set of saved tensors of the micro-batch.
+// The stage of a pass, as its index among this rank's virtual stages, and the micro-batch's set of saved tensors.
 struct StagePass {
   int64_t virtual_stage = 0;
   int64_t saved_set = 0;
-  bool backward_follows = false;  // of a forward: both backward passes of the micro-batch are the next pass here
+  bool backward_follows = false;  // of a forward: the next pass on this rank is the backward of this micro-batch
 };
 
 // The arguments that a model is built with. What they refer to outlives the model.
@@ -42,17 +42,18 @@ struct ModelContext {
   ModelUse use = ModelUse::inference;
   BatchShape shape;
   int64_t max_positions = 0;                              // rows of the rotary table
-  uint64_t seed = 0;                                      // of what is drawn in training
-  std::vector<HeldStage> stages = {};                     // on this rank; none: the whole model
+  uint64_t seed = 0;                                      // of random draws in training
+  std::vector<HeldStage> stages = {};                     // on this rank; empty: the whole model
   std::vector<std::string> freeze = {};                   // as in ParamTable
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
-  // Pairs of an MoE layer here and a micro-batch that are between forward and backward at a time; 0: the stages' sets.
+  // The maximum number of (MoE layer on this rank, micro-batch) pairs between forward and backward; 0: as the stages'
+  // num_saved gives it.
   int64_t moe_passes_in_flight = 0;
-  OptimizerSpec optimizer = {};     // its formats: ParamTable::set_formats
+  OptimizerSpec optimizer = {};     // gives the formats of masters and gradients: ParamTable::set_formats
   bool measures_precision = false;  // log.precision
 };
 
@@ -62,43 +63,43 @@ class Model {
   ~Model();
   Model(const Model&) = delete;
 
-  // Called after bind(). Fills constants (the rotary table) and the routers' starting state.
-  // Parameters are set by params().init(), or loaded.
+  // Called after bind(). Fills constants (the RoPE table) and the initial state of the routers. Parameters are set by
+  // params().init(), or loaded.
   void init_state(Stream& s) const;
 
   // The passes of one stage, as model/stage.h says. A micro-batch goes through the stages in their
   // order with forward and forward_loss, and back with backward (parallel/pipeline/pipeline.h).
   void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
-  void forward_loss(Step& step, const StagePass& pass, bool with_gradients);  // nothing where the stage has no loss
+  void forward_loss(Step& step, const StagePass& pass, bool with_gradients);  // does nothing if the stage has no loss
   void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
   // The two backward passes separately. REQUIRES: HeldStage::splits_backward.
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
 
-  // The copies of what layers keep on the host; null without memory.offload, and in inference.
+  // The offload of activations; null without memory.offload, and in inference.
   ActivationOffload* offload() const { return offload_.get(); }
-  // Around a list of passes with gradients, for what layers keep on the host (memory/activation_offload.h).
+  // Called before and after a list of passes with gradients, for the offload (memory/activation_offload.h).
   void begin_passes();
   void end_passes(Stream& s);
   void fetch(Stream& s, const StagePass& pass) const;  // Stage::fetch
-  // Called once memory is bound, before any pass: a GPU makes the streams of those copies.
+  // Called once after the plan is bound, before any pass: creates the streams of the offload on a GPU.
   void prepare_offload(const Stream& s);
 
   // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation by a stage: the next tokens of sequences, which step.batch has. The number of rows is a
-  // multiple of tp.
+  // Generation: the pass of a stage over the next tokens of sequences, which are in step.batch. REQUIRES: tp divides
+  // the number of rows.
   void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
                       const CachedRows& rows);
-  // Stage::row_logits, of the last num_tokens that went through forward_cached().
+  // Stage::row_logits of row `row` of the last forward_cached(), which had num_tokens rows.
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t num_tokens) const;
-  // One for each layer here, in the order of the stages.
+  // Declares one cache for each layer on this rank, in the order of the stages. num_tokens: of all sequences.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t num_tokens) const;
 
   // The catalog of the whole model, including the stages and shards of other ranks.
   ModelCatalog whole_catalog() const { return catalog(lora_); }
-  // The same without adapters: what a folder of weights holds.
+  // The same without adapters, as a folder of weights holds the model.
   ModelCatalog base_catalog() const { return catalog({}); }
 
   ParamTable& params() { return params_; }
@@ -106,28 +107,29 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
   int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
-  int64_t num_mtp_depths() const { return num_mtp_; }   // depths of multi-token prediction that are computed
+  int64_t num_mtp_depths() const { return num_mtp_; }   // computed depths of multi-token prediction
   const std::vector<HeldStage>& stages() const { return held_; }
   bool has_head() const { return held_.back().spec.loss; }
   bool holds_mtp() const { return held_.back().spec.num_mtp > 0; }  // modules of multi-token prediction on this rank
-  // The embedding or its copy, when head or multi-token prediction use it on another rank; null otherwise.
+  // This rank's embedding table or its copy, if the head or multi-token prediction uses the table on another rank too;
+  // else null.
   const Param* tied_elsewhere() const;
-  const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]; of this rank: 0 where the loss is elsewhere
+  const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1], of this rank; 0 if the loss is on another rank
   // f64 [num_mtp], of each depth of multi-token prediction, as loss_sum; empty without it.
   const Tensor& mtp_loss_sum() const { return mtp_loss_sum_D_; }
   const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
-  // The MoE layers that are computed on this rank, in order. Each has its layer index in the model
-  // and its part of the first set of saved tensors. Layers of multi-token prediction come last.
+  // The MoE layers that this rank computes, in order, those of multi-token prediction last. layer: the index in the
+  // model. saved: the layer's part of the first set of saved tensors.
   struct MoeLayer {
     int64_t layer;
     const Moe* moe;
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // The rows of their experts; null without a budget.
+  // The memory of expert rows; null without memory.expert_rows.
   const ExpertRows* expert_rows() const { return expert_rows_.get(); }
-  const PrecisionFigures* precision_figures() const { return figures_.get(); }  // null without log.precision
-  // The tensors that the last forward pass of a virtual stage kept in its first set, in the order
+  const QuantizeStats* quantize_stats() const { return quantize_stats_.get(); }  // null without log.precision
+  // Returns the tensors that the last forward pass of a virtual stage saved in its first set, in the order in which
   // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
@@ -146,11 +148,11 @@ class Model {
   std::vector<HeldStage> held_;
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
-  std::unique_ptr<PrecisionFigures> figures_;     // null without log.precision
-  std::unique_ptr<ActivationOffload> offload_;    // null without memory.offload, and in inference
-  std::deque<Stage> stages_;                      // [virtual stage]
-  std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
-  std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
+  std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
+  std::unique_ptr<ActivationOffload> offload_;     // null without memory.offload, and in inference
+  std::deque<Stage> stages_;                       // [virtual stage]
+  std::vector<ParamSpan> spans_;                   // [virtual stage], of params_
+  std::vector<std::vector<Stage::Saved>> saved_;   // [virtual stage][set]
 };
 
 }  // namespace moebius

@@ -1,6 +1,5 @@
-// The times when the weights of a parameter must be on this rank, and when its gradient is
-// complete. A pass reports them in four calls. The object that moves weights or gradients, between
-// ranks or between memories, acts on them.
+// The interface by which passes report when the weights of a parameter must be on this rank, and when its gradient is
+// complete. An implementation moves weights and gradients between ranks, or between memories.
 //
 // The legal order, for each parameter:
 //
@@ -8,13 +7,12 @@
 //   backward pass   [gather]  ready  [begin_gradient]  (its weights are read, its gradient is added to)
 //                   grad_ready  release
 //
-// A layer has begin_gradient in each backward pass. Other parameters have none: several parts of a pass may add to
+// Layers have begin_gradient in each backward pass. Other parameters do not, since several parts of a pass may add to
 // their gradients.
 //
-// Two parts of a pass may use one parameter, such as an embedding that is also the head: uses may
-// nest, and the weights may go once each ready has had its release. A parameter is neither read
-// nor added to outside of its uses.
-// Results do not depend on the object that acts on the calls.
+// Two parts of a pass may use one parameter, such as an embedding that is also the head. So uses may nest: the weights
+// may be freed when each ready() has had its release(). A parameter is neither read nor added to outside of its uses.
+// Results do not depend on the implementation.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +37,8 @@ class ParamResidency {
   virtual void ready(Stream& s, const ParamSpan& span) = 0;
   // The pass does not read these weights again before the next ready.
   virtual void release(Stream& s, const ParamSpan& span) = 0;
-  // The backward pass of one micro-batch will add to these gradients, which are all of those of a layer.
-  // first_of_step: nothing was added to them in this step.
+  // The backward pass of one micro-batch will add to these gradients, which are all gradients of a layer.
+  // first_of_step: nothing was added to them in this step yet.
   virtual void begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) = 0;
   // The backward pass of one micro-batch has added all of its share to these gradients.
   virtual void grad_ready(Stream& s, const ParamSpan& span) = 0;

@@ -171,7 +171,7 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
   {
     StackScope scope(step.stack);
     const Tensor here_TD = stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_));
-    forward_layers(step, {.delta_TD = here_TD, .room_TD = step.alloc(here_TD.shape, dtype_)}, saved,
+    forward_layers(step, {.delta_TD = here_TD, .buffer_TD = step.alloc(here_TD.shape, dtype_)}, saved,
                    [&](size_t i, Residual& residual) {
                      if (with_gradients && is_offloaded(i))
                        return run_offloaded(step, i, residual, saved, backward_follows);

@@ -1,14 +1,12 @@
-// A stage of the model: consecutive parts of it, some of embedding, decoder layers, and final norm
-// with head, loss and multi-token prediction. A model on one rank is one stage; a pipeline cuts it
-// into several, each on its own rank.
+// A stage is a consecutive part of the model: any of the embedding, decoder layers, and the final norm with head, loss
+// and multi-token prediction. Without a pipeline the model is one stage.
 //
-// The residual stream travels between stages: [T, D] in the dtype of the computation, summed. Its
-// gradient travels back. T is the number of rows that this rank has between the projections
+// A stage sends the residual stream to the next one: [T, D] in the dtype of the computation, with the last layer's
+// output added. Its gradient comes back. T is the number of this rank's rows of the residual stream
 // (model/attention/token_runs.h).
 //
-// The norms round the stream before they read it. So a stage that begins with the sum computes the
-// same bits as one that adds it itself. A stage works in place: its result replaces its input, and
-// one buffer serves both messages.
+// The norms round the sum before they read it, so cutting the model into stages changes no bit. A stage works in place:
+// its result replaces its input, and one buffer serves both messages.
 #pragma once
 
 #include <deque>
@@ -22,25 +20,25 @@
 
 namespace moebius {
 
-// The arguments that a stage is built with. What they refer to outlives the stage.
+// The arguments of a stage's constructor. What they refer to must outlive the stage.
 struct StageContext {
   LayerContext layers;
   const Tensor& loss_sum_1;      // f64: the stage with the loss adds its losses to it
-  const Tensor& mtp_loss_sum_D;  // the same of each depth of multi-token prediction; only with shape.num_mtp
-  // The layers of this rank whose activations are on the host; null: there are none, whatever memory.offload names.
+  const Tensor& mtp_loss_sum_D;  // the same for each depth of multi-token prediction; only with shape.num_mtp
+  // The offload of this rank's activations; null: nothing is offloaded, whatever memory.offload is.
   ActivationOffload* offload = nullptr;
 };
 
 class Stage {
  public:
-  // The tensors that the passes of one micro-batch leave for later ones.
+  // The tensors that the passes of one micro-batch save for later passes.
   struct Saved {
-    std::vector<Block::Saved> blocks;     // per layer; in inference one for all layers of a kind
+    std::vector<Block::Saved> blocks;     // per layer; in inference all layers of one kind share one
     std::vector<OffloadedLayer> on_host;  // per layer, with memory.offload
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
     std::vector<Mtp::Saved> mtp;  // per depth
-    std::vector<Tensor> dmtp_TD;  // per depth, that w.r.t. its output, if the modules are elsewhere
+    std::vector<Tensor> dmtp_TD;  // per depth, the derivative w.r.t. its output, if the modules are on another stage
     WgradInput dembedding_TD;     // the derivative w.r.t. the embedding's output
   };
 
@@ -50,44 +48,43 @@ class Stage {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
   // Declares the final norm's output and the token losses, which one micro-batch needs at a time.
   void declare_output(MemoryPlan& plan);
-  void init_state(Stream& s) const;  // the routers' starting state
+  void init_state(Stream& s) const;  // sets the initial state of the routers
 
-  // stream: on entry the residual stream before the stage, unless the stage has the embedding. On
-  // return it is the stream after the stage, and undefined if the stage has the final norm.
+  // stream [T, D]: on entry the residual stream before the stage; not read if the stage has the embedding. On return
+  // the stream after the stage; undefined if the stage has the final norm.
   //
-  // If multi-token prediction is on another stage than the loss, the stream between the two is h^0
-  // .. h^n (model/layers/mtp.h), one after the other. Without gradients it is h^0 alone.
+  // If the loss is on another stage than multi-token prediction, the stream between the two is h^0, ..., h^n
+  // (model/layers/mtp.h), one after the other. Without gradients it is h^0 alone.
   //
-  // backward_follows: the next pass of this rank is backward() of this micro-batch. Then what the last layers keep on the
-  // host is not copied there, since it is still here.
+  // backward_follows: the next pass on this rank is backward() of this micro-batch. Then the last layers are not
+  // offloaded, since backward needs them at once.
   void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false,
                bool backward_follows = false) const;
-  // Starts to bring back what the first layers of a backward pass read from the host, beside what comes before that pass.
-  // REQUIRES that no other pass of this rank runs in between. Nothing where all of it is here.
+  // Starts to copy the offloaded activations of the first layers of a backward pass to the device, so that the copy
+  // overlaps with the work before that pass. REQUIRES: no other pass of this rank runs in between.
   void fetch(Stream& s, const Saved& saved) const;
-  // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With
-  // gradients, the loss's derivative and the head's gradient are computed in the same pass, since
-  // its logits are never held. The backward passes continue from that derivative. Multi-token
-  // prediction runs only with gradients; its losses are added to mtp_loss_sum.
+  // Adds the sum of weighted token losses to the model's loss_sum. With gradients, the derivative of the loss and the
+  // gradient of the head are computed in the same pass, since the logits are never stored; the backward passes start
+  // from that derivative. Multi-token prediction runs only with gradients, and adds its losses to mtp_loss_sum.
+  // REQUIRES: spec().loss.
   void forward_loss(Step& step, Saved& saved, bool with_gradients) const;
-  // dstream: on entry the derivative w.r.t. the stream after the stage, unless the stage has the
-  // loss. On return it is the derivative w.r.t. the stream before the stage. Runs both backward
-  // passes, layer after layer.
+  // Runs both backward passes, layer by layer.
+  // dstream: on entry the derivative w.r.t. the stream after the stage; not read if the stage has the loss. On return
+  // the derivative w.r.t. the stream before the stage.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
-  // The two passes separately; the bits are the same. Other passes may come between them, on other
-  // sets of saved tensors. A gradient may be reduced after the second. REQUIRES: declare_saved()
-  // with MemoryPlan::split_backward.
+  // The two backward passes separately, with the same bits. Passes on other sets of saved tensors may come between
+  // them. Gradients are complete after the second. REQUIRES: declare_saved() with MemoryPlan::split_backward.
   void backward_input(Step& step, Tensor dstream_TD, Saved& saved) const;
   void backward_weight(Step& step, Saved& saved) const;
 
-  // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
+  // The pass of generation. caches: one per layer of the stage. stream: as in forward(), this rank's rows.
   void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
                       const CachedRows& rows) const;
-  // REQUIRES spec().loss. Writes the logits (f32) of one of the rows that all tp ranks have put
-  // through forward_cached(), with t rows each.
+  // Writes the logits (f32) of one row of the last forward_cached(), in which each tp rank had t rows.
+  // REQUIRES: spec().loss.
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;
-  // Logits (f32) of the last forward pass for the rows [begin, end) of the final norm at depth 0,
-  // or of multi-token prediction at depth k. REQUIRES spec().loss.
+  // Writes the logits (f32) of rows [begin, end) of the last forward pass: of the model at depth 0, of multi-token
+  // prediction at depth k. REQUIRES: spec().loss.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
   const StageSpec& spec() const { return spec_; }
@@ -95,15 +92,15 @@ class Stage {
   // The tables of this stage; null where it has none.
   const Param* embedding() const { return embedding_ ? &embedding_->table() : nullptr; }
   const Param* head() const { return head_ ? &head_->table() : nullptr; }
-  // A parameter here that is a copy of the embedding of another stage; null where there is none.
+  // The copy of another stage's embedding; null if there is none.
   const Param* embedding_copy() const;
-  // Returns whether it has multi-token prediction and computes it: BatchShape::num_mtp.
+  // Returns whether the stage computes multi-token prediction (BatchShape::num_mtp).
   bool predicts_mtp() const { return !mtp_.empty() && shape_.num_mtp > 0; }
   const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
   const Tensor& token_loss() const { return loss_T_; }  // f32, weighted, of the last micro-batch
   Block::Saved& saved_of(Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
   const Block::Saved& saved_of(const Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
-  // The tensors that a forward pass kept, in the order they were computed; for diagnosis.
+  // Returns the tensors that a forward pass saved, in the order in which they were computed; for diagnosis.
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
@@ -119,7 +116,7 @@ class Stage {
   }
   Tensor dhidden_TD(const Saved& saved, int64_t depth) const;
   const Tensor& output_TD(int64_t depth) const { return depth == 0 ? final_TD_ : mtp_TD_[depth - 1]; }
-  // The norms' outputs, to and from the stream, where norm and loss are on two stages.
+  // Copy the outputs of the norms to and from the stream, if norm and loss are on two stages.
   void write_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const;
   void read_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const;
   void mtp_loss(Step& step, const Saved& saved) const;
@@ -157,9 +154,9 @@ class Stage {
   size_t num_block_sets_ = 0;
   std::vector<ParamSpan> of_block_;
   ActivationOffload* offload_;
-  std::vector<int> slot_of_block_;   // -1: what it keeps is on the device. Empty: that holds for all blocks
+  std::vector<int> slot_of_block_;   // -1: the block is not offloaded. Empty: no block is
   size_t first_backward_ = 0;        // the lowest block whose backward passes are computed
-  bool is_gradient_used_ = true;     // that by the input of this block
+  bool is_gradient_used_ = true;     // the derivative w.r.t. the input of that block is needed
   ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;

@@ -1,5 +1,5 @@
-// The argument of every pass of a layer: a stream to run on, a stack for scratch, and the
-// micro-batch. It must not grow.
+// Step is the argument of every pass of a layer: the stream to run on, the step stack for scratch, and the micro-batch.
+// It must not grow.
 #pragma once
 
 #include <string>
@@ -12,38 +12,37 @@
 
 namespace moebius {
 
-// The sizes that a model is planned for. They are those of the part of a micro-batch that the tp
-// ranks of one place hold together (model/attention/token_runs.h).
+// The sizes that a model is planned for: those of the part of a micro-batch that the tp ranks with one cp coordinate
+// hold together (model/attention/token_runs.h).
 struct BatchShape {
   int64_t batch = 1;  // sequences
   int64_t seq = 1;    // tokens per sequence on this rank: 1 / cp of it
-  // Scopes of the sequence balance loss: sequences, or documents when they are kept apart.
+  // The maximum number of segments of the sequence balance loss: of sequences, or of documents with `documents`.
   int64_t max_segments = 1;
-  // True: sequences hold documents that do not see each other, with their starts in doc_start_T.
-  // False: a token sees all tokens before it.
+  // True: sequences consist of documents, which begin at doc_start_T, and attention does not cross documents.
+  // False: a token attends to all earlier tokens of its sequence.
   bool documents = true;
   CpComm cp_comm = CpComm::allgather, cp_comm_window = CpComm::allgather;  // of layers without and with a window
-  // The depths of multi-token prediction that the batch has targets for: all of the model's, or 0.
-  // With 0 the modules are held but not computed.
+  // The number of multi-token prediction depths that the batch has targets for: all of the model's, or 0. With 0 the
+  // modules have parameters but are not computed.
   int64_t num_mtp = 0;
   int64_t tokens() const { return batch * seq; }
 };
 
-// The scalars of a training step, as plain data. The host fills them with a micro-batch. They are
-// copied whole into the memory of the batch. Ops read them there alone, so that a captured step
-// reads them anew at each replay.
+// The scalars of a training step, as plain data. The host fills them in with each micro-batch, and the struct is copied
+// as a whole into the memory of the batch. Ops read only that copy, so each replay of a graph reads new values.
 struct StepScalars {
   static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
 
-  // [depth]: 1 / the sum of the target weights of this depth in the global batch, 0 where that is 0.
-  // Depth 0 is the next token.
+  // [depth]: 1 / (the sum of the target weights of this depth in the global batch), or 0 if that sum is 0. Depth 0 is
+  // the next token.
   double loss_scale[kMaxDepths] = {1.0};
-  // [depth]: the factor of the weighted losses in the objective. It is loss_scale, times
-  // the coefficient of multi-token prediction at its depths.
+  // [depth]: the factor of the weighted losses in the objective: loss_scale, at depths above 0 times the coefficient of
+  // multi-token prediction.
   float objective_scale[kMaxDepths] = {1.0f};
-  // For what is drawn: the step, and the index of row 0 in the global batch's tokens.
+  // The counters of random draws: the step, and the index of row 0 among the tokens of the global batch.
   int64_t draw[2] = {};
-  double lr_and_step[2] = {};  // for the optimizer, in its dtype: the learning rate, and the step
+  double lr_and_step[2] = {};  // for the optimizer: the learning rate, and the step
   double total_tokens = 1.0;   // of the global batch
 
   void set_loss_scale(int64_t depth, double scale, double coeff = 1.0) {
@@ -66,37 +65,36 @@ struct Targets {
   Tensor weight_T;  // f32, the weight of each target in the loss
 };
 
-// One micro-batch: batch * seq token rows, sequence after sequence. Its own targets are the next tokens.
+// One micro-batch: batch * seq rows, one per token, sequence after sequence. The inherited targets are the next tokens.
 struct MicroBatch : Targets {
   BatchShape shape;
-  // The neighbours of cp that share its sequences, a power of two (MeshShape::cp_dynamic). 0: all of cp.
+  // The number of consecutive cp ranks that share its sequences, a power of two (MeshShape::cp_dynamic). 0: all of cp.
   int64_t cp = 0;
   Tensor token_T;      // i32
   Tensor pos_T;        // i32, position for RoPE
-  Tensor doc_start_T;  // i32, position in the whole sequence of its first key that a token sees; with documents
-  // i32. In training: non-decreasing, for the sequence balance loss. In generation: the sequence of
-  // the cache that the row is the next token of.
+  Tensor doc_start_T;  // i32, position in the whole sequence of the first key that a token attends to; with documents
+  // i32. In training: the segment of each row for the sequence balance loss, non-decreasing. In generation: the cached
+  // sequence whose next token the row is.
   Tensor segment_T;
   // Document starts of the first T rows for attention; empty if documents are not separated.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
-  // [num_mtp]: the targets at depth k = 1, 2, ... of multi-token prediction (model/layers/mtp.h).
-  // The target is token k + 1 after the row's. Its weight is 0 where that token is in another
-  // document or after the end of the sequence. Depth k reads the targets of depth k - 1 as its
-  // tokens, so they are tokens of the vocabulary in every row.
+  // [num_mtp]: the targets at depth k = 1, 2, ... of multi-token prediction (model/layers/mtp.h). The target of row i
+  // is token i + k + 1. Its weight is 0 if that token is in another document or after the end of the sequence. Depth k
+  // reads the targets of depth k - 1 as its tokens, so every target is in the vocabulary.
   std::vector<Targets> mtp_targets;
   const Targets& targets(int64_t depth) const {
     return depth == 0 ? *this : mtp_targets[static_cast<size_t>(depth - 1)];
   }
-  bool training = false;  // jitter, dropping and balance losses are on
-  // The first of its step: products store the gradients of their weights instead of adding to them
+  bool training = false;  // true: jitter, dropping and balance losses are on
+  // True for the first micro-batch of a step: products store the gradients of their weights instead of adding to them
   // (ParamSpec::grad_stored_first).
   bool first_of_step = false;
-  // A part of a micro-batch after its first: products add to the gradients that the first has stored.
+  // True for a chunk of a micro-batch after its first: products add to the gradients that the first chunk stored.
   bool later_part = false;
 
-  StepScalars scalars;         // on the host, also of a batch in a device's memory
-  Tensor scalars_memory;       // u8: the same where ops read them
-  void store_scalars() const;  // REQUIRES host memory. Copies scalars there.
+  StepScalars scalars;         // in host memory, on every device
+  Tensor scalars_memory;       // u8: the copy that ops read
+  void store_scalars() const;  // copies scalars to scalars_memory. REQUIRES: that is host memory
   // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2]; f64 [1].
   Tensor objective_scale_1(int64_t depth) const;
   Tensor draw_2() const;
@@ -104,14 +102,14 @@ struct MicroBatch : Targets {
   Tensor total_tokens_1() const;
 };
 
-// Every tensor of a batch of this shape, with what the plan needs to know about it.
-// This is the only list of them.
+// A tensor of a micro-batch, with its declaration.
 struct BatchTensor {
   Tensor* tensor;
   std::string name;
   Shape shape;
   DType dtype;
 };
+// Returns all tensors of a batch of this shape. This is the only list of them.
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape);
 
 // Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan

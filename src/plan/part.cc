@@ -11,7 +11,7 @@
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 #include "model/stage.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "plan/rank_memory.h"
@@ -166,7 +166,7 @@ class DryStage {
          .dtype = spec.precision.compute,
          .passes_in_flight = moe_layers_that_keep(spec.model, stage, spec.shape.num_mtp, spec.recompute),
          .has_layers = moe_layers_of(spec.model, stage, spec.shape.num_mtp) > 0});
-    if (spec.measures_precision) figures_.emplace(plan_);
+    if (spec.measures_precision) quantize_stats_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -182,7 +182,7 @@ class DryStage {
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .expert_rows = rows_.get(),
-                              .figures = figures_ ? &*figures_ : nullptr,
+                              .quantize_stats = quantize_stats_ ? &*quantize_stats_ : nullptr,
                               .lora = spec.lora};
     if (rows_) check_offload_of_rows(spec.offload);
     stage_.emplace(StageContext{.layers = layers,
@@ -330,7 +330,7 @@ class DryStage {
   Tensor rope_, loss_sum_, mtp_loss_sum_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
-  std::optional<PrecisionFigures> figures_;
+  std::optional<QuantizeStats> quantize_stats_;
   ActivationOffload offload_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;

@@ -90,7 +90,7 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
               .token_R = transposed ? rows.token_R : Tensor{},
               .square = format.square,
               .hadamard = format.hadamard,
-              .figures_5 = figures_5_ ? *figures_5_ : Tensor{}};
+              .stats_5 = stats_5_ ? *stats_5_ : Tensor{}};
   if (format.stochastic) {
     op.stochastic = {
         .draw_2 = c.draw_2, .seed = seed_, .key = key_, .first_group = experts_.first, .num_groups = experts_.all};
@@ -114,7 +114,7 @@ void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tenso
   Quantize op{.q = q,
               .x_RC = w,
               .square = formats_of(recipe_).w.square,
-              .figures_5 = figures_5_ && !q.transposed ? *figures_5_ : Tensor{}};
+              .stats_5 = stats_5_ && !q.transposed ? *stats_5_ : Tensor{}};
   if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad: seen as one of several, it is only transposed
     op.x_RC = w.view({1, w.dim(0), w.dim(1)});
     op.q.data = q.data.view({1, q.data.dim(0), q.data.dim(1)});

@@ -1,4 +1,4 @@
-// The recipe says how the operands of the three products of a linear map y = x W^T are quantised.
+// The quantisation of the operands of the three products of a linear layer y = x W^T, by the recipe of the run.
 //
 //   recipe      x, forward   W            dy           x and dy of dW
 //   fp8_block   row_blocks   square       row_blocks   row_blocks of the transpose          E4M3
@@ -7,7 +7,7 @@
 //   nvfp4       nv_blocks    16 x 16      nv_blocks, rounded stochastically;
 //                                         x and dy of dW after the Hadamard transform      E2M1
 //
-// Layers ask for an operand where they call an op and never look at its dtype. With recipe none
+// Layers get operands from here where they call an op, and never check their dtype. With recipe none
 // every operand is the tensor itself. Sources: DeepSeek-V3 (arXiv 2412.19437), TransformerEngine's
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
 // NVFP4 (arXiv 2509.25149).
@@ -20,41 +20,41 @@
 
 namespace moebius {
 
-// The parts of a step that quantising needs.
+// The parts of a step that quantisation needs.
 struct QuantizeContext {
   Stream& stream;
   StepStack& stack;  // gets the quantised copies
   Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
 };
 
-// How the rows of x and dy are sorted: as in Quantize (ops/quantize/quantize.h). Empty: not by expert.
+// Rows of x and dy that are sorted by expert, as in Quantize (ops/quantize/quantize.h). Empty: no experts.
 struct RowGroups {
   Tensor offsets_e1, token_R;
 };
 
-// The experts of this rank, as the draws of stochastic rounding count them.
+// The experts of this rank: the first one, and the number of all experts. Stochastic rounding draws by global index.
 struct ExpertRange {
   int64_t first = 0, all = 1;
 };
 
-// The elements that share a scale and are therefore not split between ranks: 128, 32 or 16, and 0
-// where the scale is that of a whole tensor. 1 with recipe none.
+// Returns the multiple of rows or columns at which ranks may split a tensor without splitting a block: 128, 32 or 16,
+// 0 if a scale covers a whole tensor, and 1 with recipe none.
 int64_t split_multiple(PrecisionRecipe recipe);
 
 class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
-  // seed, key: of the draws of stochastic rounding. key tells parameters apart. figures_5: what quantising x,
-  // dy and weights adds to (Quantize::figures_5), which outlives it; null: nothing.
+  // seed, key: of the draws of stochastic rounding; each parameter has its own key. stats_5: the sums to which
+  // quantisation adds (Quantize::stats_5), which must outlive this; null: none.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* figures_5 = nullptr)
+                   const Tensor* stats_5 = nullptr)
       : recipe_(recipe),
         seed_(seed),
         key_(key),
         experts_(experts),
         weight_gradients_(weight_gradients),
-        figures_5_(figures_5) {}
+        stats_5_(stats_5) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -62,12 +62,12 @@ class ProductPrecision {
   // dx = dy W. A quantised w is transposed.
   Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
   Operand w_for_dx(const QuantizeContext& c, Tensor w) const;
-  // dW = dy^T x. Quantised operands are transposed; WeightGradientPrecision::compute has the tensors.
+  // dW = dy^T x. Quantised operands are transposed. With WeightGradientPrecision::compute they are plain.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
-  // The operands that w() and w_for_dx() give for weights of this shape, without memory; and how memory
-  // for one of them is filled. REQUIRES: !is_plain().
+  // The operands that w() and w_for_dx() return for weights of this shape, without memory. quantise_weights() fills the
+  // memory of one. REQUIRES: !is_plain().
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
   void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
@@ -88,7 +88,7 @@ class ProductPrecision {
   uint32_t key_ = 0;
   ExpertRange experts_;
   WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
-  const Tensor* figures_5_ = nullptr;
+  const Tensor* stats_5_ = nullptr;
 };
 
 }  // namespace moebius

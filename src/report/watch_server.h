@@ -1,4 +1,4 @@
-// Serves the page of a run on 127.0.0.1, as the run goes on.
+// Serves the page of a run on 127.0.0.1 while the run continues.
 #pragma once
 
 #include <memory>

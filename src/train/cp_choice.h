@@ -1,9 +1,9 @@
-// Dynamic cp: how many ranks share the sequences of a micro-batch, and which of its documents each block of
-// ranks has (model/attention/token_runs.h).
+// Dynamic context parallelism: chooses how many ranks share the sequences of a micro-batch, and assigns documents to
+// blocks of ranks (model/attention/token_runs.h).
 //
-// A sample of S rows on cp ranks is one sequence of S rows that all of them share, or cp / c sequences of S c / cp
-// rows, each shared by c neighbours. Its documents must fit into these sequences whole. The fewer ranks share a
-// document, the less they exchange; c = 1 exchanges nothing.
+// A sample of S rows on cp ranks is one sequence of S rows that all ranks share, or cp / c sequences of S c / cp rows,
+// each shared by c consecutive ranks. Every document must fit into one of these sequences. The fewer ranks share a
+// document, the less they communicate; with c = 1 they do not communicate.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace moebius {
 
-// The documents of a sample: document i has the rows [begins[i], begins[i + 1]), the last one those up to `end`.
-// The rows [end, rows) are padding, of which each row is a document.
+// The documents of a sample. Document i has the rows [begins[i], begins[i + 1]), and the last one ends at `end`. Rows
+// [end, rows) are padding, and each of them is a document of its own.
 struct SampleDocuments {
   std::vector<int32_t> begins;
   int32_t end = 0, rows = 0;
@@ -21,15 +21,14 @@ struct SampleDocuments {
   double cost() const;  // the sum of squared lengths, and 1 for a row of padding
 };
 
-// Returns the row of the sample at each place of the arranged one, [rows]; or nothing where the documents do not fit.
-// With sharing = cp it is 0, 1, 2, ... The padding fills what the documents leave.
-// REQUIRES: sharing divides cp, and 2 cp the rows.
+// Returns the order of the rows of the sample in which documents fit the sequences, [rows]; nothing if they do not fit.
+// With sharing = cp it is 0, 1, 2, ... Padding fills the gaps. REQUIRES: sharing divides cp, and 2 cp divides the rows.
 std::optional<std::vector<int32_t>> arrange_documents(const SampleDocuments& sample, int64_t cp, int64_t sharing);
 
-// Pairs of a query and a key that it sees, on the busiest of the cp ranks.
+// Returns the number of (query, attended key) pairs on the busiest of the cp ranks.
 double busiest_rank(const SampleDocuments& sample, const std::vector<int32_t>& order, int64_t cp, int64_t sharing);
 
-// Returns the smallest power of two whose busiest rank has at most 1.25 times the pairs of the best one's.
+// Returns the smallest power of two with which the busiest rank has at most 1.25 times the pairs of the best choice.
 // REQUIRES: cp is a power of two.
 int64_t choose_sharing(const SampleDocuments& sample, int64_t cp);
 

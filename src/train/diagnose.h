@@ -1,5 +1,5 @@
-// Finds where a value first stopped being finite. The step is run again: it is deterministic, and a
-// gradient norm that is not finite has changed no weight.
+// Finds the first tensor with a NaN or Inf in a step whose loss or gradient norm is not finite. The step is run again:
+// it is deterministic, and the failed step has changed no weight.
 #pragma once
 
 #include <string>
@@ -10,11 +10,10 @@
 
 namespace moebius {
 
-// A sentence naming the first tensor that holds a NaN or Inf in the order of computation: weights,
-// then for each micro-batch of the step that the loader has begun what each layer keeps, the loss,
-// and the gradients from the last layer back.
-// All ranks call it together and get the same sentence. If several ranks find something at the same
-// point, the sentence is that of the first of them.
+// Returns a sentence that names this tensor. The order is that of computation: weights; then for each micro-batch of
+// the loader's current step the tensors that each layer saves, the loss, and the gradients from the last layer back.
+// All ranks call it together and get the same sentence. If several ranks find a tensor at the same point, it is that of
+// the lowest rank.
 std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& control);
 
 }  // namespace moebius

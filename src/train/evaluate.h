@@ -1,4 +1,4 @@
-// Loss on held-out data.
+// The loss on held-out data.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,7 @@ struct DatasetLoss {
   std::optional<double> bits_per_byte;  // bits per byte of the text, if PREFIX.json has the number of bytes
 };
 
-// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes
-// of their text.
+// The totals weight datasets by their size: all nats over all tokens, and all bits over all bytes of text.
 struct EvalResult {
   double loss = 0;
   double tokens = 0;                    // targets that counted, a whole number
@@ -29,11 +28,10 @@ struct EvalResult {
   bool complete = true;                 // false: stopped, and the numbers cover what was read until then
 };
 
-// One pass over each of the loader's datasets, every sequence once and in order whatever the
-// weights, at most max_batches micro-batches of EACH dataset (0: all). Uses the engine's batch and
-// saved tensors, and leaves its loss sum at zero: never call it between the micro-batches of a
-// step. The dp ranks take micro-batches round-robin; all ranks call this together and get the same
-// result. stop is called before each round of micro-batches, and returns the same on all ranks.
+// Evaluates each of the loader's datasets, whatever its weight: every sequence once, in order, at most max_batches
+// micro-batches per dataset (0: all). Uses the engine's batch and saved tensors, and leaves its loss sum at zero, so it
+// must not be called between the micro-batches of a step. The dp ranks take micro-batches round-robin. All ranks call
+// it together and get the same result. stop: called before each round of micro-batches, the same on all ranks.
 EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::function<bool()>& stop = {});
 
 }  // namespace moebius

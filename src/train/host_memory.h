@@ -1,4 +1,4 @@
-// The host memory that a run holds beside the program, known before the first step.
+// The prediction of the host memory of a run, without the program itself, before its first step.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,23 @@ struct HostMemory {
   int64_t snapshot_bytes = 0;    // the copy that an asynchronous checkpoint takes
   int64_t num_ranks = 1;         // ranks whose memory this is
   bool stages_messages = false;  // messages between GPUs need more pinned memory, which is not predicted
-  // Rows of experts beyond memory.expert_rows, if tokens choose as unevenly as they can. They take memory when it
-  // happens, and keep it.
+  // Rows of experts beyond memory.expert_rows, for the most uneven routing. This memory is used when such routing
+  // happens, and stays in use.
   int64_t spill_bytes = 0;
   std::string text() const;  // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 
-// The host memory of a training engine, also of one on the null device.
+// Returns the host memory of a training engine, also of one on the null device.
 HostMemory host_memory(Engine& engine, bool async_save);
 
-// The sum over the ranks of this machine, which share its memory. All ranks of the world
-// call it together.
+// Returns the sum over the ranks of this machine. All ranks of the world call it together.
 HostMemory of_this_machine(Control& control, const HostMemory& mine);
 
-// Error{usage} with the plan's table when the host does not have the memory of plan and snapshot
-// together: now, and not at the first save. Pinned memory is held already.
+// Throws Error{usage} with the plan's table when the host lacks memory for plan and checkpoint snapshot together, so
+// that a run does not fail at its first save. Pinned memory is already allocated.
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
-// The same for the rows of experts beyond their budget: a run that starts can hold every choice of experts.
+// The same for the rows of experts beyond their budget, so that a run that starts can hold any routing.
 void check_spill(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
 }  // namespace moebius

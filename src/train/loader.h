@@ -1,17 +1,14 @@
-// Fills micro-batches, for training or for an evaluation.
+// The Loader fills micro-batches, for training or for an evaluation.
 //
-// Training: the batch is a pure function of the step. Sample (step - 1) * global_batch + i is
-// sequence i of the global batch, whatever the layout and however often the run was resumed. With
-// data.order_by_cost the sequences of the global batch are sorted by their cost, the largest first.
-// Then the sums of a step over any two dp ranks differ by no more than its largest and its smallest
-// sequence do.
-// With parallel.dynamic_cp each sequence chooses how many ranks of cp share it (train/cp_choice.h). They are
-// sorted by that number and then by their cost, so that those of a micro-batch are alike. The micro-batch has the
-// largest number of its sequences, MicroBatch::cp.
-// Micro-batch j of the global batch is its sequences j * micro_batch + [0, micro_batch), and the dp
-// ranks take them round-robin. A context rank gets its pieces of a sequence
-// (model/attention/token_runs.h), and with each row all that multi-token prediction reads and
-// predicts there; tp ranks get the same.
+// Training: a batch is a pure function of the step. Sequence i of the global batch is sample (step - 1) * global_batch
+// + i, whatever the layout is and however often the run was resumed. Micro-batch j has the sequences j * micro_batch +
+// [0, micro_batch), and the dp ranks take micro-batches round-robin. A context rank gets its pieces of each sequence
+// (model/attention/token_runs.h); all tp ranks get the same rows.
+//   data.order_by_cost   sorts the sequences of the global batch by cost, the largest first. Then the costs of any two
+//                        dp ranks differ by no more than those of the largest and the smallest sequence.
+//   parallel.dynamic_cp  chooses for each sequence how many cp ranks share it (train/cp_choice.h), and sorts by that
+//                        number, then by cost. MicroBatch::cp is the largest number in the micro-batch.
+//
 // Evaluation: each dataset is read from its start, every sequence once, whatever its weight.
 #pragma once
 
@@ -25,31 +22,29 @@
 
 namespace moebius {
 
-// Error{input}, naming the key and what to do, when a file of data.train or
-// data.valid is missing: before memory is asked for.
+// Throws Error{input} with the key and what to do when a file of data.train or data.valid is missing. Call it before
+// memory is allocated.
 void check_datasets_are_there(const DataSpec& data);
 
 class Loader final : public BatchSource {
  public:
-  // Error{input} for datasets that cannot be read or whose ids do not fit the
-  // vocabulary (when they are met), or that another tokenizer than data.tokenizer
-  // built (data/data_build.h: check_tokenizer).
-  // `asked_by` is the key or option that names the datasets, for messages;
-  // empty: data.train with shuffle, else data.valid.
+  // Throws Error{input} for datasets that cannot be read, or that were built with another tokenizer than data.tokenizer
+  // (check_tokenizer in data/data_build.h). An id outside the vocabulary is Error{input} when it is read.
+  // asked_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 
   // Selects the sequences of the global batch of a step (1-based).
   void begin_step(int64_t step) override;
-  // This rank's micro-batch m of the step that begin_step() named.
+  // Fills this rank's micro-batch m of the step of begin_step().
   void fill(MicroBatch& batch, int64_t m) override;
-  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight;
-  // for evaluation. count may be 0, on a rank that has no micro-batch in this round.
+  // For evaluation: fills in sequences [first, first + count) of one dataset; the rest of the micro-batch has weight 0.
+  // count may be 0, on a rank without a micro-batch in this round.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
-  // One line per dataset (TokenDataset::fingerprint), which an exact resume must find again. Reads
-  // at most 2 MiB of each.
+  // Returns one line per dataset (TokenDataset::fingerprint), which must be the same on resume. Reads at most 2 MiB of
+  // each dataset.
   std::string fingerprint() const;
   const DatasetOrder& order() const { return order_; }
 

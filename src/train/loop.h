@@ -23,15 +23,15 @@ namespace moebius {
 
 class TrainingRun {
  public:
-  // signal: nonzero once the run should save and end; read after every step.
-  // world: the world that this is a rank of; null for a run on one rank. Every rank makes its own;
-  // the first writes the metrics and logs.
+  // signal: nonzero when the run should save and end; read after every step.
+  // world: the transport of this rank; null for a run on one rank. Every rank constructs its own TrainingRun; rank 0
+  // writes metrics and logs.
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
-  // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends
-  // all after the same step, and so does an error of the first one's metrics, logs or trace.
-  // Error{numerics} when the loss or the gradient norm is not finite, with the place where that
-  // began; the newest checkpoint is left as it was.
+  // Returns the signal that ended the run, or 0 if every step was done. A signal to any rank, or an I/O error of rank
+  // 0's metrics, logs or trace, ends all ranks after the same step. Throws Error{numerics} when the loss or the
+  // gradient norm is not finite, with the first such tensor (train/diagnose.h). The newest
+  // checkpoint is then unchanged.
   int run();
 
  private:

@@ -1,5 +1,4 @@
-// The peak memory of a run, predicted before its first step and compared with what was measured
-// after its last.
+// Predicts the peak memory of a run before its first step, and compares it with the measured peak after the last step.
 #pragma once
 
 #include "checkpoint/store.h"

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "model/moe/expert_rows.h"
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 
 namespace moebius {
 namespace {
@@ -73,14 +73,14 @@ std::optional<StepReport::ExpertRowsReport> read_expert_rows(const Engine& engin
   return report;
 }
 
-// The figures are those of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
+// The sums are those of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
 std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
-  const PrecisionFigures* figures = engine.model().precision_figures();
-  if (!figures) return {};
+  const QuantizeStats* stats = engine.model().quantize_stats();
+  if (!stats) return {};
   const int64_t L = engine.model().spec().num_layers_and_mtp();
   Group& world = engine.mesh().group(Axis::world);
   std::vector<double> mine(L * 5), all(world.size() * L * 5);
-  for (const PrecisionFigures::Layer& each : figures->layers())
+  for (const QuantizeStats::Layer& each : stats->layers())
     std::copy_n(engine.on_host(each.sums_5).ptr<double>(), 5, mine.data() + each.layer * 5);
   Stream s(DeviceKind::cpu, engine.stream().pool());
   world.all_gather(s, tensor_of(all.data(), {world.size() * L, 5}), tensor_of(mine.data(), {L, 5}));

@@ -1,5 +1,4 @@
-// The report of a step: one JSON object a line in metrics.jsonl, and the same numbers
-// as TensorBoard scalars.
+// The metrics of a step: a JSON object per line in metrics.jsonl, and the same numbers as TensorBoard scalars.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -51,9 +50,8 @@ struct StepReport {
   std::vector<MoeLayerReport> layers;
 };
 
-// Reads the sums of the step that the engine has just finished; before Engine::end_of_step. The
-// numbers cover all ranks and are the same on each, except for the time and the memory. All ranks
-// call it together.
+// Reads the sums of the engine's last step. Call it before Engine::end_of_step(), on all ranks together. The numbers
+// are those of all ranks, and the same on each, except for time and memory.
 StepReport read_step(Engine& engine, double step_time_s);
 
 nlohmann::ordered_json to_json(const StepReport& report);

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "model/catalog.h"
-#include "precision/shipped_figures.h"
+#include "precision/measured_products.h"
 
 namespace moebius {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 // A product that was timed in a shape like that of the model.
 struct Timed {
   std::string name;  // of the first matrix of its shape
-  const ShippedFigures* figures;
+  const MeasuredProduct* figures;
 };
 
 ProductShape shape_of(const RunSpec& run, const ParamSpec& spec) {
@@ -31,21 +31,21 @@ ProductShape shape_of(const RunSpec& run, const ParamSpec& spec) {
 // Experts are listed by their first matrix.
 std::vector<Timed> timed_products(const RunSpec& run) {
   std::vector<Timed> all;
-  std::set<const ShippedFigures*> seen;
+  std::set<const MeasuredProduct*> seen;
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
   for (const ModelCatalog::Entry& entry : catalog.params()) {
     const ParamSpec& spec = entry.spec;
     const bool is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
     if (spec.parts.empty() || (spec.kind != ParamKind::matrix && !is_first_of_experts)) continue;
     if (matches_any(run.precision.keep, spec.parts.front().name)) continue;
-    const ShippedFigures* figures = shipped_figures(shape_of(run, spec));
+    const MeasuredProduct* figures = measured_product(shape_of(run, spec));
     if (figures && seen.insert(figures).second) all.push_back({spec.name, figures});
   }
   return all;
 }
 
 // The time of all passes with the recipe over that in bf16.
-double ratio(const ShippedFigures& f, WeightGradientPrecision weight_gradients) {
+double ratio(const MeasuredProduct& f, WeightGradientPrecision weight_gradients) {
   const bool in_recipe = weight_gradients == WeightGradientPrecision::recipe;
   const double quantised = f.forward.quantised_ms + f.backward_input.quantised_ms +
                            (in_recipe ? f.backward_weight.quantised_ms : f.backward_weight.plain_ms);
@@ -70,7 +70,7 @@ std::optional<StartNote> precision_note(const RunSpec& run) {
     return StartNote{
         fmt::format("precision.recipe = \"fp8_block\": {} took more time than in bf16 on {}, in shapes like "
                     "these: {} times; {}, or time yours with `moebius bench precision`",
-                    what, kShippedFiguresGpu, fmt::join(names, ", "), advice),
+                    what, kMeasuredProductsGpu, fmt::join(names, ", "), advice),
         /*is_warning=*/true};
   };
   if (!slower.empty()) return note("products", slower, "name them in precision.keep");

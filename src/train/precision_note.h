@@ -1,4 +1,4 @@
-// A warning of products that the recipe makes slower than bf16, by the figures that come with the program.
+// A warning of products that the recipe makes slower than bf16, by measured times (precision/measured_products.h).
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace moebius {
 
-// None where no product loses, where none like the model's was timed (precision/shipped_figures.h), without a
-// recipe, on a CPU, and with tp or etp above 1, whose shapes were not timed.
+// Returns nothing if no product is slower, if no product of a like shape was measured, without a recipe, on a CPU, and
+// with tp or etp above 1, whose shapes were not measured.
 std::optional<StartNote> precision_note(const RunSpec& run);
 
 }  // namespace moebius

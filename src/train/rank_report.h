@@ -1,5 +1,4 @@
-// The cost of a step by rank and by axis of the mesh: which rank is slow, which waits, and
-// what communication adds.
+// The time of a step by rank and by axis of the mesh: stragglers, waiting, and exposed communication.
 #pragma once
 
 #include <array>

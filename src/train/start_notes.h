@@ -1,4 +1,4 @@
-// Notes that a run prints before its first step, on what would otherwise be noticed too late.
+// Notes and warnings that a run prints before its first step.
 #pragma once
 
 #include <string>

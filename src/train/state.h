@@ -1,4 +1,4 @@
-// The state of a run as global tensors: what a checkpoint holds.
+// The state of a run as global tensors, for checkpoints.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

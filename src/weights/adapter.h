@@ -23,8 +23,8 @@ class AdapterReader {
   std::vector<std::string> matrices() const;
 };
 
-// path: a folder of PEFT, a checkpoint or a run's folder. model: whose adapters they are. Error{input} when there are no
-// adapters, and when a tensor has not the shape that rank and model give it, or has no partner.
+// path: a folder of PEFT, a checkpoint or a run's folder. model: whose adapters they are. Error{input} when there are
+// no adapters, and when a tensor has not the shape that rank and model give it, or has no partner.
 std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model);
 
 // Fills the adapters of the model, masters and weights, on the stream s of its device. Error{input}

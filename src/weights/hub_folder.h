@@ -29,11 +29,11 @@ struct HubFolderResult {
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// Writes config.json in the v4 spelling, weights under the hub's names, and the other files
-// unchanged. Keys that Moebius does not know are kept, but not quantization_config, unless weights
-// are in 8-bit floats again: those that were released so, or else those whose products a recipe quantises. Each expert has a tensor for each projection, except in families whose
-// checkpoints fuse them (hub/fused_experts.h). The folder appears whole or not at all. Memory:
-// twice the largest tensor; of fused ones, twice that of an expert. Error{input} for a model_type
+// Writes config.json with the keys of transformers 4, weights under the names of Hugging Face, and the other files
+// unchanged. Unknown keys of config.json are kept. quantization_config is kept only if weights are written as 8-bit
+// floats: those that were released so, or else those whose products the recipe quantises. Each expert has a tensor per
+// projection, except in families whose checkpoints fuse experts (hub/fused_experts.h). The folder appears whole or not
+// at all. Memory: twice the largest tensor, or twice an expert of a fused tensor. Throws Error{input} for a model_type
 // that transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 

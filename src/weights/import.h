@@ -29,11 +29,10 @@ struct ImportResult {
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few
-// bits with scales, and for matrices that an adapter is added to), with fused experts split. The scales of 8-bit
-// floats are stored too, so that export can make the released bits again. config.json becomes part of the meta data; all other
-// files are copied. The checkpoint appears whole or not at all. Memory: the largest tensor.
-// Error{input} as load_weights.
+// Stores every tensor under its canonical name and in its own dtype (quantised tensors, and matrices to which an
+// adapter is added, in f32), with fused experts split. The scales of 8-bit floats are stored too, so that an export can
+// restore the original bits. config.json becomes part of the meta data; all other files are copied. The checkpoint
+// appears whole or not at all. Memory: the largest tensor. Throws the errors of load_weights().
 ImportResult import_hugging_face(const ImportSpec& spec);
 
 }  // namespace moebius

@@ -11,21 +11,20 @@
 
 namespace moebius {
 
-// The model of a folder: config.json of a Hugging Face folder, or the spec that a checkpoint
-// carries. `path` may also be a run's folder or its checkpoints folder; then the newest complete
-// checkpoint is taken. Error{input} naming what is missing.
+// Returns the model of a folder: the config.json of a Hugging Face folder, or the spec in a checkpoint. path may also
+// be a run's folder or its checkpoints folder; then the newest complete checkpoint is used. Throws Error{input} with
+// what is missing.
 ModelSpec read_model_spec(const std::string& path);
 
-// The run that a checkpoint comes from: its tokenizer, sequence length and documents. Nothing for a
-// Hugging Face folder or one that was imported.
+// Returns the run that a checkpoint comes from, with its tokenizer, sequence length and documents. Returns nothing for
+// a Hugging Face folder, and for an imported one.
 std::optional<RunSpec> read_run_spec(const std::string& path);
 
-// Fills every parameter (masters where the model has them) and state of the model, on the stream
-// s of its device. f32, bf16, f16 and f64 on disk are converted to the dtype of the parameter. A
-// rank of several reads what it holds; the folder must hold all of the model. Strict:
-// Error{input} lists the tensors that are missing, unexpected or of another shape (the first 20
-// and the counts). Optimizer state of a checkpoint is not read. Returns the tensors with elements
-// that are not finite, to be warned of.
+// Fills every parameter (its master, if it has one) and the state of the model, on the stream s of its device. f32,
+// bf16, f16 and f64 on disk are converted to the dtype of the parameter. Each rank reads its own shards; the folder
+// must have the whole model. Throws Error{input} that lists tensors that are missing, unexpected or of another shape
+// (the first 20 and the counts). The optimizer state of a checkpoint is not read. Returns the tensors with non-finite
+// elements, for a warning.
 std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path);
 
 // Checks that a folder's tensors are those of the model: the same Error{input}, before

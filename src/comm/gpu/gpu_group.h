@@ -1,7 +1,6 @@
-// A GpuGroup moves GPU memory between ranks; a transport derives from it. Such a group is made over a group of the
-// same ranks for CPU memory. That group has its name, ranks and barrier, and gets the calls on
-// streams that are not a GPU's. Calls on a GPU's stream are checked here; the rest is each
-// transport's own.
+// GpuGroup is the base class of groups that communicate GPU memory. It wraps a group of the same ranks for CPU memory,
+// which provides name, ranks and barrier, and handles calls on CPU streams. Calls on a GPU's stream are checked here,
+// and implemented by the derived class.
 #pragma once
 
 #include <memory>
@@ -36,13 +35,12 @@ class GpuGroup : public Group {
   Group& over() const { return *over_; }
   static Tensor flat(const Tensor& x) { return x.view({x.numel()}); }
 
-  // The start_* calls on a GPU's stream, with arguments that were checked. Without overlap they have
-  // ended when they return.
+  // The start_* calls on a GPU's stream, with checked arguments. By default they complete before they return.
   virtual Pending gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived);
   virtual Pending gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in);
 
  private:
-  // The other calls on a GPU's stream, with arguments that were checked.
+  // The other calls on a GPU's stream, with checked arguments.
   virtual void gpu_all_reduce_sum(Stream& s, const Tensor& x) = 0;
   virtual void gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) = 0;
   virtual void gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) = 0;

@@ -1,5 +1,5 @@
-// A name that no two GPUs share. Ranks on different machines, or in different
-// containers, compare it.
+// A globally unique name of a GPU, by which ranks on different machines, or in different containers, find out whether
+// they share one.
 #pragma once
 
 #include <string>

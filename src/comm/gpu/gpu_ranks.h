@@ -1,8 +1,6 @@
-// GpuRanks know which GPU each rank of a world has.
-// The i-th rank of a machine gets the GPU with index i modulo the number of GPUs, so several ranks
-// may share one.
-// A launcher may show each rank a GPU of its own (CUDA_VISIBLE_DEVICES); the GPUs'
-// identities reveal that.
+// The assignment of GPUs to the ranks of a world. The i-th rank of a machine gets the GPU with index i modulo the
+// number of GPUs, so several ranks may share one. If a launcher shows each rank a different GPU (CUDA_VISIBLE_DEVICES),
+// the identities of the GPUs tell them apart.
 #pragma once
 
 #include <vector>
@@ -13,17 +11,16 @@ namespace moebius {
 
 class GpuRanks {
  public:
-  // All ranks of the world make it together.
-  // Throws Error{usage}, the same on every rank, when a rank has no GPU.
+  // All ranks of the world construct it together. Throws Error{usage} on every rank when a rank has no GPU.
   explicit GpuRanks(Transport& world);
 
   int index() const { return index_; }                                   // index of this rank's GPU on its machine
   int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that use it, including this one
   int num_processes() const { return num_processes_; }                   // processes of the ranks that share it
   bool each_has_its_own() const { return each_has_its_own_; }
-  // The sum over the ranks that share this GPU. All ranks of the world call it together.
+  // Return the sum over the ranks that share this GPU, and over the ranks of this machine. All ranks of the world call
+  // them together.
   int64_t sum_of_sharing(int64_t mine);
-  // The same over the ranks of this machine.
   int64_t sum_of_machine(int64_t mine);
   Control& control() { return control_; }
 

@@ -1,14 +1,13 @@
-// Groups whose ranks exchange GPU memory by NCCL. Messages of the world carry what NCCL needs to
-// start, and the barriers; everything else is kernels on streams.
+// Groups that communicate GPU memory by NCCL. The transport carries only NCCL's bootstrap and the barriers; everything
+// else is kernels on streams.
 //
-// With GpuSums::ranks every collective is one exchange by grouped sends and receives. Our own kernel
-// computes the sums in the order of Group, so that the bits are those of messages; a rank sends no
-// more bytes than in a ring. In groups of more than 8 ranks all_gather is NCCL's.
+// With GpuSums::ranks every collective is one exchange of grouped sends and receives, and our own kernel adds in the
+// order of Group. So the bits are those of the message groups, and a rank sends no more bytes than in a ring. In groups
+// of more than 8 ranks all_gather is NCCL's.
 // With GpuSums::nccl the sums and all_gather are NCCL's, which chooses the order of its sums.
-// A blocking call runs on the caller's stream. start_*, send and recv run on streams beside it,
-// forked and joined by events, both inside and outside of a CUDA graph. The byte counters and times
-// of a captured call grow after each replay (GraphCapture).
-// No call waits on the host, except to limit what is launched ahead of the GPU.
+// Blocking calls run on the caller's stream. start_*, send and recv run on side streams, which events fork and join,
+// inside and outside of CUDA graphs. The byte counters and times of a captured call grow with each replay
+// (GraphCapture). No call waits on the host, except to limit how far the host runs ahead of the GPU.
 #pragma once
 
 #include <memory>
@@ -19,10 +18,10 @@
 
 namespace moebius {
 
-// The adder of sums, which decides their order: our kernel, or NCCL.
+// The implementation of sums between GPUs: our kernel, which adds in rank order, or NCCL.
 enum class GpuSums { ranks, nccl };
 
-// The uses of a group other than collectives. Each use needs GPU memory.
+// The uses of a group besides blocking collectives. Each use needs GPU memory.
 struct NcclUse {
   bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
   bool overlapped = false;  // start_*
@@ -31,12 +30,11 @@ struct NcclUse {
 
 class NcclLinks {
  public:
-  static std::string why_missing();  // what keeps NCCL from being used; empty when nothing does
+  static std::string why_missing();  // why NCCL cannot be used; empty if it can
   static std::string version();      // "2.28.9"; empty without NCCL
 
-  // `gpu` must belong to this rank alone.
-  // From here on a wait for the GPU ends with Error{distributed} when NCCL reports an error,
-  // another rank is known to have failed, or the wait takes longer than the world's timeout.
+  // REQUIRES: gpu belongs to this rank alone. From now on a wait of the host for the GPU throws Error{distributed} when
+  // NCCL reports an error, another rank is known to have failed, or the wait exceeds the world's timeout.
   NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;

@@ -7,9 +7,9 @@ namespace {
 
 Stream on_host(const Stream& s) { return Stream(DeviceKind::cpu, s.pool()); }
 
-Tensor in_host_memory(const Tensor& like, const HostBuffer& room) {
+Tensor in_host_memory(const Tensor& like, const HostBuffer& staging) {
   Tensor x = like;
-  x.data = room.data();
+  x.data = staging.data();
   x.device = DeviceKind::cpu;
   return x;
 }
@@ -33,9 +33,9 @@ void StagedGroup::to_gpu(Stream& s, const Tensor& to, const Tensor& from) {
   copying_s_ += (now_us() - begin) * 1e-6;
 }
 
-Tensor StagedGroup::room_for(const Tensor& x) {
-  if (room_.num_bytes() < x.num_bytes()) room_ = HostBuffer(DeviceKind::cuda, x.num_bytes());
-  return in_host_memory(x, room_);
+Tensor StagedGroup::staging_for(const Tensor& x) {
+  if (staging_.num_bytes() < x.num_bytes()) staging_ = HostBuffer(DeviceKind::cuda, x.num_bytes());
+  return in_host_memory(x, staging_);
 }
 
 HostBuffer StagedGroup::take(int64_t num_bytes) {
@@ -53,7 +53,7 @@ void StagedGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
   Stream host = on_host(s);
   const int64_t n = x.numel(), piece = kSumPiece * size();
   for (int64_t at = 0; at < n && size() > 1; at += piece) {
-    const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n)), here_N = room_for(piece_N);
+    const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n)), here_N = staging_for(piece_N);
     to_host(s, here_N, piece_N);
     over().all_reduce_sum(host, here_N);
     to_gpu(s, piece_N, here_N);
@@ -68,7 +68,7 @@ void StagedGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Ten
     const int64_t count = std::min(kSumPiece, own - at);
     Tensor like = in;
     like.shape = {size() * count};
-    const Tensor here_N = room_for(like);
+    const Tensor here_N = staging_for(like);
     for (int r = 0; r < size(); ++r)
       to_host(s, here_N.rows(r * count, (r + 1) * count), in_N.rows(r * own + at, r * own + at + count));
     const Tensor sum_N = here_N.rows(rank() * count, (rank() + 1) * count);
@@ -85,7 +85,7 @@ void StagedGroup::gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in)
     const int64_t count = std::min(kSumPiece, own - at);
     Tensor like = in;
     like.shape = {size() * count};
-    const Tensor here_N = room_for(like);
+    const Tensor here_N = staging_for(like);
     const Tensor mine_N = here_N.rows(rank() * count, (rank() + 1) * count);
     to_host(s, mine_N, in_N.rows(at, at + count));
     over().all_gather(host, here_N, mine_N);
@@ -97,9 +97,9 @@ void StagedGroup::gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in)
 void StagedGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
   int64_t sent = 0, received = 0;
   for (int r = 0; r < size(); ++r) sent += a.send_rows[r], received += a.recv_rows[r];
-  const Tensor in = a.in.rows(0, sent), out = a.out.rows(0, received), in_here = room_for(in);
-  if (second_room_.num_bytes() < out.num_bytes()) second_room_ = HostBuffer(DeviceKind::cuda, out.num_bytes());
-  const Tensor out_here = in_host_memory(out, second_room_);
+  const Tensor in = a.in.rows(0, sent), out = a.out.rows(0, received), in_here = staging_for(in);
+  if (second_staging_.num_bytes() < out.num_bytes()) second_staging_ = HostBuffer(DeviceKind::cuda, out.num_bytes());
+  const Tensor out_here = in_host_memory(out, second_staging_);
   to_host(s, in_here, in);
   Stream host = on_host(s);
   over().all_to_all_v(host, {.out = out_here, .in = in_here, .recv_rows = a.recv_rows, .send_rows = a.send_rows});
@@ -109,7 +109,7 @@ void StagedGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
 void StagedGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
   Stream host = on_host(s);
   for (int64_t at = 0; at < x.numel(); at += kSumPiece) {
-    const Tensor piece_N = flat(x).rows(at, std::min(at + kSumPiece, x.numel())), here_N = room_for(piece_N);
+    const Tensor piece_N = flat(x).rows(at, std::min(at + kSumPiece, x.numel())), here_N = staging_for(piece_N);
     if (rank() == root) to_host(s, here_N, piece_N);
     over().broadcast(host, here_N, root);
     if (rank() != root) to_gpu(s, piece_N, here_N);
@@ -122,52 +122,52 @@ void StagedGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
 // in reverse order.
 class StagedGroup::Departure final : public Pending::Transfer {
  public:
-  Departure(StagedGroup& group, HostBuffer room) : group_(group), room_(std::move(room)) {}
+  Departure(StagedGroup& group, HostBuffer staging) : group_(group), staging_(std::move(staging)) {}
   void begin(Pending message) { message_ = std::move(message); }
   void wait() override {
     message_.wait();
-    group_.free_.push_back(std::move(room_));
+    group_.free_.push_back(std::move(staging_));
   }
 
  private:
   StagedGroup& group_;
-  HostBuffer room_;
+  HostBuffer staging_;
   Pending message_;
 };
 
 class StagedGroup::Arrival final : public Pending::Transfer {
  public:
-  Arrival(StagedGroup& group, Stream s, const Tensor& x, HostBuffer room)
-      : group_(group), s_(s), x_(x), room_(std::move(room)) {}
+  Arrival(StagedGroup& group, Stream s, const Tensor& x, HostBuffer staging)
+      : group_(group), s_(s), x_(x), staging_(std::move(staging)) {}
   void begin(Pending message) { message_ = std::move(message); }
   void wait() override {
     message_.wait();
-    group_.to_gpu(s_, x_, in_host_memory(x_, room_));
-    group_.free_.push_back(std::move(room_));
+    group_.to_gpu(s_, x_, in_host_memory(x_, staging_));
+    group_.free_.push_back(std::move(staging_));
   }
 
  private:
   StagedGroup& group_;
   Stream s_;
   Tensor x_;
-  HostBuffer room_;
+  HostBuffer staging_;
   Pending message_;
 };
 
 Pending StagedGroup::gpu_send(Stream& s, const Tensor& x, int to) {
-  HostBuffer room = take(x.num_bytes());
-  const Tensor here = in_host_memory(x, room);
+  HostBuffer staging = take(x.num_bytes());
+  const Tensor here = in_host_memory(x, staging);
   to_host(s, here, x);
-  auto departure = std::make_unique<Departure>(*this, std::move(room));
+  auto departure = std::make_unique<Departure>(*this, std::move(staging));
   Stream host = on_host(s);
   departure->begin(over().send(host, here, to));
   return Pending(std::move(departure));
 }
 
 Pending StagedGroup::gpu_recv(Stream& s, const Tensor& x, int from) {
-  HostBuffer room = take(x.num_bytes());
-  const Tensor here = in_host_memory(x, room);
-  auto arrival = std::make_unique<Arrival>(*this, s, x, std::move(room));
+  HostBuffer staging = take(x.num_bytes());
+  const Tensor here = in_host_memory(x, staging);
+  auto arrival = std::make_unique<Arrival>(*this, s, x, std::move(staging));
   Stream host = on_host(s);
   arrival->begin(over().recv(host, here, from));
   return Pending(std::move(arrival));

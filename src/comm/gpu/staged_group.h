@@ -1,12 +1,9 @@
-// A StagedGroup exchanges GPU memory by messages.
-// Each message is copied to pinned host memory, sent, and copied back to the GPU where it arrives.
-// The host computes the sums.
-// So several ranks may share one GPU, and the bits are those of the same run on CPUs.
-// Every call waits for the stream, so no call can be captured in a CUDA graph.
+// A StagedGroup communicates GPU memory through host memory: each message is copied to pinned host memory, sent, and
+// copied to the GPU of its receiver. The host computes the sums. So several ranks may share one GPU, and the bits are
+// those of the same run on CPUs. Every call waits for the stream, so no call can be captured in a CUDA graph.
 //
-// Sums, all_gather and broadcast go in pieces of Group::kSumPiece elements for each rank.
-// all_to_all_v and messages between two ranks go in one piece.
-// The group keeps the pinned memory. The start_* calls have ended when they return.
+// Sums, all_gather and broadcast run in pieces of Group::kSumPiece elements for each rank; all_to_all_v and messages
+// between two ranks in one piece. The group keeps the pinned memory. start_* calls complete before they return.
 #pragma once
 
 #include <vector>
@@ -36,12 +33,12 @@ class StagedGroup final : public GpuGroup {
   Pending gpu_send(Stream& s, const Tensor& x, int to) override;
   Pending gpu_recv(Stream& s, const Tensor& x, int from) override;
 
-  Tensor room_for(const Tensor& x);  // pinned, of x's shape and dtype; until the next call
+  Tensor staging_for(const Tensor& x);  // pinned memory of x's shape and dtype, valid until the next call
   void to_host(Stream& s, const Tensor& to, const Tensor& from);
   void to_gpu(Stream& s, const Tensor& to, const Tensor& from);
   HostBuffer take(int64_t num_bytes);
 
-  HostBuffer room_, second_room_;
+  HostBuffer staging_, second_staging_;
   std::vector<HostBuffer> free_;  // buffers of messages that have ended
   double copying_s_ = 0;
 };

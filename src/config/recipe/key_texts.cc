@@ -343,7 +343,7 @@ std::vector<KeyText> other_texts() {
        "How the frozen matrices of projections and experts are held: `compute` in the dtype of the computation, "
        "`fp8_block` in 8 bits with a scale for each block of 128 x 128, as read where `model.init_from` has them so, "
        "`mxfp4` with the 4-bit experts of gpt_oss as they were read "
-       "([fine-tune.md](../guide/fine-tune.md#a-base-in-few-bits))."},
+       "([fine-tune.md](../guide/fine-tune.md#a-quantised-base))."},
       {"lora.targets",
        "Patterns (`*`, `?`, `[0-3]`) of the names of matrices, or of their ends after a dot: `q_proj`, `mlp.gate` (the "
        "router), `mlp.experts.*`. `moebius checkpoint ls` prints names."},

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
-#include "device/gpu_beside.h"
 #include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
+#include "device/side_stream.h"
 
 namespace moebius {
 namespace {
@@ -88,7 +88,7 @@ void check_cuda(cudaError_t status, const char* call) {
 struct Accelerator::Impl {
   int index = 0;
   cudaStream_t stream = nullptr;
-  cudaStream_t beside = nullptr;  // the second stream, made at first use
+  cudaStream_t side_stream = nullptr;  // the second stream, made at first use
   cudaEvent_t forked = nullptr, joined = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
@@ -109,10 +109,10 @@ struct Accelerator::Impl {
   }
 
   // The second stream begins before the first where both could: what it has is short, and uses few multiprocessors.
-  void make_beside() {
+  void make_side_stream() {
     int least = 0, greatest = 0;
     MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    MOEBIUS_CUDA(cudaStreamCreateWithPriority(&beside, cudaStreamNonBlocking, greatest));
+    MOEBIUS_CUDA(cudaStreamCreateWithPriority(&side_stream, cudaStreamNonBlocking, greatest));
     for (cudaEvent_t* event : {&forked, &joined}) MOEBIUS_CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
 
@@ -181,7 +181,7 @@ Accelerator::~Accelerator() {
   if (impl_->origin) cudaEventDestroy(impl_->origin);
   if (impl_->forked) cudaEventDestroy(impl_->forked);
   if (impl_->joined) cudaEventDestroy(impl_->joined);
-  if (impl_->beside) cudaStreamDestroy(impl_->beside);
+  if (impl_->side_stream) cudaStreamDestroy(impl_->side_stream);
   cudaStreamDestroy(impl_->stream);
 }
 
@@ -283,18 +283,18 @@ void CudaGraph::replay(Accelerator& a) const {
       cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
 }
 
-void run_beside(Accelerator& a, const std::function<void()>& body) {
+void run_on_side_stream(Accelerator& a, const std::function<void()>& body) {
   auto& impl = AcceleratorAccess::of(a);
-  if (!impl.beside) impl.make_beside();
+  if (!impl.side_stream) impl.make_side_stream();
   MOEBIUS_CUDA(cudaEventRecord(impl.forked, impl.stream));
-  MOEBIUS_CUDA(cudaStreamWaitEvent(impl.beside, impl.forked, 0));
-  std::swap(impl.stream, impl.beside);
-  const std::shared_ptr<void> back(nullptr, [&impl](void*) { std::swap(impl.stream, impl.beside); });
+  MOEBIUS_CUDA(cudaStreamWaitEvent(impl.side_stream, impl.forked, 0));
+  std::swap(impl.stream, impl.side_stream);
+  const std::shared_ptr<void> back(nullptr, [&impl](void*) { std::swap(impl.stream, impl.side_stream); });
   body();
   MOEBIUS_CUDA(cudaEventRecord(impl.joined, impl.stream));
 }
 
-void join_beside(Accelerator& a) {
+void join_side_stream(Accelerator& a) {
   auto& impl = AcceleratorAccess::of(a);
   MOEBIUS_CUDA(cudaStreamWaitEvent(impl.stream, impl.joined, 0));
 }

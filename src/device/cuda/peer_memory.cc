@@ -29,7 +29,7 @@ void* open_ipc(const std::array<std::byte, 64>& bytes) {
 
 void close_ipc(void* data) noexcept { cudaIpcCloseMemHandle(data); }
 
-void reach(const void* data) {
+void enable_peer_access(const void* data) {
   cudaPointerAttributes found{};
   MOEBIUS_CUDA(cudaPointerGetAttributes(&found, data));
   int here = 0, can = 0;

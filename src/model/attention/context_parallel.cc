@@ -1,6 +1,7 @@
 #include "model/attention/context_parallel.h"
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
+#include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -22,6 +23,17 @@ void run_with_scratch(Step& step, Op op, Run run) {
   run(step.stream, op);
 }
 
+// A part is of one sequence, else the rows are those of all sequences of the micro-batch.
+template <class Op>
+void set_options(const Step& step, Op& op, const ContextParallelSpec& spec, const QueryPositions& at) {
+  op.batch = at.is_part ? 1 : step.batch.shape.batch;
+  op.window = spec.window;
+  op.scale = spec.scale;
+  op.is_part = at.is_part;
+  op.q_first = at.q_first;
+  op.kv_first = at.kv_first;
+}
+
 // fn(rows in the order of sequences, rows in the order of ranks) for every piece of every sequence.
 template <class F>
 void for_each_piece(const Pieces& p, const Tensor& sequences_U, const Tensor& ranks_U, F&& fn) {
@@ -39,17 +51,64 @@ void for_each_piece(const Pieces& p, const Tensor& sequences_U, const Tensor& ra
 
 }  // namespace
 
-void run_attention(Step& step, AttentionFwd a) { run_with_scratch(step, a, attention_fwd); }
-void run_attention(Step& step, AttentionBwd a) { run_with_scratch(step, a, attention_bwd); }
+QueryRows QueryRows::piece(const Pieces& pieces, int64_t b, int half) const {
+  const auto here = [&](const Tensor& x) { return x.empty() ? x : pieces.here(x, b, half); };
+  return {.q_THd = here(q_THd),
+          .o_THd = here(o_THd),
+          .lse_TH = here(lse_TH),
+          .do_THd = here(do_THd),
+          .dq_THd = here(dq_THd),
+          .doc_start_T = here(doc_start_T)};
+}
+
+QueryRows queries_of(const ContextParallelBwd& a) {
+  return {.q_THd = a.in.q_THd,
+          .o_THd = a.o_THd,
+          .lse_TH = a.lse_TH,
+          .do_THd = a.do_THd,
+          .dq_THd = a.grads.q_THd,
+          .doc_start_T = a.in.doc_start_T};
+}
+
+void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& queries, const Kv& kv,
+            const QueryPositions& at) {
+  AttentionFwd a{.o_THd = queries.o_THd,
+                 .lse_TH = queries.lse_TH,
+                 .q_THd = queries.q_THd,
+                 .k_UGd = kv.k_TGd,
+                 .v_UGd = kv.v_TGd,
+                 .doc_start_T = queries.doc_start_T};
+  set_options(step, a, spec, at);
+  run_with_scratch(step, a, attention_fwd);
+}
+
+void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
+                const QueryPositions& at) {
+  AttentionBwd a{.dq_THd = queries.dq_THd,
+                 .dk_TGd = dkv.k_TGd,
+                 .dv_TGd = dkv.v_TGd,
+                 .do_THd = queries.do_THd,
+                 .o_THd = queries.o_THd,
+                 .lse_TH = queries.lse_TH,
+                 .q_THd = queries.q_THd,
+                 .k_TGd = kv.k_TGd,
+                 .v_TGd = kv.v_TGd,
+                 .doc_start_T = queries.doc_start_T};
+  set_options(step, a, spec, at);
+  run_with_scratch(step, a, attention_bwd);
+}
 
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H) {
   if (!sink_H.empty()) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = lse_TH, .sink_H = sink_H});
 }
 
-void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H) {
+void add_sinks_bwd(Step& step, Tensor dsink_H, const QueryRows& queries, Tensor sink_H) {
   if (sink_H.empty()) return;
-  attention_sink_bwd(
-      step.stream, {.dsink_H = dsink_H, .do_THd = of.do_THd, .o_THd = of.o_THd, .lse_TH = of.lse_TH, .sink_H = sink_H});
+  attention_sink_bwd(step.stream, {.dsink_H = dsink_H,
+                                   .do_THd = queries.do_THd,
+                                   .o_THd = queries.o_THd,
+                                   .lse_TH = queries.lse_TH,
+                                   .sink_H = sink_H});
 }
 
 void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U) {
@@ -83,46 +142,24 @@ void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd) {
 void NoContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
   StackScope scope(step.stack);
   const Kv kv = expanded(step, spec_, in.kv());
-  run_attention(step, AttentionFwd{.o_THd = o_THd,
-                                   .lse_TH = lse_TH,
-                                   .q_THd = in.q_THd,
-                                   .k_UGd = kv.k_TGd,
-                                   .v_UGd = kv.v_TGd,
-                                   .doc_start_T = in.doc_start_T,
-                                   .batch = step.batch.shape.batch,
-                                   .window = spec_.window,
-                                   .scale = spec_.scale});
+  attend(step, spec_, {.q_THd = in.q_THd, .o_THd = o_THd, .lse_TH = lse_TH, .doc_start_T = in.doc_start_T}, kv);
   add_sinks(step, o_THd, lse_TH, in.sink_H);
 }
 
 void NoContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
-  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
-  const Kv kv = expanded(step, spec_, in.kv());
-  const Kv dkv = spec_.expansion == nullptr ? grads.kv() : Kv{alloc_like(step, kv.k_TGd), alloc_like(step, kv.v_TGd)};
-  const AttentionBwd whole{.dq_THd = grads.q_THd,
-                           .dk_TGd = dkv.k_TGd,
-                           .dv_TGd = dkv.v_TGd,
-                           .do_THd = do_THd,
-                           .o_THd = o_THd,
-                           .lse_TH = lse_TH,
-                           .q_THd = in.q_THd,
-                           .k_TGd = kv.k_TGd,
-                           .v_TGd = kv.v_TGd,
-                           .doc_start_T = in.doc_start_T,
-                           .batch = step.batch.shape.batch,
-                           .window = spec_.window,
-                           .scale = spec_.scale};
-  run_attention(step, whole);
-  add_sinks_bwd(step, grads.sink_H, whole, in.sink_H);
+  const Kv sent = a.in.kv(), dsent = a.grads.kv(), kv = expanded(step, spec_, sent);
+  const Kv dkv = spec_.expansion == nullptr ? dsent : Kv{alloc_like(step, kv.k_TGd), alloc_like(step, kv.v_TGd)};
+  attend_bwd(step, spec_, dkv, queries_of(a), kv);
+  add_sinks_bwd(step, a.grads.sink_H, queries_of(a), a.in.sink_H);
   if (spec_.expansion != nullptr)
-    spec_.expansion->expand_bwd(step, {.dsent = grads.kv(), .dkv = dkv, .sent = in.kv(), .heads = spec_.head_range()});
+    spec_.expansion->expand_bwd(step, {.dsent = dsent, .dkv = dkv, .sent = sent, .heads = spec_.head_range()});
 }
 
 namespace {
 
 // hierarchical is not for parts of cp.
-std::unique_ptr<ContextParallel> make_way(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
+std::unique_ptr<ContextParallel> make_fixed(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
   if (cp.size() == 1) return std::make_unique<NoContextParallel>(spec);
   if (comm == CpComm::ring) return std::make_unique<RingContextParallel>(cp, spec);
   if (comm == CpComm::alltoall) return std::make_unique<AllToAllContextParallel>(cp, spec);
@@ -134,9 +171,9 @@ std::unique_ptr<ContextParallel> make_way(CpComm comm, Group& cp, const ContextP
 class DynamicContextParallel final : public ContextParallel {
  public:
   DynamicContextParallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
-    ways_.push_back(std::make_unique<NoContextParallel>(spec));
+    by_size_.push_back(std::make_unique<NoContextParallel>(spec));
     for (int64_t size = 2; size <= mesh.shape().cp; size *= 2)
-      ways_.push_back(make_way(comm, mesh.cp_block(size), spec));
+      by_size_.push_back(make_fixed(comm, mesh.cp_block(size), spec));
   }
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override {
     of(step).forward(step, o_THd, lse_TH, in);
@@ -145,13 +182,13 @@ class DynamicContextParallel final : public ContextParallel {
 
  private:
   const ContextParallel& of(const Step& step) const {
-    for (size_t i = 0; i < ways_.size(); ++i) {
-      if (int64_t{1} << i == step.batch.cp) return *ways_[i];
+    for (size_t i = 0; i < by_size_.size(); ++i) {
+      if (int64_t{1} << i == step.batch.cp) return *by_size_[i];
     }
-    return *ways_.back();  // 0: all of cp
+    return *by_size_.back();  // 0: all of cp
   }
 
-  std::vector<std::unique_ptr<ContextParallel>> ways_;  // [i]: of 2^i ranks
+  std::vector<std::unique_ptr<ContextParallel>> by_size_;  // [i]: of 2^i ranks
 };
 
 }  // namespace
@@ -159,7 +196,7 @@ class DynamicContextParallel final : public ContextParallel {
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
-  if (comm != CpComm::hierarchical) return make_way(comm, mesh.group(Axis::cp), spec);
+  if (comm != CpComm::hierarchical) return make_fixed(comm, mesh.group(Axis::cp), spec);
   return std::make_unique<AllToAllContextParallel>(mesh.group(Axis::cp_inner), spec, &mesh.group(Axis::cp_outer));
 }
 

@@ -1,6 +1,6 @@
-// Attention of sequences whose tokens are spread over the ranks of cp
-// (model/attention/token_runs.h). All ways have one contract: a rank's queries see exactly the keys
-// that they would see on one rank. There are four ways to bring queries and keys together:
+// Context parallelism: attention of sequences whose tokens are spread over the ranks of cp
+// (model/attention/token_runs.h). A query attends to exactly the keys that it would attend to on one rank. There are
+// four methods to bring queries and keys together (CpComm):
 //
 //   allgather  Every rank gathers all keys and values, and attends with its two pieces of queries
 //              (Llama 3, arXiv 2407.21783, section 3.3.2). In the backward their gradients are
@@ -10,30 +10,29 @@
 //              backward the gradients travel along with them.
 //   alltoall   Ranks exchange rows for heads, and each attends with all rows of its heads
 //              (DeepSpeed Ulysses, arXiv 2309.14509).
-//   hierarchical  alltoall between the neighbours of Axis::cp_inner, which share a fast domain, and a
-//              ring over Axis::cp_outer between the domains (LoongTrain, arXiv 2406.18485; USP, arXiv
-//              2405.07719). The rows of the neighbours are two pieces of a sequence that is cut into
-//              2 cp_outer pieces, so the ring has what it has without levels.
+//   hierarchical  alltoall between the ranks of Axis::cp_inner, which have a fast interconnect, and a ring
+//              over Axis::cp_outer (LoongTrain, arXiv 2406.18485; USP, arXiv 2405.07719). After the exchange
+//              of heads, the rows of a cp_inner group are two pieces of a sequence that is cut into
+//              2 cp_outer pieces, as the ring needs.
 //
-// A layer may have keys and values that are made of something smaller (KvExpansion): the latents of
-// latent attention. Then ranks exchange that, and each makes the keys and values that it reads.
+// The keys and values of a layer may be computed from something smaller (KvExpansion): the latents of latent attention.
+// Then ranks exchange the latents, and each rank computes the keys and values that it reads.
 //
-// With dynamic cp a micro-batch says how many neighbours share its sequences (MicroBatch::cp).
+// With dynamic cp, MicroBatch::cp is the number of consecutive ranks that share a sequence.
 //
-// This table gives the bytes that a rank sends. Its keys and values have b bytes, its queries q
-// bytes (o the same), and f is the number of elements of keys and values times 4:
+// The table has the bytes that a rank sends. Its keys and values have b bytes, its queries and its outputs q bytes
+// each, and f is 4 times the number of elements of its keys and values:
 //
 //              forward                           backward
 //   allgather  (cp - 1) b                        the same, twice
 //   ring       (cp - 1) b                        the same, and (cp - 1) f
 //   alltoall   (cp - 1) / cp (2 q + b + 4 cp T)  (cp - 1) / cp (4 q + 2 b + 4 cp T)
 //
-// In the row of alltoall the forward sends q, o, k and v; the backward sends those and the
-// gradients of all. 4 cp T are the document starts, if there are any.
-// hierarchical sends the row of alltoall over cp_inner, and that of the ring over cp_outer with the
-// keys and values that a rank has after the exchange of heads: as many bytes as before.
-// With an expansion, b and f are those of what is exchanged. alltoall and hierarchical gather it in the
-// fast domain instead: the first row's bytes in place of b. hierarchical's ring then has cp_inner b.
+// alltoall sends q, o, k and v in the forward, and those and all gradients in the backward. 4 cp T are the document
+// starts, if there are any. hierarchical sends the bytes of alltoall over cp_inner, and those of the ring over
+// cp_outer, with the same b and f. With an expansion, b and f are those of the latents. alltoall and hierarchical then
+// all-gather the latents over their group, with the bytes of the first row in place of b, and the ring of hierarchical
+// has cp_inner b.
 #pragma once
 
 #include <memory>
@@ -43,15 +42,14 @@
 
 namespace moebius {
 
-// Keys and values of some rows, or what they are made of (KvExpansion), or the gradients of either.
+// Keys and values of some rows, or the input of their expansion (KvExpansion), or the gradients of either.
 struct Kv {
   Tensor k_TGd, v_TGd;
 };
 
-// Queries, keys and values, rotated; or their gradients. v (and o) may be narrower than q and k.
-// sink_H has the sink of each head (ops/attention/attention_sink.h), f32; it is empty without
-// sinks. As a gradient it is added to.
-// doc_start_T has the document starts of the rows (MicroBatch::attention_starts). No gradient has them.
+// Queries, keys and values after RoPE, or their gradients. v may be narrower than q and k.
+// sink_H: the sink of each head (ops/attention/attention_sink.h), f32; empty without sinks. Its gradient is added to.
+// doc_start_T: the document starts of the rows (MicroBatch::attention_starts); empty in gradients.
 struct Qkv {
   Tensor q_THd, k_TGd, v_TGd, sink_H = {}, doc_start_T = {};
   Kv kv() const { return {k_TGd, v_TGd}; }
@@ -62,15 +60,15 @@ struct HeadRange {
   int64_t first = 0, count = 0;
 };
 
-// Makes keys and values of what ranks exchange in place of them. `sent` has one group: k_TGd [T, 1, w],
+// Computes keys and values from the smaller tensors that ranks exchange. `sent` has one kv head: k_TGd [T, 1, w],
 // v_TGd [T, 1, w'].
 class KvExpansion {
  public:
   virtual ~KvExpansion() = default;
-  // The keys and values of these heads for rows of any rank, on the step stack.
+  // Returns the keys and values of these heads, on the step stack. The rows may be those of any rank.
   virtual Kv expand(Step& step, const Kv& sent, const HeadRange& heads) const = 0;
-  // dsent: written, the derivatives w.r.t. sent, from those w.r.t. the keys and values of these heads.
-  // The gradients of weights are added to. is_first: no call of this micro-batch came before.
+  // Writes dsent, the derivatives w.r.t. sent, from dkv, those w.r.t. the keys and values of these heads. Adds to the
+  // gradients of weights. is_first: this is the first call of the micro-batch.
   struct Bwd {
     Kv dsent, dkv, sent;
     HeadRange heads;
@@ -98,15 +96,14 @@ struct ContextParallelBwd {
 class ContextParallel {
  public:
   virtual ~ContextParallel() = default;
-  // Writes o of this rank's rows. lse is f32: one number for each row and head, in the form that
-  // backward reads. Each sink counts once, over all keys of a query. The sinks' gradient covers the
-  // queries that this rank has, or whose heads it has.
+  // Writes o of this rank's rows, and lse (f32, for backward). Each sink counts once in the softmax of a query.
+  // The gradient of the sinks covers the queries that this rank computes.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
   virtual void backward(Step& step, const ContextParallelBwd& a) const = 0;
 };
 
-// With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when
-// alltoall or hierarchical cannot share the heads.
+// Makes the method `comm`; with cp = 1, attention is one op on this rank's rows. Throws Error{usage} with the equation
+// if alltoall or hierarchical cannot divide the heads.
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -13,7 +13,7 @@ struct HeadBlocks {
   Tensor of(int64_t r) const { return blocks.rows(r * rows, (r + 1) * rows); }
 };
 
-HeadBlocks take_blocks(Step& step, const Tensor& x_THd, int64_t cp) {
+HeadBlocks alloc_blocks(Step& step, const Tensor& x_THd, int64_t cp) {
   const int64_t T = x_THd.dim(0), width = x_THd.dim(1) * x_THd.dim(2) / cp;
   return {step.alloc({cp * T, width}, x_THd.dtype), T, width};
 }
@@ -53,7 +53,7 @@ Tensor AllToAllContextParallel::to_heads(Step& step, Tensor x_THd) const {
   const int64_t cp = cp_.size(), U = cp * x_THd.dim(0);
   const Tensor sequences_UHd = step.alloc({U, x_THd.dim(1) / cp, x_THd.dim(2)}, x_THd.dtype);
   StackScope scope(step.stack);
-  const HeadBlocks out = take_blocks(step, x_THd, cp), in = take_blocks(step, x_THd, cp);
+  const HeadBlocks out = alloc_blocks(step, x_THd, cp), in = alloc_blocks(step, x_THd, cp);
   for (int64_t r = 0; r < cp; ++r) {
     copy_columns(step.stream,
                  {.to_TA = out.of(r), .from_TB = as_matrix(x_THd), .from_first = r * out.width, .count = out.width});
@@ -66,7 +66,7 @@ Tensor AllToAllContextParallel::to_heads(Step& step, Tensor x_THd) const {
 void AllToAllContextParallel::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const {
   StackScope scope(step.stack);
   const int64_t cp = cp_.size();
-  const HeadBlocks out = take_blocks(step, x_THd, cp), in = take_blocks(step, x_THd, cp);
+  const HeadBlocks out = alloc_blocks(step, x_THd, cp), in = alloc_blocks(step, x_THd, cp);
   to_ranks(step, Pieces::of(cp_, step, x_THd.dim(0)), out.blocks, as_matrix(x_UHd));
   exchange_rows(cp_, step, in.blocks, out.blocks);
   for (int64_t r = 0; r < cp; ++r) {

@@ -2,7 +2,7 @@
 #include <limits>
 #include <utility>
 
-#include "model/attention/context_parallel_ways.h"
+#include "model/attention/context_parallel_impl.h"
 #include "ops/attention/attention_merge.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -39,7 +39,7 @@ class Ring {
   Step& step_;
 };
 
-Kv take_like(Step& step, const Kv& block, DType dtype) {
+Kv alloc_like(Step& step, const Kv& block, DType dtype) {
   return {step.alloc(block.k_TGd.shape, dtype), step.alloc(block.v_TGd.shape, dtype)};
 }
 
@@ -72,15 +72,13 @@ struct Pair {
   int64_t q_piece, kv_piece;
 };
 
-// A pass over the keys of one rank. It says which ranks these keys and the queries belong to, and
-// how the sequences are cut.
-struct Place {
+// A pass over the block of keys of one rank: the ranks of the queries and of the keys, and the pieces of sequences.
+struct BlockPass {
   const ContextParallelSpec& spec;
   Pieces pieces;
   int64_t q_rank, kv_rank;
-  Tensor starts_T;  // document starts of the queries, or empty
 
-  // Returns whether some query of the pair's piece sees some of its keys: these are not all later, nor all before
+  // Returns whether some query of the pair attends to some of its keys: the keys are not all later, and not all before
   // the window of the first query.
   bool meets(const Pair& at) const {
     const int64_t last_key = (at.kv_piece + 1) * pieces.length - 1, first_query = at.q_piece * pieces.length;
@@ -89,7 +87,7 @@ struct Place {
 };
 
 template <class F>
-void for_each_pair(const Place& in, F&& fn) {
+void for_each_pair(const BlockPass& in, F&& fn) {
   const Pieces& pieces = in.pieces;
   for (int64_t b = 0; b < pieces.batch; ++b) {
     for (const int q : {0, 1}) {
@@ -101,85 +99,67 @@ void for_each_pair(const Place& in, F&& fn) {
   }
 }
 
-// Sets the fields that both passes of attention share for a pair.
-template <class Op>
-void place(Op& op, const Place& in, const Pair& at) {
-  const int64_t length = in.pieces.length;
-  if (!in.starts_T.empty()) op.doc_start_T = in.pieces.here(in.starts_T, at.b, at.q_half);
-  op.window = in.spec.window;
-  op.scale = in.spec.scale;
-  op.is_part = true;
-  op.q_first = at.q_piece * length;
-  op.kv_first = at.kv_piece * length;
+QueryPositions positions_of(const BlockPass& in, const Pair& at) {
+  return {.is_part = true, .q_first = at.q_piece * in.pieces.length, .kv_first = at.kv_piece * in.pieces.length};
 }
 
-// Merges the keys of a block into o (f32) and lse of this rank's queries.
-void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_THd, const Kv& sent) {
+Kv keys_of(const BlockPass& in, const Pair& at, const Kv& block) {
+  return {in.pieces.here(block.k_TGd, at.b, at.kv_half), in.pieces.here(block.v_TGd, at.b, at.kv_half)};
+}
+
+// Merges the attention over a block of keys into queries.o (f32) and queries.lse.
+void merge_block(Step& step, const BlockPass& in, const QueryRows& queries, const Kv& sent) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
   const Kv block = expanded(step, in.spec, sent);
-  const Tensor part_PHd = step.alloc({pieces.length, o_THd.dim(1), o_THd.dim(2)}, q_THd.dtype),
-               part_PH = step.alloc({pieces.length, o_THd.dim(1)}, DType::f32);
+  const Tensor part_PHd = step.alloc({pieces.length, queries.o_THd.dim(1), queries.o_THd.dim(2)}, queries.q_THd.dtype),
+               part_PH = step.alloc({pieces.length, queries.o_THd.dim(1)}, DType::f32);
   for_each_pair(in, [&](const Pair& at) {
-    AttentionFwd a{.o_THd = part_PHd,
-                   .lse_TH = part_PH,
-                   .q_THd = pieces.here(q_THd, at.b, at.q_half),
-                   .k_UGd = pieces.here(block.k_TGd, at.b, at.kv_half),
-                   .v_UGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
-    place(a, in, at);
-    run_attention(step, a);
-    attention_merge(step.stream, {.o_THd = pieces.here(o_THd, at.b, at.q_half),
-                                  .lse_TH = pieces.here(lse_TH, at.b, at.q_half),
-                                  .part_THd = part_PHd,
-                                  .part_lse_TH = part_PH});
+    const QueryRows merged = queries.piece(pieces, at.b, at.q_half);
+    QueryRows part = merged;
+    part.o_THd = part_PHd;
+    part.lse_TH = part_PH;
+    attend(step, in.spec, part, keys_of(in, at, block), positions_of(in, at));
+    attention_merge(step.stream,
+                    {.o_THd = merged.o_THd, .lse_TH = merged.lse_TH, .part_THd = part_PHd, .part_lse_TH = part_PH});
   });
 }
 
-// The results of attention for the queries of this rank, and the derivative that backward received.
-struct Attended {
-  Tensor q_THd, do_THd, o_THd, lse_TH;
-};
-
-// dq and dblock (f32) += the derivatives w.r.t. these queries and the keys of a block.
-void attend_keys_bwd(Step& step, const Place& in, Tensor dq_THd, const Kv& dblock, const Attended& x, const Kv& block) {
+// queries.dq and dblock (both f32) += the derivatives w.r.t. the queries and the keys of a block.
+void add_block_bwd(Step& step, const BlockPass& in, const Kv& dblock, const QueryRows& queries, const Kv& block) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
-  const auto take_piece = [&](const Tensor& t) { return step.alloc(pieces.here(t, 0, 0).shape, t.dtype); };
-  const Tensor dq = take_piece(x.q_THd), dk = take_piece(block.k_TGd), dv = take_piece(block.v_TGd);
+  const auto alloc_piece = [&](const Tensor& t) { return step.alloc(pieces.here(t, 0, 0).shape, t.dtype); };
+  const Tensor dq = alloc_piece(queries.q_THd);
+  const Kv dkv{alloc_piece(block.k_TGd), alloc_piece(block.v_TGd)};
   for_each_pair(in, [&](const Pair& at) {
-    AttentionBwd a{.dq_THd = dq,
-                   .dk_TGd = dk,
-                   .dv_TGd = dv,
-                   .do_THd = pieces.here(x.do_THd, at.b, at.q_half),
-                   .o_THd = pieces.here(x.o_THd, at.b, at.q_half),
-                   .lse_TH = pieces.here(x.lse_TH, at.b, at.q_half),
-                   .q_THd = pieces.here(x.q_THd, at.b, at.q_half),
-                   .k_TGd = pieces.here(block.k_TGd, at.b, at.kv_half),
-                   .v_TGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
-    place(a, in, at);
-    run_attention(step, a);
-    add_part(step, pieces.here(dq_THd, at.b, at.q_half), dq);
-    add_part(step, pieces.here(dblock.k_TGd, at.b, at.kv_half), dk);
-    add_part(step, pieces.here(dblock.v_TGd, at.b, at.kv_half), dv);
+    const QueryRows sums = queries.piece(pieces, at.b, at.q_half);
+    QueryRows part = sums;
+    part.dq_THd = dq;
+    attend_bwd(step, in.spec, dkv, part, keys_of(in, at, block), positions_of(in, at));
+    const Kv dkeys = keys_of(in, at, dblock);
+    add_part(step, sums.dq_THd, dq);
+    add_part(step, dkeys.k_TGd, dkv.k_TGd);
+    add_part(step, dkeys.v_TGd, dkv.v_TGd);
   });
 }
 
 Kv as_dtype(Step& step, const Kv& x, DType dtype) {
   if (x.k_TGd.dtype == dtype) return x;
-  const Kv narrow = take_like(step, x, dtype);
+  const Kv narrow = alloc_like(step, x, dtype);
   copy(step.stream, narrow.k_TGd, x.k_TGd);
   copy(step.stream, narrow.v_TGd, x.v_TGd);
   return narrow;
 }
 
-// The same with a block as ranks send it: dsent (f32) += its derivatives.
-void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Kv& dsent, const Attended& x, const Kv& sent) {
-  if (in.spec.expansion == nullptr) return attend_keys_bwd(step, in, dq_THd, dsent, x, sent);
+// The same for a block as ranks send it: dsent (f32) += its derivatives.
+void add_sent_bwd(Step& step, const BlockPass& in, const Kv& dsent, const QueryRows& queries, const Kv& sent) {
+  if (in.spec.expansion == nullptr) return add_block_bwd(step, in, dsent, queries, sent);
   StackScope scope(step.stack);
-  const Kv block = expanded(step, in.spec, sent), dblock = take_like(step, block, DType::f32),
-           part = take_like(step, sent, sent.k_TGd.dtype);
+  const Kv block = expanded(step, in.spec, sent), dblock = alloc_like(step, block, DType::f32),
+           part = alloc_like(step, sent, sent.k_TGd.dtype);
   fill_zero(step, dblock);
-  attend_keys_bwd(step, in, dq_THd, dblock, x, block);
+  add_block_bwd(step, in, dblock, queries, block);
   in.spec.expansion->expand_bwd(step, {.dsent = part,
                                        .dkv = as_dtype(step, dblock, block.k_TGd.dtype),
                                        .sent = sent,
@@ -199,15 +179,16 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
   const float nothing = -std::numeric_limits<float>::infinity();
   fill_zero(step.stream, sum_THd);
   fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
+  const QueryRows queries{.q_THd = in.q_THd, .o_THd = sum_THd, .lse_TH = lse_TH, .doc_start_T = in.doc_start_T};
   Kv block = in.kv();
-  const std::array<Kv, 2> room{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
+  const std::array<Kv, 2> buffers{alloc_like(step, block, in.k_TGd.dtype), alloc_like(step, block, in.k_TGd.dtype)};
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving;
-    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
-    attend(step, {spec_, pieces, cp_.rank(), ring.owner(pass), in.doc_start_T}, sum_THd, lse_TH, in.q_THd, block);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
+    merge_block(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, queries, block);
     arriving.wait();
     leaving.wait();
-    block = room[pass % 2];
+    block = buffers[pass % 2];
   }
   add_sinks(step, sum_THd, lse_TH, in.sink_H);  // the whole of each query's keys, merged
   copy(step.stream, o_THd, sum_THd);
@@ -217,41 +198,40 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
 // begin on the rank after its owner, and each rank adds its queries' share. The last rank sends
 // them to the owner, which adds its own.
 void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
-  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
   const Ring ring(cp_, step);
-  const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
-  Kv block = in.kv();
-  const auto take = [&](DType dtype) { return take_like(step, block, dtype); };
-  const DType dtype = in.k_TGd.dtype;
-  const std::array<Kv, 2> room{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
-  const Kv own = take(DType::f32), arrived = take(DType::f32);
-  const Tensor dq_THd = step.alloc(grads.q_THd.shape, DType::f32);
-  fill_zero(step.stream, dq_THd);
+  const Pieces pieces = Pieces::of(cp_, step, a.o_THd.dim(0));
+  Kv block = a.in.kv();
+  const auto alloc = [&](DType dtype) { return alloc_like(step, block, dtype); };
+  const DType dtype = a.in.k_TGd.dtype;
+  const std::array<Kv, 2> buffers{alloc(dtype), alloc(dtype)}, share{alloc(DType::f32), alloc(DType::f32)};
+  const Kv own = alloc(DType::f32), arrived = alloc(DType::f32);
+  QueryRows queries = queries_of(a);
+  queries.dq_THd = step.alloc(a.grads.q_THd.shape, DType::f32);
+  fill_zero(step.stream, queries.dq_THd);
   Passing share_leaving;
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving, share_arriving;
     if (pass >= 2) share_arriving = ring.recv(arrived);
-    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
     const Kv& sum = pass == 0 ? own : share[pass % 2];
     fill_zero(step, sum);
-    attend_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass), in.doc_start_T}, dq_THd, sum,
-               {in.q_THd, do_THd, o_THd, lse_TH}, block);
+    add_sent_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, sum, queries, block);
     share_arriving.wait();
     if (pass >= 2) add(step, sum, arrived);
     share_leaving.wait();
     if (pass >= 1) share_leaving = ring.send(sum);
     arriving.wait();
     leaving.wait();
-    block = room[pass % 2];
+    block = buffers[pass % 2];
   }
   ring.recv(arrived).wait();
   share_leaving.wait();
   add(step, own, arrived);
-  copy(step.stream, grads.q_THd, dq_THd);
-  copy(step.stream, grads.k_TGd, own.k_TGd);
-  copy(step.stream, grads.v_TGd, own.v_TGd);
-  add_sinks_bwd(step, grads.sink_H, {.do_THd = do_THd, .o_THd = o_THd, .lse_TH = lse_TH}, in.sink_H);
+  copy(step.stream, a.grads.q_THd, queries.dq_THd);
+  copy(step.stream, a.grads.k_TGd, own.k_TGd);
+  copy(step.stream, a.grads.v_TGd, own.v_TGd);
+  add_sinks_bwd(step, a.grads.sink_H, queries, a.in.sink_H);
 }
 
 }  // namespace moebius

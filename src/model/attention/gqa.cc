@@ -58,12 +58,12 @@ Qkv Gqa::alloc_qkv(Step& step, int64_t T) const {
           sinks_ ? sinks_->w : Tensor{}};
 }
 
-Qkv Gqa::qkv_in(Step& step, Tensor room_TC) const {
-  const int64_t T = room_TC.dim(0), q = T * H_ * d_, k = T * G_ * d_, aligned = StepStack::kAlign / size_of(dtype_);
+Qkv Gqa::qkv_in(Step& step, Tensor buffer_TC) const {
+  const int64_t T = buffer_TC.dim(0), q = T * H_ * d_, k = T * G_ * d_, aligned = StepStack::kAlign / size_of(dtype_);
   if (q % aligned != 0 || k % aligned != 0) return alloc_qkv(step, T);
-  const Tensor room = room_TC.view({q + 2 * k});
-  return {room.rows(0, q).view({T, H_, d_}), room.rows(q, q + k).view({T, G_, d_}),
-          room.rows(q + k, q + 2 * k).view({T, G_, d_}), sinks_ ? sinks_->w : Tensor{}};
+  const Tensor buffer = buffer_TC.view({q + 2 * k});
+  return {buffer.rows(0, q).view({T, H_, d_}), buffer.rows(q, q + k).view({T, G_, d_}),
+          buffer.rows(q + k, q + 2 * k).view({T, G_, d_}), sinks_ ? sinks_->w : Tensor{}};
 }
 
 void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL) const {

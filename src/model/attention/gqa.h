@@ -1,10 +1,8 @@
-// Causal grouped-query attention with rotary positions. Where the family has them it also has
-// biases of q, k, v and o, a sink of each head, a window, RMSNorm of q and k (per head or over all
-// heads), and a bound of q, k and v.
+// Causal grouped-query attention with RoPE. Depending on the model family it has biases of q, k, v and o, attention
+// sinks, a sliding window, RMSNorm of q and k (per head or over all heads), and clipping of q, k and v.
 //
-// Each tp rank has H / tp query heads and G / tp kv heads (model/layers/linear.h). x and y are a
-// rank's rows t of the residual stream. The tensors between them have the rows T of all tp
-// ranks, and the rank's own heads.
+// Each tp rank has H / tp query heads and G / tp kv heads (model/layers/linear.h). x and y [t, D] are a rank's rows of
+// the residual stream. The tensors between them have the rows T of all tp ranks, and the rank's own heads.
 #pragma once
 
 #include <optional>
@@ -20,16 +18,16 @@ namespace moebius {
 
 class Gqa {
  public:
-  // q, k and v are kept only as the projection's output; the backward recomputes them from it. x
-  // and y are the caller's tensors.
+  // q, k and v are saved as qkv, the output of the projection; the backward recomputes them from it. x is the
+  // tensor of the caller.
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
     WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is only for the bias of o
     AdapterRows qkv_rows, o_rows;
   };
-  // window: of this layer. Error{usage} when tp does not divide the heads, and the
-  // errors of make_context_parallel.
+  // window: the sliding window of this layer in tokens, 0: none. Throws Error{usage} when tp does not divide the heads,
+  // and the errors of make_context_parallel().
   Gqa(const LayerContext& c, const std::string& prefix, int64_t window);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
@@ -46,18 +44,18 @@ class Gqa {
 
  private:
   Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
-  // The same in the memory of a tensor like the projection's output; on the stack where its parts would
-  // not be aligned.
-  Qkv qkv_in(Step& step, Tensor room_TC) const;
+  // Returns q, k and v in the memory of a tensor like the projection's output, or on the stack if the parts of that
+  // tensor would not be aligned.
+  Qkv qkv_in(Step& step, Tensor buffer_TC) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
-  // One token of each sequence; the positions are read where the batch is.
+  // Attention of one token of each sequence; positions are read from device memory.
   void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const;
-  // o of the queries of a run, from all keys and values of its sequence.
+  // Attention of the queries of a run, over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
-  Tensor normed(Step& step, Tensor qkv_TC) const;  // over all heads, on the step stack; without such norms as it is
+  Tensor normed(Step& step, Tensor qkv_TC) const;  // the norm over all heads, on the step stack; else qkv itself
   void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
   void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;

@@ -80,7 +80,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
       kv_a_precision_(precision_of(c, kv_a_.spec)),
       kv_a_adapter_(c, kv_a_.spec),
-      generates_(c.params.use() == ModelUse::inference),
+      is_inference_(c.params.use() == ModelUse::inference),
       kv_(std::make_unique<LatentKv>(
           c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0),
           LatentKv::Widths{nope_, rope_, v_})),
@@ -133,7 +133,7 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
-  gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = generates_});
+  gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = is_inference_});
   kv_a_adapter_.forward(step, {.y = y, .x = x_tD, .first = first_down_row(rope)});
 }
 

@@ -2,16 +2,16 @@
 //   q = W_qb norm(W_qa x)  (W_q x without a query latent)
 //   [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
 //   per head: q = [q_nope | rot(q_rope)],  k = [k_nope | rot(k_rope)] with one k_rope for all heads
-// attention_bias adds a bias to W_qa, W_kva and the output. The heads' projections have none. The
-// norms' eps is 1e-6, whatever rms_norm_eps is.
+// attention_bias adds a bias to W_qa, W_kva and the output; the projections of the heads have no bias. The eps of the
+// norms is 1e-6, whatever rms_norm_eps is.
 //
-// Each tp rank has H / tp heads. Every rank computes the latents of its own rows t of the residual
-// stream, with weights and norms that all ranks hold whole. The outputs of the heads' projections
-// have the rows T of all tp ranks. So has k_rope, which is gathered.
+// Each tp rank has H / tp heads. Every rank computes the latents of its own rows t of the residual stream; these
+// weights and norms are whole on every rank. The outputs of the projections of the heads, and k_rope, which is
+// all-gathered, have the rows T of all tp ranks.
 //
-// Ranks of cp (model/attention/context_parallel.h) exchange latents and k_rope instead of keys and values, and
-// each makes the keys and values that it reads (model/attention/latent_kv.h). Then kv is not kept, and the
-// gradient of W_kvb is computed with those of the latents.
+// With cp (model/attention/context_parallel.h) ranks exchange latents and k_rope instead of keys and values, and each
+// rank computes the keys and values that it reads (model/attention/latent_kv.h). Then kv is not saved, and the gradient
+// of W_kvb is computed together with those of the latents.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ namespace moebius {
 
 class Mla {
  public:
-  // One of the latent vectors: before its norm, the factor of the norm, and after it.
+  // A latent: before its norm, the norm's factor 1 / rms, and after the norm.
   struct Latent {
     Tensor c_tR, rstd_t, normed_tR;
   };
@@ -35,8 +35,7 @@ class Mla {
     SavedTensor c_tR, rstd_t, normed_tR;
     Latent rows(int64_t t) const;  // the first t
   };
-  // q is kept rotated; the backward puts k and v together from kv and k_rope as forward
-  // did. x and y are the caller's.
+  // q is saved after RoPE; the backward assembles k and v from kv and k_rope, as forward does. x is the caller's.
   struct Saved {
     Tensor x_tD;
     SavedLatent q, kv;
@@ -54,9 +53,8 @@ class Mla {
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [tokens, 1,
-  // kv_lora_rank], v_UGd [tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far
-  // are computed from them at each call.
+  // The cache has the normalised latent and the rotated k_rope of each token: k_UGd is [U, 1, kv_lora_rank], v_UGd
+  // [U, 1, qk_rope_head_dim]. Each call computes the keys and values of all earlier tokens from them.
   void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const;
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
   static std::vector<KeptTensor> kept(const Saved& saved);
@@ -64,18 +62,18 @@ class Mla {
  private:
   Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
   int64_t first_down_row(bool rope) const { return rope ? kv_rank_ : 0; }
-  // The products with W_kva: those of the latent, or of k_rope.
+  // The products with the rows of W_kva that give the latent, or k_rope.
   void down(Step& step, Tensor y, Tensor x_tD, bool rope) const;              // y = x W^T
   void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const;  // writes dx, with rope adds to it
   void down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const;  // dW += dy^T x
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
-  // All that comes before k and v are put together: the latents and k_rope, and from the latents the rest.
+  // Compute the latents and k_rope, and then q and kv from the latents.
   void project_down(Step& step, Tensor x_tD, Saved& saved) const;
   void project_up(Step& step, Tensor x_tD, Saved& saved) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
-  // o of the queries of a run, from the latents of all tokens of its sequence.
+  // Attention of the queries of a run, over the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
   void make_q_latent(Step& step, Tensor x_tD,
@@ -83,7 +81,7 @@ class Mla {
   void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;  // normalises the latent
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
   Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
-  // The latents of the rows of all tp ranks, and their rotated k_rope, as ranks of cp exchange them.
+  // Returns the latents and the rotated k_rope of the rows of all tp ranks, as cp ranks exchange them.
   Kv latents(Step& step, const Saved& saved, int64_t T) const;
   void attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) const;  // attend_bwd where latents travel
   void rotate_bwd(Step& step, Saved& saved, Tensor dk_rope_Tr) const;
@@ -98,7 +96,7 @@ class Mla {
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
   Adapter kv_a_adapter_;
-  bool generates_;  // rows may be few
+  bool is_inference_;  // rows may be few
   std::unique_ptr<LatentKv> kv_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;

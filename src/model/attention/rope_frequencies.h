@@ -1,4 +1,4 @@
-// Rotary frequencies of a model, stretched for contexts longer than those of pre-training.
+// The RoPE frequencies of a model, scaled for contexts longer than those of pre-training.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 namespace moebius {
 
 struct RopeFrequencies {
-  std::vector<double> values;  // rope_dim / 2; none: theta^(-2i/d)
-  double magnitude = 1.0;      // of the cosines and sines
+  std::vector<double> values;  // [rope_dim / 2]; empty: theta^(-2i/d)
+  double magnitude = 1.0;      // factor of the cosines and sines
 };
 
 // With f = theta^(-2i/d):
@@ -21,8 +21,7 @@ struct RopeFrequencies {
 //           m(mscale) / m(mscale_all_dim), or m(1), with m(x) = 0.1 x ln factor + 1
 RopeFrequencies rope_frequencies(const ModelSpec& model);
 
-// The factor on 1/sqrt(head_dim) in the scores of attention: m(mscale_all_dim)^2 with latent
-// attention, else 1.
+// Returns the factor of 1/sqrt(head_dim) in the attention scores: m(mscale_all_dim)^2 with latent attention, else 1.
 double attention_scale_of_rope(const ModelSpec& model);
 
 }  // namespace moebius

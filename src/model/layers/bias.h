@@ -1,5 +1,4 @@
-// A bias: one row, added to every row of a projection's output; or some of its
-// columns, where the output comes in parts.
+// A bias [C], added to every row of a projection's output. The output may have some of its columns only.
 #pragma once
 
 #include "model/params.h"
@@ -10,7 +9,7 @@ namespace moebius {
 class Bias {
  public:
   Bias(ParamTable& params, ParamSpec spec) : b_(params.declare(std::move(spec))) {}
-  // b[first : first + count], for the op whose result it is added to.
+  // Returns b[first : first + count], for ops that add the bias themselves.
   Tensor columns(int64_t first, int64_t count) const;
   Tensor all() const { return b_.w; }
   // y[t,:] += b[first : first + C],  db[first : first + C] += sum over t of dy[t,:]

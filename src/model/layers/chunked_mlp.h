@@ -1,9 +1,8 @@
-// A dense SwiGLU layer that takes the rows of a long micro-batch in chunks, one after the other, so that its scratch
-// does not grow with the length: 6 F numbers a row, which recomputed activations have too. A chunk is forwarded, and
-// passed backward with its weight gradients, as a micro-batch of that many rows is.
+// A dense SwiGLU layer that computes a long micro-batch in chunks of rows, one after another. So its scratch, 6 F
+// elements a row, does not grow with the length of the sequence. Each chunk has its own forward and backward passes.
 //
-// The rows of a chunk follow from the number of rows alone (model/moe/chunked_experts.h: expert_chunk). So runs with
-// as many rows on a rank sum weight gradients in one order, whatever they keep or recompute.
+// The size of a chunk depends on the number of rows alone (model/moe/chunked_experts.h: expert_chunk). So runs with the
+// same number of rows on a rank sum weight gradients in the same order, whatever they save or recompute.
 #pragma once
 
 #include <vector>
@@ -18,11 +17,11 @@ class ChunkedMlp {
     std::vector<Mlp::Saved> chunks;
     bool weights_follow = true;  // backward_weight of a chunk runs right after its backward_input
   };
-  // chunk: rows of this rank, a divisor of c.stream_rows().
+  // chunk: rows of a chunk, a divisor of c.stream_rows().
   ChunkedMlp(const LayerContext& c, const std::string& prefix, int64_t hidden, int64_t chunk);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // The calls of FeedForward. recompute() only notes x: each chunk is recomputed right before its backward pass.
+  // The calls of FeedForward. recompute() only stores x: each chunk is recomputed right before its backward pass.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;

@@ -20,7 +20,7 @@ void Linear::forward(Step& step, const Tensor& y, const Tensor& x, const Tensor&
                      .bias_N = bias,
                      .trans_b = true,
                      .accumulate = accumulate,
-                     .few_rows = generates_});
+                     .few_rows = is_inference_});
   adapter_.forward(step, {.y = y, .x = x, .low = low.low});
 }
 

@@ -36,7 +36,7 @@ Mlp::Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden)
       F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
       dtype_(c.dtype),
       fusion_(c.fusion),
-      generates_(c.params.use() == ModelUse::inference),
+      is_inference_(c.params.use() == ModelUse::inference),
       gate_up_(c, gate_up_spec(c, prefix, hidden)),
       down_(c, down_spec(c, prefix, hidden)) {}
 
@@ -68,7 +68,7 @@ void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
                          .x_TD = gate_up_.linear().x(step, gate_up_.gather(step, x_tD)),
                          .w_2FD = gate_up_.linear().w(step),
                          .fused = fusion_,
-                         .few_rows = generates_});
+                         .few_rows = is_inference_});
 }
 
 void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {

@@ -1,6 +1,6 @@
-// The dense SwiGLU feed-forward layer, which is also the shared expert. Each tp rank has hidden /
-// tp columns, as model/layers/linear.h says. x and y are a rank's rows t of the residual stream.
-// The tensors between them have the rows T of all tp ranks.
+// The dense SwiGLU feed-forward layer; the shared expert of an MoE layer is one too. Each tp rank has hidden / tp
+// columns (model/layers/linear.h). x and y [t, D] are a rank's rows of the residual stream; the tensors between them
+// have the rows T of all tp ranks.
 #pragma once
 
 #include <vector>
@@ -19,12 +19,11 @@ class Mlp {
     SavedTensor h_T2F;
     WgradInput dy_TD, dh_T2F, a_TF;
   };
-  // hidden: the inner width F of all tp ranks. The parts are prefix.gate_proj and up_proj (one
-  // matrix, with this rank's gate rows first) and down_proj. Error{usage} when tp does not divide
-  // hidden. c.fusion: products and SwiGLU run in one pass where the device has one; the bits are
-  // the same.
+  // hidden: the inner width F of all tp ranks. The parameters are prefix.gate_proj and up_proj (one matrix, this rank's
+  // gate rows first) and prefix.down_proj. Throws Error{usage} when tp does not divide hidden.
+  // c.fusion: fuses products with SwiGLU if the device has such kernels; the bits are the same.
   Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden);
-  // what: the name in memory.recompute that selects the layer.
+  // what: the name in memory.recompute that applies to the layer.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved,
                      bool RecomputeSpec::*what = &RecomputeSpec::mlp) const;
 
@@ -34,7 +33,7 @@ class Mlp {
   // y = down(swiglu(h)): the second half of forward.
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx = false) const;
-  // The two parts of it: the first needs dy alone, and leaves what the second and backward_weight need.
+  // The two parts of backward_input. backward_hidden reads dy, and computes what backward_x and backward_weight read.
   void backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const;
   void backward_x(Step& step, Tensor dx_tD, const Saved& saved, bool accumulate_dx) const;
   void backward_weight(Step& step, const Saved& saved) const;
@@ -46,7 +45,7 @@ class Mlp {
   int64_t tp_, T_, D_, F_;  // T: of a micro-batch on all tp ranks; F: of this rank
   DType dtype_;
   bool fusion_;
-  bool generates_;  // rows may be few
+  bool is_inference_;  // rows may be few
   ColumnLinear gate_up_;
   RowLinear down_;
 };

@@ -53,7 +53,7 @@ void Mtp::forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor be
   const Shape TD{rows_, D_};
   StackScope scope(step.stack);
   saved.eh_TD2.open(step.stack);
-  Residual residual{.delta_TD = step.alloc(TD, dtype_), .room_TD = step.alloc(TD, dtype_)};
+  Residual residual{.delta_TD = step.alloc(TD, dtype_), .buffer_TD = step.alloc(TD, dtype_)};
   {
     StackScope inputs(step.stack);
     const Tensor x_TD = residual.delta_TD, e_TD = step.alloc(TD, dtype_), hn_TD = step.alloc(TD, dtype_);

@@ -5,16 +5,14 @@
 //   h_i^k  = norm(layer(h'_i))       layer: one like the model's last, with the row's own position
 //   loss_k = mean over the rows with such a token of  -log softmax(W_head h_i^k)[t_{i+k+1}]
 //
-// h^0 is the output of the model's final norm. Embedding and head are the model's. Depth k + 1
-// reads the normed output of depth k, as in transformers and Megatron; released models have one
-// depth, where there is no difference.
+// h^0 is the output of the model's final norm, and embedding and head are the model's. Depth k + 1 reads the normalised
+// output of depth k, as in transformers and Megatron. (Released models have one depth, where this makes no difference.)
 //
-// Rows whose token t_{i+k} is in another document or after the sequence's end predict nothing.
-// They are the last rows of their document, so no row that predicts sees them. They count in the
-// load of experts like any row.
+// Rows whose token t_{i+k} is in another document or after the end of the sequence predict nothing. They are the last
+// rows of their document, so no predicting row attends to them. They count in the load of experts like any row.
 //
-// Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm,
-// eh_proj (whole on each rank) and shared_head.norm.
+// The parameters are those of layer L + k - 1 of a model of L layers, and enorm, hnorm, eh_proj (whole on each rank)
+// and shared_head.norm.
 #pragma once
 
 #include "model/block.h"
@@ -27,19 +25,19 @@ class Mtp {
  public:
   struct Saved {
     Norm::Saved enorm, hnorm;
-    SavedTensor eh_TD2;  // their outputs side by side
+    SavedTensor eh_TD2;  // the outputs of enorm and hnorm, concatenated
     Block::Saved block;
     Norm::Saved norm;
-    Tensor dh_TD;  // derivative w.r.t. h^k of the loss of this depth, and in backward also of later depths
+    Tensor dh_TD;  // derivative of the losses w.r.t. h^k: of this depth, in backward also of later depths
     WgradInput deh_output_TD, dembedding_TD;  // derivatives w.r.t. h' and the embedding
   };
   Mtp(const LayerContext& c, int64_t depth);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // h = h^k, before = h^{k-1}: this rank's rows of the micro-batch, all of them.
+  // h: h^k. before: h^{k-1}. Both have all of this rank's rows of the micro-batch.
   void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
-  // Starts from saved.dh; dbefore += derivative w.r.t. h^{k-1}. Runs both passes, or each
-  // separately, as in Block. The embedding's gradient is added in the weight pass.
+  // Starts from saved.dh, and adds the derivative w.r.t. h^{k-1} to dbefore. backward() runs both passes, as in Block.
+  // backward_weight() adds the gradient of the embedding.
   void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const;
   void backward_weight(Step& step, const Embedding& embedding, Saved& saved) const;
@@ -51,7 +49,7 @@ class Mtp {
   Tensor token(const Step& step) const { return step.batch.targets(depth_ - 1).target_T; }
   void join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const;
   void recompute(Step& step, Saved& saved) const;
-  // embedding: null where the weight pass comes later.
+  // embedding: null if backward_weight comes later.
   void run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD, Saved& saved) const;
 
   int64_t depth_, layer_, D_, rows_;

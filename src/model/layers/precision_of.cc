@@ -1,7 +1,7 @@
 #include "model/layers/precision_of.h"
 
 #include "core/rng.h"
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 #include "ops/quantize/quantize.h"
 
 namespace moebius {
@@ -35,8 +35,8 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts) {
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
-  const Tensor* figures_5 = c.figures ? c.figures->of(spec.name) : nullptr;
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, figures_5};
+  const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5};
 }
 
 std::string scales_name(const std::string& param) { return param + "_scale_inv"; }

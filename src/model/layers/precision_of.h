@@ -1,4 +1,4 @@
-// The quantisation of the operands of a parameter's products: the recipe of the run, and its exceptions.
+// The quantisation of the operands of a parameter's products, by the recipe of the run and its exceptions.
 #pragma once
 
 #include "model/layer_context.h"
@@ -6,23 +6,26 @@
 
 namespace moebius {
 
-// The recipe of the run, or plain operands where precision.keep matches all parts of the parameter.
-// Error{usage} where it matches some parts only, or where a block of the recipe would be split over
-// ranks: every rank's blocks are those of a single rank.
+// Returns the recipe of the run, or plain operands if precision.keep matches all parts of the parameter.
+// Throws Error{usage} if it matches only some parts, or if ranks would split a block of the recipe: blocks are the same
+// on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
-// The declaration of a parameter of products. precision.weights = "recipe" holds it quantised where it is trained.
-// Where lora.base holds it in few bits it has f8_e4m3 or f4_e2m1 and is frozen, and WeightOperands declares its scales
-// as the parameter scales_name(). Blocks then begin at the first row of each part here, so Error{usage} where one
-// would have rows of two parts or be split over ranks.
+// Returns the spec of a parameter in the format in which it is stored. With precision.weights = "recipe" a trained
+// parameter is quantised. With a quantised lora.base it is f8_e4m3 or f4_e2m1 and frozen, and WeightOperands declares
+// its scales as the parameter scales_name(); blocks then begin at the first row of each part. Throws Error{usage} if a
+// block would have rows of two parts, or be split over ranks.
 ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec);
 std::string scales_name(const std::string& param);
 ScaleLayout held_layout(DType held);  // none for a dtype of computation
 
-// The operands that the weights of a parameter are in products. In training the plan has room for quantised
-// ones, which a step makes once (ParamTable::make_copies). Where they do not hold, weights are quantised at
-// each use, on the step stack. Weights that training holds quantised are read in place, and of their transpose there is
-// such a copy. Frozen weights in few bits are made plain at each use, on the step stack.
+// The weights of a parameter as operands of products.
+//   plain weights               are read in place.
+//   weights to be quantised     have quantised copies in the plan in training, made once a step
+//                               (ParamTable::make_copies). Without valid copies they are quantised at each use, on the
+//                               step stack.
+//   trained, stored quantised   are read in place; their transpose is such a copy.
+//   frozen, stored quantised    are dequantised at each use, on the step stack.
 class WeightOperands {
  public:
   WeightOperands(const LayerContext& c, const Param& param, const ProductPrecision& precision);
@@ -36,7 +39,7 @@ class WeightOperands {
   ProductPrecision precision_;
   Tensor plain(Step& step) const;
   Operand transposed(Step& step) const;
-  const Param* scales_ = nullptr;  // of weights that are held in few bits
+  const Param* scales_ = nullptr;  // of frozen weights that are stored quantised
   DType dtype_ = DType::f32;       // of the computation, with scales_
   const ParamTable* params_ = nullptr;
   Copies* copies_ = nullptr;  // null: none are planned

@@ -1,21 +1,19 @@
-// The adapter beside the product with a frozen matrix W, a term of the same output (LoRA, arXiv
-// 2106.09685). Its parameters are those of model/lora/adapter_params.h.
+// A low-rank adapter (LoRA, arXiv 2106.09685): a term that is added to the product with a frozen matrix W. Its
+// parameters are in model/lora/adapter_params.h.
 //
 //   y = W x + scale * B (A x),   scale = alpha / rank
 //
-// A layer holds one for each matrix and calls it after each product with W, whether or not W is a
-// target. An adapter without targets has no parameters and does nothing.
+// A layer has an adapter for each matrix, and calls it after each product with W. If W is not a target of lora.targets,
+// the adapter has no parameters and does nothing.
 //
-// scale * A x and scale * B^T dy have few columns: rank for each target. A caller that keeps them between the
-// passes gives tensors for them; else backward_weight computes them a second time. Operands of an adapter
-// are never quantised.
+// scale * A x and scale * B^T dy are narrow: they have `rank` columns for each target. A caller may provide tensors
+// that keep them between the passes; otherwise backward_weight recomputes them. They are never quantised.
 //
-// Some products with W of experts add the adapter's term to their own sums (LowRankTerm in
-// ops/experts/experts.h). Then forward_term() and backward_term() compute what they need, in place of
-// forward() and backward_input().
+// Some kernels for W of experts add the adapter's term to their own sums (LowRankTerm in ops/experts/experts.h). For
+// these, forward_term() and backward_term() replace forward() and backward_input().
 //
-// With lora.dropout each matrix reads x with elements dropped, in training alone (adapter_dropout.h).
-// Then x is copied for each target, onto the step stack.
+// With lora.dropout, each A reads x with elements dropped, in training alone (adapter_dropout.h). Then x is copied for
+// each target, onto the step stack.
 #pragma once
 
 #include "model/layer_context.h"
@@ -28,20 +26,17 @@ namespace moebius {
 class Adapter {
  public:
   Adapter() = default;  // of a matrix that cannot be a target
-  // w: as it was declared. Error{usage} as adapter_params().
+  // w: the spec of W, as it was declared. Throws the errors of adapter_params().
   Adapter(const LayerContext& c, const ParamSpec& w);
   bool is_empty() const { return blocks_.empty(); }
   int64_t low_columns() const { return std::ssize(blocks_) * rank_; }
 
-  // With experts, row r belongs to the expert that rows.offsets say. x of forward, dy of
-  // backward_input and the gathered side of backward_weight are read by rows.token, where there is one.
-  //
-  // first: where a product has only some rows of W, y and dy have the columns [first, first + C) of all.
-  //
+  // The arguments of the passes:
+  // rows: with experts, the rows of each expert (rows.offsets), and for x of forward, dy of backward_input and the
+  // gathered side of backward_weight the index of each row (rows.token), if there is one.
+  // first: y and dy have the columns [first, first + C) of the output, for a product with only some rows of W.
   // low, dlow: [R, low_columns()] of the dtype of y, for scale A x and scale B^T dy, or empty. forward and
-  // backward_input write them, and backward_weight reads them.
-  //
-  // tokens: with experts and dropout, the token of each row; else what Linear's rows say.
+  // backward_input write them, and backward_weight reads them. tokens: the token of each row, with experts and dropout.
   struct Tokens {
     Tensor index_N;  // i32, of AdapterDropout::token_index, of all ranks whose rows come here
     Tensor row_R;    // i32, the index of row r in index_N
@@ -64,10 +59,10 @@ class Adapter {
     Tokens tokens = {};
   };
   void backward_input(Step& step, const Input& in) const;
-  // The terms of forward() and of backward_input() in parts: their tensors, and then their values. That of the forward
-  // pass has B [e, out, low_columns()] of all blocks; where that is not B itself it is on the step stack. Empty without
-  // targets, and with dropout, for which the gradient of x is not a product.
-  // REQUIRES: of experts; low, or dlow, is given, and all columns of y are there.
+  // Return the term of forward() or backward_input() for a kernel that adds it. compute() fills in the values of its
+  // low or dlow. The term of the forward has B [e, out, low_columns()] of all blocks; if that is not B itself, it is on
+  // the step stack. The term is empty without targets, and with dropout, where the gradient of x is not a product.
+  // REQUIRES: W is of experts; low, or dlow, is given; y has all columns.
   LowRankTerm forward_term(Step& step, Tensor low) const;
   LowRankTerm backward_term(Step& step, Tensor dlow) const;
   void compute(Step& step, const LowRankTerm& term, const Forward& in) const;

@@ -1,7 +1,6 @@
-// Dropout of an adapter's input (ops/low_rank/low_rank_dropout.h). Each matrix that has an adapter draws
-// anew, as the modules of PEFT do. It is on in training alone.
-//
-// The passes of a step draw the same: the draws are functions of the step and of the tokens.
+// Dropout of an adapter's input (ops/low_rank/low_rank_dropout.h), in training alone. Each matrix with an adapter has
+// draws of its own, as the modules of PEFT do. All passes of a step drop the same elements: the draws are functions of
+// the step and the token.
 #pragma once
 
 #include <vector>
@@ -22,8 +21,7 @@ class AdapterDropout {
   // 1 / (1 - rate) where it is on.
   float scale(const Step& step) const { return is_on(step) ? static_cast<float>(1.0 / (1.0 - rate_)) : 1.0f; }
 
-  // The token of each of num_rows rows, i32 on the step stack: the rows of this rank, or those of all tp
-  // ranks, whichever are as many.
+  // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.
   Tensor token_index(Step& step, int64_t num_rows) const;
 
   // y[r, :] (+)= keep * x[i, :] of a block. i is token[r] with gather, else r. rows.token names the

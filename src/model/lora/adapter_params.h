@@ -1,8 +1,7 @@
-// The parameters of the adapter of a matrix W: names, shapes and the parts that tp, ep and etp split.
+// The parameters of the adapter of a matrix W: their names, shapes, and the parts that tp, ep and etp split.
 //
-// W may hold several maps that read the same x, one below the other, as q, k and v are. Each of them
-// that lora.targets names has matrices A and B of its own. Their A are stored one below the other, and
-// so are their B. Of experts there are such matrices for each expert.
+// W may consist of several matrices that read the same x, stacked by rows, such as q, k and v. Each of these that
+// lora.targets names has its own A and B. The As are stacked by rows, and so are the Bs. Each expert has an A and a B.
 //
 //   W  model.layers.0.self_attn.q_proj.weight         [out, in]
 //   A  model.layers.0.self_attn.q_proj.lora_A.weight  [rank, in], as W split over the ranks of in
@@ -19,24 +18,24 @@
 
 namespace moebius {
 
-// A map of W that has an adapter: its outputs are the columns [column, column + count) of y, and its B
-// is the rows [row, row + count).
+// A matrix of W that has an adapter. Its outputs are the columns [column, column + count) of y, and its B is rows
+// [row, row + count) of the stacked Bs.
 struct AdapterBlock {
   int64_t column = 0, row = 0, count = 0;
-  std::string name;  // the same on every rank: that of the matrix, or of experts "...experts.gate_up_proj.1"
+  std::string name;  // of the matrix, the same on every rank; of experts "...experts.gate_up_proj.1"
 };
 
 struct AdapterParams {
-  std::vector<AdapterBlock> blocks;  // none: W has no adapter, and a and b are not to be declared
+  std::vector<AdapterBlock> blocks;  // empty: W has no adapter, and a and b must not be declared
   ParamSpec a, b;
 };
 
-// The adapter of a matrix [out, in], or of those of the experts here [e, out, in]. Error{usage} when
-// some experts of a layer are targets and others not.
+// Returns the adapter of a matrix [out, in], or of this rank's experts [e, out, in]. Throws Error{usage} when some
+// experts of a layer are targets and others are not.
 AdapterParams adapter_params(const LoraSpec& lora, const ParamSpec& w);
 
-// Returns whether one of the patterns matches the name of a matrix, without ".weight", or its end
-// after a dot: "q_proj", "mlp.experts.*", "model.layers.0.*".
+// Returns whether a pattern matches the name of a matrix without ".weight", or the end of the name after a dot:
+// "q_proj", "mlp.experts.*", "model.layers.0.*".
 bool is_lora_target(const std::vector<std::string>& targets, const std::string& matrix);
 
 inline constexpr const char *kLoraA = ".lora_A.weight", *kLoraB = ".lora_B.weight";

@@ -1,5 +1,5 @@
-// AdapterRows are the few columns that an adapter's forward() and backward_input() compute on their way, and that the
-// gradients of its weights need again (model/lora/adapter.h). A layer that keeps them reads x and dy once less each.
+// AdapterRows keep the narrow products of an adapter, scale A x and scale B^T dy, from forward() and backward_input()
+// for backward_weight() (model/lora/adapter.h). A layer that keeps them reads x and dy once less each.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@ namespace moebius {
 
 class AdapterRows {
  public:
-  // rows: of x and dy of a micro-batch. An adapter without targets keeps nothing, and the rows below are empty.
+  // rows: of x and dy of a micro-batch. Without targets nothing is declared, and low() and dlow() are empty.
   void declare(MemoryPlan& plan, const std::string& prefix, const Adapter& adapter, int64_t rows, DType dtype) {
     if (adapter.is_empty()) return;
     plan.declare(low_, prefix + "_low", {rows, adapter.low_columns()}, dtype, Life::saved);
     dlow_.declare(plan, prefix + "_dlow", {rows, adapter.low_columns()}, dtype);
   }
-  // In backward_input, before it computes the gradient of x, where it does.
+  // Called in backward_input, before it computes the gradient of x. has_dx: it does compute it.
   void open(StepStack& stack, bool has_dx) {
     has_dlow_ = has_dx && dlow_.numel() > 0;
     if (has_dlow_) dlow_.open(stack);

@@ -1,4 +1,4 @@
-// The adapter of a router's matrix, which computes in f32 whatever x is:
+// The adapter of a router's matrix. It computes in f32, whatever the dtype of x is:
 //   logits += scale * B (A x)
 // The products with A are those of the router itself (ops/routing/routing.h).
 #pragma once
@@ -13,7 +13,7 @@ class RouterAdapter {
   // gate: the router's matrix as it was declared.
   RouterAdapter(const LayerContext& c, const ParamSpec& gate);
   void forward(Step& step, Tensor logits_TE, Tensor x_TD) const;
-  // dx += the derivative through the adapter; adds the gradients of A and B.
+  // dx += the derivative through the adapter. Also adds to the gradients of A and B.
   void backward(Step& step, Tensor dx_TD, Tensor dlogits_TE, Tensor x_TD) const;
 
  private:

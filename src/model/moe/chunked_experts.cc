@@ -67,9 +67,9 @@ Route ChunkedExperts::route_of(Step& step, const Chunk& chunk, const Route& whol
 }
 
 void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
-                             const Meanwhile& meanwhile) const {
+                             const ConcurrentWork& concurrent) const {
   Saved& saved = own(base);
-  if (meanwhile) meanwhile();
+  if (concurrent) concurrent();
   const int64_t T = x_TD.dim(0);
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
@@ -108,8 +108,8 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
 }
 
 void ChunkedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& base,
-                              const Meanwhile& meanwhile) const {
-  if (meanwhile) meanwhile();
+                              const ConcurrentWork& concurrent) const {
+  if (concurrent) concurrent();
   backward_input(step, dx_TD, dweight_TK, dy_TD, base);
   backward_weight(step, base);
 }

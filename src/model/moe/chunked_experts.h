@@ -1,9 +1,8 @@
-// Routed experts that take the tokens of a long micro-batch in chunks, one after the other, so that
-// their scratch does not grow with its length. A chunk is forwarded, and passed backward with its
-// weight gradients, as a micro-batch of that many tokens is.
+// Routed experts that compute a long micro-batch in chunks of tokens, one after another, so that their scratch does not
+// grow with its length. Each chunk has its own forward and backward passes.
 //
-// How many tokens a chunk has follows from the number of tokens alone. So runs with as many tokens on
-// a rank sum weight gradients in one order, whatever they keep or recompute.
+// The size of a chunk depends on the number of tokens alone. So runs with the same number of tokens on a rank sum
+// weight gradients in the same order, whatever they save or recompute.
 #pragma once
 
 #include <memory>
@@ -13,16 +12,16 @@
 
 namespace moebius {
 
-// Tokens of a chunk on a rank with T tokens in a micro-batch: the largest divisor of T up to 32768. T
-// itself where it is not longer, or where no divisor of at least 8192 is: short chunks would cost time.
+// Returns the tokens of a chunk, for T tokens of a micro-batch on a rank: the largest divisor of T between 8192 and
+// 32768. It is T if T is at most 32768, or has no such divisor (short chunks would be slow).
 int64_t expert_chunk(int64_t T);
-// The same for the experts of a model. Those whose adapters drop elements take T at once, since what is dropped
-// depends on a token's place in the micro-batch.
+// The same for the experts of a model. Experts with dropout in their adapters compute T at once, since the draws depend
+// on a token's position in the micro-batch.
 int64_t expert_chunk(int64_t T, const LoraSpec& lora);
 
 class ChunkedExperts final : public RoutedExperts {
  public:
-  // A part of the route, sorted anew.
+  // The route of a chunk, sorted by expert again.
   struct Chunk {
     Route route;
     std::unique_ptr<RoutedExperts::Saved> experts;
@@ -31,21 +30,21 @@ class ChunkedExperts final : public RoutedExperts {
     std::vector<Chunk> chunks;
     bool weights_follow = true;  // backward_weight of a chunk runs right after its backward_input
   };
-  // experts: made for `chunk` tokens, which divide those of a micro-batch.
+  // experts: for `chunk` tokens. REQUIRES: chunk divides the tokens of a micro-batch.
   ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk);
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
   using RoutedExperts::forward;
-  // parallel.expert_overlap hides nothing between chunks: `meanwhile` runs before the first.
+  // parallel.expert_overlap overlaps nothing between chunks: `concurrent` runs before the first chunk.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
-               const Meanwhile& meanwhile) const override;
+               const ConcurrentWork& concurrent) const override;
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
-  // Adds to the weights' gradients too where no other pass comes between.
+  // Also adds to the gradients of weights, if no other pass comes before backward_weight.
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                       RoutedExperts::Saved& saved) const override;
   void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
-                const Meanwhile& meanwhile) const override;
+                const ConcurrentWork& concurrent) const override;
 
  private:
   // Sorts the rows of the chunk's tokens by expert.

@@ -1,20 +1,19 @@
-// The memory that ranks write to for the dispatchers direct and two_level. All MoE layers of a model
-// use one window in turn. It is a part of Life::comm, and the same on all ranks.
+// The window of the dispatchers direct and two_level: memory of this rank that other ranks write to. All MoE layers of
+// a model share it. It is a part of Life::comm, and has the same layout on all ranks.
 //
-// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP EP ranks,
-// and J = min(K, EP), the window of a rank has
+// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP
+// EP ranks, and J = min(K, EP), the window of a rank has
 //   counts        [W, EP]    i32  rows that each rank sends to each ep rank
 //   routes        [W T, 2K]  i32  experts and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
 //   grads         [W T, D]        dy of the tokens that arrive; in training only
 //   back          [T J ETP, D]    sums that return to the tokens here, and after them
 //   back_weights  [T J ETP, K] f32  derivatives by their weights; in training only
-// The bounds hold whatever the tokens choose: a token goes once at most to a rank, and W T of them may choose
-// an expert here.
+// These are bounds for any routing: a token is sent to a rank at most once, and all W T tokens may choose its experts.
 //
-// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep ranks of the
-// node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of sums for each
-// of the nodes; all else is as large as with direct.
+// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep
+// ranks of the node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of
+// sums for each of the nodes; all else is as large as with direct.
 #pragma once
 
 #include <memory>
@@ -35,17 +34,18 @@ struct DirectSizes {
 };
 
 // Returns whether the ranks of etp x ep can write to each other's memory, and if not, whether those of each node can.
-// It is the same on every rank of the world. All of them call it together.
+// All ranks of the world call it together, and get the same result.
 PeerReach peer_reach(Stream& s, const Mesh& mesh);
 
 class DirectWindow {
  public:
-  // Declares the window in the plan, as a part of Life::comm. Plan and mesh must outlive it, and it the plan's bind().
+  // Declares the window in the plan, as a part of Life::comm. The plan and the mesh must outlive it, and it must live
+  // until bind().
   DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes);
   DirectWindow(const DirectWindow&) = delete;
 
   Group& ranks() const { return ranks_; }
-  // An array of the window of every rank.
+  // The place of an array in the windows of all ranks. offset: in bytes.
   struct Array {
     int64_t offset = 0;
     Shape shape{0};
@@ -57,13 +57,13 @@ class DirectWindow {
   const Array& grads() const { return grads_; }
   const Array& back() const { return back_; }
   const Array& back_weights() const { return back_weights_; }
-  Tensor here(const Array& array) const;  // in the window of this rank
+  Tensor here(const Array& array) const;  // the array in this rank's window
 
-  // Connects the ranks, the first time. On the null device nothing happens.
-  // Error{usage} as PeerWindow says. REQUIRES of all below: it was called.
+  // Connects the ranks at the first call; later calls do nothing. On the null device nothing happens. Throws the errors
+  // of PeerWindow. The calls below REQUIRE it.
   void connect(Stream& s);
-  Tensor bases_W() const;  // where the windows of all ranks are
-  Tensor sent_1() const;   // i64: the bytes that were written to windows of other ranks so far
+  Tensor bases_W() const;  // i64: the addresses of the windows of all ranks
+  Tensor sent_1() const;   // i64: total bytes written to windows of other ranks
   void round(Stream& s, const RoundPlace& place);
 
  private:
@@ -77,9 +77,8 @@ class DirectWindow {
   std::optional<PeerWindow> peers_;
 };
 
-// Declares the window that the MoE layers of a model share; `dispatcher` says whose it is, and sizes.two_level is not
-// read. Returns null where no rank writes to another's memory: with other dispatchers, without MoE layers, or where a
-// rank has all experts.
+// Declares the window that the MoE layers of a model share, for `dispatcher` (sizes.two_level is not read). Returns
+// null if no window is needed: for other dispatchers, without MoE layers, or if a rank has all experts.
 std::unique_ptr<DirectWindow> make_direct_window(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes,
                                                  DispatcherKind dispatcher, int64_t num_moe_layers);
 

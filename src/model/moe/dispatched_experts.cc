@@ -1,7 +1,7 @@
 #include "model/moe/dispatched_experts.h"
 
-#include "model/beside.h"
 #include "model/moe/routed_experts_params.h"
+#include "model/side_work.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
@@ -37,8 +37,8 @@ void run_expert_op(Step& step, Op op, Run run) {
   run(step.stream, op);
 }
 
-// The term of an adapter for the kernel that runs op, if that adds it; else none. The room of a term is taken either
-// way, so that memory does not depend on the kernel.
+// Returns the adapter's term where the kernel of `op` adds it to its own sums, else an empty term. The term has memory
+// in both cases, so that the plan does not depend on the kernel.
 template <class Op>
 LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
   op.added = term;
@@ -52,7 +52,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       F_(c.model.moe_intermediate_size / c.mesh.shape().etp),
       max_tokens_(max_tokens),
       dtype_(c.dtype),
-      generates_(c.params.use() == ModelUse::inference),
+      is_inference_(c.params.use() == ModelUse::inference),
       overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),
       w1_(c.params.declare(stored_first(held_as_weights(c, w1_spec(checked(c), prefix))))),
       w2_(c.params.declare(stored_first(held_as_weights(c, w2_spec(c, prefix))))),
@@ -126,15 +126,15 @@ Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Sa
 }
 
 void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
-                                const Meanwhile& meanwhile) const {
+                                const ConcurrentWork& concurrent) const {
   Saved& saved = own(base);
   saved.x_TD = x_TD;
   dispatcher_->announce(step, route, *saved.delivery);
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
-  Beside sending(step, overlaps_ && meanwhile, [&] { in = dispatch(step, x_TD, saved); });
-  if (meanwhile) meanwhile();
+  SideWork sending(step, overlaps_ && concurrent, [&] { in = dispatch(step, x_TD, saved); });
+  if (concurrent) concurrent();
   sending.join();
   find_tokens(step, x_TD.dim(0), saved);
   open_h(step, saved);
@@ -155,7 +155,7 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
                 .b2_eC = b2_ ? b2_->w : Tensor{},
                 .b2_first = b2_first_,
                 .rows = rows,
-                .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows};
+                .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
   if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down);
   const Adapter::Forward adapted{.y = y_RD,
                                  .x = a_RF,
@@ -178,14 +178,14 @@ void DispatchedExperts::open_h(Step& step, Saved& saved) const {
 }
 
 void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
-  const auto open = [&](WgradInput& tensor, const Tensor& room) {
-    rows_ ? tensor.open_in(room) : tensor.open(step.stack);
+  const auto open = [&](WgradInput& tensor, const Tensor& buffer) {
+    rows_ ? tensor.open_in(buffer) : tensor.open(step.stack);
   };
-  const ExpertRows::Scratch room = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
-  open(saved.dh_R2F, room.dh);
-  open(saved.sa_RF, room.act);
-  if (!w1_adapter_.is_empty()) open(saved.w1_dlow, room.dlow1);
-  if (!w2_adapter_.is_empty()) open(saved.w2_dlow, room.dlow2);
+  const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
+  open(saved.dh_R2F, scratch.dh);
+  open(saved.sa_RF, scratch.act);
+  if (!w1_adapter_.is_empty()) open(saved.w1_dlow, scratch.dlow1);
+  if (!w2_adapter_.is_empty()) open(saved.w2_dlow, scratch.dlow2);
 }
 
 Tensor DispatchedExperts::activations(Step& step, int64_t R) const {
@@ -209,7 +209,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
               .b1_e2F = b1_ ? b1_->w : Tensor{},
               .rows = in.rows,
               .activation = activation_,
-              .few_rows = generates_ && saved.x_TD.dim(0) <= kFewRows};
+              .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
   if (w1_adapter_.is_empty()) return run_expert_op(step, op, expert_up);
   const Adapter::Forward adapted{.y = h_R2F,
                                  .x = in.source,
@@ -231,40 +231,40 @@ void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_
 }
 
 void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& base,
-                                 const Meanwhile& meanwhile) const {
-  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_, meanwhile);
+                                 const ConcurrentWork& concurrent) const {
+  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_, concurrent);
   if (!overlaps_) backward_weight(step, base);
 }
 
 // With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
 // Where h is recomputed, whole or the rows beyond a budget, x must be here first.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
-                                     bool with_weights, const Meanwhile& meanwhile) const {
+                                     bool with_weights, const ConcurrentWork& concurrent) const {
   open_gradients(step, saved);
   const auto dispatch_again = [&] { return dispatch(step, saved.x_TD, saved); };
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
   if (!x_later) hold_tokens(step, dispatch_again(), saved);
   Tensor weight_R;
-  Beside arriving(step, overlaps_ && meanwhile, [&] { weight_R = receive_grads(step, dy_TD, saved); });
-  if (meanwhile) meanwhile();
+  SideWork arriving(step, overlaps_ && concurrent, [&] { weight_R = receive_grads(step, dy_TD, saved); });
+  if (concurrent) concurrent();
   arriving.join();
   Dispatched tokens;
-  Beside coming(step, x_later, [&] {
+  SideWork coming(step, x_later, [&] {
     if (x_later) tokens = dispatch_again();
   });
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
   const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
   backward_down(step, dweight_R, weight_R, saved);
-  coming.take_all();
+  coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved);
-  Beside going(step, overlaps_,
-               [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
+  SideWork going(step, overlaps_,
+                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
   if (with_weights) {
     down_gradient(step, saved);
-    going.take_all();
+    going.use_whole_gpu();
     up_gradient(step, saved);
     bias_gradients(step, saved);
   }

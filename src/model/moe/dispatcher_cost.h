@@ -1,5 +1,5 @@
-// The bytes that a rank sends in each call of a dispatcher, as formulas: bench/dispatch.cc holds them
-// against the counters of the group, and the planner reads them.
+// The bytes that a rank sends in each call of a dispatcher, as formulas. bench/dispatch.cc compares them with the byte
+// counters of groups, and the planner uses them.
 #pragma once
 
 #include "comm/group_cost.h"
@@ -18,15 +18,16 @@ struct DispatchCost {
   GroupCost announce, dispatch, combine, combine_bwd, dispatch_bwd;
 };
 
-// model/moe/dispatchers/dispatcher_allgather.h. Sums of bf16 over levels travel in f32 above level 0 (comm/group_cost.h).
+// model/moe/dispatchers/dispatcher_allgather.h. Sums of bf16 over levels travel in f32 above level 0
+// (comm/group_cost.h).
 DispatchCost allgather_dispatch_cost(const DispatchShape& s);
 // model/moe/dispatchers/dispatcher_alltoall.h. rows: that leave the rank; of even experts T K ETP (W - 1) / W.
 DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows);
-// model/moe/dispatchers/dispatcher_direct.h: no messages. rows: that leave the rank; the rows that return to it from others are
-// as many in the mean over the ranks.
+// model/moe/dispatchers/dispatcher_direct.h: no messages. rows: that leave the rank; the rows that return to it from
+// others are as many in the mean over the ranks.
 DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows);
-// model/moe/dispatchers/dispatcher_two_level.h. across: rows that leave the rank for other nodes, and in the mean over the ranks as
-// many sums that do. inside: rows that leave it for ranks of its node.
+// model/moe/dispatchers/dispatcher_two_level.h. across: rows that leave the rank for other nodes, and in the mean over
+// the ranks as many sums that do. inside: rows that leave it for ranks of its node.
 struct TwoLevelCost {
   DispatchCost across, inside;  // inside without messages
 };

@@ -1,15 +1,15 @@
-// The memory of the rows of experts on several ranks. The tokens decide how many rows there are.
+// The memory of the rows of a rank's experts, with several ranks. The routing decides how many rows there are.
 //
-// A rank's experts get T K ETP rows of a layer if experts are chosen evenly: the even share. Tokens may choose
-// more, up to max_expert_rows(). With a budget f (memory.expert_rows) a rank has room for
-//   f times the even share    of each pass that keeps rows for its backward, in one pool for all passes in flight
-//   2 f times the even share  of the one layer that runs
-// and beyond that:
-//   Kept rows are in pages of the pool (ops/stash/stash.h). Rows without a page are computed anew from the tokens,
-//   which a backward pass brings to the experts anyway.
-//   Rows of the layer that runs are in tensors that are as large as the worst case. Those beyond the budget
-//   are in memory of the host (device/spill_buffer.h).
-// So no row is lost, no bit depends on the budget, and no count is read by the host.
+// With even routing a rank's experts get T K ETP rows of a layer, the even share; at most they get max_expert_rows().
+// With a budget f (memory.expert_rows) a rank plans device memory for
+//   f times the even share    of each pass in flight that saves rows for its backward, in one pool for all of them
+//   2 f times the even share  of the layer that runs
+// For rows beyond that:
+//   Saved rows are in pages of the pool (ops/stash/stash.h). Rows without a page are recomputed in backward, from the
+//   tokens, which the backward pass sends to the experts anyway.
+//   Rows of the running layer are in tensors of the worst-case size, whose end is in host memory
+//   (device/spill_buffer.h).
+// So no row is dropped, the budget changes no bit, and the host reads no counts.
 #pragma once
 
 #include <memory>
@@ -27,14 +27,14 @@
 
 namespace moebius {
 
-// The rows of T tokens a rank if experts are chosen evenly.
+// Returns the even share of rows, for T tokens on each rank.
 int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t T);
-// The most rows that T tokens a rank may choose for the experts of a rank, or the bound of rows_factor
-// (moe.rank_rows_factor) where that is above 0.
+// Returns the maximum number of rows of a rank's experts for T tokens on each rank, or the bound that rows_factor
+// (moe.rank_rows_factor) sets, if it is above 0.
 int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor);
-// The MoE layers that a stage computes in training.
+// Returns the number of MoE layers that a stage computes in training.
 int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp);
-// Those of them whose backward does not recompute the rows of experts.
+// Returns how many of them save the rows of experts for backward, instead of recomputing them.
 int64_t moe_layers_that_keep(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp,
                              const RecomputeSpec& recompute);
 
@@ -55,14 +55,14 @@ class ExpertRows {
   ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec);
   ExpertRows(const ExpertRows&) = delete;
 
-  // Layers call it when they are made: the columns of A x of W1's adapter, and of W2's.
+  // Called by the constructors of layers, with the columns of A x of the adapters of W1 and W2.
   void add_adapters(int64_t w1_columns, int64_t w2_columns);
-  // Called once the layers are made. The plan must outlive it.
+  // Called once, after the layers are constructed. The plan must outlive this.
   void declare(MemoryPlan& plan);
-  // Called once memory is bound: all pages are free.
+  // Called once, after the plan is bound: marks all pages free.
   void init_state(Stream& s) const;
 
-  // The tensors of the layer that runs, [max rows, *]. All MoE layers use them in turn.
+  // The tensors of the layer that runs, [max rows, *], which all MoE layers share.
   struct Scratch {
     Tensor h, dh;          // pre-activations, and the derivatives by them
     Tensor act;            // activations; in backward multiplied by the weights of their rows
@@ -82,8 +82,8 @@ class ExpertRows {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
-  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that offsets
-  // say: all that were not kept, often none.
+  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that
+  // offsets say: all that were not kept, often none.
   template <class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
     if (!held.keeps) return compute(step, offsets_e1);

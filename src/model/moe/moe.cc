@@ -5,8 +5,8 @@
 namespace moebius {
 namespace {
 
-// The exchange of tp's rows in the shared expert may not run beside another exchange by messages.
-bool runs_shared_beside(const LayerContext& c) {
+// With tp above 1 the shared expert exchanges rows too, and two exchanges by messages must not overlap.
+bool overlaps_shared_expert(const LayerContext& c) {
   const bool is_alone = c.mesh.shape().tp == 1 || c.dispatcher == DispatcherKind::direct;
   return c.expert_overlap == ExpertOverlap::layer && is_alone;
 }
@@ -19,7 +19,7 @@ Moe::Moe(const LayerContext& c, const std::string& prefix, int64_t layer)
       dtype_(c.dtype),
       router_(c, prefix + ".gate", layer),
       experts_(make_routed_experts(c, prefix)),
-      shared_beside_(runs_shared_beside(c)) {
+      overlaps_shared_(overlaps_shared_expert(c)) {
   if (c.model.shared_intermediate_size == 0) return;
   shared_.emplace(c, prefix + ".shared_experts", c.model.shared_intermediate_size);
   if (!c.model.shared_expert_gate) return;
@@ -45,12 +45,12 @@ void Moe::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   saved.x_TD = x_TD;
   const Route route = router_.forward(step, x_TD, saved.router);
   if (!shared_) return experts_->forward(step, y_TD, x_TD, route, *saved.experts);
-  if (!shared_beside_) experts_->forward(step, y_TD, x_TD, route, *saved.experts);
+  if (!overlaps_shared_) experts_->forward(step, y_TD, x_TD, route, *saved.experts);
   StackScope scope(step.stack);
   saved.shared_y_TD.open(step.stack);
   const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, x_TD.dim(0)) : step.alloc(x_TD.shape, dtype_);
   const auto shared = [&] { shared_->forward(step, shared_TD, x_TD, saved.shared); };
-  if (shared_beside_)
+  if (overlaps_shared_)
     experts_->forward(step, y_TD, x_TD, route, *saved.experts, shared);
   else
     shared();
@@ -87,11 +87,11 @@ void Moe::backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
     shared_backward_hidden(step, dy_TD, saved);
     shared_backward_weight(step, saved);
   };
-  const bool is_beside = shared_ && shared_beside_;
+  const bool overlaps = shared_ && overlaps_shared_;
   experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved.experts,
-                     is_beside ? RoutedExperts::Meanwhile(shared) : RoutedExperts::Meanwhile());
+                     overlaps ? RoutedExperts::ConcurrentWork(shared) : RoutedExperts::ConcurrentWork());
   router_.backward(step, dx_TD, dweight_TK, saved.router);
-  if (!is_beside) shared();
+  if (!overlaps) shared();
   shared_backward_x(step, dx_TD, saved);
 }
 

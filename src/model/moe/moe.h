@@ -52,7 +52,7 @@ class Moe {
   std::unique_ptr<RoutedExperts> experts_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;
-  bool shared_beside_;  // the shared expert runs beside the rows of x, and those of dy
+  bool overlaps_shared_;  // the shared expert overlaps with the exchange of rows
 };
 
 }  // namespace moebius

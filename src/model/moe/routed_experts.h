@@ -1,8 +1,7 @@
-// The experts of an MoE layer that tokens are routed to, chosen once when the layer is made.
+// The interface of the routed experts of an MoE layer:
 //   y[t] = sum over the chosen e of weight[t,e] * (W2_e activation(W1_e x[t] + b1_e) + b2_e)
-// There are biases, and the activation of gpt-oss, where the family has them. Moe sees only this
-// interface. How rows travel to the experts, and which products are fused with that, is the
-// business of each implementation.
+// Biases, and the activation of gpt-oss, depend on the model family. Moe uses only this interface, so an implementation
+// decides how rows reach the experts, and which products it fuses with that.
 #pragma once
 
 #include <functional>
@@ -17,39 +16,37 @@ namespace moebius {
 
 class RoutedExperts {
  public:
-  // The tensors that forward leaves for the backward passes of a micro-batch. Each implementation
-  // has its own.
+  // The tensors that forward saves for the backward passes of a micro-batch. Each implementation derives its own.
   struct Saved {
     virtual ~Saved() = default;
   };
   virtual ~RoutedExperts() = default;
-  // The calls below need a struct that this kind of experts returned; std::bad_cast for another.
+  // The calls below REQUIRE a Saved that this implementation returned; std::bad_cast otherwise.
   virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
   // All ranks of etp x ep make the same calls. x, y: [T, D].
-  // meanwhile: work that may run beside the rows on their way to the experts; it is run once. It may not use y.
-  using Meanwhile = std::function<void()>;
+  // concurrent: work that may overlap with the exchange of rows; it runs once, and must not use y.
+  using ConcurrentWork = std::function<void()>;
   virtual void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved,
-                       const Meanwhile& meanwhile) const = 0;
+                       const ConcurrentWork& concurrent) const = 0;
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const {
     forward(step, y_TD, x_TD, route, saved, nullptr);
   }
-  // Call it before a backward pass, with the same x. What forward did not keep is recomputed here or
-  // in backward_input.
+  // Call it before a backward pass, with the same x. What forward did not save is recomputed here or in backward_input.
   virtual void recompute(Step& step, Tensor x_TD, Saved& saved) const = 0;
-  // Writes dx, and the derivative w.r.t. the route's weights (f32).
+  // Writes dx, and dweight (f32), the derivative w.r.t. the route's weights.
   virtual void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
   // Adds to the gradients of the experts' weights and biases.
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both, with the same bits. With parallel.expert_overlap products run beside the rows on their way, and meanwhile
-  // beside those of dy; it may not use dx.
+  // Both backward passes, with the same bits. With parallel.expert_overlap products overlap with the exchange of rows,
+  // and `concurrent` with that of dy; it must not use dx.
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
-                        const Meanwhile& meanwhile) const = 0;
+                        const ConcurrentWork& concurrent) const = 0;
 };
 
-// The routed experts of a layer of c.model, whose parameters begin with prefix. Those of a long
-// micro-batch take it in chunks (model/moe/chunked_experts.h). Error{usage} with the
-// equation unless ep divides the experts and etp their inner width.
+// Makes the routed experts of a layer of c.model. The names of their parameters begin with prefix. For a long
+// micro-batch they are chunked (model/moe/chunked_experts.h). Throws Error{usage} with the equation unless ep divides
+// the experts and etp divides their inner width.
 std::unique_ptr<RoutedExperts> make_routed_experts(const LayerContext& c, const std::string& prefix);
 
 }  // namespace moebius

@@ -1,7 +1,6 @@
-// The router: scores, choice, balance. All counts stay on the device. The tokens of a
-// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h). A sum over the
-// micro-batch is a sum over these ranks, and a choice that depends on all of its tokens is the
-// choice that one rank would make.
+// The router of an MoE layer: scores, top-k choice, load balancing. All counts stay on the device. The tokens of a
+// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h), so statistics of a micro-batch are
+// summed over these ranks, and rules that depend on all of its tokens give the result of one rank.
 #pragma once
 
 #include <optional>
@@ -13,12 +12,12 @@
 
 namespace moebius {
 
-// The report of one MoE layer for a step: sums over its micro-batches and ranks.
+// The metrics of one MoE layer in a step: sums over micro-batches and ranks.
 struct RouterMetrics {
   Tensor load_E;     // i64  tokens sent to each expert, before any drop
   Tensor dropped_1;  // i64  pairs dropped by capacity
-  Tensor aux_1;      // f64  balance losses, as they enter the objective
-  Tensor z_1;        // f64  sum of logsumexp^2; times z_coeff / tokens it is the z-loss
+  Tensor aux_1;      // f64  balance losses, with their coefficients
+  Tensor z_1;        // f64  sum of logsumexp^2; the z-loss is z_coeff / tokens times this
   Tensor entropy_1;  // f64  sum over tokens of the entropy of their scores
 };
 
@@ -28,26 +27,26 @@ class Router {
     Tensor x_TD;  // the caller's
     Tensor logits_TE;
     Route route;
-    Tensor dsbar_SE;  // derivative of the balance losses by the normalised scores
+    Tensor dsbar_SE;  // derivative of the balance losses w.r.t. the normalised scores
   };
-  // layer: its index in the model, which draws of the router depend on.
+  // layer: the index in the model, part of the key of random draws.
   Router(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // Fills saved.route and returns it, cut to the tokens of x. In training it also computes the
-  // balance losses of the micro-batch and the metrics.
+  // Routes x. Fills saved.route, and returns its part for the tokens of x. In training also computes the balance losses
+  // and the metrics of the micro-batch.
   Route forward(Step& step, Tensor x_TD, Saved& saved) const;
-  // Adds to dx the derivative through the logits. The gate's gradient is added here too: it is E
-  // rows, and needs the same dlogits.
+  // Adds the derivative through the logits to dx. Also adds to the gradient of the gate, which has only E rows and
+  // needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Called once per global batch, after its last micro-batch. Sums over the ranks the metrics and
-  // the state of the next step's routing.
+  // Called once per global batch, after its last micro-batch. Sums the metrics, and the statistics for the next step's
+  // routing, over the ranks.
   void reduce_metrics(Stream& s) const;
-  // Called after the metrics were read. Moves the bias, keeps the load for the global
-  // balance loss, and clears the sums.
+  // Called after the metrics were read. Updates the expert bias, stores the load for the global balance loss, and
+  // clears the sums.
   void end_of_step(Stream& s) const;
-  // State at the start of a run: no bias, an even load.
+  // Sets the state of the start of a run: zero bias, even load.
   void init_state(Stream& s) const;
 
   const RouterMetrics& metrics() const { return metrics_; }
@@ -83,8 +82,8 @@ class Router {
   RouterAdapter adapter_;
   std::optional<Bias> logit_bias_;
   const Param* bias_ = nullptr;       // state: e_score_correction_bias
-  const Param* last_load_ = nullptr;  // state, f32 [1, E]: counts of the last global batch, for the global balance loss
-  Tensor step_load_1E_;               // f32: its counts so far in this one
+  const Param* last_load_ = nullptr;  // state, f32 [1, E]: load of the last global batch, for the global balance loss
+  Tensor step_load_1E_;               // f32: load of this global batch so far
   RouterMetrics metrics_;
 };
 

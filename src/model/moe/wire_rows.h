@@ -1,9 +1,9 @@
-// Rows on their way to experts in 8 bits, with precision.dispatch = "recipe": each token is quantised
-// to f8_e4m3 with a scale for 128 elements, and its data and scales travel side by side. A dispatcher
-// moves the bytes as a narrower row of the dtype of the computation, whose bits nothing looks at.
+// FP8 dispatch (precision.dispatch = "recipe"): rows are sent to experts as f8_e4m3 with a scale for each 128 elements.
+// A packed row has the data of a token, then its scales. A dispatcher sees the bytes as a narrower row of the dtype of
+// the computation, and does not interpret them.
 //
-// All uses at the experts read the values that arrive, on one rank too, so that no layout changes them.
-// Quantising them again along a row gives the same values, since scales are powers of two.
+// Experts compute with the quantised values, also with one rank, so that no layout changes the result. Quantising them
+// again along a row gives the same values, since the scales are powers of two.
 #pragma once
 
 #include "config/policy_spec.h"
@@ -13,20 +13,20 @@ namespace moebius {
 
 class WireRows {
  public:
-  // D: the width of a row. Error{usage} where it would become wider. With another choice, or without a recipe, rows
-  // travel as they are.
+  // D: the width of a row. Throws Error{usage} if packed rows would be wider. Without precision.dispatch = "recipe", or
+  // without a recipe, rows are sent unpacked.
   WireRows(const PrecisionSpec& precision, DType dtype, int64_t D);
 
   bool is_packed() const { return width_ > 0; }
-  // [T, D] to [T, width], on the step stack; x itself where rows travel as they are.
+  // Returns packed rows [T, width] on the step stack; x itself if rows are sent unpacked.
   Tensor pack(Step& step, Tensor x_TD) const;
-  // Back to [N, D], on the step stack. Rows that did not arrive have any values.
+  // Returns rows [N, D] on the step stack. Rows that did not arrive have undefined values.
   Tensor unpack(Step& step, Tensor rows_NW) const;
 
  private:
   DType dtype_;
   int64_t D_;
-  int64_t width_ = 0;  // elements of dtype_ of a row that travels; 0: as it is
+  int64_t width_ = 0;  // elements of dtype_ in a packed row; 0: rows are sent unpacked
 };
 
 }  // namespace moebius

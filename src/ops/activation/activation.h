@@ -9,7 +9,7 @@ namespace moebius {
 
 // a[t,f] = silu(h[t,f]) * h[t,F+f],  silu(g) = g / (1 + exp(-g))
 //
-// a and h are f32 or bf16 alike. The result is computed in f32 and rounded once.
+// a and h have one dtype, f32 or bf16. The result is computed in f32 and rounded once.
 struct SwigluFwd {
   Tensor a_TF;   // out
   Tensor h_T2F;  // in
@@ -17,10 +17,10 @@ struct SwigluFwd {
 void swiglu_fwd(Stream& s, const SwigluFwd& a);
 Cost cost(const SwigluFwd& a);
 
-// dh from da, and a a second time.
+// Computes dh from da, and a again.
 //
-// The weight gradient of the down projection needs a, which the forward pass does not keep. a may
-// be empty: then only dh is written.
+// The weight gradient of the down projection needs a, which the forward pass does not save. a may be empty: then only
+// dh is written.
 struct SwigluBwd {
   Tensor dh_T2F, a_TF;  // out
   Tensor da_TF, h_T2F;  // in

@@ -4,6 +4,7 @@
 
 #include "ops/attention/attention_backends.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
@@ -36,11 +37,6 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
 
 // The shape of the output and of its gradient, [T, H, dv].
 Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
-
-void check_scratch(const char* who, const Tensor& scratch, int64_t num_bytes) {
-  MOEBIUS_CHECK(usage, scratch.num_bytes() >= num_bytes, "{}: scratch must have {} bytes; got {}", who, num_bytes,
-                to_string(scratch));
-}
 
 // Keys that the queries at positions below x see, in a sequence without documents.
 double seen_below(double x, double window) {

@@ -1,9 +1,7 @@
-// The choice between our kernels and cuDNN's for attention of a shape that both can compute, on a
-// Hopper GPU.
+// The choice between our attention kernels and cuDNN's on a Hopper GPU, for shapes that both can compute.
 //
-// It was made by measurement, once: `moebius bench attention` times both, and this is the
-// table of the faster ones. It is a function of the shape alone. So ranks agree, a run that is
-// resumed computes the bits of one that was not, and no choice depends on a clock.
+// It is a table of the faster kernels, measured with `moebius bench attention`. The choice depends on the shape alone,
+// never on a clock, so that all ranks agree and a resumed run computes the same bits.
 #pragma once
 
 #include <cstdint>

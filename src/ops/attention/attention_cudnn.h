@@ -1,4 +1,4 @@
-// The share of cuDNN in the attention of a GPU.
+// The attention calls that cuDNN computes on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,20 @@
 
 namespace moebius {
 
-// 9.19, by cudnnGetVersion(): the one whose workspace was measured. Of another, own kernels take every call.
+// Returns whether this is cuDNN 9.19, the only version whose workspace was measured. Other versions are not used.
+// version: as cudnnGetVersion() returns it.
 constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
-// Returns whether cuDNN can compute the call, with a workspace that has a bound. In a build without
-// it, it can compute none.
+// Returns whether cuDNN can compute the call with a bounded workspace; false in a build without cuDNN.
 bool cudnn_can(const AttentionFwd& a);
 bool cudnn_can(const AttentionBwd& a);
-// Returns whether cuDNN is to compute the call: it can, and a.kernels asks for it or leaves the
-// choice to attention_choice.h. A function of the arguments alone. Throws Error{usage} where
-// a.kernels asks for cuDNN, and it cannot.
+// Returns whether cuDNN computes the call: it can, and a.kernels is cudnn, or is chosen and the table of
+// attention_choice.h prefers it. Depends on the arguments alone. Throws Error{usage} if a.kernels is cudnn and cuDNN
+// cannot compute the call.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
 // The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
-// For people: "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)", "not part of this build".
+// Returns "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)" or "not part of this build", for messages.
 std::string cudnn_text(int64_t version);
 
 }  // namespace moebius

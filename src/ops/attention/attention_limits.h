@@ -1,4 +1,4 @@
-// The largest sizes that the attention kernels on CUDA take.
+// The maximum sizes of the attention kernels on CUDA.
 #pragma once
 
 #include <cstdint>

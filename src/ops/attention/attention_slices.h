@@ -1,8 +1,8 @@
-// How the backward pass of the sm90 kernels is cut into slices, so that the gradients of its scores,
-// ds, fit in scratch. Of each slice, one kernel computes dk and dv and leaves ds, and the next one
-// multiplies ds with the keys for dq. So five products are computed, not seven, at every length.
+// The backward pass of the sm90 kernels runs in slices, so that ds, the gradients of its scores, fit in scratch. For
+// each slice one kernel computes dk, dv and ds, and the next one multiplies ds with the keys for dq. So five products
+// are computed instead of seven, at every length.
 //
-// The cut is a function of the sizes alone, as are the orders of all sums.
+// The slices, and the order of all sums, depend on the sizes alone.
 #pragma once
 
 #include <algorithm>
@@ -48,13 +48,13 @@ struct DsPlan {
   int64_t bytes() const { return ds_bytes + kv_sums_bytes + q_parts_bytes; }
 };
 
-// Documents are given to the device only. With them ds is kept where all of it fits.
-// max_ds_bytes: where one tile of queries of one kv head needs more, that is taken all the same.
+// Returns the slices. The host does not know document starts: with documents ds is kept only if all of it fits.
+// max_ds_bytes: the maximum of ds_bytes, unless one query tile of one kv head needs more.
 DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes);
 
-// Blocks that share the keys of a query tile of a slice: as many as fill a GPU of Hopper's size.
+// Returns the number of thread blocks that share the keys of a query tile of a slice, enough to fill a Hopper GPU.
 int64_t dq_parts(const DsSizes& z, const DsSlice& slice);
-// Query tiles of a block of dq.
+// Returns the query tiles of a thread block that computes dq.
 constexpr int64_t dq_tiles_of_block(int64_t width) { return width == 192 ? 4 : 2; }
 
 }  // namespace moebius

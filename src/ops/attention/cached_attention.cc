@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_backends.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
@@ -41,9 +42,7 @@ int64_t CachedAttentionFwd::scratch_bytes(const CachedAttentionFwd& a, const Str
 void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
   const char* who = "cached_attention_fwd";
   check(who, a);
-  const int64_t num_bytes = CachedAttentionFwd::scratch_bytes(a, s);
-  MOEBIUS_CHECK(usage, a.scratch.num_bytes() >= num_bytes, "{}: scratch must have {} bytes; got {}", who, num_bytes,
-                to_string(a.scratch));
+  check_scratch(who, a.scratch, CachedAttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_NHd.empty()) return;
   switch (s.device()) {

@@ -1,8 +1,8 @@
-// Attention of one new token of each of several sequences, whose earlier keys and values are cached.
-// Positions are in the device's memory, so that a CUDA graph of a token serves for every later one.
-// On a GPU, the keys of a sequence are cut into pieces that are computed beside each other, as in
-// Flash-Decoding (Dao et al., 2023). The pieces are the same whatever else is computed, and they are
-// merged in order, so a sequence does not depend on the others to the last bit.
+// Decoding: attention of one new token of each of several sequences, with a key-value cache. Positions are in device
+// memory, so that one CUDA graph serves for all positions.
+// On a GPU the keys of a sequence are split into pieces that are computed in parallel (Flash-Decoding, Dao et al.,
+// 2023). The split is the same for any number of sequences, and pieces are merged in order, so the bits of a sequence
+// do not depend on the others.
 #pragma once
 
 #include "core/tensor.h"
@@ -10,26 +10,25 @@
 
 namespace moebius {
 
-// Row n is the token at position p = pos[n] of sequence q = sequence[n]. The rows q max_tokens + j of
-// the cache belong to the sequence's positions j. Row n's key and value are written there at j = p,
-// and the query of row n sees j in [0, p], or (p - window, p] when window > 0.
+// Row n is the token at position p = pos[n] of sequence q = sequence[n]. Row q max_tokens + j of the cache is position
+// j of sequence q. The key and value of row n are written to position p, and its query attends to the positions [0, p],
+// or (p - window, p] if window > 0.
 //   o = softmax(scale q k^T) v,   lse[n,h] = log sum exp(scale q k^T)     (natural, f32)
 //
-// Query head h reads kv head h / (H/G). Tensors are f32 or bf16 alike. Scores, softmax and sums are in
-// f32. REQUIRES: 0 <= pos[n] < max_tokens; rows are of different sequences.
+// Query head h reads kv head h / (H/G). All tensors have one dtype, f32 or bf16. Scores, softmax and sums are in f32.
+// REQUIRES: 0 <= pos[n] < max_tokens; the rows are of different sequences.
 struct CachedAttentionFwd {
   Tensor o_NHd, lse_NH;        // out
   Tensor k_UGd, v_UGd;         // inout: the cache; U = sequences * max_tokens; d at most 256 on a GPU
   Tensor q_NHd, k_NGd, v_NGd;  // in: of the new tokens
   Tensor pos_N, sequence_N;    // in, i32
-  int64_t max_tokens = 0;      // of a sequence
+  int64_t max_tokens = 0;      // rows of a sequence in the cache
   int64_t window = 0;
   float scale = 1.0f;
-  // Scratch bytes, any dtype; how many depends on the device that s is or stands for.
-  Tensor scratch;
+  Tensor scratch;  // scratch_bytes(a, s) bytes of any dtype
   static int64_t scratch_bytes(const CachedAttentionFwd& a, const Stream& s);
 };
 void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a);
-Cost cost(const CachedAttentionFwd& a);  // at most: as if every sequence were full
+Cost cost(const CachedAttentionFwd& a);  // an upper bound: every sequence has max_tokens
 
 }  // namespace moebius

@@ -1,5 +1,5 @@
-// How attention is computed with mma.sync on any GPU of compute capability 8.0 and later, within the
-// limits of the GPU at hand: plain values, for which no CUDA is needed. The kernels are in sm80/.
+// The configurations of the portable attention kernels (sm80/), which use mma.sync on any GPU of compute capability 8.0
+// and later. They are plain values and need no CUDA, so the choice is tested on every machine.
 #pragma once
 
 #include <string>
@@ -8,20 +8,20 @@
 
 namespace moebius {
 
-// fwd and dq: a block has queries, and walks keys. dkv: a block has keys, and walks queries.
+// In fwd and dq a thread block has queries, and loops over keys. In dkv it has keys, and loops over queries.
 enum class AttentionPass : uint8_t { fwd, dq, dkv };
 
-// The widths that kernels are compiled for. The head of a call is padded to the next one with zeros.
+// The head widths that kernels are compiled for. Other heads are padded with zeros to the next width.
 inline constexpr int kPortableAttentionWidths[] = {32, 64, 96, 128, 192, 256};
 
 // A kernel is compiled for these. Its sums and scores fill the registers.
 struct PortableAttentionTile {
-  int warp_rows;     // rows of the block that a warp has, 16 or 32
-  int step_rows;     // rows that are walked at a time
+  int warp_rows;     // rows of the block for each warp, 16 or 32
+  int step_rows;     // rows of a step of the loop
   int max_warps;     // of a block
-  int blocks;        // of a multiprocessor, as far as registers go
-  bool holds_rows;   // rows of the block are in registers
-  bool splits_sums;  // dk and dv have a block each
+  int blocks;        // per multiprocessor, by registers
+  bool holds_rows;   // the rows of the block are in registers
+  bool splits_sums;  // dk and dv are computed by separate blocks
 };
 
 constexpr PortableAttentionTile portable_attention_tile(AttentionPass pass, int width) {
@@ -45,7 +45,7 @@ struct PortableAttentionConfig {
   AttentionPass pass;
   int width;   // one of kPortableAttentionWidths
   int warps;   // of a block
-  int stages;  // steps in shared memory at a time; the forward pass loads keys and values in turn
+  int stages;  // steps in shared memory at a time
   bool operator==(const PortableAttentionConfig&) const = default;
 
   constexpr PortableAttentionTile tile() const { return portable_attention_tile(pass, width); }
@@ -62,8 +62,8 @@ struct PortableAttentionConfig {
 // "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
 std::string to_string(const PortableAttentionConfig& config);
 
-// The config of a pass over heads of this width, of which that of values is another. REQUIRES: 1 <= width <= 256.
-// Error{internal} where none fits the GPU: one with less than 98 KiB of shared memory for a block.
+// Returns the config of a pass, for the larger of the head widths. REQUIRES: 1 <= width <= 256.
+// Throws Error{internal} if none fits: the GPU has less than 98 KiB of shared memory per block.
 PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Elements are kept within a bound of zero (OLMo's clip_qkv, arXiv 2402.00838).
+// Clamps elements to [-limit, limit] (OLMo's clip_qkv, arXiv 2402.00838).
 #pragma once
 
 #include "core/tensor.h"
@@ -8,8 +8,8 @@ namespace moebius {
 
 // y[i] = min(max(x[i], -limit), limit)
 //
-// x and y are f32 or bf16 alike; a NaN stays a NaN. The limit is rounded to their dtype first, so
-// that forward and backward agree on which elements are beyond it. y may be the memory of x.
+// x and y have one dtype, f32 or bf16; a NaN stays a NaN. The limit is rounded to that dtype first, so that forward and
+// backward agree on the elements beyond it. y may be the memory of x.
 struct ClampFwd {
   Tensor y;  // out
   Tensor x;  // in

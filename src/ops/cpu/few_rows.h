@@ -1,9 +1,9 @@
-// Products of few rows of x with the rows of a matrix W, as when text is generated. W is read once and in
-// place, since packing it would cost more than the product.
+// Products of few rows of x with the rows of a matrix W, as in generation. W is read once and in place, since packing
+// it would cost more than the product.
 //   tile[i][j] = sum over k of x[i][k] w[j][k]
 //
-// Each sum is over k in steps of a register's width, in one register, whose lanes are added at the end.
-// So a row of the tile does not depend on the other rows, nor on how many there are, nor on packing.
+// Each sum runs over k in steps of a vector register, in one register, whose lanes are added at the end. So the bits of
+// a row do not depend on the other rows, on their number, or on packing.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct FewRows {
   bool packed = false;
 };
 
-// Room for num_rows packed rows of k elements of a dtype.
+// Returns the bytes of num_rows packed rows of k elements of a dtype.
 int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k);
 
 // Lays rows out in groups of kRowsTogether, a step of each row after the other. Then they are read as one

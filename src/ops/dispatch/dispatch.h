@@ -1,6 +1,5 @@
-// The rows of an MoE layer's tokens between the memories of the ranks that share its experts.
-// Ranks write one-sided. Each of them knows the places of its rows in the memory of the others
-// before it writes them.
+// One-sided dispatch and combine: the ranks that share the experts of an MoE layer write rows into each other's memory.
+// Each rank computes the positions of its rows in the memory of the others before it writes them.
 //
 // P ep ranks with ETP etp ranks each share the experts, W of them in all. Rank q has the experts of
 // its ep rank, E/P of them, and shares them with the other etp ranks:
@@ -15,10 +14,10 @@
 //   Rows that return   B of them at most. They are sorted by the rank that they come from, then by token.
 //                      A token has one from each of its ranks.
 //
-// Every rank has a window: memory that all ranks write to. Windows have one layout. bases_W (i64) has
-// the addresses of the windows of all ranks, and an array of a window is named by its offset in bytes.
-// All counts stay on the device: shapes are bounds, and kernels read numbers of rows from memory.
-// sent_1 (i64) accumulates the bytes written to windows of other ranks.
+// Every rank has a window, memory that all ranks write to (comm/peer_window.h); all windows have one layout. bases_W
+// (i64) has the addresses of the windows of all ranks, and `offset` the offset in bytes of an array in a window. All
+// counts stay on the device: shapes are bounds, and kernels read numbers of rows from memory. sent_1 (i64) accumulates
+// the bytes written to windows of other ranks.
 #pragma once
 
 #include "core/tensor.h"
@@ -30,7 +29,7 @@ namespace moebius {
 //   slot[t,j]   the place of t among the tokens here that go to dest[t,j], by token
 //   count[p]    the number of tokens here that go to ep rank p
 //
-// A pair with a negative kept is dropped and goes nowhere.
+// A pair with a negative kept is dropped, and not sent.
 struct Destinations {
   Tensor dest_TJ, slot_TJ, count_P;  // out i32
   Tensor topk_TK, kept_TK;           // in i32; kept may be empty: none is dropped
@@ -38,15 +37,15 @@ struct Destinations {
 };
 void destinations(Stream& s, const Destinations& a);
 
-// Places by the counts of all ranks. n[s,p] is count[p] of rank s; this rank is etp + ETP ep.
+// Computes the positions of rows from the counts of all ranks. n[s,p] is count[p] of rank s; this rank is etp + ETP ep.
 //   arrive[s] = sum over s' < s of n[s',ep]
 //   row[t,j] = sum over s < rank of n[s,dest[t,j]] + slot[t,j]
 //   back[s] = ETP sum over p < ep of n[s,p] + etp n[s,ep]
 //   back_row[t, j ETP + i] = ETP sum over p < dest[t,j] of n[rank,p] + i n[rank,dest[t,j]] + slot[t,j]
 //
-// arrive[s] is the number of rows here from ranks before s, and arrive[W] that of all. Token t arrives
-// at row[t,j] of each of its ETP ranks. The rows that return from here begin at back[s] of rank s. Past
-// the last destination row and back_row are -1.
+// arrive[s] is the number of rows that arrive here from ranks before s, and arrive[W] that from all ranks. Token t
+// arrives at row[t,j] of each of its ETP ranks. The rows that this rank returns begin at back[s] in the window of rank
+// s. Past the last destination, row and back_row are -1.
 struct DispatchPlaces {
   Tensor row_TJ, back_row_TB, arrive_W1, back_W;  // out i32
   Tensor dest_TJ, slot_TJ, counts_WP;             // in i32
@@ -67,7 +66,7 @@ struct PushRows {
 };
 void push_rows(Stream& s, const PushRows& a);
 
-// x[:] -> array[rank,:]  in the windows of all ranks: what every rank tells all others
+// array[rank,:] = x[:]  in the windows of all ranks
 struct PushToAll {
   Tensor sent_1;                 // inout
   Tensor x_M;                    // in, any dtype
@@ -85,7 +84,8 @@ void pack_routes(Stream& s, const PackRoutes& a);
 
 // topk[n,k] = routes[n,k] - first,  or -1 unless the expert is one of [first, first + num)
 //
-// It leaves the pairs of some experts, numbered from 0. It stores them in routes too, whose weights stay as they are.
+// Selects the pairs of some experts, which are then numbered from 0. The result is stored in routes too, without
+// changing its weights.
 struct SelectRoutes {
   Tensor topk_NK;     // out i32
   Tensor routes_N2K;  // inout i32
@@ -103,8 +103,8 @@ void unpack_routes(Stream& s, const UnpackRoutes& a);
 // array[back[s] + i,:] = sum over k of weight[n,k] * y[pair_row[n,k],:]  in the window of s,  n = arrive[s] + i
 // for each rank s and each row i that came from it
 //
-// The sum runs in the order of k, in f32, and is rounded once, as in Combine (ops/permute/permute.h): the bits are the
-// same. A pair at row -1 adds nothing. With empty weights it is the plain sum.
+// The sum runs over k in order, in f32, and is rounded once, with the bits of Combine (ops/permute/permute.h). A pair
+// at row -1 adds nothing. Empty weights count as 1.
 struct ReturnSums {
   Tensor sent_1;                        // inout
   Tensor y_RD, pair_row_NK, weight_NK;  // in

@@ -1,15 +1,10 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "ops/elementwise/elementwise_backends.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
-
-void check_float(const char* who, const char* name, const Tensor& t) {
-  MOEBIUS_CHECK(usage, t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16; got {}", who, name,
-                to_string(t));
-  check_tensor(who, name, t, t.dtype, t.shape);
-}
 
 Cost moved(int64_t num_bytes, int64_t flops = 0) {
   return {static_cast<double>(flops), static_cast<double>(num_bytes)};
@@ -109,13 +104,6 @@ void copy_columns(Stream& s, const CopyColumns& a) {
       return;
   }
 }
-
-namespace {
-void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
-  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must hold {} bytes; got {}", who, needed,
-                to_string(scratch));
-}
-}  // namespace
 
 int64_t SumRows::scratch_bytes(const SumRows& a) {
   return div_ceil(a.x_TC.dim(0), kRowsOfBlock) * a.x_TC.dim(1) * size_of(DType::f32);

@@ -19,13 +19,13 @@ void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
 
 // sum[c] += sum over t of x[t,c]
 //
-// sum is f32. Blocks of kRowsOfBlock rows are summed in f32, and then the blocks in order, so that the
-// bits do not depend on the device's size or the number of threads.
+// sum is f32. Blocks of kRowsOfBlock rows are summed in f32, and then the blocks in order, so that the bits do not
+// depend on the size of the GPU or the number of threads.
 struct SumRows {
   static constexpr int64_t kRowsOfBlock = 256;
   Tensor sum_C;    // inout
   Tensor x_TC;     // in
-  Tensor scratch;  // bytes of any dtype
+  Tensor scratch;  // scratch_bytes(a) bytes of any dtype
   static int64_t scratch_bytes(const SumRows& a);
 };
 void sum_rows(Stream& s, const SumRows& a);
@@ -42,7 +42,7 @@ void copy_columns(Stream& s, const CopyColumns& a);
 
 // out[0] += scale * sum of x
 //
-// The sum is in double and has a fixed order. out is f64 [1]; x is f32.
+// The sum is in f64, in a fixed order. out is f64 [1]; x is f32.
 struct SumInto {
   Tensor out_1;  // inout
   Tensor x;      // in
@@ -68,7 +68,7 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 
 // y[t, d] = x[t, d] * U(1 - eps, 1 + eps)
 // The draw is that of Rng(seed, jitter, step, layer) for element d of token first_token + row + t.
-// Step and token are in memory, so that a CUDA graph draws anew at each replay.
+// Step and token are read from memory, so that each replay of a CUDA graph draws new numbers.
 struct Jitter {
   Tensor y_TD;    // out
   Tensor x_TD;    // in
@@ -82,7 +82,7 @@ void jitter(Stream& s, const Jitter& a);
 
 // x[i] = mean + std * normal,  where normal is the draw of element first_index + i
 //
-// With uniform the draw is uniform in (-sqrt(3), sqrt(3)) instead, which has variance 1 too.
+// With `uniform` the draw is uniform in (-sqrt(3), sqrt(3)), which also has variance 1.
 struct FillNormal {
   Tensor x;
   Rng rng;
@@ -92,8 +92,8 @@ struct FillNormal {
 };
 void fill_normal(Stream& s, const FillNormal& a);
 
-// Returns the index of the first element that is NaN or infinite, or -1. The value is needed on the
-// host, so the call waits for the device: it is for diagnosis and never part of a step.
+// Returns the index of the first element that is NaN or infinite, or -1. It waits for the device, so it is for
+// diagnosis and never part of a step.
 int64_t find_nonfinite(Stream& s, Tensor x);
 
 }  // namespace moebius

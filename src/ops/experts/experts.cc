@@ -2,17 +2,13 @@
 
 #include "ops/experts/experts_backends.h"
 #include "ops/grouped_gemm/block_scaled.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 double count_of(const Tensor& t) { return static_cast<double>(t.numel()); }
-
-void check_matrix(const char* who, const char* name, const Tensor& t) {
-  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
-                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
-}
 
 // Weights [e, n, m]; gives e.
 int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, int64_t n, int64_t m) {
@@ -35,11 +31,6 @@ void check_bias(const char* who, const char* name, const Tensor& b, DType dtype,
 void check_rows(const char* who, const Rows& rows, int64_t num_experts, int64_t num_rows, bool may_gather) {
   check_tensor(who, "offsets", rows.offsets_e1, DType::i32, {num_experts + 1});
   if (may_gather && !rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
-}
-
-void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
-  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
-                scratch.num_bytes());
 }
 
 // Rows and weights that a product sums over their columns, both plain or both quantised.

@@ -1,14 +1,14 @@
-// The data flow of the experts, cut where the best fused kernels are cut. Rows are sorted by
-// expert. The number of rows of each expert is read from offsets in memory, and x is gathered by
-// index where it is used. The weights of all experts are one tensor.
+// The grouped products of experts, with the granularity of the best fused kernels. Rows are sorted by expert, the
+// number of rows of each expert is read from offsets in device memory, and x is gathered by index where it is read. The
+// weights of all experts are one tensor.
 //
-//   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
+//   forward   expert_up -> expert_down -> combine          saves x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
 //
-// The two operands of a product are plain, or both are quantised (core/quantized.h). Then other
-// tensors are f32 or bf16 alike, values are multiplied in f32, and sums run along the rows of data on
-// both sides: w2 of d_expert_down and w1 of d_expert_up are transposed, and so are both sides of
-// expert_wgrad. Those have the rows of each expert from group_begin() on, as quantize makes them.
+// The two operands of a product are both plain, or both quantised (core/quantized.h). With quantised operands the other
+// tensors have one dtype, f32 or bf16, values are multiplied in f32, and sums run along the rows of data on both sides.
+// So w2 of d_expert_down and w1 of d_expert_up are transposed, and so are both sides of expert_wgrad, in which the rows
+// of each expert begin at group_begin(), as quantize() writes them.
 //
 // The flow follows Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's memory-efficient
 // permutation, where the weight of a row is applied before W2.
@@ -21,32 +21,30 @@
 
 namespace moebius {
 
-// The rows that the experts of this rank work on. Row r belongs to expert e when offsets[e] <= r <
-// offsets[e+1], and reads x[token[r]].
+// The rows of this rank's experts. Row r belongs to expert e if offsets[e] <= r < offsets[e+1], and reads x[token[r]].
 struct Rows {
   Tensor offsets_e1;  // i32
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// The activation of a gate and an up projection:
+// The gated activation of a gate and an up projection:
 //   g = min(gate, limit)
 //   u = min(max(up, -limit), limit)
 //   a = g sigmoid(alpha g) (u + shift)
 //
-// The defaults give SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv
-// 2508.10925). Values that the limits cut off have no gradient.
+// The defaults give SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925). Clamped
+// values have no gradient.
 struct GatedActivation {
   float alpha = 1.0f, limit = std::numeric_limits<float>::infinity(), shift = 0.0f;
   bool operator==(const GatedActivation&) const = default;
 };
 
-// The term of low-rank adapters that a product adds to its own sums, rounded once with them:
+// A term of low-rank adapters that a product adds to its own sums before they are rounded:
 //   expert_up, expert_down        + w[e] low[r,:]      w [e, N, L]
 //   d_expert_down, d_expert_up    + w[e]^T low[r,:]    w [e, L, N]
 //
-// N are the columns of the product: 2F, D, F (of g) and D. Rows r of low are those of the product, sorted
-// by expert. Not every kernel adds a term: adds_term() says so for an op on the device of s. An op that
-// cannot is Error{usage}.
+// N is the number of columns of the product: 2F, D, F (of g) and D. The rows of low are those of the product, sorted by
+// expert. Not every kernel can add a term: adds_term() tells for an op on the device of s. Others throw Error{usage}.
 struct LowRankTerm {
   Tensor low_RL, w;  // in, of the dtype of the product
   bool empty() const { return w.empty(); }
@@ -55,13 +53,11 @@ struct LowRankTerm {
 // h[r,:] = w1[e] x[token[r],:] + b1[e]
 // a[r,:] = activation(h[r,:F], h[r,F:])
 //
-// The rows of w1 are F gate rows, then F up rows. Tensors are f32 or bf16 alike, and
-// products accumulate in f32. a is computed from h as rounded. Rows at and past the last
-// offset are not written.
+// w1 has F gate rows, then F up rows. All tensors have one dtype, f32 or bf16, and products accumulate in f32. a is
+// computed from the rounded h. Rows at and past the last offset are not written.
 //
-// few_rows: experts have some 32 rows each at most, as when text is generated. Plain weights are then read
-// once and in place. A row depends neither on the others nor on how many there are, but its sums are in
-// another order than those of more rows. Training does not ask for it.
+// few_rows: for generation, where experts have at most about 32 rows each. Plain weights are read once and in place.
+// The bits of a row depend neither on the other rows nor on their number, but differ from those without few_rows.
 struct ExpertUp {
   Tensor h_R2F, a_RF;     // out
   Operand x_TD, w1_e2FD;  // in
@@ -70,18 +66,17 @@ struct ExpertUp {
   Rows rows;
   GatedActivation activation;
   bool few_rows = false;
-  Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
+  Tensor scratch;  // scratch_bytes(a, s) bytes of any dtype
   static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
 void expert_up(Stream& s, const ExpertUp& a);
-Cost cost(const ExpertUp& a);  // of a full route: R rows
+Cost cost(const ExpertUp& a);  // for R rows
 bool adds_term(const Stream& s, const ExpertUp& a);
 
 // y[r,:] = w2[e] a[r,:] + b2[e]
 //
-// b2 holds the columns [b2_first, b2_first + C) of the bias. Where ranks share an expert each has a
-// part of the columns, since the parts of y are summed. An empty b2 means no bias.
-// few_rows is as in ExpertUp.
+// b2 has the columns [b2_first, b2_first + C) of the bias, and may be empty: if ranks share an expert, their y are
+// summed, so each rank adds a part of the columns. few_rows is as in ExpertUp.
 struct ExpertDown {
   Tensor y_RD;           // out
   Operand a_RF, w2_eDF;  // in
@@ -99,7 +94,7 @@ bool adds_term(const Stream& s, const ExpertDown& a);
 
 // The model's output is the sum of weight[r] * (w2 a[r,:] + b2) over the rows of a token. With
 //   g[r,:] = w2[e]^T dout[token[r],:]     (rounded to the dtype)
-// the op computes a from h a second time, and
+// the op recomputes a from h, and computes
 //   dweight[r] = <g[r,:], a[r,:]> + <dout[token[r],:], b2[e]>
 //   da[r,:] = weight[r] * g[r,:],  and dh from da
 //   sa[r,:] = weight[r] * a[r,:]          (for the weight gradient of w2)
@@ -135,9 +130,9 @@ bool adds_term(const Stream& s, const DExpertUp& a);
 
 // dw[e] = sum over the rows r of e of left[r,:]^T right[r,:],  or dw[e] += that with accumulate
 //
-// dw is f32. An expert without rows gets zeros, or keeps its dw with accumulate. One side may be gathered: with gather_left, left row r is left[token[r],:], and
-// likewise with gather_right. Quantised sides were gathered when they were transposed, so the two
-// flags are not read.
+// dw is f32. An expert without rows gets zeros, or keeps its dw with accumulate. One side may be gathered: with
+// gather_left, row r of left is left[token[r],:], and likewise with gather_right. Quantised sides are already gathered,
+// so the two flags are not read.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
   Tensor dw_eMN;              // out f32; inout with accumulate
@@ -152,7 +147,7 @@ Cost cost(const ExpertWgrad& a);
 
 // db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]
 //
-// db is f32. i is token[r] with gather, else r. An empty weight counts as 1.
+// db is f32. i is token[r] with gather, else r. Empty weights count as 1.
 //   db1: x = dh      db2: x = dout gathered, with the weights
 struct ExpertBiasGrad {
   Tensor db_eN;           // inout f32

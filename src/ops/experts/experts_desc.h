@@ -1,5 +1,4 @@
-// The grouped product inside each op of the experts, as a desc: what choose_config() chooses
-// a kernel for.
+// The descs of the grouped products of the expert ops, for which choose_config() chooses a kernel.
 #pragma once
 
 #include "ops/experts/experts.h"

@@ -2,18 +2,12 @@
 
 #include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/grouped_gemm/block_scaled.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
-
-// A matrix of f32 or bf16, which the others follow.
-void check_matrix(const char* who, const char* name, const Tensor& t) {
-  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
-                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
-  check_tensor(who, name, t, t.dtype, t.shape);
-}
 
 // Operands of a product, plain or quantised: x [T, D], and w of this shape, which a quantised product
 // reads transposed or not.

@@ -1,7 +1,6 @@
-// The two places of a dense gated feed-forward layer (Shazeer, arXiv 2002.05202) where a product
-// and SwiGLU meet, so that one pass can do both. Tensors are f32 or bf16 alike, or the operands of
-// the product are quantised and the others f32 or bf16 alike. Products accumulate in f32. One pass
-// rounds the same values at the same places as two passes do.
+// The products of a dense gated feed-forward layer (Shazeer, arXiv 2002.05202) that can be fused with SwiGLU. All
+// tensors have one dtype, f32 or bf16, except quantised operands. Products accumulate in f32. The fused pass rounds the
+// same values at the same places as two passes do.
 #pragma once
 
 #include "core/quantized.h"
@@ -12,9 +11,8 @@ namespace moebius {
 // h = x w^T
 // a = silu(h[:, :F]) * h[:, F:]     (of h as rounded)
 //
-// The rows of w are F gate rows, then F up rows. With fused the op is one pass where the device has
-// one, else two; the bits are the same. few_rows is as in Gemm; a
-// GPU then has one pass.
+// w has F gate rows, then F up rows. With `fused` the op is one pass if the device has such a kernel, else two; the
+// bits are the same. few_rows is as in Gemm; a GPU then runs one pass.
 struct GatedUp {
   Tensor h_T2F, a_TF;   // out
   Operand x_TD, w_2FD;  // in
@@ -26,11 +24,11 @@ Cost cost(const GatedUp& a);
 
 // da = dy w     (rounded to the dtype)
 //
-// A quantised w is transposed. dh follows from da, and a is computed a second time, as in
-// SwigluBwd (ops/activation). fused is as in GatedUp.
+// A quantised w is transposed. Computes dh from da, and a again, as SwigluBwd does (ops/activation). `fused` is as in
+// GatedUp above.
 struct DGatedDown {
   Tensor dh_T2F, a_TF;  // out
-  Tensor da_TF;         // scratch, written where there are two passes
+  Tensor da_TF;         // scratch, written if there are two passes
   Operand dy_TD, w_DF;  // in
   Tensor h_T2F;         // in
   bool fused = true;

@@ -14,21 +14,19 @@ namespace moebius {
 //   dx = dy W    {.c = dx, .a = dy, .b = W}
 //   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
 //
-// c is f32 or has the dtype of a; of quantised operands it is f32 or bf16. With accumulate, c is added to in f32 and rounded once. K = 0
-// gives zeros, or leaves c unchanged with accumulate.
+// c is f32 or has the dtype of a; for quantised operands it is f32 or bf16. With accumulate the product is added to c
+// in f32, and rounded once. K = 0 gives zeros, or leaves c unchanged with accumulate.
 //
-// Every row of c gets the bias. It has the dtype of c, and excludes accumulate. cuBLASLt adds it to the f32 sums;
-// elsewhere c is rounded, and the bias is added to that.
+// The bias is added to every row of c, and excludes accumulate. It has the dtype of c. cuBLASLt adds it to the f32
+// sums; elsewhere it is added to the rounded c.
 //
-// The same call gives the same bits every time. On the CPU the result does not depend on the
-// number of threads. Where our own kernel multiplies (cpu/tile_gemm.h), a row of c does not
-// depend on the other rows. oneDNN and a GPU choose the order of a sum by the shape, the dtypes
-// and the alignment.
+// The same call gives the same bits every time, on the CPU for any number of threads. With our own CPU kernel
+// (cpu/tile_gemm.h) the bits of a row of c do not depend on the other rows. oneDNN and GPUs choose the order of a sum
+// by the shape, the dtypes and the alignment.
 //
-// few_rows: y = x W^T of at most kFewRows rows that are not quantised reads W once and in place. On a GPU
-// operands are bf16, with columns in multiples of 8. Then a row of y depends neither on the others nor on
-// how many there are, but its sums are in another order than those of more rows. Generation asks for
-// it, and training does not.
+// few_rows: for generation, y = x W^T with at most kFewRows rows, not quantised; reads W once and in place. The bits of
+// a row of y depend neither on the other rows nor on their number, but differ from those without few_rows. On a GPU it
+// needs bf16, with columns in multiples of 8.
 constexpr int64_t kFewRows = 32;
 struct Gemm {
   Tensor c_MN;         // out
@@ -40,11 +38,10 @@ struct Gemm {
 void gemm(Stream& s, const Gemm& a);
 Cost cost(const Gemm& a);
 
-// The same product by one call of oneDNN, on as many threads of its own as the pool has. It is the
-// baseline of the benchmarks. It runs on the CPU only. REQUIRES: onednn_multiplies(a.a.data.dtype).
+// The same product by one call of oneDNN on the CPU, with as many threads of its own as the pool has: the baseline of
+// benchmarks. REQUIRES: onednn_multiplies(a.a.data.dtype).
 void gemm_by_onednn(Stream& s, const Gemm& a);
-// Returns whether oneDNN multiplies matrices of this dtype here: f32 on every CPU, bf16 where there
-// is AVX-512.
+// Returns whether oneDNN multiplies matrices of this dtype on this CPU: always for f32, with AVX-512 for bf16.
 bool onednn_multiplies(DType dtype);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// A dense product as a value that can be printed and compared: what an algorithm is chosen by.
+// A dense product as a value that can be printed and compared. cuBLASLt's algorithm is chosen by it.
 #pragma once
 
 #include <string>

@@ -1,13 +1,13 @@
-// The products of quantised operands that the kernels for sm_90a compute: E4M3 elements with scales of
-// blocks of 128, into bf16 or, for weight gradients, f32. Ops whose operands are quantised call these
-// checks where they run on a GPU, or are counted for one, so that a run is refused before it begins.
+// Checks for products of quantised operands on a GPU. The sm_90a kernels compute E4M3 elements with scales of blocks of
+// 128, into bf16 or, for weight gradients, f32. Ops run the checks also on a null device that counts for a GPU, so that
+// a run is refused before it begins.
 #pragma once
 
 #include "core/quantized.h"
 
 namespace moebius {
 
-// Rows of an operand, and of results in bf16, begin at a multiple of 16 bytes: the copy engine's rule.
+// Multiples of columns of operands and of bf16 results, so that rows begin at multiples of 16 bytes, as TMA requires.
 inline constexpr int64_t kBlockScaledDepth = 16, kBlockScaledColumns = 8;
 
 struct BlockScaledOperands {

@@ -2,18 +2,13 @@
 
 #include "ops/low_rank/low_rank_backends.h"
 #include "ops/low_rank/low_rank_wgrad_tiles.h"
+#include "ops/op_checks.h"
 
 namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 double count_of(const Tensor& t) { return static_cast<double>(t.numel()); }
-
-void check_matrix(const char* who, const char* name, const Tensor& t) {
-  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
-                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
-  check_tensor(who, name, t, t.dtype, t.shape);
-}
 
 void check_window(const char* who, const char* name, const Tensor& t, const Columns& window) {
   MOEBIUS_CHECK(usage, window.first >= 0 && window.count >= 1 && window.first + window.count <= t.dim(1),
@@ -38,11 +33,6 @@ void check_rows(const char* who, const Rows& rows, int64_t num_matrices, int64_t
   if (!rows.offsets_e1.empty() || num_matrices > 1)
     check_tensor(who, "offsets", rows.offsets_e1, DType::i32, {num_matrices + 1});
   if (!rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
-}
-
-void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
-  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
-                scratch.num_bytes());
 }
 
 void check(const LowRankProduct& a, const Stream& s) {

@@ -1,13 +1,12 @@
 // The products of low-rank adapters (Hu et al., LoRA, arXiv 2106.09685):
 //   y = W x + scale * B (A x)       A [rank, in], B [out, rank]
 //
-// Several maps that read the same x may be stored as one matrix, so each product works on a window
-// of columns of its tensors. Weights are one matrix, or one of each expert (ops/experts/experts.h):
-// then row r belongs to expert e when offsets[e] <= r < offsets[e+1]. Without offsets all rows
-// belong to the one matrix. Rows at and past the last offset are neither read nor written.
+// Several matrices that read the same x may be stored as one, so each product works on a window of columns of its
+// tensors. Weights are one matrix, or one per expert (ops/experts/experts.h): then row r belongs to expert e if
+// offsets[e] <= r < offsets[e+1]. Without offsets all rows belong to the one matrix. Rows at and past the last offset
+// are neither read nor written.
 //
-// Tensors are f32 or bf16 alike, and sums are in f32. On the CPU a row of a product does not depend
-// on the number of threads.
+// All tensors have one dtype, f32 or bf16, and sums are in f32. On the CPU any number of threads gives the same bits.
 #pragma once
 
 #include "device/device.h"
@@ -22,8 +21,8 @@ struct Columns {
 
 // y[r, y.first + n] (+)= scale * sum over k of x[i, x.first + k] w[e][w_first + n, k]
 //
-// i is token[r], or r without token. With transposed the factor is w[e][w_first + k, n]. So w[e] has
-// count rows from w_first on and all of its columns. With accumulate y is added to, and rounded once.
+// i is token[r], or r without token. With `transposed` the factor is w[e][w_first + k, n]. Of w[e] the product reads
+// `count` rows from w_first on, and all columns. With `accumulate` the product is added to y, and rounded once.
 struct LowRankProduct {
   Tensor y_RM;         // out
   Tensor x_TK, w_ePQ;  // in
@@ -32,7 +31,7 @@ struct LowRankProduct {
   bool transposed = false, accumulate = false;
   float scale = 1.0f;
   Rows rows;       // token is optional
-  Tensor scratch;  // bytes, as many as the device that s is or stands for needs
+  Tensor scratch;  // scratch_bytes(a, s) bytes of any dtype
   static int64_t scratch_bytes(const LowRankProduct& a, const Stream& s);
 };
 void low_rank_product(Stream& s, const LowRankProduct& a);
@@ -57,8 +56,8 @@ Cost cost(const LowRankWgrad& a);
 
 // to[e][m, columns.first + n] = from[e][row + m - first, n]  for first <= m < first + count, and 0 for all other m
 //
-// A B of one map among several of a matrix, as a factor of all rows of the matrix (LowRankTerm in
-// ops/experts/experts.h). columns.count is the number of columns of from. Other columns of `to` are not written.
+// Expands the B of one of several stacked matrices to all rows of W, for LowRankTerm (ops/experts/experts.h).
+// columns.count is the number of columns of `from`. Other columns of `to` are not written.
 struct LowRankBlock {
   Tensor to_eML, from_ePQ;  // out, in; of one dtype
   Columns columns;
@@ -82,8 +81,8 @@ Cost cost(const LowRankActivation& a);
 // dweight[r] += <g[r,:], a[r,:]>
 // dh[r,:]    += the derivative of weight[r] <g[r,:], a[r,:]> by h[r,:]
 //
-// a is activation(h), rounded. d_expert_down computes both for the g of W2; they are linear in g, so
-// that of an adapter beside W2 is added here. dweight and weight are f32.
+// a is activation(h), rounded. d_expert_down computes both for g of W2. They are linear in g, so this op adds those for
+// the g of W2's adapter. dweight and weight are f32.
 struct DLowRankActivation {
   Tensor dh_R2F, dweight_R;      // inout
   Tensor g_RF, h_R2F, weight_R;  // in

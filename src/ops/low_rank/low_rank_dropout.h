@@ -44,7 +44,7 @@ struct DropoutDraw {
 
 // y[r, c] (+)= keep[r, c] * x[i, c]
 //
-// i is token[r] with gather, else r. Tensors are f32 or bf16 alike. Rows at and past the last offset
+// i is token[r] with gather, else r. All tensors have one dtype, f32 or bf16. Rows at and past the last offset
 // are neither read nor written.
 struct LowRankDropout {
   Tensor y_RK;  // out; inout with accumulate

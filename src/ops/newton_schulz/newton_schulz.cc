@@ -6,6 +6,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/newton_schulz/newton_schulz_backends.h"
+#include "ops/op_checks.h"
 #include "ops/optimizer/optimizer.h"
 
 namespace moebius {
@@ -13,11 +14,6 @@ namespace {
 
 constexpr float kA = 3.4445f, kB = -4.7750f, kC = 2.0315f;
 constexpr int64_t kAlign = 256;  // bytes
-
-void check_float(const char* who, const char* name, const Tensor& t) {
-  MOEBIUS_CHECK(usage, t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16; got {}", who, name,
-                to_string(t));
-}
 
 // Cuts the scratch into tensors, each at a multiple of kAlign bytes. Without memory it counts.
 class Scratch {
@@ -36,8 +32,8 @@ class Scratch {
   int64_t used_ = 0;
 };
 
-struct Room {
-  Room(Scratch& scratch, int64_t M, int64_t N, DType compute)
+struct Workspace {
+  Workspace(Scratch& scratch, int64_t M, int64_t N, DType compute)
       : x_MN(scratch.take({M, N}, compute)),
         next_MN(scratch.take({M, N}, compute)),
         s_RR(scratch.take({std::min(M, N), std::min(M, N)}, compute)),
@@ -48,7 +44,7 @@ struct Room {
 };
 
 // x becomes next.
-void iterate(Stream& s, Room& r) {
+void iterate(Stream& s, Workspace& r) {
   const bool is_wide = r.x_MN.dim(0) <= r.x_MN.dim(1);
   gemm(s, {.c_MN = r.s_RR, .a = r.x_MN, .b = r.x_MN, .trans_a = !is_wide, .trans_b = is_wide});
   gemm(s, {.c_MN = r.b_RR, .a = r.s_RR, .b = r.s_RR});
@@ -86,7 +82,7 @@ Cost cost(const AddScaled& a) {
 
 int64_t NewtonSchulz::scratch_bytes(int64_t M, int64_t N, DType compute) {
   Scratch counted(Tensor{});
-  Room(counted, M, N, compute);
+  Workspace(counted, M, N, compute);
   return counted.used();
 }
 
@@ -98,18 +94,16 @@ void newton_schulz(Stream& s, const NewtonSchulz& a) {
   check_tensor(who, "o", a.o_MN, DType::f32, {M, N});
   MOEBIUS_CHECK(usage, a.compute == DType::f32 || a.compute == DType::bf16, "{}: compute must be f32 or bf16; got {}",
                 who, name_of(a.compute));
-  MOEBIUS_CHECK(usage, a.scratch.num_bytes() >= NewtonSchulz::scratch_bytes(M, N, a.compute),
-                "{}: scratch must have {} bytes; got {}", who, NewtonSchulz::scratch_bytes(M, N, a.compute),
-                a.scratch.num_bytes());
+  check_scratch(who, a.scratch, NewtonSchulz::scratch_bytes(M, N, a.compute));
   if (M * N == 0) return;
   Scratch scratch(a.scratch);
-  Room room(scratch, M, N, a.compute);
-  fill_zero(s, room.sum_1);
+  Workspace work(scratch, M, N, a.compute);
+  fill_zero(s, work.sum_1);
   const Tensor flat = a.u_MN.view({M * N});
-  sum_squares(s, {.sum_1 = room.sum_1, .partial_P = room.partial_P, .x = std::span(&flat, 1)});
-  add_scaled(s, {.z = room.x_MN, .x = a.u_MN, .sum_squares_1 = room.sum_1});
-  for (int i = 0; i < NewtonSchulz::kSteps; ++i) iterate(s, room);
-  add_scaled(s, {.z = a.o_MN, .x = room.x_MN, .a = a.factor});
+  sum_squares(s, {.sum_1 = work.sum_1, .partial_P = work.partial_P, .x = std::span(&flat, 1)});
+  add_scaled(s, {.z = work.x_MN, .x = a.u_MN, .sum_squares_1 = work.sum_1});
+  for (int i = 0; i < NewtonSchulz::kSteps; ++i) iterate(s, work);
+  add_scaled(s, {.z = a.o_MN, .x = work.x_MN, .a = a.factor});
 }
 
 }  // namespace moebius

@@ -7,14 +7,14 @@
 
 namespace moebius {
 
-// The widest row on a GPU, where one block holds a whole row.
+// The maximum width of a row on a GPU, where one thread block holds a whole row.
 inline constexpr int64_t kMaxGpuNormWidth = 16384;
 
 // sum[t,:] = x[t,:] + residual[t,:]     (x[t,:] without a residual)
 // rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps)
 // y[t,:] = w * round(sum[t,:] * rstd[t])
 //
-// x, residual, sum, y and w are f32 or bf16 alike; rstd is f32. The sum is rounded to its dtype
+// x, residual, sum, y and w have one dtype, f32 or bf16; rstd is f32. The sum is rounded to its dtype
 // first, and that value is normalised, in f32. As in Llama, the normalised row is rounded to the
 // dtype before the product with w. sum may be the memory of residual or of x.
 struct RmsNormFwd {
@@ -30,9 +30,9 @@ Cost cost(const RmsNormFwd& a);
 // dx[t,:] += rstd[t] * (dy[t,:]*w - xhat[t,:] * mean(dy[t,:]*w*xhat[t,:]))
 // dw += sum over t of dy[t,:]*xhat[t,:]
 //
-// dx is the gradient of the residual stream, so it is ADDED to: in f32, rounded to its dtype. dw is
-// f32 and accumulates. x is the row that forward normalised, which is its sum. partial is f32
-// scratch of shape [num_partials(T, D, s), D]; rows are summed in fixed chunks.
+// dx is the gradient of the residual stream, so the result is ADDED to it, in f32, and rounded to its dtype. dw is f32.
+// x is the sum that forward normalised. partial is f32 scratch of shape [num_partials(T, D, s), D]; rows are summed in
+// fixed chunks.
 struct RmsNormBwd {
   Tensor dx_TD, dw_D;               // inout
   Tensor partial_PD;                // scratch

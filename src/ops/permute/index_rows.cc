@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/op_checks.h"
 #include "ops/permute/index_rows_blocks.h"
 #include "ops/permute/permute_backends.h"
 
@@ -33,9 +34,7 @@ void check(const IndexRows& a, const Stream& s) {
                 to_string(a.row_token_R));
   check_tensor(who, "row_token", a.row_token_R, DType::i32, {a.row_token_R.numel()});
   check_tensor(who, "row_pair", a.row_pair_R, DType::i32, a.row_token_R.shape);
-  const int64_t needed = IndexRows::scratch_bytes(a.topk_TK.dim(0), e, s);
-  MOEBIUS_CHECK(usage, a.scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
-                a.scratch.num_bytes());
+  check_scratch(who, a.scratch, IndexRows::scratch_bytes(a.topk_TK.dim(0), e, s));
 }
 
 void check(const IndexArrivals& a) {

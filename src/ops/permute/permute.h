@@ -1,5 +1,5 @@
-// Data between tokens and rows that are sorted by expert: the gather-sums of combine and its
-// backward pass, and weights by row.
+// Moves data between tokens and rows that are sorted by expert: the gather-sums of combine and of its backward, and
+// weights of rows.
 #pragma once
 
 #include "core/tensor.h"
@@ -9,9 +9,8 @@ namespace moebius {
 
 // out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:]
 //
-// The sum runs in the order of k, in f32, and is rounded once; a pair at row -1 adds nothing. With
-// empty weights it is the plain sum, which is the backward pass of the gather. With accumulate it
-// is added to out, rounded once.
+// The sum runs over k in order, in f32, and is rounded once; a pair at row -1 adds nothing. Empty weights count as 1:
+// that is the backward of a gather. With accumulate the sum is added to out, and rounded once.
 struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in
@@ -31,7 +30,7 @@ void gather_rows(Stream& s, const GatherRows& a);
 
 // to_R[r] = from_TK[pair[r]]  for the rows r below offsets[E]
 //
-// It makes weights of rows. Both are f32.
+// Used for the weights of rows. Both are f32.
 struct PairsToRows {
   Tensor to_R;                             // out
   Tensor from_TK, row_pair_R, offsets_E1;  // in
@@ -40,7 +39,7 @@ void pairs_to_rows(Stream& s, const PairsToRows& a);
 
 // to_TK[p] = from_R[pair_row[p]],  or 0 for a dropped pair
 //
-// It makes gradients of weights. Both are f32.
+// Used for the gradients of weights. Both are f32.
 struct RowsToPairs {
   Tensor to_TK;                // out
   Tensor from_R, pair_row_TK;  // in

@@ -1,5 +1,5 @@
-// RMS normalisation of all query heads together and of all key heads together, inside the rows of
-// the q, k, v projection (OLMoE, arXiv 2409.02060). ops/rope normalises each head on its own.
+// RMSNorm over all query heads together, and over all key heads together, in the rows of the q, k, v projection (OLMoE,
+// arXiv 2409.02060). ops/rope has the norms per head.
 #pragma once
 
 #include "core/tensor.h"
@@ -10,7 +10,7 @@ namespace moebius {
 // Row t of x is [A columns of q | B of k | B of v].
 //   y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v],  rstd_q = 1/sqrt(mean(q^2) + eps)
 //
-// x, y and the weights are f32 or bf16 alike; the maths is in f32. Each normalised part is rounded
+// x, y and the weights have one dtype, f32 or bf16; the maths is in f32. Each normalised part is rounded
 // to the dtype before the product with its weight, as in rms_norm_fwd.
 struct QkNormFwd {
   Tensor y_TC;                      // out

@@ -43,7 +43,7 @@ void check(const Quantize& a) {
   if (!a.stochastic.draw_2.empty()) check_tensor(who, "draw", a.stochastic.draw_2, DType::i64, {2});
   MOEBIUS_CHECK(usage, !a.hadamard || a.q.data.dim(a.q.data.shape.rank() - 1) % 16 == 0,
                 "{}: the Hadamard transform needs a multiple of 16 columns; got {}", who, to_string(a.q));
-  if (!a.figures_5.empty()) check_tensor(who, "figures", a.figures_5, DType::f64, {5});
+  if (!a.stats_5.empty()) check_tensor(who, "stats", a.stats_5, DType::f64, {5});
   if (!a.offsets_e1.empty()) return check_groups(a);
   MOEBIUS_CHECK(usage, a.token_R.empty(), "{}: rows that are gathered by token need offsets", who);
   const Shape padded = a.x_RC.shape.rank() == 2 ? Shape{padded_rows(a.x_RC.dim(0)), a.x_RC.dim(1)} : a.x_RC.shape;
@@ -85,8 +85,8 @@ void quantize(Stream& s, const Quantize& a) {
     case DeviceKind::cpu:
       return cpu::quantize(s, a);
     case DeviceKind::cuda:
-      MOEBIUS_CHECK(usage, a.figures_5.empty(),
-                    "quantize: there is no kernel for the figures of log.precision; remove it");
+      MOEBIUS_CHECK(usage, a.stats_5.empty(),
+                    "quantize: there is no GPU kernel for the sums of log.precision; remove it");
       return cuda::quantize(s, a);
     case DeviceKind::null:
       return;

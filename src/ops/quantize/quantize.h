@@ -1,4 +1,4 @@
-// Quantised copies of matrices: operands of products as in core/quantized.h, and back.
+// Quantisation of matrices to operands of products (core/quantized.h), and dequantisation.
 //
 // The scale of a block whose largest magnitude is m:
 //   powers of two  the smallest 2^n with m <= max * 2^n, n >= -127; max is the largest element, 448
@@ -19,8 +19,8 @@
 
 namespace moebius {
 
-// Rounds f4_e2m1 to one of the two neighbours, to the upper one with the probability that makes
-// the result right on average. The draw of an element is keyed by (seed, step, key) and indexed by
+// Stochastic rounding to f4_e2m1: to one of the two neighbours, with the probabilities that make the expected value
+// exact. The draw of an element is keyed by (seed, step, key) and indexed by
 //   ((first row + r) * num_groups + first_group + g) * C + c
 // for row r of group g of x (a group is an expert; without groups g = 0), so that no layout changes it.
 struct StochasticRounding {
@@ -32,36 +32,34 @@ struct StochasticRounding {
 
 // q = a quantised copy of x, or with q.transposed of its transpose
 //
-// x is f32 or bf16: [R, C], or [e, n, m], a matrix for each expert. q.data has the shape of x or of
-// its transpose. The layout, the dtype and the shapes of q follow core/quantized.h.
+// x is f32 or bf16: [R, C], or [e, n, m], one matrix per expert. q.data has the shape of x or of its transpose; layout,
+// dtype and scales are as in core/quantized.h.
 //
-// Rows that are sorted by expert have offsets. Rows at and past the last offset are not read; where
-// q is not transposed their elements and scales are not written. A transposed q of such rows has
-// [C, padded_rows(R, e)] elements, and one of rows without experts may have [C, padded_rows(R)];
-// columns without a row are zeros. With token, row r is x[token[r]].
+// offsets: rows are sorted by expert. Rows at and past the last offset are not read; if q is not transposed, their
+// elements and scales are not written. A transposed q has the shape [C, padded_rows(R, e)], and without experts may
+// have [C, padded_rows(R)]; columns without a row are zeros. token: row r is x[token[r]].
 struct Quantize {
   Operand q;            // out
   Tensor x_RC;          // in
   Tensor offsets_e1;    // in i32, may be empty
   Tensor token_R;       // in i32, may be empty; only with q.transposed and offsets
-  bool square = false;  // nv_blocks: 16 rows of q.data share the scales of a block, as weights have it
-  // nv_blocks: each 16 elements along a row of q.data are first multiplied with diag(s) H / 4, H the
-  // Hadamard matrix of size 16 and s the signs of TransformerEngine. A product of two operands with
-  // it is that of the operands without it.
+  bool square = false;  // nv_blocks: 16 rows of q.data share the scales of a block, as for weights
+  // nv_blocks: each 16 elements along a row of q.data are first multiplied by diag(s) H / 4, with the Hadamard matrix H
+  // of size 16 and the signs s of TransformerEngine. It cancels in a product of two such operands.
   bool hadamard = false;
   StochasticRounding stochastic = {};
-  // Five sums over the elements of x that are not zero, after the Hadamard transform: their number; how many are larger
-  // than the largest number that their block can hold; how many become zero; the smallest and the largest scale of
-  // their blocks, with that of the tensor. CPUs alone have it: Error{usage}.
-  Tensor figures_5 = {};  // inout f64; may be empty
+  // Statistics of the non-zero elements of x, after the Hadamard transform, accumulated over calls: [0] their number;
+  // [1] how many saturate; [2] how many become zero; [3] the smallest and [4] the largest scale of their blocks, times
+  // the tensor scale. On CPUs only; Error{usage} elsewhere.
+  Tensor stats_5 = {};  // inout f64; may be empty
 };
 void quantize(Stream& s, const Quantize& a);
 Cost cost(const Quantize& a);
 
-// out = the transpose of in, each with square_blocks scales or one scale a tensor
+// out = the transpose of in, both with square_blocks or per_tensor scales
 //
-// It moves elements and scales, so it is exact. Both are [R, C] and [C, R], or of rank 3. They hold
-// the transpose of each other: out.transposed is not in.transposed.
+// Elements and scales are only moved, so it is exact. in is [R, C] and out [C, R], or both have rank 3.
+// REQUIRES: out.transposed is not in.transposed.
 struct TransposeQuantized {
   Operand out;  // out
   Operand in;   // in
@@ -71,7 +69,7 @@ Cost cost(const TransposeQuantized& a);
 
 // x = the values of q.data
 //
-// x is f32 or bf16 and has the shape of q.data. Values are computed in f32 and rounded once.
+// x is f32 or bf16, with the shape of q.data. Values are computed in f32, and rounded once.
 struct Dequantize {
   Tensor x;   // out
   Operand q;  // in

@@ -1,6 +1,6 @@
-// Queries, keys and values from the projection's output. q and k are normalised per head where
-// weights are given (RMS), then rotated by their position (rotary position embedding, Su et al.,
-// arXiv 2104.09864). Element i pairs with i + d/2, as in Llama.
+// RoPE (rotary position embedding, Su et al., arXiv 2104.09864), which also splits the output of the projection into
+// queries, keys and values, and applies RMSNorm per head to q and k if its weights are given. Element i pairs with
+// i + d/2, as in Llama.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,6 @@
 #include "ops/routing/routing.h"
 
+#include "ops/op_checks.h"
 #include "ops/routing/cpu/routing.h"
 #include "ops/routing/cuda/router_logits.h"
 #include "ops/routing/cuda/routing.h"
@@ -9,11 +10,6 @@ namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
-
-void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
-  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
-                scratch.num_bytes());
-}
 
 void check_logits(const char* who, const Tensor& logits) {
   MOEBIUS_CHECK(usage, logits.shape.rank() == 2, "{}: logits must be f32 [T, E]; got {}", who, to_string(logits));

@@ -1,5 +1,5 @@
-// Routing chooses the experts of each token and their weights, and sorts the rows by expert.
-// All of a Route stays on the device. Its buffers have the planned bound R = T K for any choice.
+// Routing: chooses the experts of each token and their weights, and sorts the rows by expert. A Route stays on the
+// device, and its buffers have R = T K rows for any choice.
 #pragma once
 
 #include "config/model_spec.h"
@@ -8,9 +8,8 @@
 
 namespace moebius {
 
-// The route of a batch, made by the router and shared by dispatch, experts and combine. Rows are
-// sorted by expert, and within an expert by token. Rows at and past offsets[E] do not exist:
-// kernels read the bound from memory.
+// The route of a batch, computed by the router, and read by dispatch, experts and combine. Rows are sorted by expert,
+// then by token. There are offsets[E] rows; kernels read this number from memory.
 struct Route {
   Tensor topk_TK;      // i32  expert of each pair, best score first
   Tensor weight_TK;    // f32  0 for a dropped pair
@@ -21,7 +20,7 @@ struct Route {
   Tensor pair_row_TK;  // i32  row of a pair, -1 when dropped
 };
 
-constexpr int64_t kMaxExperts = 1024;  // of a layer, on every device
+constexpr int64_t kMaxExperts = 1024;  // the maximum number of experts of a layer
 
 // Returns whether the scores of a token's experts sum to one.
 constexpr bool sums_to_one(ScoreFunction score) {
@@ -34,7 +33,7 @@ constexpr bool sums_to_one(ScoreFunction score) {
   return false;
 }
 
-// d log s / d logit of an expert with score s, but for what comes through a sum over experts.
+// Returns d log s / d logit of an expert with score s, without the part through a sum over experts.
 constexpr float log_slope(ScoreFunction score, float s) {
   switch (score) {
     case ScoreFunction::softmax:
@@ -59,7 +58,7 @@ struct RouteRule {
   float scale = 1.0f;      // after normalisation
   int64_t num_groups = 1, topk_groups = 1;
   GroupScore group_score = GroupScore::sum_of_top;
-  constexpr int64_t group_top(int64_t top_k) const {  // how many of its best experts score a group
+  constexpr int64_t group_top(int64_t top_k) const {  // the number of best experts whose scores are a group's score
     switch (group_score) {
       case GroupScore::max:
         return 1;
@@ -70,8 +69,8 @@ struct RouteRule {
     }
     return 0;
   }
-  int64_t capacity = 0;  // rows an expert takes at most; 0: no bound
-  // Keeps the best weights of an expert, or its first tokens; ties: the lower token first.
+  int64_t capacity = 0;  // maximum rows of an expert; 0: no maximum
+  // The pairs that an expert keeps: those with the largest weights, or of the first tokens. Ties go to the lower token.
   RouteDrop drop = RouteDrop::probs;
 };
 
@@ -84,9 +83,8 @@ struct RouteRule {
 // expert, by the sum of its best K/topk_groups, or by the sum of its best two. Only experts of the
 // best topk_groups groups can be chosen; the others count as minus infinity.
 //
-// The weights are s[chosen], normalised and scaled as the rule says. A dropped pair gets weight 0,
-// and nothing is normalised a second time. load_E (i64) accumulates the choices before any drop;
-// dropped_1 (i64) accumulates dropped pairs.
+// The weights are s[chosen], normalised and scaled by the rule. Dropped pairs get weight 0, without normalising the
+// others again. load_E (i64) accumulates the choices before any drop; dropped_1 (i64) accumulates dropped pairs.
 struct RouteFwd {
   Route route;               // out
   Tensor load_E, dropped_1;  // inout
@@ -99,9 +97,8 @@ struct RouteFwd {
 void route_fwd(Stream& s, const RouteFwd& a);
 Cost cost(const RouteFwd& a);
 
-// The sums that every balance loss is computed from. A segment is the scope of a loss: a
-// micro-batch, a sequence or a document. sbar[t,:] is softmax(logits), or sigmoid(logits) divided by
-// its sum over all experts (the denominator is at least FLT_MIN).
+// Computes the statistics of all balance losses. A segment is the scope of a loss: a micro-batch, a sequence or a
+// document. sbar[t,:] is softmax(logits), or sigmoid(logits) divided by its sum over all experts (at least FLT_MIN).
 //   prob[s,i]  = sum over the tokens t of segment s of sbar[t,i]     (f32)
 //   count[s,i] = how often i is among the K best plain scores (no bias or groups) in s   (f32)
 //   z_1       += sum over t of logsumexp(logits[t])^2     (f64)
@@ -124,10 +121,10 @@ void balance_stats(Stream& s, const BalanceStats& a);
 //                 * sum over i of prob[s,i] * count[s,i]
 // dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]
 //
-// dsbar is the derivative by sbar[t,i] for t in s; counts are constants. tokens[s] is the sum of
-// count[s,:] / K. An empty segment adds nothing. total is the number of tokens that the loss is a
-// mean over, f64, positive. loss_1 is f64. (Switch Transformer, arXiv 2101.03961, eq. 4; the loss of a perfect
-// balance is coeff.) It is a mean over tokens: a short document weighs as much as its tokens do.
+// dsbar is the derivative w.r.t. sbar[t,i] for t in s, with constant counts. tokens[s] is the sum of count[s,:] / K. An
+// empty segment adds nothing. total (f64, positive) is the number of tokens over which the loss is a mean. loss_1 is
+// f64. (Switch Transformer, arXiv 2101.03961, eq. 4; a perfect balance has the loss coeff.) Segments are weighted by
+// their tokens.
 struct BalanceLoss {
   Tensor loss_1, dsbar_SE;   // inout
   Tensor prob_SE, count_SE;  // in
@@ -137,7 +134,7 @@ struct BalanceLoss {
 };
 void balance_loss(Stream& s, const BalanceLoss& a);
 
-// dlogits (f32) is the derivative of everything that depends on the logits:
+// dlogits (f32) = the derivative of the objective w.r.t. the logits, the sum of the parts
 //   through the weights of chosen pairs that are not dropped (dweight_TK, f32)
 //   through sbar, with dsbar[segment[t],:] (empty: none)
 //   through z: z_coeff / total * d(logsumexp^2), with total as in BalanceLoss
@@ -162,7 +159,7 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
 
 // logits = x w^T  in f32, whatever the dtype of x
 //
-// w is f32, or has the dtype of x: then the products are those of rounded weights.
+// w is f32, or has the dtype of x.
 struct RouterLogitsFwd {
   Tensor logits_TE;   // out f32
   Tensor scratch;     // bytes
@@ -173,8 +170,8 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
 // dx += dlogits w     (rounded once to the dtype of dx)
 // dw += dlogits^T x     (f32)
 //
-// partial is f32 scratch of shape [num_partials, E, D]. A product for a bf16 dx may stop at 16
-// bits, far below what the rounding leaves.
+// partial is f32 scratch of shape [num_partials, E, D]. The product for a bf16 dx may be computed with 16 bits of
+// precision, which is far below its rounding.
 struct RouterLogitsBwd {
   Tensor dx_TD, dw_ED;            // inout; either may be empty
   Tensor partial_PED, scratch;    // scratch; bytes

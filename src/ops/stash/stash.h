@@ -1,18 +1,18 @@
-// A stash: rows that forward passes leave for backward passes, in pages of one pool. How many rows a pass leaves is known
-// on the device alone. All passes of a step share the pool, and take and give back its pages in the order of their
-// stream. So no count is read by the host, and a CUDA graph may hold all of it.
+// A stash: rows that forward passes save for backward passes, in pages of one pool. Only the device knows the number of
+// rows. All passes of a step share the pool, and allocate and free its pages in the order of the stream. So the host
+// reads no counts, and a CUDA graph may capture all of it.
 //
-//   forward    take_pages    as many pages as the rows need, or as are free
+//   forward    take_pages    allocates the pages that the rows need, or as many as are free
 //              stash_rows    copies the rows that have a page
 //   backward   unstash_rows  copies them back
-//              give_pages    frees the pages, and says which rows had none: the caller computes these anew
-//              end_spill     measures how long that took
+//              give_pages    frees the pages, and returns the rows without a page, which the caller recomputes
+//              end_spill     measures the time of that recomputation
 //
-// Rows [0, kept) of a pass have a page and rows [kept, asked) have none. Their layout:
-//   state_2   of the pool: [0] pages that are free, [1] rows that passes asked for and did not give back yet
-//   held_3    of a pass: [0] kept, [1] pages that it holds, [2] rows that it asked for
-//   counts_3  [0] rows without a page, [1] the largest state_2[1] so far over the rows of the pool, [2] nanoseconds of
-//             computing rows anew
+// Rows [0, kept) of a pass have a page and rows [kept, requested) have none. Their layout:
+//   state_2   of the pool: [0] free pages, [1] requested rows that are not freed yet
+//   held_3    of a pass: [0] kept, [1] allocated pages, [2] requested rows
+//   counts_3  [0] rows without a page, [1] the maximum of state_2[1] / (rows of the pool), [2] nanoseconds of
+//             recomputing rows
 // free_P holds the numbers of the free pages in its first state_2[0] elements.
 #pragma once
 
@@ -22,15 +22,16 @@ namespace moebius {
 
 inline constexpr int64_t kStashPageRows = 64;
 
-// All pages are free: free_P, state_2 and counts_3 begin.
+// Marks all pages free, and initialises free_P, state_2 and counts_3.
 struct ClearStash {
   Tensor free_P, state_2, counts_3;  // out; i32, i64, f64
 };
 void clear_stash(Stream& s, const ClearStash& a);
 Cost cost(const ClearStash& a);
 
-// A pass asks for R = offsets[e] rows. Pages that it holds still, of a pass without a backward, are given back first.
-//   page_Q[0 .. held_3[1])  the pages that it gets
+// Allocates pages for the R = offsets[e] rows of a pass. Pages that the pass still has, after a forward without a
+// backward, are freed first.
+//   page_Q[0 .. held_3[1])  the allocated pages
 struct TakePages {
   Tensor page_Q, held_3, free_P, state_2, counts_3;  // inout; i32, i32, i32, i64, f64
   Tensor offsets_e1;                                 // in; i32
@@ -44,7 +45,7 @@ struct StashRows {
   Tensor x_RC;            // in, of the same dtype: f32 or bf16
   Tensor page_Q, held_3;  // in
   int64_t first = 0;
-  int64_t expected_rows = 0;  // rows that are counted as work
+  int64_t expected_rows = 0;  // rows in the cost of the op
 };
 void stash_rows(Stream& s, const StashRows& a);
 Cost cost(const StashRows& a);
@@ -59,8 +60,8 @@ struct UnstashRows {
 void unstash_rows(Stream& s, const UnstashRows& a);
 Cost cost(const UnstashRows& a);
 
-// The pages of a pass are free again, and held_3 = 0.
-//   spilled[i] = max(offsets[i], kept): the offsets of the rows that had no page
+// Frees the pages of a pass, and sets held_3 to 0.
+//   spilled[i] = max(offsets[i], kept): the offsets of the rows without a page
 //   since = the device's clock in ns if there are such rows, else -1
 struct GivePages {
   Tensor spilled_e1, since_1;              // out; i32, i64

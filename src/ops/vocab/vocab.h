@@ -1,4 +1,4 @@
-// The two ends of the model: the embedding look-up and the language-model loss.
+// The embedding look-up and the language-model loss.
 #pragma once
 
 #include "core/tensor.h"
@@ -8,9 +8,9 @@ namespace moebius {
 
 // x[t,:] = w[token[t],:]
 //
-// REQUIRES: 0 <= token < V, which is checked on the host where tokens are read and asserted here.
-// With is_block the table is one of several blocks: w holds the rows of the tokens [first, first +
-// V), and x of other tokens is 0.
+// REQUIRES: 0 <= token < V. The host checks this where it reads tokens, and the op asserts it.
+// With is_block the table is one of several blocks: w has the rows of the tokens [first, first + V), and x of other
+// tokens is 0.
 struct EmbeddingFwd {
   Tensor x_TD;           // out
   Tensor token_T, w_VD;  // in; token i32
@@ -40,7 +40,7 @@ Cost cost(const EmbeddingBwd& a);
 // With gradients (dx given) it also computes the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
 //
-// The op works on chunks of tokens and never holds all logits. x and w are f32 or bf16 alike;
+// The op works on chunks of tokens and never stores all logits. x and w have one dtype, f32 or bf16;
 // dlogits is rounded to that dtype for the products. A token of weight 0 has loss 0 and no
 // gradient, whatever its target.
 struct LmLoss {
@@ -48,7 +48,7 @@ struct LmLoss {
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone
   Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
-  Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a CUDA graph reads it anew
+  Tensor scale_1;  // in f32; if given, read instead of scale, so that each replay of a CUDA graph reads a new value
   float scale = 1.0f;
   static int64_t chunk(int64_t num_tokens, int64_t vocab, const Stream& s);
 };

@@ -14,7 +14,7 @@ namespace moebius {
 // The target's logit is 0 where the target is in another block.
 struct LmLogitsBlock {
   Tensor logits_CV, stats_C3;   // out, f32
-  Tensor x_CD, w_VD, target_C;  // in; x, w: f32 or bf16 alike; target i32
+  Tensor x_CD, w_VD, target_C;  // in; x, w: one dtype, f32 or bf16; target i32
   int64_t first = 0;
 };
 void lm_logits_block(Stream& s, const LmLogitsBlock& a);

@@ -1,5 +1,5 @@
-// AdamW (arXiv 1711.05101) over every trainable parameter. The state is two moments a parameter: the
-// running means of the gradient and of its square.
+// AdamW (arXiv 1711.05101) for every trainable parameter. The state has two moments per parameter: the running means of
+// the gradient and of its square.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// One update of the parameters, whose states are those two moments.
+// Updates the parameters, whose states are those two moments.
 void update_by_adamw(Stream& s, const OptimizerSpec& spec, const TrainedParams& params, const OptimizerStepArgs& args);
 
 class AdamWOptimizer final : public Optimizer {
@@ -16,8 +16,7 @@ class AdamWOptimizer final : public Optimizer {
   static constexpr std::array<std::string_view, 2> kStatePrefixes{"adam_m.", "adam_v."};
   static int64_t num_moments(const OptimizerSpec&, bool) { return 2; }
 
-  // Argument is that of make_optimizer().
-  explicit AdamWOptimizer(const OptimizerContext& context);
+  explicit AdamWOptimizer(const OptimizerContext& context);  // as make_optimizer()
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
   std::vector<OptimizerState> state() const override { return params_.state(); }

@@ -1,4 +1,4 @@
-// The global norm of the gradients of a model, and the factor that clips them by it.
+// The global L2 norm of the gradients of a model, and the factor by which gradient clipping scales them.
 #pragma once
 
 #include "comm/mesh.h"
@@ -9,14 +9,12 @@ namespace moebius {
 
 class GradNorm {
  public:
-  // Declares three scalars of Life::metrics. clip: the largest norm that is not
-  // scaled down; 0: nothing is clipped. The references outlive it.
+  // Declares three scalars of Life::metrics. clip: the maximum norm; 0: no clipping. The references must outlive this.
   GradNorm(const ParamTable& params, const Mesh& mesh, MemoryPlan& plan, double clip);
   GradNorm(const GradNorm&) = delete;
 
-  // Measures the trainable gradients and the factor, once gradients are summed over ranks.
-  // Each rank counts the elements that it owns; a tied copy does not count. Accumulates in
-  // f64. All ranks call it together.
+  // Computes the norm of the trainable gradients, and the factor. Each rank counts the elements that it owns; tied
+  // copies do not count. Accumulates in f64. All ranks call it together. REQUIRES: gradients are summed over ranks.
   void measure(Stream& s, StepStack& stack) const;
 
   const Tensor& norm() const { return norm_1_; }    // f32 [1], the same on every rank

@@ -90,21 +90,21 @@ void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs&
   update_by_adamw(s, spec_, others_, args);
   if (matrices_.empty()) return;
   StackScope scope(stack);
-  const Room room{.valid_1 = valid(s, stack, args.scale_1),
-                  .whole_n = stack.alloc({scratch_.matrix}, DType::f32),
-                  .arrived_n = stack.alloc({scratch_.matrix}, DType::f32),
-                  .newton_schulz = stack.alloc({scratch_.newton_schulz_bytes}, DType::u8)};
+  const Workspace work{.valid_1 = valid(s, stack, args.scale_1),
+                       .whole_n = stack.alloc({scratch_.matrix}, DType::f32),
+                       .arrived_n = stack.alloc({scratch_.matrix}, DType::f32),
+                       .newton_schulz = stack.alloc({scratch_.newton_schulz_bytes}, DType::u8)};
   const std::vector<TrainedParams::OfPart> parts = matrices_.parts();
-  for (const TrainedParams::OfPart& part : parts) add_momentum(s, part, room, args.scale_1);
+  for (const TrainedParams::OfPart& part : parts) add_momentum(s, part, work, args.scale_1);
   sharding_.gather_gradients(s, is_of_matrices);
-  for (const TrainedParams::OfPart& part : parts) orthogonalise(s, part, room, args);
+  for (const TrainedParams::OfPart& part : parts) orthogonalise(s, part, work, args);
 }
 
 // Two steps of SGD give u, of a weight that begins at 0: the first adds momentum m to it, the second g.
-void MuonOptimizer::add_momentum(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+void MuonOptimizer::add_momentum(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
                                  const Tensor& scale_1) const {
   const UpdatedTensor& t = part.tensor;
-  const Tensor u_n = room.whole_n.rows(0, t.grad_n.numel());
+  const Tensor u_n = work.whole_n.rows(0, t.grad_n.numel());
   const auto momentum = static_cast<float>(spec_.momentum);
   fill_zero(s, u_n);
   const UpdatedTensor with_m{.param_n = u_n, .master_n = u_n, .m_n = t.m_n, .grad_n = t.grad_n},
@@ -114,22 +114,22 @@ void MuonOptimizer::add_momentum(Stream& s, const TrainedParams::OfPart& part, c
   copy(s, t.grad_n, u_n);
 }
 
-void MuonOptimizer::orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+void MuonOptimizer::orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
                                   const OptimizerStepArgs& args) const {
   const Shape& shape = part.part->shape;
-  const WholeMatrix matrix(mesh_, part, room.arrived_n);
-  const Tensor o_MN = room.whole_n.rows(0, shape.numel()).view(shape);
+  const WholeMatrix matrix(mesh_, part, work.arrived_n);
+  const Tensor o_MN = work.whole_n.rows(0, shape.numel()).view(shape);
   newton_schulz(
       s, {.o_MN = o_MN,
-          .u_MN = matrix.gather(s, part_of(part.param->dw, *part.part), room.whole_n),
-          .scratch = room.newton_schulz,
+          .u_MN = matrix.gather(s, part_of(part.param->dw, *part.part), work.whole_n),
+          .scratch = work.newton_schulz,
           .factor = static_cast<float>(kUpdateSize * std::sqrt(static_cast<double>(std::max(shape[0], shape[1])))),
           .compute = part.param->spec.dtype});
   UpdatedTensor t = part.tensor;
   t.m_n = {};
   t.grad_n = matrix.own(s, o_MN).rows(part.owned.begin, part.owned.end());
   sgd(s, {.tensors = std::span(&t, 1),
-          .scale_1 = room.valid_1,
+          .scale_1 = work.valid_1,
           .lr_and_step_2 = args.lr_and_step_2,
           .lr = static_cast<float>(args.lr),
           .step = args.train_step});

@@ -4,13 +4,13 @@
 //   m = momentum m + g;  u = momentum m + g
 //   w = w (1 - lr wd) - lr 0.2 sqrt(max(M, N)) newton_schulz(u)
 //
-// A matrix is one of Hugging Face's: q, k and v are three, and so are gate, up and down of each expert. A rank computes
-// the matrices of which it owns an element, and applies what is its own. It has u of their other elements from the
-// owners, over the ranks that share the gradient, and from those that hold other shards of the matrix (tp or etp). So no
-// rank sends a result, and experts whose gradient no other rank shares need no messages. The products are always of
-// whole matrices, so no bit depends on the layout.
+// Matrices are those of Hugging Face: q, k and v are three, and so are gate, up and down of each expert. A rank
+// computes every matrix of which it owns an element, and updates its own elements. It gets u of the other elements from
+// their owners: the ranks that share the gradient, and those with other shards of the matrix (tp or etp). So results
+// are never sent, and experts whose gradient no other rank shares need no messages. The products are of whole matrices,
+// so the layout changes no bit.
 //
-// The memory of the gradients holds u once it is made.
+// u is stored in the memory of the gradient.
 #pragma once
 
 #include <array>
@@ -31,12 +31,12 @@ class MuonOptimizer final : public Optimizer {
   std::vector<OptimizerState> state() const override;
 
  private:
-  struct Room {
+  struct Workspace {
     Tensor valid_1, whole_n, arrived_n, newton_schulz;
   };
-  // Leaves u of the elements owned where their gradient was.
-  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Room& room, const Tensor& scale_1) const;
-  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Room& room,
+  // Replaces the gradient of the owned elements by u.
+  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Workspace& work, const Tensor& scale_1) const;
+  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
                      const OptimizerStepArgs& args) const;
 
   OptimizerSpec spec_;

@@ -1,10 +1,8 @@
 // The interface of optimizers, which update parameters by their gradients.
 //
-// An optimizer owns the names of its state; a checkpoint asks for them and knows none by itself. It
-// reads and writes the elements that this rank owns (Param::owned), and no others. Who owns them,
-// and how gradients and weights travel, is the business of a Sharding
-// (parallel/sharding/sharding.h); the norm of all gradients is that of a GradNorm
-// (parallel/optim/grad_norm.h).
+// An optimizer names its own state, so checkpoints need not know optimizers. It updates the elements that this rank
+// owns (Param::owned). A Sharding (parallel/sharding/sharding.h) decides which these are, and moves gradients and
+// weights. The gradient norm is computed by GradNorm (parallel/optim/grad_norm.h).
 #pragma once
 
 #include <memory>
@@ -21,10 +19,10 @@ namespace moebius {
 
 // The arguments that change from step to step.
 struct OptimizerStepArgs {
-  Tensor scale_1;          // f32 [1], the factor of every gradient, as clip_scale() of ops/optimizer makes it
+  Tensor scale_1;          // f32 [1], the factor of every gradient (clip_scale() in ops/optimizer)
   int64_t train_step = 1;  // 1-based
   double lr = 0;
-  // f64 [lr, train_step] in the device's memory; may be empty. It is read instead of the two above.
+  // f64 [lr, train_step] in device memory; if not empty, it is read instead of the two fields above.
   Tensor lr_and_step_2;
 };
 
@@ -34,7 +32,7 @@ struct OptimizerState {
   const Param* param = nullptr;
   Tensor values;                          // f32, bf16 or u8 [param->owned.count], in the order of the owned elements
   Tensor scales;                          // f32 [param->owned.count / kCodeBlock] of u8 codes; else empty
-  BlockCode code = BlockCode::with_sign;  // of u8 codes, or in which a checkpoint may hold the values
+  BlockCode code = BlockCode::with_sign;  // of u8 values, also of those that a checkpoint may have instead
 };
 
 class Optimizer {
@@ -44,12 +42,10 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
-  // Updates masters and weights of the owned elements, once gradients are summed over ranks. It
-  // takes scratch from stack. If the norm of the gradients is not finite, so is the scale, and
-  // nothing is changed.
+  // Updates masters and weights of the owned elements. Scratch is on the stack. If the gradient norm is not finite,
+  // scale is not finite either, and nothing is changed. REQUIRES: gradients are summed over ranks.
   virtual void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
-  // The state that a checkpoint saves for every trainable parameter of this rank. The order is that
-  // of their declaration.
+  // Returns the state of every trainable parameter of this rank, for checkpoints, in the order of their declaration.
   virtual std::vector<OptimizerState> state() const = 0;
 };
 
@@ -63,17 +59,18 @@ struct OptimizerContext {
   Sharding* sharding = nullptr;  // the same
 };
 
-// The optimizer that spec names. Declares its state for what this rank owns of params: call it
-// after make_sharding(), and before the plan is bound.
+// Makes the optimizer that spec names, and declares its state for the elements that this rank owns. Call it after
+// make_sharding(), and before the plan is bound.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerContext& context);
 
 // Returns whether Muon updates the parameter as matrices: its parts are projections of a layer, or matrices of experts.
 bool is_of_matrices(const ParamSpec& spec);
 
-// Returns how many tensors of state the optimizer that spec names has for each parameter. of_matrices: is_of_matrices().
+// Returns how many tensors of state the optimizer that spec names has for each parameter. of_matrices:
+// is_of_matrices().
 int64_t num_moments(const OptimizerSpec& spec, bool of_matrices = true);
 
-// Scratch of the step stack that an update takes for parameters: at each of these the most.
+// The maximum scratch of an update over several parameters.
 struct UpdateScratch {
   int64_t matrix = 0;               // elements of a whole matrix
   int64_t newton_schulz_bytes = 0;  // ops/newton_schulz/newton_schulz.h
@@ -82,9 +79,9 @@ struct UpdateScratch {
 };
 UpdateScratch update_scratch(const OptimizerSpec& spec, const ParamSpec& param);
 
-// The bytes that one element of a matrix takes on the rank that owns it.
+// The bytes per owned element of a matrix.
 double state_bytes(const OptimizerSpec& spec);                   // of all moments, and their scales
-int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // beside weights of that dtype
+int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // of the master, for weights of that dtype
 
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);

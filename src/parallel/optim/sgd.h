@@ -1,5 +1,5 @@
-// SGD with momentum (ops/optimizer/optimizer.h has the formula) over every trainable parameter. The
-// state is one tensor a parameter, the running sum of its gradients; without momentum there is none.
+// SGD with momentum (formula in ops/optimizer/optimizer.h) for every trainable parameter. The state has one tensor per
+// parameter, the running sum of its gradients; without momentum it is empty.
 #pragma once
 
 #include <array>
@@ -13,8 +13,7 @@ class SgdOptimizer final : public Optimizer {
   static constexpr std::array<std::string_view, 1> kStatePrefixes{"sgd_m."};
   static int64_t num_moments(const OptimizerSpec& spec, bool) { return spec.momentum == 0 ? 0 : 1; }
 
-  // Argument is that of make_optimizer().
-  explicit SgdOptimizer(const OptimizerContext& context);
+  explicit SgdOptimizer(const OptimizerContext& context);  // as make_optimizer()
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
   std::vector<OptimizerState> state() const override { return params_.state(); }

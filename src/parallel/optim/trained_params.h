@@ -1,5 +1,4 @@
-// The trainable parameters with the moments that an optimizer keeps of them, in the formats that
-// OptimizerSpec names.
+// The trainable parameters with their optimizer moments, in the formats of OptimizerSpec.
 #pragma once
 
 #include <deque>

@@ -1,10 +1,9 @@
-// The pipeline on real ranks: the stages that a rank holds, the lists of its actions, and the
-// executor. The lists decide everything (parallel/pipeline/schedule.h), and the executor is one
-// loop over any of them. A model on one rank is a pipeline of one stage: each micro-batch is a
-// forward and a backward action, without messages.
+// The pipeline of a rank: its stages, the lists of its actions (parallel/pipeline/schedule.h), and the executor, which
+// is one loop over such a list. A model on one rank is a pipeline of one stage, in which each micro-batch is a forward
+// and a backward action, without messages.
 //
-// Hidden states go over the group pp, their gradients over pp_back. So both can be in flight
-// between two ranks, and the messages of each group arrive in order.
+// Hidden states are sent over the group pp, and their gradients over pp_back. So both can be in flight between two
+// ranks, and the messages of each group arrive in order.
 #pragma once
 
 #include <functional>
@@ -25,38 +24,37 @@ struct PipelineSpec {
   int64_t num_virtual = 1;                                    // parallel.vpp
   std::string layout;                                         // parallel.layout
   int64_t num_micro_batches = 1;                              // of a step, on each rank
-  bool overlap = true;  // sends overlap with the next passes; false: each is waited for. The same bits
+  bool overlap = true;  // sends overlap with later passes; false: each send is waited for. The bits are the same
 };
 
 // The actions and stages of one rank of the pipeline.
 struct PipelineRank {
   StageLayout layout;
   RankProgram step;                       // the passes of a training step, in the order of the schedule
-  RankProgram one_micro_batch;            // all passes of one micro-batch, with no other in between: for diagnosis
-  RankProgram forward;                    // one micro-batch, forward alone: for evaluation
-  std::vector<HeldStage> stages() const;  // of the model on this rank
+  RankProgram one_micro_batch;            // all passes of one micro-batch, for diagnosis
+  RankProgram forward;                    // the forward passes of one micro-batch, for evaluation
+  std::vector<HeldStage> stages() const;  // the stages on this rank
   int64_t pp_rank = 0;
 };
 
-// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the
-// schedule's. Every list has been simulated.
+// Throws Error{usage} with the equation that fails, of the layout (config/stage_layout.h) or of the schedule. The
+// simulator has checked every list.
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
 
 class Pipeline {
  public:
-  // Declares the buffers of the messages. A pipeline of one stage has none, and works on the step
-  // stack. model: that of rank.stages(). The references must outlive the pipeline.
+  // Declares the buffers of messages. A pipeline of one stage has none, and works on the step stack.
+  // REQUIRES: model has rank.stages(). The references must outlive the pipeline.
   Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan);
   Pipeline(const Pipeline&) = delete;
 
   using BatchOf = std::function<const MicroBatch&(int64_t m)>;
-  // Runs the passes of a whole step, and adds to gradients and to the sums of the step. The loss is
-  // on the rank that has it. If an action of this list or of the two below fails, its error is
-  // thrown with the action in front, and keeps its kind.
+  // Runs the passes of a whole step, and adds to gradients and to the sums of the step. Only the rank with the last
+  // stage gets the loss. The error of an action, here or in the two calls below, is rethrown with the action's name.
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
-  // Generation: Model::forward_cached of num_tokens rows, stage after stage.
+  // Runs Model::forward_cached for num_tokens rows, stage after stage.
   struct CachedTokens {
     std::span<const KvCache> caches;
     CachedRows rows;
@@ -64,9 +62,9 @@ class Pipeline {
   };
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const;
 
-  // Runs forward and backward through the stages of this rank without messages, on whatever their
-  // memory holds. The device has then loaded and allocated all that it needs at first use, before
-  // messages are in flight. Everything except weights is changed. REQUIRES several stages.
+  // Warm-up: runs forward and backward of this rank's stages without messages, on undefined inputs. So everything that
+  // the device loads or allocates at first use is there before messages are in flight. Changes everything except
+  // weights. REQUIRES: the pipeline has several stages.
   void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 
   const PipelineRank& rank() const { return rank_; }
@@ -81,9 +79,8 @@ class Pipeline {
            const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& message_TD) const;
   void fetch_next(Stream& s, const RankProgram& list, const PlacedAction& placed) const;
-  // Rows of the message that a stage sends on, and of the buffer that a pass of a
-  // stage works in. mtp: with the hidden states of multi-token prediction, where it is
-  // on another stage than the loss.
+  // Return the rows of the message that a stage sends, and of the buffer that a pass of a stage works in. mtp: with the
+  // hidden states of multi-token prediction, if that is on another stage than the loss.
   int64_t message_rows(int64_t from_stage, bool mtp) const;
   int64_t buffer_rows(int64_t stage, bool mtp) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }

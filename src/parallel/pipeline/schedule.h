@@ -1,6 +1,6 @@
-// Pipeline schedules as data: for each rank of the pp axis the list of its actions in a step, in
-// order. An executor walks its rank's list and decides nothing; `simulate`
-// (parallel/pipeline/simulate.h) walks all lists and proves them.
+// Pipeline schedules as data: for each rank of the pp axis, the ordered list of its actions in a step. The executor
+// (parallel/pipeline/pipeline.h) runs its rank's list as it is. The simulator (parallel/pipeline/simulate.h) checks the
+// lists of all ranks.
 //
 // A StagePlacement says which rank holds a stage (config/stage_layout.h). One message per micro-batch and pass
 // travels between two stages: the hidden state forwards, its gradient backwards. The messages of
@@ -81,27 +81,26 @@ struct Schedule {
   std::vector<std::vector<Action>> actions;  // [pp_rank]
 };
 
-// Forwards that a rank runs before its first backward pass. V = 1: P - r - 1. V > 1: 2 (P - r - 1)
-// + (V - 1) G.
-// At most V M, all there are.
+// Returns the number of warm-up forwards of rank r, at most V M:
+//   V = 1   P - r - 1
+//   V > 1   2 (P - r - 1) + (V - 1) G
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 
 // 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473)
-// for V > 1: a rank's warm-up forwards, then one forward and one backward alternately, then the
-// remaining backwards. A backward is both of its passes, one right after the other.
-// Every stage takes the micro-batches in the order 0 .. M - 1 in each pass, so gradients add
-// up in the same order on any P and V.
+// for V > 1: a rank's warm-up forwards, then one forward and one backward in turn, then the
+// remaining backwards. A backward is backward_input followed at once by backward_weight.
+// In each pass, every stage takes the micro-batches in the order 0 .. M - 1, so gradients are
+// summed in the same order for any P and V.
 // Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M
 // mod G = 0 or >= P, since a shorter last group would wait for its own results every time.
 // REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
-// Each micro-batch goes through all stages, and back, before the next one starts. Evaluation
-// runs this schedule with forwards alone, and all other schedules must give the same
-// results. It works for any shape.
+// The sequential schedule: each micro-batch passes forward and backward through all stages before the next one starts.
+// Evaluation runs it with forwards alone, and all other schedules must give its results. It works for any shape.
 Schedule sequential_schedule(const PipelineShape& shape);
 
-// The same passes, but every send is waited for right where it starts, before anything else is computed.
+// Returns the schedule with the wait for each send moved directly after the send.
 Schedule without_overlap(const Schedule& schedule);
 
 }  // namespace moebius

@@ -32,8 +32,8 @@ struct GradBucket {
   // These two are for what is not sharded.
   Tensor weights() const;  // [numel], once bound
   Tensor gradients() const;
-  // Calls body(index in the table, address) for each parameter's part of a tensor of all of them, [numel]. The address is
-  // null where the tensor has no memory.
+  // Calls body(index in the table, address) for each parameter's part of a tensor of all of them, [numel]. The address
+  // is null where the tensor has no memory.
   template <class Body>
   void for_params(const Tensor& all, Body&& body) const {
     int64_t offset = 0;

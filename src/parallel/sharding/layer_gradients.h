@@ -1,13 +1,13 @@
 // The sums of gradients of layers, of which each rank keeps 1/n (ZeRO-2, arXiv 1910.02054). n is as in layer_weights.h.
 //
-// The backward pass of a micro-batch makes the gradients of a layer in a room (layer_rooms.h). They are then summed over
-// the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap a sum is in
-// flight while the next layer computes in the other room.
+// The backward pass of a micro-batch makes the gradients of a layer in a room (layer_rooms.h). They are then summed
+// over the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap a sum
+// is in flight while the next layer computes in the other room.
 //
 // So a gradient is the sum over micro-batches of sums over ranks. Whole gradients are the sum over ranks of sums over
 // micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
-// several they differ by rounding: the order of whole gradients needs n partial sums of each share, which are as large as
-// whole gradients.
+// several they differ by rounding: the order of whole gradients needs n partial sums of each share, which are as large
+// as whole gradients.
 #pragma once
 
 #include <vector>

@@ -1,10 +1,10 @@
 // The weights of layers, of which each rank keeps 1/n (ZeRO-3, arXiv 1910.02054; FSDP, arXiv 2304.11277). n is the
 // number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts.
 //
-// A pass gathers the weights of a layer into a room (layer_rooms.h) when it comes to the layer. With overlap that starts
-// one layer early, in both directions, while the layer before computes in the other room. A layer that is still in its
-// room is not gathered again: the last two at the turn of forward and backward, and the first two in the next forward.
-// Weights travel as their owners hold them, so no bit depends on this.
+// A pass gathers the weights of a layer into a room (layer_rooms.h) when it comes to the layer. With overlap that
+// starts one layer early, in both directions, while the layer before computes in the other room. A layer that is still
+// in its room is not gathered again: the last two at the turn of forward and backward, and the first two in the next
+// forward. Weights travel as their owners hold them, so no bit depends on this.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
-// The ranks that hold the same parameters share the work of an update. A sharding decides which
-// elements a rank owns, and when gradients and weights travel. The engine owns it and calls it; an
-// optimizer reads what is owned (Param::owned) and knows nothing of ranks.
+// A Sharding divides the update of parameters among the ranks that hold the same parameters. It decides which elements
+// a rank owns, and when gradients and weights are communicated. The engine owns it and calls it; an optimizer reads
+// only Param::owned.
 //
 // A step calls, in this order:  run_passes, for each of its passes (model/residency.h); reduce; the
 // update of the elements owned; weights_changed.
@@ -53,8 +53,9 @@ class Sharding : public ParamResidency {
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
   virtual void reduce(Stream& s) = 0;
-  // REQUIRES: !shards_gradients. The owners have changed their elements of gradients. After this every rank of grad_axis has all elements of
-  // those for which `of` is true; of other gradients in the same messages too.
+  // Called after the owners have changed their elements of gradients. After this every rank of grad_axis has all
+  // elements of the gradients for which `of` is true, and of other gradients in the same buckets. REQUIRES:
+  // !shards_gradients.
   virtual void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) = 0;
   // The owners have updated their weights, or the masters of weights that are held quantised, which this
   // quantises. The other ranks get them in this call, or with overlap during the next forward pass. Sharded weights of

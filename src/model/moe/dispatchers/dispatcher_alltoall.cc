@@ -14,9 +14,9 @@ namespace {
 AllToAllDelivery& own(Delivery& delivery) { return dynamic_cast<AllToAllDelivery&>(delivery); }
 
 // Rows that may be narrower than the memory was planned for.
-Tensor narrower(const Tensor& room, int64_t rows, int64_t columns) {
-  MOEBIUS_ASSERT(rows <= room.dim(0) && columns <= room.dim(1));
-  return room.view({room.numel()}).rows(0, rows * columns).view({rows, columns});
+Tensor narrower(const Tensor& buffer, int64_t rows, int64_t columns) {
+  MOEBIUS_ASSERT(rows <= buffer.dim(0) && columns <= buffer.dim(1));
+  return buffer.view({buffer.numel()}).rows(0, rows * columns).view({rows, columns});
 }
 
 Tensor column(const Tensor& x_R) { return x_R.view({x_R.numel(), 1}); }
@@ -138,10 +138,10 @@ Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliv
   return bring(step, x_TD, spec_.rows ? spec_.rows->scratch().tokens : Tensor{}, delivery);
 }
 
-Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& room, Delivery& delivery) const {
+Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buffer, Delivery& delivery) const {
   AllToAllDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
-  const Tensor arrived_RD = room.empty() ? step.alloc({R, D}, x_TD.dtype) : narrower(room, R, D);
+  const Tensor arrived_RD = buffer.empty() ? step.alloc({R, D}, x_TD.dtype) : narrower(buffer, R, D);
   StackScope scope(step.stack);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, x_TD.dtype);
   gather_rows(step.stream,

@@ -52,8 +52,8 @@ class AllToAllDispatcher final : public Dispatcher {
   int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
   void wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& delivery) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
-  // Rows of the tokens here to the experts, into room or onto the step stack.
-  Dispatched bring(Step& step, Tensor x_TD, const Tensor& room, Delivery& delivery) const;
+  // Rows of the tokens here to the experts, into `buffer` or onto the step stack.
+  Dispatched bring(Step& step, Tensor x_TD, const Tensor& buffer, Delivery& delivery) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& delivery) const;
   // Sends rows of the route, sorted by expert, to the ranks of their experts; and receives what
   // these return, summed over etp.

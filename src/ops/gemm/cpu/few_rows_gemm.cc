@@ -44,12 +44,12 @@ bool has_few_rows(const Gemm& a) {
 void few_rows_gemm(Stream& s, const Gemm& a) {
   const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.b.data.dim(1), size = size_of(a.b.data.dtype);
   FewRows x{.data = a.a.data.data, .num_rows = m, .k = k};
-  std::unique_ptr<char[]> room;
+  std::unique_ptr<char[]> packed;
   if (m > kRowsTogether) {  // fewer are read as they are: the nearest cache holds them
-    room = std::make_unique_for_overwrite<char[]>(packed_bytes(a.a.data.dtype, m, k));
+    packed = std::make_unique_for_overwrite<char[]>(packed_bytes(a.a.data.dtype, m, k));
     const void* row[kFewRows];
     for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
-    x = pack_few_rows(a.a.data.dtype, room.get(), row, m, k);
+    x = pack_few_rows(a.a.data.dtype, packed.get(), row, m, k);
   }
   const int64_t cols = std::max<int64_t>(8, kTaskBytes / std::max<int64_t>(1, k * size) / 8 * 8);
   s.pool().run(div_ceil(n, cols), [&](int64_t task, int) {

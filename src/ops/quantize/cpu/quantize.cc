@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/cpu/vector.h"
-#include "ops/quantize/cpu/figures.h"
+#include "ops/quantize/cpu/stats.h"
 #include "ops/quantize/cpu/tile.h"
 #include "ops/quantize/quantize_backends.h"
 #include "ops/quantize/scales.h"
@@ -164,7 +164,7 @@ void quantize(Stream& s, const Quantize& a) {
   const std::vector<MatrixScale> of = matrix_scales(s, a, tiles);
   const Quantizer quantizer(a, of);
   s.pool().run(tiles.count(), [&](int64_t index, int) { quantizer.run(tiles.tile(index)); });
-  if (!a.figures_5.empty()) add_figures(s, a);
+  if (!a.stats_5.empty()) add_stats(s, a);
 }
 
 void transpose_quantized(Stream& s, const TransposeQuantized& a) {

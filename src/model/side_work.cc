@@ -1,10 +1,10 @@
-#include "model/beside.h"
+#include "model/side_work.h"
 
 #include <algorithm>
 
 #include "device/block_limit.h"
-#include "device/gpu_beside.h"
 #include "device/gpu_limits.h"
+#include "device/side_stream.h"
 
 namespace moebius {
 namespace {
@@ -13,30 +13,30 @@ void limit_blocks(Stream& s, int blocks) { s.accelerator().state<BlockLimit>().b
 
 }  // namespace
 
-Beside::Beside(Step& step, bool overlaps, const std::function<void()>& body) : stream_(step.stream) {
+SideWork::SideWork(Step& step, bool overlaps, const std::function<void()>& body) : stream_(step.stream) {
   if (!overlaps) {
     body();
   } else if (stream_.device() != DeviceKind::cuda) {
     step.stack.run_kept(body);
   } else {
     limit_blocks(stream_, kMultiprocessors);
-    step.stack.run_kept([&] { run_beside(stream_.accelerator(), body); });
+    step.stack.run_kept([&] { run_on_side_stream(stream_.accelerator(), body); });
     limit_blocks(stream_, std::max(2, gpu_limits(stream_).num_multiprocessors - kMultiprocessors));
     is_open_ = true;
   }
 }
 
-Beside::~Beside() {
+SideWork::~SideWork() {
   if (is_open_) limit_blocks(stream_, BlockLimit{}.blocks);
 }
 
-void Beside::take_all() {
+void SideWork::use_whole_gpu() {
   if (is_open_) limit_blocks(stream_, BlockLimit{}.blocks);
 }
 
-void Beside::join() {
-  take_all();
-  if (is_open_) join_beside(stream_.accelerator());
+void SideWork::join() {
+  use_whole_gpu();
+  if (is_open_) join_side_stream(stream_.accelerator());
   is_open_ = false;
 }
 

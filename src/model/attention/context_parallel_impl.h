@@ -1,21 +1,11 @@
-// The ways of context_parallel.h, and what they share.
+// The methods of context parallelism (context_parallel.h), and the functions that they share.
 #pragma once
 
 #include "model/attention/context_parallel.h"
-#include "ops/attention/attention.h"
 
 namespace moebius {
 
-// Runs an attention op with its scratch taken from the step stack for the duration of the call.
-void run_attention(Step& step, AttentionFwd a);
-void run_attention(Step& step, AttentionBwd a);
-
-// Adds the sinks, if there are any, to the result of attention over all keys; and
-// computes their gradients.
-void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
-void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
-
-// A sequence has 2 cp equal pieces; rank r has the pieces r and 2 cp - 1 - r, in this order
+// A sequence is cut into 2 cp equal pieces. Rank r has the pieces r (half 0) and 2 cp - 1 - r (half 1), in this order
 // (model/attention/token_runs.h).
 struct Pieces {
   int64_t cp, batch, length;  // length: rows of a piece
@@ -24,31 +14,59 @@ struct Pieces {
   }
   int64_t count() const { return 2 * cp; }
   int64_t on_rank(int64_t cp_rank, int half) const { return half == 0 ? cp_rank : 2 * cp - 1 - cp_rank; }
-  // Rows of piece `half` of sequence b among the rows of a rank.
+  // Returns the rows of piece `half` of sequence b among the rows of a rank.
   Tensor here(const Tensor& x_T, int64_t b, int half) const {
     const int64_t first = (2 * b + half) * length;
     return x_T.rows(first, first + length);
   }
-  // Rows of pieces [0, n) of sequence b among all rows, sequence after sequence.
+  // Returns the rows of pieces [0, n) of sequence b. x_U: the rows of all ranks, sequence after sequence.
   Tensor first(const Tensor& x_U, int64_t b, int64_t n) const {
     const int64_t begin = b * count() * length;
     return x_U.rows(begin, begin + n * length);
   }
 };
 
-// The keys and values that attention reads: those of `sent`, or what the spec's expansion makes of it.
+// The tensors of attention with a row for each query. o and lse are results of the forward; dq is that of the backward.
+struct QueryRows {
+  Tensor q_THd, o_THd, lse_TH;
+  Tensor do_THd = {}, dq_THd = {};  // only in the backward
+  Tensor doc_start_T = {};          // empty without documents
+  // Returns the rows of piece `half` of sequence b, of each tensor.
+  QueryRows piece(const Pieces& pieces, int64_t b, int half) const;
+};
+
+// Returns the query rows of a backward pass, with a.grads.q as dq.
+QueryRows queries_of(const ContextParallelBwd& a);
+
+// Attention of some queries over some keys, as a part (ops/attention/attention.h) if it is not of whole sequences.
+struct QueryPositions {
+  bool is_part = false;
+  int64_t q_first = 0, kv_first = 0;
+};
+// Run an attention op with scratch from the step stack, for the duration of the call. The backward writes queries.dq
+// and dkv.
+void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& queries, const Kv& kv,
+            const QueryPositions& at = {});
+void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
+                const QueryPositions& at = {});
+
+// Apply the sinks, if there are any, to the result of attention over all keys, and add to their gradients.
+void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
+void add_sinks_bwd(Step& step, Tensor dsink_H, const QueryRows& queries, Tensor sink_H);
+
+// Returns the keys and values that attention reads: `sent` itself, or its expansion if the spec has one.
 Kv expanded(Step& step, const ContextParallelSpec& spec, const Kv& sent);
 
-// All rows in the order of sequences, from the rows of rank 0, 1, ...; and back.
+// Copy all rows from the order of ranks to the order of sequences, and back.
 void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U);
 void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences_U);
 
-// x of all ranks in the order of sequences, [cp T, ...] on the step stack.
+// Returns x of all ranks in the order of sequences, [cp T, ...] on the step stack.
 Tensor gather_sequences(Step& step, Group& cp, Tensor x_TGd);
 // dx = this rank's rows of the sum over ranks of dx_U, whose rows are in the order of sequences.
 void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd);
 
-// All rows are here.
+// Context parallelism with cp = 1: this rank has all rows.
 class NoContextParallel final : public ContextParallel {
  public:
   explicit NoContextParallel(const ContextParallelSpec& spec) : spec_(spec) {}
@@ -81,8 +99,8 @@ class RingContextParallel final : public ContextParallel {
   ContextParallelSpec spec_;
 };
 
-// Exchanges rows for heads in a group. Attention with these heads is that of `outer` where the group
-// has only some rows of a sequence, and one op where it has all.
+// Exchanges rows for heads in the group cp. With `outer`, the group has only some rows of a sequence, and attention of
+// the heads is a ring over outer; without, it is one op.
 class AllToAllContextParallel final : public ContextParallel {
  public:
   AllToAllContextParallel(Group& cp, const ContextParallelSpec& spec, Group* outer = nullptr);
@@ -90,9 +108,9 @@ class AllToAllContextParallel final : public ContextParallel {
   void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
-  Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the step stack
-  void to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const;  // and back
-  Qkv exchange(Step& step, const Qkv& in) const;               // all rows of this rank's heads, on the step stack
+  Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the stack
+  void to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const;  // the inverse of to_heads
+  Qkv exchange(Step& step, const Qkv& in) const;               // to_heads of q, k and v
   Tensor starts_of_all(Step& step, Tensor starts_T) const;
   Tensor sinks_here(Tensor sink_H) const;
 

@@ -1,4 +1,4 @@
-#include "ops/quantize/cpu/figures.h"
+#include "ops/quantize/cpu/stats.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace moebius::cpu {
 namespace {
 
-struct Figures {
+struct Stats {
   int64_t elements = 0, saturated = 0, zeroed = 0;
   float smallest = 0, largest = 0;  // scales; 0: none yet
 
@@ -38,11 +38,11 @@ float scale_of(const Operand& q, const Tile& tile, int64_t i, int64_t j) {
   return to_f32(q.scales.ptr<f8_e4m3>()[at]) * q.tensor_scale.ptr<float>()[tile.matrix];
 }
 
-Figures figures_of(const Quantize& a, const Tile& tile) {
+Stats stats_of(const Quantize& a, const Tile& tile) {
   float x[kTile * kTile], values[kTile];
   load_tile(x, a, tile);
   const float most = largest_element(a.q.data.dtype);
-  Figures f;
+  Stats f;
   for (int64_t i = 0; i < tile.rows; ++i) {
     dequantize_row(values, a.q, tile.matrix, tile.row + i, tile.col, tile.cols);
     for (int64_t j = 0; j < tile.cols; ++j) {
@@ -60,12 +60,12 @@ Figures figures_of(const Quantize& a, const Tile& tile) {
 
 }  // namespace
 
-void add_figures(Stream& s, const Quantize& a) {
+void add_stats(Stream& s, const Quantize& a) {
   const Tiles tiles(a);
   std::mutex mutex;
-  Figures all;
+  Stats all;
   s.pool().run(tiles.count(), [&](int64_t index, int) {
-    const Figures f = figures_of(a, tiles.tile(index));
+    const Stats f = stats_of(a, tiles.tile(index));
     const std::scoped_lock lock(mutex);
     all.elements += f.elements;
     all.saturated += f.saturated;
@@ -73,7 +73,7 @@ void add_figures(Stream& s, const Quantize& a) {
     for (const float scale : {f.smallest, f.largest})
       if (scale > 0) all.add_scale(scale);
   });
-  auto* to = a.figures_5.ptr<double>();
+  auto* to = a.stats_5.ptr<double>();
   to[0] += static_cast<double>(all.elements);
   to[1] += static_cast<double>(all.saturated);
   to[2] += static_cast<double>(all.zeroed);

@@ -1,4 +1,4 @@
-// These figures say what quantising did in a step to the operands of the products of each layer, for log.precision.
+// Statistics of quantisation for log.precision: how the operands of the products of each layer were rounded.
 #pragma once
 
 #include <deque>
@@ -8,16 +8,16 @@
 
 namespace moebius {
 
-class PrecisionFigures {
+class QuantizeStats {
  public:
-  // The sums of the step so far, on this rank: those of Quantize::figures_5 (ops/quantize/quantize.h).
+  // The sums of the step so far, on this rank: those of Quantize::stats_5 (ops/quantize/quantize.h).
   struct Layer {
     int64_t layer = 0;
     Tensor sums_5;  // f64
   };
 
-  explicit PrecisionFigures(MemoryPlan& plan) : plan_(plan) {}  // which outlives it
-  PrecisionFigures(const PrecisionFigures&) = delete;
+  explicit QuantizeStats(MemoryPlan& plan) : plan_(plan) {}  // which outlives it
+  QuantizeStats(const QuantizeStats&) = delete;
 
   // The layer of a parameter "model.layers.3.*", which the first call declares in Life::metrics. Null for
   // other parameters.

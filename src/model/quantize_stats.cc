@@ -1,4 +1,4 @@
-#include "model/precision_figures.h"
+#include "model/quantize_stats.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-const Tensor* PrecisionFigures::of(const std::string& param) {
+const Tensor* QuantizeStats::of(const std::string& param) {
   constexpr std::string_view kPrefix = "model.layers.";
   if (!param.starts_with(kPrefix)) return nullptr;
   int64_t layer = 0;
@@ -15,11 +15,11 @@ const Tensor* PrecisionFigures::of(const std::string& param) {
   const auto found = std::find_if(layers_.begin(), layers_.end(), [&](const Layer& l) { return l.layer == layer; });
   if (found != layers_.end()) return &found->sums_5;
   Layer& added = layers_.emplace_back(Layer{.layer = layer});
-  plan_.declare(added.sums_5, fmt::format("precision_figures.{}", layer), {5}, DType::f64, Life::metrics);
+  plan_.declare(added.sums_5, fmt::format("quantize_stats.{}", layer), {5}, DType::f64, Life::metrics);
   return &added.sums_5;
 }
 
-void PrecisionFigures::clear(Stream& s) const {
+void QuantizeStats::clear(Stream& s) const {
   for (const Layer& each : layers_) fill_zero(s, each.sums_5);
 }
 

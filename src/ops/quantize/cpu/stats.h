@@ -1,0 +1,11 @@
+// The stats of Quantize say what it did to the numbers of a matrix.
+#pragma once
+
+#include "ops/quantize/quantize.h"
+
+namespace moebius::cpu {
+
+// Adds to a.stats_5, once a.q is quantised. The counts are integers, so that no order changes them.
+void add_stats(Stream& s, const Quantize& a);
+
+}  // namespace moebius::cpu
