@@ -102,9 +102,9 @@ struct Param {
   bool is_quantised() const { return !scales.empty(); }
   bool has_remainder = false;  // f32, as a bf16 weight and 16 more bits
   bool frozen = false;         // a parameter like any other, but training leaves it unchanged
-  // The elements that this rank updates and saves. They are all elements, unless an optimizer
+  // The elements that this rank updates and saves. They are all elements, unless a sharding
   // shards the parameter over the ranks of grad_axis. A parameter that is not trained is
-  // owned, and the same, on every rank.
+  // owned, and the same, on every rank, unless its weights are sharded.
   ElementRange owned;
   // With parallel.fsdp: the only weights of it that this rank keeps. w is then in memory from its ready() on, until
   // another layer takes its place.
@@ -204,8 +204,8 @@ class ParamTable {
   void hold_copies();             // all of them were made, now or by a replay of the work
   void drop_copies() { copies_hold_ = false; }
 
-  // Makes this rank the owner of a range of all()[i] and declares its master. Called
-  // by a sharding, before bind().
+  // Makes this rank the owner of a range of all()[i], a trained or a frozen parameter, and declares its master if it is
+  // trained. Called by a sharding, before bind().
   void own(size_t i, const ElementRange& range);
   // This rank keeps only the elements that it owns, in `piece`, whose tensor outlives their use. The weights, or the
   // gradient, leave the plan. set_weights() and set_gradient() give them memory for a while, or take it away.
