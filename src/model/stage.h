@@ -35,7 +35,7 @@ class Stage {
  public:
   // The tensors that the passes of one micro-batch leave for later ones.
   struct Saved {
-    std::vector<Block::Saved> blocks;     // per layer; in inference one for all layers of a kind
+    std::vector<Block::Saved> blocks;     // per layer; one for all layers of a kind that have no backward passes
     std::vector<OffloadedLayer> on_host;  // per layer, with memory.offload
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
@@ -103,7 +103,7 @@ class Stage {
   const Tensor& token_loss() const { return loss_T_; }  // f32, weighted, of the last micro-batch
   Block::Saved& saved_of(Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
   const Block::Saved& saved_of(const Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
-  // The tensors that a forward pass kept, in the order they were computed; for diagnosis.
+  // The tensors that a forward pass kept, in order, and of layers that share a set those of the last; for diagnosis.
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
