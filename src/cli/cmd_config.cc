@@ -10,6 +10,7 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "config/check/run_notes.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
 #include "config/run_print.h"
@@ -39,6 +40,8 @@ struct Resolved {
   int rank = 0;
   std::unique_ptr<Transport> world;
   std::unique_ptr<Engine> engine;
+  std::vector<int64_t> pinned_of_stage;  // bytes of host memory that a rank of each pipeline stage pins
+  int64_t ranks_per_machine = 8;
 };
 
 // The dispatcher that a run of this recipe takes when so many ranks start on a machine.
@@ -80,6 +83,7 @@ void keep_if_more_loaded(Resolved& r, int rank) {
   spec.dispatcher = r.dispatcher.kind;
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
+  r.pinned_of_stage.push_back(engine->plan().bytes(Life::host));
   if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return;
   r.engine = std::move(engine);  // before the world that the old engine uses
   r.world = std::move(world);
@@ -106,7 +110,7 @@ nlohmann::ordered_json groups_json(const MeshShape& mesh) {
 }
 
 Resolved resolve(const Options& o) {
-  Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
+  Resolved r{.run = load_run_spec(o.recipe, o.overrides), .ranks_per_machine = o.ranks_per_machine};
   r.run.check(o.ranks);
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
   r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
@@ -184,7 +188,14 @@ nlohmann::ordered_json parameter_json(const RunSpec& run) {
 }
 
 MemoryVerdict verdict(const Resolved& r) {
-  return memory_verdict(*r.engine, r.run, r.mesh.world(), available_memory_bytes());
+  const PinnedMemory pinned = pinned_of_machine(r.mesh, r.pinned_of_stage, r.ranks_per_machine);
+  return memory_verdict(*r.engine, r.run, r.mesh.world(), pinned, available_memory_bytes());
+}
+
+std::vector<std::string> notes(const Resolved& r) {
+  std::vector<std::string> texts;
+  for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
+  return texts;
 }
 
 nlohmann::ordered_json verdict_json(const Resolved& r) {
@@ -223,6 +234,7 @@ void print_resolved_json(const Resolved& r) {
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
   object["memory_verdict"] = verdict_json(r);
   if (!r.fit.empty()) object["memory_fit"] = r.fit;
+  object["notes"] = notes(r);
   object["exportable"] = m.family != "moebius";
   object["missing_to_train"] = missing_to_train(r.run);
   print_json(object);
@@ -242,6 +254,7 @@ void print_verdict(const Resolved& r) {
   print_comment("export     " + export_text(r.run.model));
   print_comment("fits       " + verdict(r).text);
   if (!r.fit.empty()) print_comment("chosen     " + r.fit);
+  for (const std::string& note : notes(r)) print_comment("note       " + note);
   for (const std::string& line : missing_to_train(r.run)) print_comment("to train   " + line);
 }
 

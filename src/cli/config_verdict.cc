@@ -30,29 +30,33 @@ int64_t needed_of_gpu(Engine& engine) {
 }
 
 // "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
-std::string pinned_text(Engine& engine, int64_t available) {
-  const int64_t pinned = engine.plan().bytes(Life::host);
-  if (pinned == 0) return "";
-  return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
-                     bytes_text(pinned), bytes_text(available));
+std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
+  if (pinned.bytes == 0) return "";
+  if (pinned.num_ranks == 1)
+    return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
+                       bytes_text(pinned.bytes), bytes_text(available));
+  return fmt::format(
+      "; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
+      "and {} are available here",
+      pinned.num_ranks, bytes_text(pinned.bytes), bytes_text(available));
 }
 
-MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, int64_t available) {
+MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, const PinnedMemory& pinned, int64_t available) {
   MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
                        num_ranks == 1 ? "" : " by a rank that does not share it");
   if (Accelerator::count() > 0) {
     const AcceleratorInfo gpu = Accelerator::describe(0);
-    v.fits = v.needed_bytes <= gpu.free_bytes && engine.plan().bytes(Life::host) <= available;
+    v.fits = v.needed_bytes <= gpu.free_bytes && pinned.bytes <= available;
     v.text = fmt::format("{}: {}, {} are free of the first GPU here, {}", *v.fits ? "yes" : "no", v.text,
                          bytes_text(gpu.free_bytes), gpu.name);
-    v.text += pinned_text(engine, available);
+    v.text += pinned_text(pinned, available);
     return v;
   }
   for (const KnownGpu& gpu : kKnownGpus)
     v.text += fmt::format("{} {} {}", &gpu == kKnownGpus ? ":" : ",",
                           v.needed_bytes <= gpu.free_bytes ? "fits" : "does not fit", gpu.name);
-  v.text += "; no GPU is here to ask" + pinned_text(engine, available);
+  v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
   return v;
 }
 
@@ -82,8 +86,20 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
       alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
 }
 
-MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available) {
-  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks, available);
+PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>& of_stage, int64_t ranks_per_machine) {
+  PinnedMemory most;
+  for (int64_t first = 0; first < mesh.world(); first += ranks_per_machine) {
+    PinnedMemory here{.num_ranks = std::min(ranks_per_machine, mesh.world() - first)};
+    for (int64_t rank = first; rank < first + here.num_ranks; ++rank)
+      here.bytes += of_stage[static_cast<size_t>(place_of(mesh, static_cast<int>(rank)).pp)];
+    if (first == 0 || here.bytes > most.bytes) most = here;
+  }
+  return most;
+}
+
+MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
+                             int64_t available) {
+  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks, pinned, available);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

@@ -18,5 +18,22 @@ TEST(ConfigVerdict, SaysWhichRanksAPredictionHoldsFor) {
             std::string::npos);
 }
 
+// The sum is over the ranks of one machine, as in `train`, of the machine whose ranks pin most.
+TEST(ConfigVerdict, SumsThePinnedMemoryOfAMachine) {
+  using Bytes = std::pair<int64_t, int64_t>;  // and the number of ranks
+  const auto most = [](const MeshShape& mesh, const std::vector<int64_t>& of_stage, int64_t ranks_per_machine) {
+    const PinnedMemory pinned = pinned_of_machine(mesh, of_stage, ranks_per_machine);
+    return Bytes(pinned.bytes, pinned.num_ranks);
+  };
+  EXPECT_EQ(most({}, {7}, 8), Bytes(7, 1));
+  EXPECT_EQ(most({.dp = 3, .edp = 3}, {7}, 8), Bytes(21, 3)) << "all ranks on one machine";
+  EXPECT_EQ(most({.dp = 3, .edp = 3}, {7}, 2), Bytes(14, 2));
+  // The ranks of stage 0 are 0 and 1, those of stage 1 are 2 and 3.
+  const MeshShape two_stages{.dp = 2, .pp = 2, .edp = 2};
+  EXPECT_EQ(most(two_stages, {5, 100}, 4), Bytes(210, 4));
+  EXPECT_EQ(most(two_stages, {5, 100}, 2), Bytes(200, 2)) << "of the second machine";
+  EXPECT_EQ(most(two_stages, {5, 100}, 3), Bytes(110, 3));
+}
+
 }  // namespace
 }  // namespace moebius

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "config/check/context_parallel_check.h"
+#include "config/check/offload_check.h"
 #include "config/check/run_check_keys.h"
 #include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
@@ -215,15 +216,6 @@ void check_balance(const RunSpec& s) {
       s.model.family, origin(s, "moe.balance"));
 }
 
-// Returns whether some layer of the model keeps what the name is for.
-bool has_layers_for(const ModelSpec& m, bool RecomputeSpec::*what) {
-  if (what == &RecomputeSpec::mla_up_proj) return m.kv_lora_rank > 0;
-  if (what == &RecomputeSpec::mlp) return m.num_moe_layers() < m.num_layers;
-  if (what == &RecomputeSpec::expert_up) return m.num_experts > 0;
-  if (what == &RecomputeSpec::shared_expert) return m.shared_intermediate_size > 0;
-  return true;
-}
-
 void check_recompute(const RunSpec& s) {
   const bool has_dense =
       std::find(s.model.moe_layers.begin(), s.model.moe_layers.end(), false) != s.model.moe_layers.end();
@@ -248,28 +240,6 @@ void check_recompute(const RunSpec& s) {
   refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
   refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
-}
-
-// Names that would move nothing.
-void check_offload(const RunSpec& s) {
-  const OffloadSpec& o = s.memory.offload;
-  const std::string where = origin(s, "memory.offload");
-  MOEBIUS_CHECK(
-      usage, o.any() || o.fraction == 1,
-      "memory.offload_fraction = {} would do nothing: memory.offload names nothing; name something, or remove "
-      "it{}",
-      o.fraction, origin(s, "memory.offload_fraction"));
-  for (const auto& [name, field] : kRecomputeNames) {
-    if (!(o.tensors.*field)) continue;
-    MOEBIUS_CHECK(
-        usage, field == &RecomputeSpec::layer || !s.memory.recompute.covers(field),
-        "memory.offload \"{}\" would do nothing: memory.recompute covers it, so it is not kept; remove it from "
-        "one of the two{}",
-        name, where);
-    MOEBIUS_CHECK(usage, has_layers_for(s.model, field),
-                  "memory.offload \"{}\" would do nothing: the model has no layer that keeps it; remove it{}", name,
-                  where);
-  }
 }
 
 // A scale of a whole tensor would need a maximum over ranks.

@@ -1,6 +1,17 @@
 #include "device/out_of_memory.h"
 
+#include <fmt/format.h>
+
+#include "device/pinned_memory.h"
+
 namespace moebius {
+
+OutOfPinnedMemory::OutOfPinnedMemory(int64_t num_bytes, const std::string& purpose, const std::string& why)
+    : OutOfMemory(fmt::format(
+          "out of pinned host memory: {:.3f} GiB were requested in one piece, {}{}; the GPU's own memory is not short: "
+          "raise the memory limit of this container or group and its limit of locked memory (ulimit -l), or stop other "
+          "programs that hold host memory",
+          static_cast<double>(num_bytes) / 1073741824.0, purpose, why.empty() ? "" : fmt::format(" ({})", why))) {}
 
 // The texts are those of CUDA, cuBLASLt, cuDNN and NCCL.
 bool is_out_of_memory(std::string_view words) {

@@ -6,6 +6,7 @@
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
+#include "engine/pinned_advice.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
 #include "model/quantize_stats.h"
@@ -171,13 +172,15 @@ void Engine::make_optimizer() {
 }
 
 void Engine::allocate(int64_t stack_bytes) {
-  plan_.bind(spec_.device, stack_bytes);
-  batches_->bind(plan_, spec_.device);
+  with_pinned_advice(plan_, [&] {
+    plan_.bind(spec_.device, stack_bytes);
+    batches_->bind(plan_, spec_.device);
+    if (gpu_) metrics_ = HostMirror(plan_, Life::metrics);
+  });
   Stream s = stream();
   model_->prepare_offload(s);
   if (!gpu_) return;
   prepare_gemm(s);
-  metrics_ = HostMirror(plan_, Life::metrics);
   if (spec_.graph && (!links_ || links_->can_capture())) graphs_ = StepGraphs(graph_device(*gpu_));
 }
 

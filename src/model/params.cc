@@ -30,6 +30,9 @@ Tensor Param::master() const {
 }
 
 namespace {
+// Weights of few bits and their scales are only read.
+bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
+
 Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
   return piece.of ? piece.of->rows(piece.first, piece.first + p.owned.count) : owned_elements(p, whole);
 }
@@ -115,8 +118,10 @@ void ParamTable::declare_gradient(Param& p) {
 
 void ParamTable::own(size_t i, const ElementRange& range) {
   Param& p = params_[i];
-  MOEBIUS_ASSERT(p.has_grad && !p.has_master && !p.has_remainder && range.begin >= 0 && range.end() <= p.w.numel());
+  MOEBIUS_ASSERT(!p.has_master && !p.has_remainder && range.begin >= 0 && range.end() <= p.w.numel());
+  MOEBIUS_ASSERT(p.has_grad || p.frozen);
   p.owned = range;
+  if (p.frozen) return;
   if (p.spec.dtype == DType::f32 && !p.is_quantised()) return;
   MOEBIUS_ASSERT(!p.is_quantised() || optimizer_.master == MasterFormat::f32);
   p.has_master = optimizer_.master == MasterFormat::f32;
@@ -127,7 +132,7 @@ void ParamTable::own(size_t i, const ElementRange& range) {
 }
 
 void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(!params_[i].is_quantised());
+  MOEBIUS_ASSERT(!params_[i].is_quantised() && is_drawn(params_[i]));  // blocks of few bits are read whole
   plan_.withdraw(params_[i].w);
   params_[i].kept_weights = piece;
 }
@@ -262,11 +267,6 @@ void init_param(Stream& s, const Param& p, uint64_t seed) {
   split_master(s, {.weight_n = p.w.view(all), .remainder_n = {}, .master_n = p.dw.view(all)});
 }
 
-}  // namespace
-
-// Weights of few bits and their scales are only read.
-namespace {
-bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
 }  // namespace
 
 void ParamTable::init(Stream& s, uint64_t seed) const {

@@ -101,7 +101,7 @@ struct Param {
   bool has_remainder = false;  // the f32 master is stored as the bf16 weight and 16 more bits
   bool frozen = false;         // training leaves it unchanged
   // The elements that this rank updates and saves: all of them, unless a Sharding divides the parameter among the ranks
-  // of grad_axis. Every rank owns all of a parameter that is not trained.
+  // of grad_axis. Every rank owns all of a parameter that is not trained, unless its weights are sharded.
   ElementRange owned;
   // With parallel.fsdp: the owned weights, the only ones that this rank keeps. w has memory from ready() until another
   // layer reuses it.
@@ -198,7 +198,8 @@ class ParamTable {
   void hold_copies();             // marks all copies valid: they were made now, or by a replay of the work
   void drop_copies() { copies_hold_ = false; }
 
-  // Makes this rank the owner of a range of all()[i], and declares its master. Called by a Sharding, before bind().
+  // Makes this rank the owner of a range of all()[i], a trained or a frozen parameter, and declares its master if it is
+  // trained. Called by a Sharding, before bind().
   void own(size_t i, const ElementRange& range);
   // Keep only the owned weights, or gradients, in `piece`, whose tensor must outlive their use, and remove the whole
   // ones from the plan. set_weights() and set_gradient() give these memory temporarily; null takes it away. Called by a

@@ -39,17 +39,20 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
   for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i)
     of_block_.push_back(span_of([&] { c.params.layer([&] { blocks_.emplace_back(c, i); }); }));
+  find_lowest_trained(c);
   share_block_sets();
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(without_adapters(c), depth); }));
-  find_lowest_trained(c);
   if (offload_) choose_offloaded(c.plan);
 }
 
+// Blocks without backward passes keep nothing, so they have no slot.
 void Stage::choose_offloaded(const MemoryPlan& plan) {
-  const auto n = static_cast<int64_t>(blocks_.size());
-  for (int64_t i = 0; i < n; ++i) slot_of_block_.push_back(plan.offload().moves(i, n) ? offload_->next_slot() : -1);
+  slot_of_block_.assign(blocks_.size(), -1);
+  const auto n = static_cast<int64_t>(blocks_.size() - first_backward_);
+  for (int64_t i = 0; i < n; ++i)
+    if (plan.offload().moves(i, n)) slot_of_block_[first_backward_ + static_cast<size_t>(i)] = offload_->next_slot();
 }
 
 // Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are kept in
@@ -66,12 +69,14 @@ void Stage::find_lowest_trained(const LayerContext& c) {
   first_backward_ = std::find_if(of_block_.begin(), of_block_.end(), is_trained) - of_block_.begin();
 }
 
-// In training each layer has its own set; in inference all layers of a kind share one.
+// A layer with backward passes has its own set. All others of a kind share one: in inference, and below the lowest
+// trained parameter.
 void Stage::share_block_sets() {
   std::optional<size_t> dense, moe;
-  for (const Block& block : blocks_) {
-    std::optional<size_t>& of_kind = block.moe() ? moe : dense;
-    if (use_ != ModelUse::inference || !of_kind) of_kind = num_block_sets_++;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    std::optional<size_t>& of_kind = blocks_[i].moe() ? moe : dense;
+    const bool shares = use_ == ModelUse::inference || i < first_backward_;
+    if (!shares || !of_kind) of_kind = num_block_sets_++;
     set_of_block_.push_back(*of_kind);
   }
 }
@@ -189,7 +194,7 @@ void Stage::run_offloaded(Step& step, size_t i, Residual& residual, Saved& saved
   const auto later = std::count_if(slot_of_block_.begin() + static_cast<ptrdiff_t>(i) + 1, slot_of_block_.end(),
                                    [](int slot) { return slot >= 0; });
   const bool stays = backward_follows && later < SideCopies::kSlots;
-  if (i >= first_backward_ && !stays) offload_->park(step.stream, saved.on_host[i]);
+  if (!stays) offload_->park(step.stream, saved.on_host[i]);
 }
 
 void Stage::fetch(Stream& s, const Saved& saved) const { fetch_below(s, blocks_.size(), saved); }
@@ -378,8 +383,11 @@ std::vector<KeptTensor> Stage::kept(const Saved& saved) const {
     for (const KeptTensor& t : layer)
       if (!t.tensor.empty()) all.push_back({fmt::format("layer {} {}", number, t.name), t.tensor});
   };
-  for (size_t i = 0; i < blocks_.size(); ++i)
-    add_layer(spec_.first_layer + static_cast<int64_t>(i), blocks_[i].kept(saved_of(saved, i)));
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const bool was_overwritten = std::find(set_of_block_.begin() + static_cast<ptrdiff_t>(i) + 1, set_of_block_.end(),
+                                           set_of_block_[i]) != set_of_block_.end();
+    if (!was_overwritten) add_layer(spec_.first_layer + static_cast<int64_t>(i), blocks_[i].kept(saved_of(saved, i)));
+  }
   if (spec_.norm) all.push_back({"final residual", saved.final_norm.sum_TD});
   if (spec_.norm) all.push_back({"final norm output", final_TD_});
   if (spec_.loss) all.push_back({"token loss", loss_T_});

@@ -33,7 +33,7 @@ class Stage {
  public:
   // The tensors that the passes of one micro-batch save for later passes.
   struct Saved {
-    std::vector<Block::Saved> blocks;     // per layer; in inference all layers of one kind share one
+    std::vector<Block::Saved> blocks;     // per layer; layers of a kind that have no backward passes share one
     std::vector<OffloadedLayer> on_host;  // per layer, with memory.offload
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
@@ -100,7 +100,8 @@ class Stage {
   const Tensor& token_loss() const { return loss_T_; }  // f32, weighted, of the last micro-batch
   Block::Saved& saved_of(Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
   const Block::Saved& saved_of(const Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
-  // Returns the tensors that a forward pass saved, in the order in which they were computed; for diagnosis.
+  // Returns the tensors that a forward pass saved, in the order in which they were computed; of layers that share a
+  // set, those of the last. For diagnosis.
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:

@@ -35,9 +35,11 @@ int64_t planned_bytes(const RunSpec& run, int64_t ranks) {
 // From the plan that keeps all to the one that keeps least. What is chosen fits an engine to the byte, and the less
 // memory there is, the longer the passes take.
 TEST(FitMemory, ChoosesWhatFitsAnEngine) {
-  const std::vector<std::string> layouts[] = {{},
-                                              {"parallel.pp=2", "parallel.layout=E t | t*2 L", "parallel.ep=2",
-                                               "train.global_batch=16", "parallel.dispatcher=allgather"}};
+  const std::vector<std::string> layouts[] = {
+      {},
+      {"parallel.pp=2", "parallel.layout=E t | t*2 L", "parallel.ep=2", "train.global_batch=16",
+       "parallel.dispatcher=allgather"},
+      {"parallel.fsdp=true", "parallel.shard_gradients=true", "train.global_batch=16"}};
   for (const std::vector<std::string>& layout : layouts) {
     const int64_t ranks = layout.empty() ? 1 : 4;
     const auto fit = [&](int64_t bytes) {

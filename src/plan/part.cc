@@ -407,15 +407,6 @@ OffloadSpec whole(OffloadSpec offload) {
   return offload;
 }
 
-std::vector<bool> offloaded_layers(const EngineSpec& spec) {
-  std::vector<bool> all(static_cast<size_t>(spec.model.num_layers));
-  if (!spec.offload.any()) return all;
-  for (const StageSpec& stage : stages_of(spec).stages)
-    for (int64_t i = 0; i < stage.num_layers; ++i)
-      all[static_cast<size_t>(stage.first_layer + i)] = spec.offload.moves(i, stage.num_layers);
-  return all;
-}
-
 }  // namespace
 
 LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
@@ -425,8 +416,32 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
       names_layers_(names_layers(spec)),
       on_device_(with_offload(spec, {})),
       on_host_(with_offload(spec, whole(spec.offload))),
-      is_offloaded_(offloaded_layers(spec)),
-      layers_(static_cast<size_t>(spec.model.num_layers)) {}
+      is_offloaded_(static_cast<size_t>(spec.model.num_layers)),
+      layers_(static_cast<size_t>(spec.model.num_layers)) {
+  if (!spec.freeze.empty()) find_lowest_trained();
+  if (spec.offload.any()) choose_offloaded();
+}
+
+// This is Stage::find_lowest_trained() of the first stage.
+void LayoutParts::find_lowest_trained() {
+  const StageSpec first = stages_of(spec_).stages.front();
+  const PartWork& of_ends = ends(first);
+  if (of_ends.params.front().has_grad || of_ends.rows.pages_of_pass > 0) return;
+  const auto is_trained = [&](int64_t i) {
+    const std::vector<ParamSize>& params = layer(i).params;
+    return std::any_of(params.begin(), params.end(), [](const ParamSize& p) { return p.has_grad; });
+  };
+  while (first_backward_ < first.num_layers && !is_trained(first_backward_)) ++first_backward_;
+}
+
+void LayoutParts::choose_offloaded() {
+  for (const StageSpec& stage : stages_of(spec_).stages) {
+    const int64_t first = std::max(stage.first_layer, first_backward_),
+                  n = stage.first_layer + stage.num_layers - first;
+    for (int64_t i = 0; i < n; ++i) is_offloaded_[static_cast<size_t>(first + i)] = spec_.offload.moves(i, n);
+  }
+  std::fill(layers_.begin(), layers_.end(), nullptr);
+}
 
 const PartWork& LayoutParts::layer(int64_t layer) {
   const ModelSpec& m = spec_.model;

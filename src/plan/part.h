@@ -150,16 +150,21 @@ class LayoutParts {
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
+  // The lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
+  int64_t first_backward() const { return first_backward_; }
   const PipelineUse& pipeline(int64_t pp_rank) {
     return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank);
   }
 
  private:
+  void find_lowest_trained();
+  void choose_offloaded();
   PartLibrary& library_;
   const EngineSpec& spec_;
   const size_t policy_;
   const bool names_layers_;         // layers of a kind may differ
   EngineSpec on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for
+  int64_t first_backward_ = 0;
   std::vector<bool> is_offloaded_;  // [layer]
   std::vector<const PartWork*> layers_;
   std::vector<std::pair<StageSpec, const PartWork*>> ends_;

@@ -4,6 +4,7 @@
 
 #include "comm/group_cost.h"
 #include "parallel/optim/optimizer.h"
+#include "plan/sharding/sharded_layers.h"
 
 namespace moebius {
 namespace {
@@ -65,6 +66,7 @@ class Predicting {
   void add_update();
   double offload_seconds(int64_t pp_rank);
   void add_host_link(const RankParams& params);
+  void add_sharded_layers();
   void add_matrices(const RankParams& params);
   void add_files();
   void add_totals();
@@ -100,18 +102,19 @@ void Predicting::time_stages() {
   };
   for (const StageSpec& stage : layout_.stages) {
     StageWork work;
-    const auto add = [&](const PartTime& t) {
+    const auto add = [&](const PartTime& t, bool has_backward = true) {
       work.forward += t.forward;
       work.forward += t.loss;
-      work.backward += t.backward;
       work.copies += t.copies;
+      if (!has_backward) return;
+      work.backward += t.backward;
       work.stored_first += t.stored_first;
     };
     const PartTime* last = nullptr;
     for (int64_t i = 0; i < stage.num_layers; ++i) {
       const int64_t layer = stage.first_layer + i;
       last = &of(parts_.layer(layer), spec_.model.is_moe_layer(layer), true);
-      add(*last);
+      add(*last, layer >= parts_.first_backward());
     }
     if (last && !stage.norm) work.forward += last->leave;
     const bool mtp_is_moe =
@@ -355,14 +358,15 @@ void Predicting::add_update() {
     forward += stage_of(slowest_, v).forward.total();
     backward += stage_of(slowest_, v).backward.total();
   }
-  const auto exchange = [&](const std::map<Axis, double>& bytes, GroupCall call, double window) {
+  const auto exchange = [&](const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets, GroupCall call,
+                            double window) {
     double all = 0;
     std::map<std::string, double> seconds;
     for (const auto& [axis, sent] : bytes) {
       const std::string name(name_of(axis));
       const RankSpan span = span_of(spec_.mesh, name);
       if (span.size == 1) continue;
-      const double calls = static_cast<double>(params.buckets.at(axis));
+      const double calls = static_cast<double>(buckets.at(axis));
       seconds[name] = calls * group_seconds(context_, span, call, sent / calls);
       result_.axes[name].bytes += sent;
       result_.messages += calls * group_messages(span, call);
@@ -375,8 +379,28 @@ void Predicting::add_update() {
     }
     return all - hidden + taken_by_groups(context_.machine) * hidden;
   };
-  result_.phases["gradients"] = exchange(params.grad_wire_bytes, GroupCall::reduce_scatter, backward);
-  result_.phases["weights"] = exchange(params.weight_wire_bytes, GroupCall::all_gather, forward);
+  result_.phases["gradients"] =
+      exchange(params.grad_wire_bytes, params.grad_buckets, GroupCall::reduce_scatter, backward);
+  result_.phases["weights"] = exchange(params.weight_wire_bytes, params.weight_buckets, GroupCall::all_gather, forward);
+  add_sharded_layers();
+}
+
+// Weights of layers are gathered in every pass, and their gradients are summed after every micro-batch.
+void Predicting::add_sharded_layers() {
+  const ShardedTime time = sharded_time(context_, parts_, layout_, slowest_);
+  const auto add = [&](const char* phase, const LayerExchange& e) {
+    const double hidden = e.all_s - e.exposed_s;
+    result_.phases[phase] += e.exposed_s + taken_by_groups(context_.machine) * hidden;
+    result_.messages += e.messages;
+    for (const auto& [axis, seconds] : e.seconds) {
+      AxisTime& a = result_.axes[axis];
+      a.bytes += e.bytes.at(axis);
+      a.exposed_s += seconds / e.all_s * e.exposed_s;
+      a.hidden_s += seconds / e.all_s * hidden;
+    }
+  };
+  add("weights", time.weights);
+  add("gradients", time.gradients);
 }
 
 // Muon gathers the matrices that it updates, and makes each semi-orthogonal. Nothing else runs beside.
@@ -445,8 +469,8 @@ RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
 
 void refuse_sharded_layers(const RunSpec& run, int64_t ranks) {
   MOEBIUS_CHECK(usage, !run.parallel.fsdp && !run.parallel.shard_gradients,
-                "plan: layers that are sharded ({}) are not predicted yet; set it to false, or see the memory of one "
-                "layout by moebius config RECIPE --ranks {}",
+                "plan --search: layers that are sharded ({}) are not predicted yet by a search; set it to false, or "
+                "predict one layout by moebius plan RECIPE --ranks {}",
                 run.parallel.fsdp ? "parallel.fsdp = true" : "parallel.shard_gradients = true", ranks);
 }
 
@@ -455,7 +479,6 @@ Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const 
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
-  refuse_sharded_layers(run, ranks);
   const bool is_low = assume.precision != PlanPrecision::of_recipe,
              is_4_bits = assume.precision == PlanPrecision::nvfp4;
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,

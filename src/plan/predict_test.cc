@@ -143,15 +143,31 @@ TEST(Predict, SimulatesWhatTheFormulaBounds) {
   EXPECT_NEAR(few.step_s, all.step_s, 0.005 * all.step_s);
 }
 
-TEST(Predict, RefusesShardedLayers) {
+// Sharded layers take less memory, and their exchanges take time: gathers in every pass, sums in every micro-batch.
+TEST(Predict, ShardedLayers) {
   PartLibrary parts;
-  for (const std::string key : {"parallel.fsdp", "parallel.shard_gradients"}) {
-    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {key + "=true", "run.graph=false"});
-    EXPECT_EQ(refused([&] { predict(parts, run, 2, machine("h200"), {}); }),
-              "plan: layers that are sharded (" + key +
-                  " = true) are not predicted yet; set it to false, or see the memory of one layout by moebius config "
-                  "RECIPE --ranks 2");
-  }
+  const auto predicted = [&](std::vector<std::string> set) {
+    set.insert(set.end(), {"run.graph=false", "train.micro_batch=1", "train.global_batch=32"});
+    return predict(parts, recipe("bench_olmoe_1b_7b.toml", set), 8, machine("h200"), {});
+  };
+  const std::string fsdp = "parallel.fsdp=true", gradients = "parallel.shard_gradients=true",
+                    serial = "parallel.overlap=false";
+  const Prediction whole = predicted({}), weights = predicted({fsdp}), both = predicted({fsdp, gradients}),
+                   shown = predicted({fsdp, gradients, serial});
+  EXPECT_LT(weights.fullest_rank().of(Life::param), whole.fullest_rank().of(Life::param) / 3);
+  EXPECT_LT(both.fullest_rank().total(), weights.fullest_rank().total());
+  const auto of_experts = [](const Prediction& p) { return p.axes.at("edp"); };
+  // 4 micro-batches of 16 layers: 2 + (16 - 2) + 7 (16 - 2) gathers instead of 16, of 2 bytes beside 4 of a gradient.
+  const double bytes = of_experts(whole).bytes;
+  EXPECT_NEAR(of_experts(weights).bytes / bytes, (4 + 2 * (2 + 8 * 14) / 16.0) / 6, 0.01);
+  EXPECT_NEAR(of_experts(both).bytes / bytes, (4 * 4 + 2 * (2 + 8 * 14) / 16.0) / 6, 0.01);
+  EXPECT_NEAR(of_experts(shown).hidden_s, 0, 1e-9);
+  EXPECT_GT(of_experts(both).hidden_s, 0);
+  EXPECT_GT(shown.step_s, both.step_s);
+  EXPECT_GT(both.step_s, whole.step_s);
+  double sum = 0;
+  for (const auto& [phase, seconds] : both.phases) sum += seconds;
+  EXPECT_NEAR(sum, both.step_s, 1e-9);
 }
 
 // The rows of x once more, and those of dx, are two of the five ways of a micro-batch.

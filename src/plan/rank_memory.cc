@@ -2,24 +2,20 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include "core/block_code.h"
 #include "engine/engine_memory.h"
 #include "model/moe/expert_rows.h"
 #include "parallel/optim/optimizer.h"
+#include "plan/sharding/param_buckets.h"
 
 namespace moebius {
 namespace {
 
-constexpr int64_t kAlign = MemoryPlan::kAlign;
-
-int64_t aligned(int64_t numel) { return div_ceil(numel, kAlign) * kAlign; }
-
-// Adds weights, which begin at a multiple of kAlign of their own elements.
+// Adds weights, which begin at a multiple of MemoryPlan::kAlign of their own elements.
 void add_weights(RankMemory& m, int64_t numel, DType dtype) {
   int64_t& bytes = m.life[static_cast<size_t>(Life::param)];
-  const int64_t align = kAlign * size_of(dtype);
+  const int64_t align = MemoryPlan::kAlign * size_of(dtype);
   bytes = div_ceil(bytes, align) * align + numel * size_of(dtype);
 }
 
@@ -28,30 +24,9 @@ void add(RankMemory& m, Life life, int64_t bytes) { m.life[static_cast<size_t>(l
 // Adds a tensor after the others of its life, as the plan places it.
 void place(RankMemory& m, Life life, int64_t numel, DType dtype) {
   int64_t& bytes = m.life[static_cast<size_t>(life)];
-  const int64_t align = kAlign * size_of(dtype);
-  bytes = div_ceil(bytes, align) * align + aligned(numel) * size_of(dtype);
+  const int64_t align = MemoryPlan::kAlign * size_of(dtype);
+  bytes = div_ceil(bytes, align) * align + aligned_numel(numel) * size_of(dtype);
 }
-
-// The world rank whose memory is counted: the one that `moebius config` looks at.
-RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
-  const bool uneven = spec.model.vocab_size % spec.mesh.tp != 0;
-  const int rank = rank_in_dense_view(spec.mesh, {.tp = uneven ? spec.mesh.tp - 1 : 0, .pp = pp_rank});
-  return place_of(spec.mesh, rank);
-}
-
-int64_t rank_in_group(const EngineSpec& spec, const RankPlace& p, Axis axis) {
-  const MeshShape& m = spec.mesh;
-  if (axis == Axis::edp) return p.edp;
-  if (axis == Axis::etp_edp) return p.etp + m.etp * p.edp;
-  const int64_t dp_cp = p.cp + m.cp * p.dp;
-  return axis == Axis::dp_cp ? dp_cp : p.tp + m.tp * dp_cp;
-}
-
-// The parts of a rank's stages, in the order of the engine's declarations.
-struct HeldPart {
-  const PartWork* part = nullptr;
-  int64_t num_saved = 1;
-};
 
 template <class Body>
 void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, Body&& body) {
@@ -59,66 +34,6 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
     const StageSpec& stage = layout.at(pp_rank, v);
     for (int64_t i = 0; i < stage.num_layers; ++i) body(v, parts.layer(stage.first_layer + i));
     body(v, parts.ends(stage));
-  }
-}
-
-// A bucket of parameters that are reduced together, as GradBuckets cuts them.
-struct Bucket {
-  Axis axis = Axis::dp_cp;
-  DType dtype = DType::bf16;
-  bool sums_apart = false;
-  DType grad() const { return sums_apart ? DType::bf16 : DType::f32; }
-  std::vector<int64_t> numels;
-  std::vector<const ParamSize*> params;
-  int64_t sum = 0, numel = 0;  // numel: with padding
-};
-
-std::vector<Bucket> buckets_of(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
-  std::vector<Bucket> buckets;
-  std::map<std::tuple<Axis, DType, bool>, size_t> open;
-  for (size_t i = params.size(); i-- > 0;) {
-    const ParamSize& p = *params[i];
-    if (!p.has_grad) continue;
-    const auto [found, is_new] = open.try_emplace({p.axis, p.dtype, p.sums_apart}, buckets.size());
-    if (is_new) buckets.push_back({.axis = p.axis, .dtype = p.dtype, .sums_apart = p.sums_apart});
-    Bucket& bucket = buckets[found->second];
-    bucket.params.push_back(&p);
-    bucket.sum += p.numel;
-    bucket.numel += aligned(p.numel);
-    if (bucket.sum >= spec.bucket_numel) open.erase(found);
-  }
-  for (Bucket& b : buckets) {
-    const int64_t multiple = kAlign * group_size(spec.mesh, b.axis);
-    b.numel = div_ceil(b.numel, multiple) * multiple;
-  }
-  return buckets;
-}
-
-std::vector<const ParamSize*> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
-  std::vector<const ParamSize*> all;
-  // The embedding is declared before the layers, the norm and the head after them.
-  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
-    const StageSpec& stage = layout.at(pp_rank, v);
-    const PartWork& ends = parts.ends(stage);
-    const size_t before = stage.embedding ? 1 : 0;
-    for (size_t i = 0; i < before; ++i) all.push_back(&ends.params[i]);
-    for (int64_t i = 0; i < stage.num_layers; ++i)
-      for (const ParamSize& p : parts.layer(stage.first_layer + i).params) all.push_back(&p);
-    for (size_t i = before; i < ends.params.size(); ++i) all.push_back(&ends.params[i]);
-  }
-  return all;
-}
-
-// Calls body(parameter, first, count) with the elements of each parameter that are in this rank's share of a bucket.
-template <class Body>
-void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& bucket, Body&& body) {
-  const int64_t share = bucket.numel / group_size(spec.mesh, bucket.axis);
-  const int64_t begin = share * rank_in_group(spec, place, bucket.axis), end = begin + share;
-  int64_t offset = 0;
-  for (const ParamSize* p : bucket.params) {
-    const int64_t first = std::max(begin, offset);
-    body(*p, first - offset, std::max<int64_t>(0, std::min(end, offset + p->numel) - first));
-    offset += aligned(p->numel);
   }
 }
 
@@ -168,46 +83,98 @@ void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   most = std::max(most, one.of(Life::layer_grad));
 }
 
+// Adds the tensors that passes save. Layers of a kind share them below the lowest trained one.
+void add_saved(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  const auto shares = [&](int64_t layer) {
+    if (layer >= parts.first_backward()) return false;
+    for (int64_t i = 0; i < layer; ++i)
+      if (spec.model.is_moe_layer(i) == spec.model.is_moe_layer(layer)) return true;
+    return false;
+  };
+  const auto add_part = [&](int64_t v, const PartWork& part, bool is_shared) {
+    const int64_t sets = is_shared ? 0 : use.num_saved[static_cast<size_t>(v)];
+    add(m, Life::saved, part.saved_bytes * sets + part.output_bytes);
+    add(m, Life::metrics, part.metrics_bytes);
+  };
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
+      add_part(v, parts.layer(i), shares(i));
+    add_part(v, parts.ends(stage), false);
+  }
+}
+
 // The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
-int64_t most_magnitudes(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
+int64_t most_magnitudes(const EngineSpec& spec, const std::vector<HeldParam>& params) {
   int64_t most = 0;
-  for (const Bucket& bucket : buckets_of(spec, params)) {
+  for (const ParamBucket& bucket : buckets_of(spec, params)) {
     int64_t blocks = 0;
-    for (const ParamSize* p : bucket.params) blocks += p->num_scales;
+    for (const HeldParam& p : bucket.params) blocks += p->num_scales;
     most = std::max(most, blocks * group_size(spec.mesh, bucket.axis));
   }
   return most;
 }
 
-void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
-                const RankPlace& rank) {
-  for (const ParamSize* p : params) {  // before the buckets, as in the engine's plan
-    if (p->has_grad) continue;
+// Rooms that sharded layers use in turn (parallel/sharding/layer_rooms.h): each as large as the largest of its layers.
+// Returns the bytes of the largest.
+int64_t add_rooms(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
+  std::array<int64_t, 2> rooms{};
+  for (const auto& [layer, bytes] : bytes_of_layer) {
+    int64_t& room = rooms[overlap ? static_cast<size_t>(layer % 2) : 0];
+    room = std::max(room, bytes);
+  }
+  for (const int64_t bytes : rooms)
+    if (bytes > 0) place(m, life, bytes, DType::u8);
+  return std::max(rooms[0], rooms[1]);
+}
+
+void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params) {
+  std::map<int64_t, int64_t> weights, gradients;
+  const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
+  for (const auto* buckets : {&trained, &frozen})
+    for (const ParamBucket& bucket : *buckets)
+      if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
+  for (const ParamBucket& bucket : trained)
+    if (bucket.shards_gradients) gradients[bucket.layer] += bucket.numel * size_of(DType::f32);
+  add_rooms(m, Life::comm, weights, spec.overlap);
+  const int64_t arrived = add_rooms(m, Life::layer_grad, gradients, spec.overlap);
+  if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
+}
+
+void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params, const RankPlace& rank) {
+  for (const HeldParam& p : params) {  // before the buckets, as in the engine's plan
+    if (p->has_grad || is_sharded_frozen(spec, p)) continue;
     if (p->kind == ParamKind::state)
-      add(m, Life::state, aligned(p->numel) * size_of(p->dtype));
+      add(m, Life::state, aligned_numel(p->numel) * size_of(p->dtype));
     else
-      add_weights(m, aligned(p->numel), p->dtype);
+      add_weights(m, aligned_numel(p->numel), p->dtype);
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
   int64_t largest = 0;
   std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
-  for (const Bucket& bucket : buckets_of(spec, params)) {
-    if (group_size(spec.mesh, bucket.axis) > 1) largest = std::max(largest, bucket.numel);
-    add_weights(m, bucket.numel, bucket.dtype);
-    place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad, bucket.numel, bucket.grad());
+  for (const ParamBucket& bucket : buckets_of(spec, params)) {
+    const int64_t ranks = group_size(spec.mesh, bucket.axis);
+    if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
+    add_weights(m, bucket.shards_weights ? bucket.numel / ranks : bucket.numel, bucket.dtype);
+    place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad,
+          bucket.shards_gradients ? bucket.numel / ranks : bucket.numel, bucket.grad());
     for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
       add_master(m, optimizer, bucket.dtype, owned);
       owned_of[&p].push_back(owned);
     });
   }
+  for (const ParamBucket& bucket : frozen_buckets_of(spec, params))
+    add_weights(m, bucket.numel / group_size(spec.mesh, bucket.axis), bucket.dtype);
   // Buckets hold parameters from the last to the first.
-  for (const ParamSize* p : params) {
+  for (const HeldParam& p : params) {
     if (!p->has_grad) continue;
-    add_owned(m, spec, *p, owned_of.at(p).back());
-    owned_of.at(p).pop_back();
+    add_owned(m, spec, *p.size, owned_of.at(p.size).back());
+    owned_of.at(p.size).pop_back();
   }
-  for (const ParamSize* p : params) add(m, Life::state, p->copies_bytes);
+  for (const HeldParam& p : params) add(m, Life::state, p->copies_bytes);
   if (const int64_t most = most_magnitudes(spec, params); most > 0) place(m, Life::comm, most, DType::i32);
+  add_sharded_layers(m, spec, params);
   if (spec.overlap && largest > 0)
     for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }
@@ -215,10 +182,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
 void add_batch(RankMemory& m, const EngineSpec& spec) {
   const bool share_buffer = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
   add(m, Life::batch, batch_bytes(spec, share_buffer ? 1 : spec.num_micro_batches));
-  const auto f64 = [](int64_t n) { return 8 * aligned(n); };
+  const auto f64 = [](int64_t n) { return 8 * aligned_numel(n); };
   add(m, Life::metrics, f64(1) + (spec.shape.num_mtp > 0 ? f64(spec.shape.num_mtp) : 0));  // sums of losses
-  add(m, Life::metrics, f64(1) + 2 * 4 * kAlign);                                          // of the gradient norm
-  add(m, Life::state, 4 * aligned(spec.max_positions * spec.model.rope_dim()));
+  add(m, Life::metrics, f64(1) + 2 * 4 * MemoryPlan::kAlign);                              // of the gradient norm
+  add(m, Life::state, 4 * aligned_numel(spec.max_positions * spec.model.rope_dim()));
 }
 
 // Activations that are on the host: every layer there, for each micro-batch in flight, and on the device the largest
@@ -252,7 +219,7 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
     if (layout.mtp_is_apart() && (stage == last || stage == last - 1)) depths = 1 + spec.shape.num_mtp;
   }
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh) * depths;
-  add(m, Life::saved, use.num_buffers * aligned(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
+  add(m, Life::saved, use.num_buffers * aligned_numel(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
 }
 
 // Rows of experts: one scratch, and a pool for the moment when most passes keep rows.
@@ -285,8 +252,8 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   if (apart && mtp) holders.push_back(last - 1);
   if (spec.model.tie_word_embeddings || (mtp && !apart)) holders.push_back(last);
   if (last == 0 || std::find(holders.begin(), holders.end(), pp_rank) == holders.end()) return 0;
-  const std::vector<const ParamSize*> params = params_of(parts, layout, pp_rank);
-  const auto is_copy = [](const ParamSize* p) { return p->tied_copy; };
+  const std::vector<HeldParam> params = params_of(parts, layout, pp_rank);
+  const auto is_copy = [](const HeldParam& p) { return p->tied_copy; };
   const auto table = pp_rank == 0 ? params.begin() : std::find_if(params.begin(), params.end(), is_copy);
   if (table == params.end() || !(*table)->has_grad) return 0;
   const int64_t bytes = div_ceil((*table)->numel * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
@@ -300,7 +267,7 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
   UpdateScratch scratch;
-  for (const ParamSize* p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
+  for (const HeldParam& p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
   int64_t most = std::max(tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes());
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
     most =
@@ -338,10 +305,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   add(m, Life::comm, window);
   add_offloaded(m, parts, layout, use);
   add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
-  for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
-    add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
-    add(m, Life::metrics, part.metrics_bytes);
-  });
+  add_saved(m, parts, layout, use, pp_rank);
   add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
   add_batch(m, spec);
@@ -355,17 +319,22 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
   const EngineSpec& spec = parts.spec();
   RankParams r;
   const RankPlace place = counted_place(spec, pp_rank);
-  for (const Bucket& bucket : buckets_of(spec, params_of(parts, layout, pp_rank))) {
+  for (const ParamBucket& bucket : buckets_of(spec, params_of(parts, layout, pp_rank))) {
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
     if (bucket.sums_apart) r.sums_apart += bucket.sum;
-    for (const ParamSize* p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
-    r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
-    r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
-    ++r.buckets[bucket.axis];
+    for (const HeldParam& p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
+    if (!bucket.shards_gradients) {
+      r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
+      ++r.grad_buckets[bucket.axis];
+    }
+    if (!bucket.shards_weights) {
+      r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
+      ++r.weight_buckets[bucket.axis];
+    }
     const bool has_matrices = std::any_of(bucket.params.begin(), bucket.params.end(),
-                                          [](const ParamSize* p) { return !p->matrices.empty(); });
+                                          [](const HeldParam& p) { return !p->matrices.empty(); });
     if (has_matrices) {
       r.matrix_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
       ++r.matrix_buckets[bucket.axis];

@@ -26,9 +26,10 @@ struct RankParams {
   int64_t held = 0;          // elements that have a gradient
   int64_t stored_first = 0;  // those of them that the first micro-batch of a step stores
   int64_t sums_apart = 0;    // those of them whose gradients are added up in bf16
-  // Bytes that the exchange of gradients and of weights sends, by axis.
+  // Bytes that the exchange of gradients and of weights sends, by axis, and its buckets; without what is sharded
+  // (plan/sharding/sharded_layers.h).
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
-  std::map<Axis, int64_t> buckets;
+  std::map<Axis, int64_t> grad_buckets, weight_buckets;
   // With Muon: elements of matrices that it updates, the work of whole matrices, and what ranks exchange before it.
   int64_t owned_of_matrices = 0;
   PassWork matrices;

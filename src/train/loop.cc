@@ -127,7 +127,7 @@ void TrainingRun::log_finished() {
 void TrainingRun::log_before_steps() {
   if (first_step_ > run_.train.steps) return;  // only an evaluation is left
   log_.info("{}", data_text(run_, loader_.order()));
-  for (const StartNote& note : start_notes(run_, engine_.dispatcher(), gpus_found())) say(log_, note);
+  for (const StartNote& note : start_notes(run_, engine_.dispatcher(), gpus_found(), control_.size())) say(log_, note);
 }
 
 void TrainingRun::log_start_event() {

@@ -66,11 +66,13 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
 
 }  // namespace
 
-std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus) {
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
+                                   int64_t num_ranks) {
   std::vector<StartNote> notes;
   for (const auto& note : {kernels_note(run, gpus), precision_note(run), dispatcher_note(run, dispatcher),
                            balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
+  for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
   return notes;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "config/check/run_notes.h"
 #include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
 #include "data/dataset_order.h"
@@ -11,15 +12,13 @@
 
 namespace moebius {
 
-struct StartNote {
-  std::string text;
-  bool is_warning = false;
-};
+using StartNote = RunNote;
 
 // On a GPU the kernels that the run has on the first of gpus, and a warning of products that precision.recipe makes
 // slower; the dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances the
-// experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
-std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus);
+// experts, checkpoints are saved at the end alone, the learning rate is 0 in every step. Then those of run_notes().
+std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
+                                   int64_t num_ranks);
 
 // The note of a run without model.init_from: a warning where model.hf names a model that has
 // weights of its own.

@@ -13,12 +13,12 @@ using moebius::testing::tiny_run;
 using moebius::testing::write_dataset;
 using ::testing::HasSubstr;
 
-std::string all_notes(const RunSpec& run) {
+std::string all_notes(const RunSpec& run, int64_t num_ranks = 1) {
   std::string text;
   const GpusFound gpus{.built_with = 13000,
                        .driver = 13000,
                        .visible = {{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9}}};
-  for (const StartNote& note : start_notes(run, resolve_dispatcher(run), gpus))
+  for (const StartNote& note : start_notes(run, resolve_dispatcher(run), gpus, num_ranks))
     text += (note.is_warning ? "warning: " : "") + note.text + "\n";
   return text;
 }
@@ -105,6 +105,15 @@ TEST(StartNotes, TheKernelsOfAGpu) {
             "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
             "are portable; native code for 8.0\n" +
                 kLocal);
+}
+
+TEST(StartNotes, KeysThatDoLessThanTheySay) {
+  RunSpec run = quiet_run();
+  run.parallel.fsdp = true;
+  EXPECT_EQ(all_notes(run), kLocal +
+                                "warning: parallel.fsdp = true shards nothing: no two ranks hold the same weights of a "
+                                "layer (dp * cp = 1, edp = 1); remove it, or use more ranks\n");
+  EXPECT_EQ(all_notes(run, 2), kLocal);
 }
 
 TEST(StartNotes, SavesAtTheEndAlone) {

@@ -11,10 +11,11 @@ TensorSlice slice_of(const Param& p, const ParamPart& part) {
   return {.shape = dims_of(part.shape), .shard = part.shard, .begin = range.begin, .end = range.end()};
 }
 
-// A trained element is owned by one rank alone; an untrained one is the same on every rank
-// of its group.
+// A trained element is owned by one rank alone, and so is one of sharded weights; another is the same on every rank of
+// its group.
 bool is_replica(const Param& p, const Mesh& mesh) {
-  return p.spec.tied_copy || (!p.has_grad && mesh.group(p.spec.grad_axis).rank() > 0);
+  const bool is_apart = p.has_grad || p.shards_weights();
+  return p.spec.tied_copy || (!is_apart && mesh.group(p.spec.grad_axis).rank() > 0);
 }
 
 void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const Tensor& owned, const Param& p,

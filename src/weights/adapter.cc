@@ -186,15 +186,20 @@ class MergedWeights final : public WeightsReader {
 
 // Fills the block of one part, and the masters of what this rank owns of it.
 void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vector<float>& whole) {
-  const Tensor w = part_of(p.w, part);
-  std::vector<float> block(w.numel());
-  const TensorSlice slice{dims_of(part.shape), part.shard, 0, w.numel()};
+  std::vector<float> block(part.local_shape().numel());
+  const TensorSlice slice{dims_of(part.shape), part.shard, 0, std::ssize(block)};
   for (const CommonRun& run : common_runs(whole_slice(dims_of(part.shape)), slice))
     std::copy_n(whole.begin() + run.in_a, run.count, block.begin() + run.in_b);
-  convert_elements(s, w.view({w.numel()}), block.data(), DType::f32, part.name);
   const ElementRange owned = owned_of(p, part);
-  if (!p.has_master || owned.count == 0) return;
-  convert_elements(s, owned_part_of(p.master_n, p, part), block.data() + owned.begin, DType::f32, part.name);
+  const auto convert_owned = [&](const Tensor& to_n) {
+    if (owned.count > 0)
+      convert_elements(s, owned_part_of(to_n, p, part), block.data() + owned.begin, DType::f32, part.name);
+  };
+  if (p.shards_weights())
+    convert_owned(p.owned_weights());
+  else
+    convert_elements(s, part_of(p.w, part).view({std::ssize(block)}), block.data(), DType::f32, part.name);
+  if (p.has_master) convert_owned(p.master_n);
 }
 
 }  // namespace

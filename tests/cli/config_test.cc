@@ -141,6 +141,32 @@ TEST(CliConfig, ShowsThatShardedLayersTakeLess) {
   EXPECT_LT(of(both, "total"), of(sums, "total"));
 }
 
+// The sum is the one that `train` compares when it starts. Keys that do less than they say are noted.
+TEST(CliConfig, SumsWhatAMachinePinsAndNotesIdleKeys) {
+  TestDir dir;
+  const auto config = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"config",  MOEBIUS_SOURCE_DIR "/recipes/bench_olmoe_1b_7b.toml",
+                                   "--ranks", "4",
+                                   "--set",   "optimizer.offload=true"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  const auto verdict = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return json_of(config(words)).at("memory_verdict").at("text").get<std::string>();
+  };
+  EXPECT_THAT(verdict({}),
+              testing::ContainsRegex("; the 4 ranks of a machine \\(--ranks-per-machine\\) pin [0-9.]+ GiB "
+                                     "of the memory of their host together, and [0-9.]+ .iB are available"));
+  EXPECT_THAT(verdict({"--ranks-per-machine", "2"}), testing::HasSubstr("; the 2 ranks of a machine"));
+  EXPECT_THAT(verdict({"--ranks-per-machine", "1"}), testing::HasSubstr(" of the memory of its host are pinned"));
+  const std::vector<std::string> idle{"--set", "parallel.fsdp=true", "--set", "run.graph=false",
+                                      "--set", "parallel.pp=4"};
+  EXPECT_THAT(config(idle).out, testing::HasSubstr("\n# note       parallel.fsdp = true shards nothing: no two ranks "
+                                                   "hold the same weights of a layer (dp * cp = 1, edp = 1);"));
+}
+
 // Shows the place of each rank, the traffic of each group, and whose memory is shown. The last
 // stage has the head.
 TEST(CliConfig, SaysWhoIsWhere) {

@@ -296,15 +296,15 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
   return holders;
 }
 
-// Adds this rank's share of a global tensor: the part of a trained tensor that it owns, or an
-// untrained tensor if it is the first of its holders.
+// Adds this rank's share of a global tensor: the part that it owns of a trained tensor or of sharded weights, or
+// another tensor if it is the first of its holders.
 // A tied copy belongs to another stage.
 void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
   const Param& p = *holder.param;
   if (p.spec.tied_copy) return;
   const RankPlace& at = engine.mesh().place();
   const bool first = p.frozen ? engine.mesh().group(p.spec.grad_axis).rank() == 0 : at.cp + at.dp + at.tp == 0;
-  if (!p.has_grad && !first) return;
+  if (!p.has_grad && !p.shards_weights() && !first) return;
   const ElementRange range = owned_of(p, *holder.part);
   const std::vector<float> owned = elements(engine, owned_part_of(p.master(), p, *holder.part));
   for (int64_t i = 0; i < range.count; ++i) {
@@ -387,7 +387,7 @@ double watched_step(Engine& engine, int64_t step, double lr) {
 std::map<std::string, std::vector<float>> frozen_weights(Engine& engine) {
   std::map<std::string, std::vector<float>> weights;
   for (const Param& p : engine.model().params().all())
-    if (p.frozen) weights[p.spec.name] = elements(engine, p.w);
+    if (p.frozen) weights[p.spec.name] = elements(engine, p.owned_weights());
   return weights;
 }
 

@@ -51,6 +51,12 @@ const ShardedCase kCases[] = {
     {"dp2_latent", 2, {}, {.latent_qkv = true}},
     {"tp2_dp2_gpt_oss", 4, {.tp = 2}, {.gpt_oss = true}},
     {"dp3_frozen", 3, {}, {.freeze = kParts}},
+    {"dp3_lora", 3, {}, {.lora = true}},
+    {"tp2_dp2_lora", 4, {.tp = 2}, {.lora = true}},
+    {"cp2_lora", 2, {.cp = 2}, {.lora = true}},
+    {"ep2_edp2_lora", 4, {.ep = 2}, {.lora = true}},
+    {"etp2_edp2_lora", 4, {.etp = 2}, {.lora = true}},
+    {"pp2_vpp2_dp2_lora", 4, {.pp = 2, .vpp = 2}, {.lora = true, .dropout = true}},
 };
 
 class Fsdp : public ::testing::TestWithParam<ShardedCase> {};
@@ -105,6 +111,7 @@ const ShardedCase kGradientCases[] = {
     {"pp2_dp2_mtp_tied", 4, {.pp = 2}, {.tied = true, .mtp = 1}},
     {"dp2_latent", 2, {}, {.latent_qkv = true}},
     {"tp2_dp2_gpt_oss", 4, {.tp = 2}, {.gpt_oss = true}},
+    {"dp2_lora", 2, {}, {.lora = true}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, ShardGradients, ::testing::ValuesIn(kGradientCases),
@@ -112,29 +119,29 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, ShardGradients, ::testing::ValuesIn(kGradie
 
 // --- checkpoints ----------------------------------------------------------------------------------------------------
 
-// Steps 1 to n, each by an engine that resumes from the checkpoint of the one before. Returns that of the last.
-CheckpointBytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::string& dir) {
+// Steps 1 to n, each by an engine that resumes from the checkpoint of the one before. Returns that of the last. The
+// base of adapters is in no checkpoint.
+CheckpointBytes resumed_steps(int ranks, const std::vector<EngineSpec>& steps, const std::string& dir,
+                              const LayoutModel& what = {}) {
   for (int64_t step = 1; step <= std::ssize(steps); ++step) {
     run_threads(ranks, test_world(), [&](Transport& world) {
       Control control(world);
       EngineSpec spec = steps[step - 1];
       spec.world = &world;
       Engine engine(spec);
-      if (step == 1)
-        init_layout(engine, {});
-      else
-        load_checkpoint(engine, control, fmt::format("{}/step-{:08}", dir, step - 1));
-      layout_step(engine, {}, step);
+      if (step == 1 || what.lora) init_layout(engine, what);
+      if (step > 1) load_checkpoint(engine, control, fmt::format("{}/step-{:08}", dir, step - 1));
+      layout_step(engine, what, step);
       save_checkpoint(engine, control, dir, step);
     });
   }
   return contents_of(fmt::format("{}/step-{:08}", dir, std::ssize(steps)));
 }
 
-EngineSpec spec_on(int ranks, const ParallelSpec& layout, const LayoutWay& way) {
+EngineSpec spec_on(int ranks, const ParallelSpec& layout, const LayoutWay& way, const LayoutModel& what = {}) {
   EngineSpec spec;
   run_threads(ranks, test_world(), [&](Transport& world) {
-    if (world.rank() == 0) spec = layout_engine_spec(world, {}, layout, way);
+    if (world.rank() == 0) spec = layout_engine_spec(world, what, layout, way);
   });
   return spec;
 }
@@ -160,6 +167,23 @@ TEST(Sharding, ResumesFromWholeAndBack) {
     const CheckpointBytes expected = steps({whole, whole, whole, whole}, "whole");
     expect_same_contents(steps({weights, whole, both, gradients}, "mixed"), expected);
     expect_same_contents(steps({gradients, both, weights, whole}, "turned"), expected);
+  }
+}
+
+// A share of a frozen weight is saved by the rank that keeps it; the frozen base of adapters is not saved.
+TEST(Sharding, ResumesWithFrozenWeights) {
+  const TestDir dir;
+  const LayoutWay whole{.num_micro_batches = 1}, weights{.fsdp = true, .num_micro_batches = 1};
+  for (const LayoutModel& what : {LayoutModel{.freeze = kParts}, LayoutModel{.lora = true}}) {
+    const std::string name = dir.path(what.lora ? "lora" : "freeze");
+    const auto steps = [&](const std::vector<LayoutWay>& ways, const char* kind) {
+      std::vector<EngineSpec> specs;
+      for (const LayoutWay& way : ways) specs.push_back(spec_on(4, {.ep = 2}, way, what));
+      return resumed_steps(4, specs, fmt::format("{}/{}", name, kind), what);
+    };
+    const CheckpointBytes expected = steps({whole, whole, whole}, "whole");
+    expect_same_contents(steps({weights, whole, weights}, "mixed"), expected);
+    expect_same_contents(steps({whole, weights, whole}, "turned"), expected);
   }
 }
 

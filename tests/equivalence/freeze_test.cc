@@ -57,6 +57,43 @@ void expect_others_have_the_same_gradients(const EngineSpec& some_spec) {
   EXPECT_GT(compared, 0);
 }
 
+// Five layers of one kind.
+ModelSpec deep_model() {
+  ModelSpec model = tiny_model();
+  model.num_layers = 5;
+  model.moe_layers.assign(5, true);
+  return model;
+}
+
+// Layers below the lowest trained parameter share what they save, and move none of it to the host.
+TEST(Frozen, LayersBelowTheLowestTrainedOneKeepNothing) {
+  const auto spec_of = [](int64_t frozen_layers, const OffloadSpec& offload) {
+    Patterns freeze;
+    if (frozen_layers > 0) freeze.push_back("model.embed_tokens.*");
+    for (int64_t i = 0; i < frozen_layers; ++i) freeze.push_back(fmt::format("model.layers.{}.*", i));
+    EngineSpec spec = frozen_spec(freeze, DType::f32, deep_model());
+    spec.offload = offload;
+    return spec;
+  };
+  const auto bytes = [&](Life life, int64_t frozen_layers, const OffloadSpec& offload) {
+    EngineSpec spec = spec_of(frozen_layers, offload);
+    spec.device = DeviceKind::null;
+    return Engine(spec).plan().bytes(life);
+  };
+  OffloadSpec all;
+  all.tensors.layer = true;
+  const int64_t saved = bytes(Life::saved, 1, {}), host = bytes(Life::host, 0, all);
+  const int64_t of_layer = saved - bytes(Life::saved, 2, {});
+  EXPECT_GT(of_layer, 0);
+  EXPECT_EQ(bytes(Life::saved, 4, {}), saved - 3 * of_layer);
+  EXPECT_GT(host, 0);
+  for (const int64_t n : {1, 2, 4}) EXPECT_EQ(5 * bytes(Life::host, n, all), (5 - n) * host) << n;
+  OffloadSpec half = all;
+  half.fraction = 0.5;
+  EXPECT_EQ(5 * bytes(Life::host, 2, half), 2 * host) << "two of the three layers above";
+  for (const OffloadSpec& offload : {OffloadSpec{}, all}) expect_others_have_the_same_gradients(spec_of(3, offload));
+}
+
 class Freeze : public TestWithParam<std::tuple<Patterns, DType>> {
  protected:
   static const Patterns& patterns() { return std::get<0>(GetParam()); }

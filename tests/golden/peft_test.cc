@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
+#include "comm/transport/threads.h"
 #include "engine/engine.h"
 #include "infer/parity.h"
 #include "io/safetensors.h"
@@ -145,6 +147,36 @@ TEST_P(Peft, LossesOfTraining) {
     }
     EXPECT_LT(want.back(), 0.95 * want.front());
   }
+}
+
+// Ranks of sharded layers read their shares of the base and of the adapters.
+TEST_P(Peft, SharesOfWeights) {
+  const auto load = [&](Engine& engine) {
+    Stream s = engine.stream();
+    load_weights(s, engine.model(), folder_);
+    load_adapter(s, engine.model(), engine.spec().lora, adapter_);
+  };
+  Engine whole(training_spec(DType::bf16));
+  load(whole);
+  run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
+    EngineSpec spec = training_spec(DType::bf16);
+    spec.mesh = {.dp = 2, .edp = 2};
+    spec.world = &world;
+    spec.fsdp = true;
+    Engine engine(spec);
+    load(engine);
+    int64_t adapters = 0, frozen = 0;
+    auto of_whole = whole.model().params().all().begin();
+    for (const Param& p : engine.model().params().all()) {
+      const Tensor all = (of_whole++)->w;
+      if (!p.shards_weights() || p.owned.count == 0) continue;
+      const Tensor share = p.owned_weights(), want = owned_elements(p, all);
+      EXPECT_EQ(std::memcmp(share.data, want.data, static_cast<size_t>(want.num_bytes())), 0) << p.spec.name;
+      (p.frozen ? frozen : adapters) += 1;
+    }
+    EXPECT_GT(adapters, 0);
+    EXPECT_GT(frozen, 0);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Peft, testing::ValuesIn(cases()), [](const auto& info) { return info.param; });

@@ -17,17 +17,15 @@ void refuse_unless(const RunSpec& s, const char* key, bool holds, const std::str
 void check_either(const RunSpec& s, const char* key) {
   refuse_unless(s, key, s.device == DeviceKind::cpu || !s.graph,
                 "is not part of captured steps yet; set run.graph = false, or remove it");
-  refuse_unless(s, key, !s.lora.is_on(),
-                "shards what is trained, and with lora.rank above 0 the model itself is frozen; remove it");
-  refuse_unless(s, key, s.memory.fit_bytes == 0,
-                "is not in the costs that memory.fit compares yet; set memory.recompute to a list and remove "
-                "memory.fit, or remove it");
 }
 
 void check_weights(const RunSpec& s) {
   const char* key = "parallel.fsdp";
   if (!s.parallel.fsdp) return;
   check_either(s, key);
+  refuse_unless(s, key, s.lora.base == LoraBase::compute,
+                "shards weights in precision.compute, and lora.base holds them in blocks of few bits; set lora.base = "
+                "\"compute\", or remove it");
   refuse_unless(s, key, s.precision.recipe == PrecisionRecipe::none,
                 fmt::format("gathers weights in precision.compute, and precision.recipe = \"{}\" keeps copies of all "
                             "of them; set precision.recipe = \"none\", or remove it",

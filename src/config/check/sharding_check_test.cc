@@ -14,10 +14,14 @@ TEST(CheckSharding, PassesWhatCanBeCombined) {
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true"}).check(1));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "run.device=cuda", "run.graph=false"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "optimizer.name=muon"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true", "memory.fit=80GiB"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "precision.compute=bf16", "optimizer.grad=bf16",
                          "optimizer.master=bf16_stochastic", "optimizer.offload=true", "checkpoint.async=false"})
                       .check(2));
   EXPECT_NO_THROW(parse({"parallel.shard_gradients=true", "precision.recipe=fp8_block"}).check(2));
+  EXPECT_NO_THROW(
+      parse({"parallel.fsdp=true", "parallel.shard_gradients=true", "lora.rank=4", "lora.targets=[\"q_proj\"]"})
+          .check(2));
 }
 
 TEST(CheckSharding, RefusesTheRestByName) {
@@ -29,17 +33,15 @@ TEST(CheckSharding, RefusesTheRestByName) {
     EXPECT_THAT(
         error({"run.device=cuda"}),
         HasSubstr(key + " = true is not part of captured steps yet; set run.graph = false, or remove it [--set]"));
-    EXPECT_THAT(
-        error({"lora.rank=4", "lora.targets=[\"q_proj\"]"}),
-        HasSubstr(key + " = true shards what is trained, and with lora.rank above 0 the model itself is frozen; "
-                        "remove it [--set]"));
-    EXPECT_THAT(error({"memory.fit=80GiB"}),
-                HasSubstr(key + " = true is not in the costs that memory.fit compares yet; set memory.recompute to a "
-                                "list and remove memory.fit, or remove it [--set]"));
   }
   EXPECT_THAT(check_error({"parallel.fsdp=true", "precision.recipe=mxfp8"}, 2),
               HasSubstr("parallel.fsdp = true gathers weights in precision.compute, and precision.recipe = \"mxfp8\" "
                         "keeps copies of all of them; set precision.recipe = \"none\", or remove it [--set]"));
+  EXPECT_THAT(check_error({"parallel.fsdp=true", "lora.rank=4", "lora.targets=[\"q_proj\"]", "lora.base=fp8_block",
+                           "model.init_from=some/folder"},
+                          2),
+              HasSubstr("parallel.fsdp = true shards weights in precision.compute, and lora.base holds them in blocks "
+                        "of few bits; set lora.base = \"compute\", or remove it [--set]"));
   const auto error = [](std::vector<std::string> set) {
     set.insert(set.end(), {"parallel.shard_gradients=true", "precision.compute=bf16"});
     return check_error(set, 2);

@@ -12,6 +12,7 @@
 #include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
+#include "device/pinned_memory.h"
 #include "device/side_stream.h"
 
 namespace moebius {
@@ -342,11 +343,7 @@ void* allocate_pinned(int64_t num_bytes) {
   const cudaError_t status = cudaMallocHost(&p, num_bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw OutOfMemory(fmt::format(
-        "out of pinned host memory: {:.3f} GiB were requested in one piece, for copies to and from a GPU; the "
-        "GPU's own memory is not short: raise the memory limit of this container or group, or stop other programs "
-        "that hold host memory",
-        num_bytes / 1073741824.0));
+    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU", "cudaMallocHost: out of memory");
   }
   check_cuda(status, "cudaMallocHost");
   std::memset(p, 0, num_bytes);

@@ -3,6 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -14,13 +17,15 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20, kSmallPage = 4096;
 
-[[noreturn]] void out_of_pinned_memory(int64_t num_bytes) {
+[[noreturn]] void out_of_pinned_memory(int64_t num_bytes, const std::string& why) {
   cudaGetLastError();
-  throw OutOfMemory(fmt::format(
-      "out of pinned host memory: {:.3f} GiB were requested in one piece, which a GPU reads and writes where it is; "
-      "the GPU's own memory is not short: raise the memory limit of this container or group, or stop other programs "
-      "that hold host memory",
-      static_cast<double>(num_bytes) / 1073741824.0));
+  throw OutOfPinnedMemory(num_bytes, "which a GPU reads and writes where it is", why);
+}
+
+// Returns whether the host has too little memory, or does not let this process pin it.
+bool is_refusal(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation || status == cudaErrorNotPermitted || status == cudaErrorNotSupported ||
+         status == cudaErrorOperatingSystem;
 }
 
 // The kernel gives zeroed pages when they are first touched.
@@ -40,12 +45,13 @@ void touch_pages(char* p, int64_t num_bytes) {
 
 std::shared_ptr<void> map_pinned(int64_t num_bytes) {
   void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) out_of_pinned_memory(num_bytes);
+  if (mapped == MAP_FAILED) out_of_pinned_memory(num_bytes, std::string("mmap: ") + std::strerror(errno));
   const std::shared_ptr<void> memory(mapped, [num_bytes](void* p) { munmap(p, num_bytes); });
   madvise(mapped, num_bytes, MADV_HUGEPAGE);  // where the kernel has none, pages are small
   touch_pages(static_cast<char*>(mapped), num_bytes);
   const cudaError_t status = cudaHostRegister(mapped, num_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-  if (status == cudaErrorMemoryAllocation) out_of_pinned_memory(num_bytes);
+  if (is_refusal(status))
+    out_of_pinned_memory(num_bytes, std::string("cudaHostRegister: ") + cudaGetErrorString(status));
   check_cuda(status, "cudaHostRegister");
   return {mapped, [memory](void* p) { cudaHostUnregister(p); }};
 }

@@ -1,8 +1,8 @@
 #include "model/moe/expert_rows.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "config/check/expert_rows_bound.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -11,10 +11,13 @@ namespace {
 // A layer alone may get more than its share where the layers together do not.
 constexpr double kRowsOfALayer = 2;
 
-// ceil(factor * even), at most `most`; the product may exceed every integer.
-int64_t bounded(double factor, int64_t even, int64_t most) {
-  const double rows = std::ceil(factor * static_cast<double>(even));
-  return rows < static_cast<double>(most) ? static_cast<int64_t>(rows) : most;
+SharedExperts shared_experts(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
+  return {.ep = mesh.ep,
+          .etp = mesh.etp,
+          .num_experts = num_experts,
+          .top_k = top_k,
+          .tokens = T,
+          .rows_factor = rows_factor};
 }
 
 int64_t tokens_of_chunk(const ExpertRowsSpec& spec) { return spec.chunk > 0 ? spec.chunk : spec.max_tokens; }
@@ -22,12 +25,11 @@ int64_t tokens_of_chunk(const ExpertRowsSpec& spec) { return spec.chunk > 0 ? sp
 }  // namespace
 
 int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t T) {
-  return T * model.top_k * mesh.etp;
+  return even_rows(shared_experts(mesh, model.num_experts, model.top_k, T, 0));
 }
 
 int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
-  const int64_t worst = mesh.etp * mesh.ep * T * std::min(top_k, num_experts / mesh.ep);
-  return rows_factor == 0 ? worst : bounded(rows_factor, T * top_k * mesh.etp, worst);
+  return most_rows(shared_experts(mesh, num_experts, top_k, T, rows_factor));
 }
 
 int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp) {
@@ -66,9 +68,9 @@ ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRow
       F_(model.moe_intermediate_size / mesh.shape().etp),
       R_(max_expert_rows(mesh.shape(), model.num_experts, model.top_k, tokens_of_chunk(spec), spec.rows_factor)),
       near_rows_(
-          bounded(kRowsOfALayer * spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_)),
-      pages_of_chunk_(div_ceil(bounded(spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_),
-                               kStashPageRows)),
+          bounded_rows(kRowsOfALayer * spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_)),
+      pages_of_chunk_(div_ceil(
+          bounded_rows(spec.budget, even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec)), R_), kStashPageRows)),
       chunks_(spec.max_tokens / tokens_of_chunk(spec)),
       passes_(spec.passes_in_flight),
       dtype_(spec.dtype),
@@ -211,10 +213,9 @@ void check_offload_of_rows(const OffloadSpec& offload) {
 }
 
 std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec) {
-  const MeshShape& shape = mesh.shape();
-  if (spec.budget == 0 || model.num_experts == 0 || shape.ep * shape.etp == 1) return nullptr;
-  const int64_t most = max_expert_rows(shape, model.num_experts, model.top_k, spec.max_tokens, spec.rows_factor);
-  if (bounded(spec.budget, even_expert_rows(shape, model, spec.max_tokens), most) == most) return nullptr;
+  const SharedExperts experts =
+      shared_experts(mesh.shape(), model.num_experts, model.top_k, spec.max_tokens, spec.rows_factor);
+  if (!pools_rows(spec.budget, experts)) return nullptr;
   return std::make_unique<ExpertRows>(model, mesh, spec);
 }
 

@@ -16,11 +16,12 @@ BucketExchange::BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan&
   const auto any_bucket = [&](const auto& is_so) {
     return std::any_of(buckets_.all().begin(), buckets_.all().end(), is_so);
   };
-  overlap_ = spec.overlap && any_bucket([](const GradBucket& bucket) { return bucket.group->size() > 1; });
+  const std::vector<const GradBucket*> sharded = buckets_.with_sharded_weights();
+  overlap_ = spec.overlap &&
+             (!sharded.empty() || any_bucket([](const GradBucket& bucket) { return bucket.group->size() > 1; }));
   if (spec.held) hold(*spec.held);
   declare_magnitudes(plan);
-  if (any_bucket([](const GradBucket& bucket) { return bucket.shards_weights(); }))
-    layer_weights_.emplace(params, buckets_.all(), plan, overlap_);
+  if (!sharded.empty()) layer_weights_.emplace(params, sharded, plan, overlap_);
   if (any_bucket([](const GradBucket& bucket) { return bucket.shards_gradients(); }))
     layer_gradients_.emplace(params, buckets_.all(), plan, overlap_);
   if (overlap_) declare_arrived(plan);

@@ -29,8 +29,28 @@ Tensor GradBucket::gradients() const { return joined(params.front()->grad(), num
 GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec)
     : bucket_of_(params.all().size(), -1) {
   cut(params, mesh, spec);
-  for (GradBucket& bucket : buckets_) place(bucket, params, plan, spec);
+  if (spec.shards_weights) cut_frozen(params, mesh);
+  for (std::vector<GradBucket>* buckets : {&buckets_, &frozen_})
+    for (GradBucket& bucket : *buckets) place(bucket, params, plan, spec);
 }
+
+std::vector<const GradBucket*> GradBuckets::with_sharded_weights() const {
+  std::vector<const GradBucket*> sharded;
+  for (const std::vector<GradBucket>* buckets : {&buckets_, &frozen_})
+    for (const GradBucket& bucket : *buckets)
+      if (bucket.shards_weights()) sharded.push_back(&bucket);
+  return sharded;
+}
+
+namespace {
+
+void add(GradBucket& bucket, const Param& p, size_t index) {
+  bucket.params.push_back(&p);
+  bucket.indices.push_back(index);
+  bucket.numel += p.w.numel();
+}
+
+}  // namespace
 
 void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec) {
   const bool by_layer = spec.shards_weights || spec.shards_gradients;
@@ -44,10 +64,21 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
     if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis), .layer = layer});
     GradBucket& bucket = buckets_[found->second];
     bucket_of_[i] = static_cast<int>(found->second);
-    bucket.params.push_back(&p);
-    bucket.indices.push_back(i);
-    bucket.numel += p.w.numel();
+    add(bucket, p, i);
     if (layer < 0 && bucket.numel >= spec.bucket_numel) open.erase(found);
+  }
+}
+
+// Frozen weights of layers that other ranks hold too. Those of no layer stay whole, as trained ones do.
+void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
+  std::map<std::tuple<Axis, DType, int>, size_t> open;
+  for (size_t i = params.all().size(); i-- > 0;) {
+    const Param& p = params.all()[i];
+    Group& group = mesh.group(p.spec.grad_axis);
+    if (!p.frozen || p.layer < 0 || group.size() == 1) continue;
+    const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.w.dtype, p.layer}, frozen_.size());
+    if (is_new) frozen_.push_back({.group = &group, .layer = p.layer, .is_frozen = true});
+    add(frozen_[found->second], p, i);
   }
 }
 
@@ -61,9 +92,9 @@ void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan
     plan.declare(bucket.weight_share, first.spec.name + ".share", {share}, first.w.dtype, Life::param);
   else
     plan.join(views_of(bucket, &Param::w), multiple);
-  if (is_shared && spec.shards_gradients)
+  if (is_shared && spec.shards_gradients && !bucket.is_frozen)
     plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, DType::f32, Life::grad);
-  else
+  else if (!bucket.is_frozen)
     plan.join(views_of(bucket, first.sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};
   int64_t offset = 0;

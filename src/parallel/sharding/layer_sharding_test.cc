@@ -13,8 +13,9 @@ constexpr int kRanks = 2, kNumel = 300;
 // Layers of two parameters each, of one group: a matrix whose gradient is stored, and a row to whose gradient products
 // add. Before and after them are parameters that belong to no layer.
 struct ShardedRank {
-  ShardedRank(Transport& world, const ShardingSpec& spec, int num_layers = 3)
-      : mesh({.dp = kRanks, .edp = kRanks}, world) {
+  ShardedRank(Transport& world, const ShardingSpec& spec, int num_layers = 3,
+              const std::vector<std::string>& freeze = {})
+      : mesh({.dp = kRanks, .edp = kRanks}, world), params(plan, ModelUse::training, freeze) {
     params.declare({.name = "first", .shape = {7}});
     for (int layer = 0; layer < num_layers; ++layer)
       params.layer([&] {
@@ -46,11 +47,36 @@ struct ShardedRank {
   Stream s{DeviceKind::cpu, pool};
   Mesh mesh;
   MemoryPlan plan;
-  ParamTable params{plan, ModelUse::training};
+  ParamTable params;
   std::unique_ptr<Sharding> sharding;
 };
 
 void on_ranks(const std::function<void(Transport&)>& body) { run_threads(kRanks, {.timeout_s = 30}, body); }
+
+// Frozen weights of layers are shared out and gathered as trained ones are. Those of no layer stay whole.
+TEST(LayerWeights, MayBeFrozen) {
+  for (const bool overlap : {true, false}) {
+    on_ranks([&](Transport& world) {
+      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true}, 3, {"first", "matrix*"});
+      const auto is_matrix = [](const Param& p) { return p.spec.name.starts_with("matrix"); };
+      int64_t kept = 0;
+      for (const Param& p : rank.params.all()) {
+        EXPECT_EQ(p.shards_weights(), p.layer >= 0) << p.spec.name;
+        EXPECT_EQ(p.frozen, !p.has_grad);
+        EXPECT_EQ(p.owned_weights().numel(), p.owned.count);
+        if (is_matrix(p)) kept += p.owned.count;
+      }
+      EXPECT_EQ(kept, 3 * (world.rank() == 0 ? 256 : kNumel - 256));  // shares end at a multiple of 256
+      EXPECT_EQ(rank.plan.bytes(Life::grad), 4 * (2 * 256 + 3 * 2 * 256)) << "of last and of the rows, with padding";
+      for (const int layer : {0, 1, 2, 2, 1, 0}) {
+        const ParamSpan span = rank.span(layer);
+        rank.params.ready(rank.s, span);
+        for (size_t i = span.begin; i < span.end; ++i) EXPECT_EQ(ShardedRank::different(rank.params.all()[i], 0), 0);
+        rank.params.release(rank.s, span);
+      }
+    });
+  }
+}
 
 TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
   for (const bool overlap : {true, false}) {

@@ -2,10 +2,10 @@
 
 namespace moebius {
 
-LayerWeights::LayerWeights(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap)
+LayerWeights::LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan,
+                           bool overlap)
     : params_(params), overlap_(overlap), memory_(overlap ? 2 : 1), rooms_(memory_.num_rooms()) {
-  for (const GradBucket& bucket : buckets)
-    if (bucket.shards_weights()) memory_.add(bucket, bucket.weight_share.dtype);
+  for (const GradBucket* bucket : buckets) memory_.add(*bucket, bucket->weight_share.dtype);
   memory_.declare(plan, "layer_weights", Life::comm);
 }
 

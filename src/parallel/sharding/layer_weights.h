@@ -1,5 +1,5 @@
 // The weights of layers, of which each rank keeps 1/n (ZeRO-3, arXiv 1910.02054; FSDP, arXiv 2304.11277). n is the
-// number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts.
+// number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts. They may be frozen.
 //
 // A pass gathers the weights of a layer into a room (layer_rooms.h) when it comes to the layer. With overlap that
 // starts one layer early, in both directions, while the layer before computes in the other room. A layer that is still
@@ -15,9 +15,8 @@ namespace moebius {
 
 class LayerWeights {
  public:
-  // buckets: those with shards_weights() are gathered; they outlive this. In Life::comm it declares one room, or two
-  // with overlap.
-  LayerWeights(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
+  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one room of Life::comm, with overlap two.
+  LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan, bool overlap);
   LayerWeights(const LayerWeights&) = delete;
 
   // These act on the layers of a span, as ParamResidency says.

@@ -1,0 +1,71 @@
+#include "config/check/run_notes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/check/expert_rows_bound.h"
+
+namespace moebius {
+namespace {
+
+// Parameters of layers that the same ranks hold.
+struct HeldAlike {
+  std::string what, ranks;  // "experts", "edp"
+  int64_t num_ranks = 1;
+};
+
+std::vector<HeldAlike> params_of_layers(const RunSpec& run, int64_t num_ranks) {
+  const ParallelSpec& p = run.parallel;
+  const int64_t dp_cp = p.dp(num_ranks) * p.cp;
+  std::vector<HeldAlike> all;
+  if (p.tp == 1) {
+    all.push_back({"all but experts", "dp * cp", dp_cp});
+  } else {
+    all.push_back({"matrices of attention and of dense MLPs", "dp * cp", dp_cp});
+    all.push_back({"norms and routers", "tp * dp * cp", p.tp * dp_cp});
+  }
+  if (run.model.num_moe_layers() > 0) all.push_back({"experts", "edp", p.edp(num_ranks)});
+  return all;
+}
+
+void add_sharding(std::vector<RunNote>& notes, const char* key, const char* of_layers, const RunSpec& run,
+                  int64_t num_ranks) {
+  const std::vector<HeldAlike> params = params_of_layers(run, num_ranks);
+  std::vector<std::string> whole, equations;
+  for (const HeldAlike& p : params) {
+    equations.push_back(fmt::format("{} = {}", p.ranks, p.num_ranks));
+    if (p.num_ranks == 1) whole.push_back(fmt::format("{} ({} = 1)", p.what, p.ranks));
+  }
+  if (whole.empty()) return;
+  if (whole.size() == params.size())
+    notes.push_back({fmt::format("{} = true shards nothing: no two ranks hold the same {} of a layer ({}); remove it, "
+                                 "or use more ranks",
+                                 key, of_layers, fmt::join(equations, ", ")),
+                     /*is_warning=*/true});
+  else
+    notes.push_back({fmt::format("{} = true leaves {} of these whole on each rank, since no other rank holds them: {}",
+                                 key, of_layers, fmt::join(whole, ", "))});
+}
+
+void add_offload(std::vector<RunNote>& notes, const RunSpec& run) {
+  const bool recomputes_rows = run.memory.recompute.covers(&RecomputeSpec::expert_up);
+  if (!run.memory.offload.tensors.layer || recomputes_rows || !pools_expert_rows(run)) return;
+  notes.push_back(
+      {fmt::format("memory.offload \"layer\" leaves the rows of experts on the device: several ranks share "
+                   "the experts, so their rows are in the pool of memory.expert_rows = {}; 0 plans and "
+                   "moves the worst case",
+                   run.memory.expert_rows)});
+}
+
+}  // namespace
+
+std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
+  std::vector<RunNote> notes;
+  if (run.parallel.fsdp) add_sharding(notes, "parallel.fsdp", "weights", run, num_ranks);
+  if (run.parallel.shard_gradients) add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks);
+  add_offload(notes, run);
+  return notes;
+}
+
+}  // namespace moebius

@@ -1,0 +1,22 @@
+// Notes on keys of a recipe that do less on the ranks of a run than they say. `train` logs them at its start, and
+// `config` prints them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/run_spec.h"
+
+namespace moebius {
+
+struct RunNote {
+  std::string text;
+  bool is_warning = false;  // the key does nothing
+};
+
+// The weights or gradients of layers that parallel.fsdp and parallel.shard_gradients leave whole on each rank, since no
+// other rank holds them; and what memory.offload leaves on the device. REQUIRES: RunSpec::check() passes for num_ranks.
+std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks);
+
+}  // namespace moebius

@@ -1,0 +1,77 @@
+#include "config/check/run_notes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::vector<std::string> notes(const Sets& set, int64_t num_ranks) {
+  const RunSpec run = parse(set);
+  run.check(num_ranks);
+  std::vector<std::string> texts;
+  for (const RunNote& note : run_notes(run, num_ranks))
+    texts.push_back((note.is_warning ? "warning: " : "") + note.text);
+  return texts;
+}
+
+TEST(RunNotes, OfLayersThatNoTwoRanksShare) {
+  EXPECT_THAT(notes({}, 1), IsEmpty());
+  EXPECT_THAT(notes({"parallel.fsdp=true"}, 2), IsEmpty());
+  EXPECT_THAT(notes({"parallel.fsdp=true"}, 1),
+              ElementsAre("warning: parallel.fsdp = true shards nothing: no two ranks hold the same weights of a layer "
+                          "(dp * cp = 1, edp = 1); remove it, or use more ranks"));
+  EXPECT_THAT(
+      notes({"parallel.fsdp=true", "parallel.shard_gradients=true", "parallel.pp=2", "model.num_hidden_layers=4"}, 2),
+      ElementsAre(HasSubstr("parallel.fsdp = true shards nothing"),
+                  HasSubstr("parallel.shard_gradients = true shards nothing: no two ranks hold the same "
+                            "gradients of a layer")));
+}
+
+TEST(RunNotes, OfParametersThatStayWhole) {
+  EXPECT_THAT(notes({"parallel.fsdp=true", "parallel.ep=2"}, 2),
+              ElementsAre("parallel.fsdp = true leaves weights of these whole on each rank, since no other rank holds "
+                          "them: experts (edp = 1)"));
+  EXPECT_THAT(notes({"parallel.shard_gradients=true", "parallel.tp=2", "model.num_key_value_heads=2", "train.seq_len=8",
+                     "train.micro_batch=2"},
+                    2),
+              ElementsAre("parallel.shard_gradients = true leaves gradients of these whole on each rank, since no "
+                          "other rank holds them: matrices of attention and of dense MLPs (dp * cp = 1)"));
+  // A dense model has no experts.
+  EXPECT_THAT(notes({"parallel.fsdp=true", "model.num_experts=0", "model.num_experts_per_tok=0",
+                     "model.moe_intermediate_size=0", "model.intermediate_size=20"},
+                    2),
+              IsEmpty());
+}
+
+TEST(RunNotes, OfRowsOfExpertsThatOffloadLeavesOnTheDevice) {
+  const std::string layer = "memory.offload=[\"layer\"]", ep = "parallel.ep=2";
+  EXPECT_THAT(notes({layer}, 2), IsEmpty());
+  EXPECT_THAT(notes({layer, ep, "memory.expert_rows=0"}, 2), IsEmpty());
+  EXPECT_THAT(notes({layer, ep, "memory.expert_rows=2"}, 2), IsEmpty()) << "the budget reaches the worst case";
+  EXPECT_THAT(notes({layer, ep, "memory.recompute=[\"expert_up\"]"}, 2), IsEmpty());
+  EXPECT_THAT(notes({layer, ep}, 2),
+              ElementsAre("memory.offload \"layer\" leaves the rows of experts on the device: several ranks share the "
+                          "experts, so their rows are in the pool of memory.expert_rows = 1.25; 0 plans and moves the "
+                          "worst case"));
+}
+
+// `train` refuses it when it reads the recipe, not when it has begun to build the model.
+TEST(RunNotes, RowsOfExpertsThatCannotMoveAreRefused) {
+  const std::string rows = "memory.offload=[\"expert_up\"]", ep = "parallel.ep=2";
+  EXPECT_NO_THROW(parse({rows}).check(2));
+  EXPECT_NO_THROW(parse({rows, ep, "memory.expert_rows=0"}).check(2));
+  EXPECT_THAT(check_error({rows, ep}, 2),
+              HasSubstr("memory.offload \"expert_up\" cannot move the rows of experts that several ranks share: they "
+                        "are in the pool of memory.expert_rows, on the device; remove the name, or set "
+                        "memory.expert_rows = 0, which plans and moves the worst case [--set]"));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,23 @@
+// The error of host memory that the system does not pin for a GPU, with the keys that ask for it.
+#pragma once
+
+#include "device/pinned_memory.h"
+#include "memory/plan.h"
+
+namespace moebius {
+
+// Error{usage} with the bytes that were refused, what the plan keeps in pinned memory and by which key, what to change,
+// and the plan's table.
+[[noreturn]] void fail_pinning(const MemoryPlan& plan, const OutOfPinnedMemory& refused);
+
+// Runs body, which allocates the memory of the plan.
+template <class Body>
+void with_pinned_advice(const MemoryPlan& plan, Body&& body) {
+  try {
+    body();
+  } catch (const OutOfPinnedMemory& refused) {
+    fail_pinning(plan, refused);
+  }
+}
+
+}  // namespace moebius

@@ -1,0 +1,74 @@
+#include "engine/pinned_advice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "io/testing.h"
+#include "memory/saved_tensor.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+// The error of a plan for whose memory a GPU's backend refuses to pin 3 GiB.
+std::string error_of(const MemoryPlan& plan) {
+  try {
+    with_pinned_advice(plan, [] {
+      throw OutOfPinnedMemory(int64_t{3} << 30, "which a GPU reads and writes where it is",
+                              "cudaHostRegister: operation not permitted");
+    });
+  } catch (const OutOfMemory&) {
+    ADD_FAILURE() << "the advice for the GPU's own memory would follow";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "no error";
+}
+
+const char* const kRefused =
+    "out of pinned host memory: 3.000 GiB were requested in one piece, which a GPU reads and writes where it is "
+    "(cudaHostRegister: operation not permitted); the GPU's own memory is not short: raise the memory limit of this container or group and its limit of locked memory (ulimit -l), or stop other "
+    "programs that hold host memory";
+
+TEST(PinnedAdvice, NamesTheKeyOfStatesOnTheHost) {
+  MemoryPlan plan;
+  Tensor moments;
+  plan.declare(moments, "moments", {(8 << 20) / 4}, DType::f32, Life::host);
+  EXPECT_THAT(
+      error_of(plan),
+      HasSubstr(
+          std::string(kRefused) +
+          "; optimizer.offload keeps 8.0 MiB in pinned memory of the host: set optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", use more ranks "
+          "on more machines, or keep it on the GPU (optimizer.offload = false)\nmemory plan\n"));
+}
+
+TEST(PinnedAdvice, NamesTheKeyOfActivationsOnTheHost) {
+  MemoryPlan plan({}, {.tensors = {.qkv = true}});
+  OffloadedLayer layer;
+  SavedTensor qkv;
+  plan.offload_to(&layer);
+  qkv.declare(plan, "qkv", {(8 << 20) / 4}, DType::f32, &RecomputeSpec::qkv);
+  plan.offload_to(nullptr);
+  EXPECT_THAT(
+      error_of(plan),
+      HasSubstr(
+          "memory.offload keeps 8.0 MiB in pinned memory of the host: set a smaller memory.offload_fraction, fewer names in memory.offload, "));
+}
+
+// Every run on a GPU pins a little for its batches, which no key asks for.
+TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
+  const std::string text = error_of(MemoryPlan());
+  EXPECT_THAT(text, HasSubstr(std::string(kRefused) + "\nmemory plan\n"));
+  EXPECT_THAT(text, Not(HasSubstr("offload")));
+}
+
+TEST(PinnedAdvice, LeavesOtherErrorsAlone) {
+  EXPECT_THROW(with_pinned_advice(MemoryPlan(), [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
+  with_pinned_advice(MemoryPlan(), [] {});
+}
+
+}  // namespace
+}  // namespace moebius

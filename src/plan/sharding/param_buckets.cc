@@ -1,0 +1,100 @@
+#include "plan/sharding/param_buckets.h"
+
+#include <map>
+#include <tuple>
+
+namespace moebius {
+namespace {
+
+void add(ParamBucket& bucket, const HeldParam& p) {
+  bucket.params.push_back(p);
+  bucket.sum += p->numel;
+  bucket.numel += aligned_numel(p->numel);
+}
+
+void pad(const EngineSpec& spec, std::vector<ParamBucket>& buckets) {
+  for (ParamBucket& b : buckets) {
+    const int64_t multiple = MemoryPlan::kAlign * group_size(spec.mesh, b.axis);
+    b.numel = div_ceil(b.numel, multiple) * multiple;
+  }
+}
+
+}  // namespace
+
+int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }
+
+// The embedding is declared before the layers, the norm and the head after them.
+std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  std::vector<HeldParam> all;
+  int64_t layer = 0;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    const PartWork& ends = parts.ends(stage);
+    const size_t before = stage.embedding ? 1 : 0;
+    for (size_t i = 0; i < before; ++i) all.push_back({&ends.params[i]});
+    for (int64_t i = 0; i < stage.num_layers; ++i, ++layer)
+      for (const ParamSize& p : parts.layer(stage.first_layer + i).params) all.push_back({&p, layer});
+    for (size_t i = before; i < ends.params.size(); ++i) all.push_back({&ends.params[i]});
+  }
+  return all;
+}
+
+bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p) {
+  return spec.fsdp && p.layer >= 0 && p.is_frozen() && group_size(spec.mesh, p->axis) > 1;
+}
+
+std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params) {
+  const bool by_layer = spec.fsdp || spec.shard_gradients;
+  std::vector<ParamBucket> buckets;
+  std::map<std::tuple<Axis, DType, bool, int64_t>, size_t> open;
+  for (size_t i = params.size(); i-- > 0;) {
+    const HeldParam& p = params[i];
+    if (!p->has_grad) continue;
+    const int64_t layer = by_layer ? p.layer : -1;
+    const auto [found, is_new] = open.try_emplace({p->axis, p->dtype, p->sums_apart, layer}, buckets.size());
+    if (is_new) {
+      const bool is_shared = layer >= 0 && group_size(spec.mesh, p->axis) > 1;
+      buckets.push_back({.axis = p->axis,
+                         .dtype = p->dtype,
+                         .sums_apart = p->sums_apart,
+                         .layer = layer,
+                         .shards_weights = is_shared && spec.fsdp,
+                         .shards_gradients = is_shared && spec.shard_gradients});
+    }
+    ParamBucket& bucket = buckets[found->second];
+    add(bucket, p);
+    if (layer < 0 && bucket.sum >= spec.bucket_numel) open.erase(found);
+  }
+  pad(spec, buckets);
+  return buckets;
+}
+
+std::vector<ParamBucket> frozen_buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params) {
+  std::vector<ParamBucket> buckets;
+  std::map<std::tuple<Axis, DType, int64_t>, size_t> open;
+  for (size_t i = params.size(); i-- > 0;) {
+    const HeldParam& p = params[i];
+    if (!is_sharded_frozen(spec, p)) continue;
+    const auto [found, is_new] = open.try_emplace({p->axis, p->dtype, p.layer}, buckets.size());
+    if (is_new) buckets.push_back({.axis = p->axis, .dtype = p->dtype, .layer = p.layer, .shards_weights = true});
+    add(buckets[found->second], p);
+  }
+  pad(spec, buckets);
+  return buckets;
+}
+
+RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
+  const bool uneven = spec.model.vocab_size % spec.mesh.tp != 0;
+  const int rank = rank_in_dense_view(spec.mesh, {.tp = uneven ? spec.mesh.tp - 1 : 0, .pp = pp_rank});
+  return place_of(spec.mesh, rank);
+}
+
+int64_t rank_in_group(const EngineSpec& spec, const RankPlace& p, Axis axis) {
+  const MeshShape& m = spec.mesh;
+  if (axis == Axis::edp) return p.edp;
+  if (axis == Axis::etp_edp) return p.etp + m.etp * p.edp;
+  const int64_t dp_cp = p.cp + m.cp * p.dp;
+  return axis == Axis::dp_cp ? dp_cp : p.tp + m.tp * dp_cp;
+}
+
+}  // namespace moebius

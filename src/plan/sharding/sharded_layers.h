@@ -1,0 +1,55 @@
+// The time and traffic of layers whose weights or gradients are sharded (parallel/sharding/layer_weights.h,
+// layer_gradients.h): gathers of weights, and sums of gradients after each micro-batch.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/sharding/param_buckets.h"
+#include "plan/work_time.h"
+
+namespace moebius {
+
+// The bytes that this rank sends for one layer, by axis.
+struct LayerTraffic {
+  struct Sent {
+    double wire_bytes = 0;
+    int64_t calls = 0;
+  };
+  std::map<Axis, Sent> weights;    // of one gather
+  std::map<Axis, Sent> gradients;  // of the sum of one micro-batch
+};
+
+// The layers of a rank in the order of its stages. Empty where nothing is sharded.
+std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+
+// The passes of one micro-batch through a layer, in seconds.
+struct LayerSeconds {
+  double forward = 0, backward = 0;
+  bool has_backward = true;  // its backward pass is computed
+};
+
+// The exchanges of a step.
+struct LayerExchange {
+  std::map<std::string, double> bytes, seconds;  // by axis
+  double messages = 0;
+  double all_s = 0;      // that they take
+  double exposed_s = 0;  // that passes wait for them
+};
+
+struct ShardedTime {
+  LayerExchange weights, gradients;
+};
+
+// Runs the passes of a step through the rooms of the layers, with one link that carries one exchange at a time. Gathers
+// begin one layer early where c.spec.overlap is set, but not before the first layer of a stage. A rank with one stage
+// runs each micro-batch's forward pass and then its backward pass; one with several takes the stages in turn.
+// stages: the layers of each virtual stage. REQUIRES: as many passes as layers.
+ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
+                         const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages);
+
+// The same of a rank's layers, with the times of their parts. Zeros where nothing is sharded.
+ShardedTime sharded_time(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+
+}  // namespace moebius
