@@ -2,8 +2,9 @@
 // their scratch does not grow with its length. A chunk is forwarded, and passed backward with its
 // weight gradients, as a micro-batch of that many tokens is.
 //
-// How many tokens a chunk has follows from the number of tokens alone. So runs with as many tokens on
-// a rank sum weight gradients in one order, whatever they keep or recompute.
+// How many tokens a chunk has follows from the number of tokens and of the ranks that share experts alone.
+// So runs with the same numbers sum weight gradients in one order, whatever they keep or recompute, and
+// with every dispatcher.
 #pragma once
 
 #include <memory>
@@ -13,12 +14,15 @@
 
 namespace moebius {
 
-// Tokens of a chunk on a rank with T tokens in a micro-batch: the largest divisor of T up to 32768. T
-// itself where it is not longer, or where no divisor of at least 8192 is: short chunks would cost time.
-int64_t expert_chunk(int64_t T);
-// The same for the experts of a model. Those whose adapters drop elements take T at once, since what is dropped
-// depends on a token's place in the micro-batch.
-int64_t expert_chunk(int64_t T, const LoraSpec& lora);
+// Tokens of a chunk on each of num_ranks ranks with T tokens in a micro-batch: the largest divisor of T up to
+//   most = min(32768, 262144 / num_ranks)
+// T itself where it is not longer, or where no divisor of at least most / 4 is: short chunks would cost time.
+// A chunk of all ranks has 262144 tokens at most, and any rank may get a row of each of them. So memory for rows
+// that arrive does not grow with the number of ranks beyond that.
+int64_t expert_chunk(int64_t T, int64_t num_ranks = 1);
+// The same for the experts of a model, which num_ranks ranks share (etp ep). Those whose adapters drop elements
+// take T at once, since what is dropped depends on a token's place in the micro-batch.
+int64_t expert_chunk(int64_t T, const LoraSpec& lora, int64_t num_ranks = 1);
 
 class ChunkedExperts final : public RoutedExperts {
  public:
