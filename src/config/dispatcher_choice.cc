@@ -99,18 +99,17 @@ BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q) {
 
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node) {
   const int64_t W = ep * etp;
-  return W % ranks_per_node == 0 && ranks_per_node % etp == 0 && W / ranks_per_node > 1 &&
-         W / ranks_per_node <= kMostNodes;
+  return W % ranks_per_node == 0 && ranks_per_node % etp == 0 && W > ranks_per_node;
 }
 
 void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin) {
   MOEBIUS_CHECK(
       usage, has_nodes(ep, etp, ranks_per_node),
-      "parallel.dispatcher = \"two_level\": the ep * etp = {} * {} ranks that share experts must be on 2 to {} "
-      "whole nodes of parallel.ranks_per_node = {} ranks, and each ep rank on one node; set ranks_per_node "
+      "parallel.dispatcher = \"two_level\": the ep * etp = {} * {} ranks that share experts must be on two "
+      "or more whole nodes of parallel.ranks_per_node = {} ranks, and each ep rank on one node; set ranks_per_node "
       "to a divisor of {} that etp divides, or set dispatcher = \"direct\" where all of them are on one "
       "machine{}",
-      ep, etp, kMostNodes, ranks_per_node, ep * etp, origin);
+      ep, etp, ranks_per_node, ep * etp, origin);
 }
 
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {

@@ -56,8 +56,7 @@ struct BytesAcrossNodes {
 };
 BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q);
 
-// two-level needs the ranks of etp x ep on 2 to kMostNodes whole nodes, and each ep rank on one.
-inline constexpr int64_t kMostNodes = 8;
+// two-level needs the ranks of etp x ep on two or more whole nodes, and each ep rank on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
 // Error{usage} unless it has. origin: the end of the message.
 void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin = "");

@@ -16,8 +16,14 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = wh
 
 namespace {
 
+// The tokens of a micro-batch that the experts take at a time.
+int64_t tokens_of_experts(const ModelContext& c) {
+  const MeshShape& mesh = c.mesh.shape();
+  return expert_chunk(rows_between_projections(c.shape, mesh), c.lora, mesh.etp * mesh.ep);
+}
+
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
-  const DirectSizes sizes{.max_tokens = rows_between_projections(c.shape, c.mesh.shape()),
+  const DirectSizes sizes{.max_tokens = tokens_of_experts(c),
                           .top_k = c.model.top_k,
                           .width = c.model.hidden_size,
                           .dtype = c.precision.compute,
@@ -38,11 +44,10 @@ std::unique_ptr<ExpertRows> expert_rows_of(const ModelContext& c, const std::vec
     passes += held.num_saved * moe_layers_that_keep(c.model, held.spec, c.shape.num_mtp, c.plan.recompute_of_all());
   }
   if (c.moe_passes_in_flight > 0) passes = std::min(passes, c.moe_passes_in_flight);
-  const int64_t T = rows_between_projections(c.shape, c.mesh.shape());
   return make_expert_rows(c.model, c.mesh,
                           {.budget = c.expert_rows,
-                           .max_tokens = T,
-                           .chunk = expert_chunk(T, c.lora),
+                           .max_tokens = rows_between_projections(c.shape, c.mesh.shape()),
+                           .chunk = tokens_of_experts(c),
                            .dispatcher = c.dispatcher,
                            .rows_factor = c.balance.rank_rows_factor,
                            .dtype = c.precision.compute,

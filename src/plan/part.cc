@@ -151,7 +151,9 @@ class DryStage {
     plan_.declare(loss_sum_, "loss_sum", {1}, DType::f64, Life::state);
     if (spec.shape.num_mtp > 0)
       plan_.declare(mtp_loss_sum_, "mtp_loss_sum", {spec.shape.num_mtp}, DType::f64, Life::state);
-    const DirectSizes sizes{.max_tokens = rows_between_projections(spec.shape, mesh_shape_),
+    const int64_t T = rows_between_projections(spec.shape, mesh_shape_);
+    const int64_t chunk = expert_chunk(T, spec.lora, mesh_shape_.etp * mesh_shape_.ep);
+    const DirectSizes sizes{.max_tokens = chunk,
                             .top_k = spec.model.top_k,
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};
@@ -159,8 +161,8 @@ class DryStage {
     rows_ = make_expert_rows(
         spec.model, mesh_,
         {.budget = spec.expert_rows,
-         .max_tokens = rows_between_projections(spec.shape, mesh_shape_),
-         .chunk = expert_chunk(rows_between_projections(spec.shape, mesh_shape_), spec.lora),
+         .max_tokens = T,
+         .chunk = chunk,
          .dispatcher = spec.dispatcher,
          .rows_factor = spec.balance.rank_rows_factor,
          .dtype = spec.precision.compute,

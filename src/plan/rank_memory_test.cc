@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "device/accelerator.h"
 #include "engine/engine.h"
 #include "io/testing.h"
@@ -35,6 +37,8 @@ const Layout kLayouts[] = {
     {"alltoall_with_a_budget", "qwen3_30b_a3b.toml", 16,
      {"parallel.ep=8", "parallel.pp=2", "parallel.vpp=2", "parallel.dispatcher=\"alltoall\""}},
     {"without_a_budget", "qwen3_30b_a3b.toml", 16, {"parallel.ep=8", "memory.expert_rows=0"}},
+    {"direct_with_chunks_of_many_ranks", "qwen3_30b_a3b.toml", 128,
+     {"parallel.ep=128", "parallel.dispatcher=\"direct\"", "memory.recompute=[\"norm\", \"qkv\"]"}},
     {"deepseek_on_1024", "deepseek_v3_1024_h100.toml", 1024, {}},
     {"deepseek_on_256", "deepseek_v3_256_gpus.toml", 256, {}},
     {"qwen3_on_256", "qwen3_235b_256_h100.toml", 256, {}},
@@ -185,6 +189,22 @@ TEST(RankMemories, OfLargeModelsFitTheirGpus) {
       const RankMemory memory = rank_memory(parts, layout, pipeline_use(spec.pipeline, spec.mesh.pp, r), r);
       EXPECT_LE(static_cast<double>(memory.total()) / (1 << 30), gib) << recipe << " pp rank " << r;
     }
+  }
+}
+
+// More ranks that share the experts leave each with fewer of them, and with no more of anything else than that saves.
+TEST(RankMemories, DoNotGrowWithTheNumberOfRanksThatShareExperts) {
+  int64_t before = std::numeric_limits<int64_t>::max();
+  for (const int64_t ep : {2, 4, 8, 16, 32, 64, 128}) {
+    const RunSpec run = load_run_spec(kRecipes + "qwen3_30b_a3b.toml",
+                                      {fmt::format("parallel.ep={}", ep), "parallel.dispatcher=\"direct\"",
+                                       "memory.recompute=[\"norm\", \"qkv\"]", "memory.expert_rows=1.25"});
+    const EngineSpec spec = planned_engine_spec(run, 128);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
+    const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
+    EXPECT_LE(memory.total(), before) << "ep = " << ep;
+    before = memory.total();
   }
 }
 

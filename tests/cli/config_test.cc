@@ -249,8 +249,8 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "parallel.dispatcher=two_level"}),
             "two_level: parallel.dispatcher asks for it");
   expect_refused(config({"parallel.ep=4", "parallel.dispatcher=two_level"}, false), 2,
-                 "parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must be on 2 to 8 "
-                 "whole nodes of parallel.ranks_per_node = 8 ranks");
+                 "parallel.dispatcher = \"two_level\": the ep * etp = 4 * 1 ranks that share experts must be on two or "
+                 "more whole nodes of parallel.ranks_per_node = 8 ranks");
   ranks_per_machine = "3";
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2"}), testing::StartsWith("alltoall: "));
   ranks_per_machine = "2";

@@ -108,6 +108,8 @@ bool Joining::is_let_in(const Socket& connection) {
   return false;
 }
 
+bool Joining::has_answered() const { return state_->has_answered; }
+
 void join_job(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank, Deadline deadline) {
   Joining joining(job, mine, to_rank);
   joining.greet(connection);

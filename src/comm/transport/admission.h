@@ -47,6 +47,8 @@ class Joining {
   // Answers what has come, and does not wait. Returns whether this rank was let in.
   // Error{distributed} when another program is there, a rank of another job, or the other end is gone.
   bool is_let_in(const Socket& connection);
+  // Returns whether the other end has proved itself and the answer was sent: then the other end alone decides.
+  bool has_answered() const;
 
  private:
   struct State;

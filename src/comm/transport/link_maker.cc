@@ -17,6 +17,7 @@ namespace {
 // A machine that is down answers nothing. Attempts are repeated this often, so that a link that works again is used.
 constexpr double kConnectS = 5;
 constexpr double kFirstRetryS = 0.05, kLongestRetryS = 1;
+constexpr double kLookS = 0.02;  // a look-up is looked after this often
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 
 double retry_s(int attempt) { return std::min(kLongestRetryS, kFirstRetryS * (1 << std::min(attempt, 10))); }
@@ -30,6 +31,9 @@ LinkMaker::LinkMaker(Options o)
       places_(std::move(o.places)),
       warn_(std::move(o.warn)),
       made_(std::move(o.made)),
+      look_up_(std::move(o.look_up)),
+      look_up_s_(o.look_up_s),
+      answer_s_(o.answer_s),
       waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       has_come_(static_cast<size_t>(size_)),
       num_awaited_(size_ - 1 - rank_) {
@@ -127,6 +131,12 @@ bool LinkMaker::advance(Call& call, bool has_news) {
     } else if (has_news && call.joining->is_let_in(call.socket)) {
       made_(call.rank, std::move(call.socket));
       return true;
+    } else {
+      MOEBIUS_CHECK(distributed, !is_due || call.joining->has_answered(),
+                    "its machine has accepted the connection, and the rank has not answered for {} s: it is stopped, "
+                    "or the link to it was cut",
+                    answer_s_);
+      if (call.joining->has_answered()) call.due = Deadline::max();
     }
   } catch (const Error& e) {
     set_why_not(call.rank, e.what());
@@ -138,18 +148,30 @@ bool LinkMaker::advance(Call& call, bool has_news) {
 }
 
 void LinkMaker::begin_attempt(Call& call) {
-  call.socket = begin_connect(places_[call.rank], call.attempt);
+  const HostPort& to = places_[call.rank];
+  if (!call.name) {
+    call.name.emplace(to, look_up_);
+    call.name_due = deadline_in(look_up_s_);
+  }
+  const Addresses* const addresses = call.name->wait(Deadline());
+  if (addresses == nullptr) {
+    MOEBIUS_CHECK(distributed, milliseconds_until(call.name_due) > 0,
+                  "the name servers of this machine have not answered for the name for {} s", look_up_s_);
+    call.due = deadline_in(kLookS);
+    return;
+  }
+  const NameLookup name = *std::exchange(call.name, std::nullopt);  // the next attempt looks anew
+  call.socket = begin_connect(to, *name.wait(Deadline()), call.attempt);
   MOEBIUS_CHECK(distributed, call.socket.is_open(), "{}", std::strerror(errno));
   call.due = deadline_in(kConnectS);
 }
 
-// The other end may be stopped now, and answer when it goes on: it has as long as the waiting rank.
 void LinkMaker::greet(Call& call) {
   const int error = connect_error(call.socket);
   MOEBIUS_CHECK(distributed, error == 0, "{}", std::strerror(error));
   call.joining.emplace(job_, RankGreeting{.rank = rank_, .size = size_}, call.rank);
   call.joining->greet(call.socket);
-  call.due = Deadline::max();
+  call.due = deadline_in(answer_s_);
   set_why_not(call.rank, "its machine has accepted the connection, and the rank has not answered");
 }
 

@@ -5,6 +5,9 @@
 //
 //   Retries   An attempt that fails is repeated until the rank leaves. Nobody gives up here: a rank that waits for the
 //             connection ends the run after its timeout, and why_not() says what happened.
+//   Names     A name is looked up on another thread, so that name servers that do not answer delay only its call.
+//   Silence   A rank that has not answered a greeting for answer_s is called anew. It may be stopped, and answers the
+//             newest call when it goes on. Or the link was cut in between, and the other end has given up.
 //   Closing   The listener is closed when all higher ranks have connected.
 #pragma once
 
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "comm/transport/admission.h"
+#include "comm/transport/name_lookup.h"
 #include "comm/transport/socket.h"
 
 namespace moebius {
@@ -32,6 +36,9 @@ class LinkMaker {
     std::function<void(const std::string&)> warn;  // as of Admission
     // Gets each connection that was made, on the thread of this object.
     std::function<void(int rank, Socket)> made;
+    LookUp look_up = nullptr;  // null: the system's
+    double look_up_s = 5;      // why_not() says that a name is not known from then on
+    double answer_s = 20;      // time in which a rank answers a greeting
   };
   explicit LinkMaker(Options options);
   ~LinkMaker() = default;  // no connection is made after it
@@ -47,7 +54,9 @@ class LinkMaker {
   // A connection that is being made. Between two attempts the socket is closed.
   struct Call {
     int rank = 0, attempt = 0;
-    Deadline due;  // when the next attempt begins, or when this one has taken too long to connect
+    Deadline due;  // when the next attempt begins, or when this one has taken too long to connect or to be answered
+    std::optional<NameLookup> name;  // of the attempt that begins
+    Deadline name_due;
     Socket socket;
     std::optional<Joining> joining;  // set once the socket is connected
   };
@@ -68,6 +77,8 @@ class LinkMaker {
   const std::vector<HostPort> places_;
   const std::function<void(const std::string&)> warn_;
   const std::function<void(int, Socket)> made_;
+  const LookUp look_up_;
+  const double look_up_s_, answer_s_;
   const Socket waker_;                  // an eventfd
   std::optional<Admission> admission_;  // empty: nobody connects to this rank any more
   std::vector<bool> has_come_;          // by rank

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <future>
 #include <memory>
 
 #include "core/error.h"
@@ -26,18 +27,32 @@ class Maker {
     int rank = 0, size = 4;
     std::vector<HostPort> places;
     std::string secret = kSecret;
+    LookUp look_up = nullptr;
+    double look_up_s = 5, answer_s = 20;
   };
   explicit Maker(Spec spec) {
     Socket listener = listen_at(0, /*loopback_only=*/true);
     place = {.host = "127.0.0.1", .port = port_of(listener)};
-    maker = std::make_unique<LinkMaker>(
-        LinkMaker::Options{.rank = spec.rank,
-                           .size = spec.size,
-                           .job = {.secret = spec.secret, .run = "run"},
-                           .listener = std::move(listener),
-                           .places = std::move(spec.places),
-                           .warn = [this](const std::string& text) { warn(text); },
-                           .made = [this](int rank, Socket s) { add(rank, std::move(s)); }});
+    maker =
+        std::make_unique<LinkMaker>(LinkMaker::Options{.rank = spec.rank,
+                                                       .size = spec.size,
+                                                       .job = {.secret = spec.secret, .run = "run"},
+                                                       .listener = std::move(listener),
+                                                       .places = std::move(spec.places),
+                                                       .warn = [this](const std::string& text) { warn(text); },
+                                                       .made = [this](int rank, Socket s) { add(rank, std::move(s)); },
+                                                       .look_up = std::move(spec.look_up),
+                                                       .look_up_s = spec.look_up_s,
+                                                       .answer_s = spec.answer_s});
+  }
+  // Waits until it says this of a rank.
+  std::string why_with(int rank, const std::string& text) const {
+    std::string why;
+    for (int i = 0; i < 10000 && why.find(text) == std::string::npos; ++i) {
+      why = maker->why_not(rank);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return why;
   }
   ~Maker() { maker.reset(); }  // its thread uses the members below
   // Waits until it has made this many connections. Returns the ranks in their order.
@@ -124,12 +139,65 @@ TEST(LinkMaker, CallsDoNotWaitForEachOther) {
   EXPECT_THAT(stranger.warnings_after(1), HasSubstr("closed the connection before it had proved the job's secret"));
   EXPECT_THAT(higher.maker->why_not(1), HasSubstr("its machine has accepted the connection, and the rank has not"));
   // It tries again, and says in between that it waits for the other's answer.
-  std::string why;
-  for (int i = 0; i < 10000 && why.find("does not know the secret of this job") == std::string::npos; ++i) {
-    why = higher.maker->why_not(2);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_THAT(higher.why_with(2, "does not know"), HasSubstr("does not know the secret of this job"));
+}
+
+// The machine of a stopped rank accepts connections that nobody answers. When the rank goes on it answers the newest.
+TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAnew) {
+  Socket stopped = listen_at(0, true);
+  const HostPort place{.host = "127.0.0.1", .port = port_of(stopped)};
+  Maker higher({.rank = 3, .places = {{}, place}, .answer_s = 0.5});
+  higher.maker->call(1);
+  const std::string why =
+      "its machine has accepted the connection, and the rank has not answered for 0.5 s: it is "
+      "stopped, or the link to it was cut";
+  EXPECT_EQ(higher.why_with(1, why), to_string(place) + ": " + why);
+  const LinkMaker going_on({.rank = 1,
+                            .size = 4,
+                            .job = {.secret = kSecret, .run = "run"},
+                            .listener = std::move(stopped),
+                            .places = {},
+                            .warn = {},
+                            .made = [](int, Socket) {}});
+  EXPECT_THAT(higher.ranks_after(1), ElementsAre(1));
+}
+
+// A look-up that ends when the test lets it.
+struct SlowNames {
+  LookUp look_up() {
+    return [may_end = may_end.get_future().share()](const HostPort& to) {
+      may_end.wait();
+      return *NameLookup({.host = "127.0.0.1", .port = to.port}).wait(Deadline());
+    };
   }
-  EXPECT_THAT(why, HasSubstr("does not know the secret of this job"));
+  std::promise<void> may_end;
+};
+
+TEST(LinkMaker, NamesThatAreNotAnsweredDelayNoOtherCall) {
+  SlowNames names;
+  Maker named({.rank = 1}), lower({.rank = 2});
+  const HostPort place{.host = "node1.example", .port = named.place.port};
+  Maker higher({.rank = 3, .places = {{}, place, lower.place}, .look_up = names.look_up(), .look_up_s = 0.05});
+  higher.maker->call(1);
+  EXPECT_EQ(higher.why_with(1, "name servers"),
+            to_string(place) + ": the name servers of this machine have not answered for the name for 0.05 s");
+  higher.maker->call(2);
+  EXPECT_THAT(higher.ranks_after(1), ElementsAre(2));
+  names.may_end.set_value();
+  EXPECT_THAT(higher.ranks_after(2), ElementsAre(2, 1));
+}
+
+TEST(ConnectUntil, NamesTheHostThatNameServersDoNotKnow) {
+  SlowNames names;
+  try {
+    connect_until({.host = "node1.example", .port = 4000}, deadline_in(0.05), names.look_up());
+    ADD_FAILURE() << "it is connected";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "tcp: node1.example:4000 was not reached in time: the name servers of this machine have not answered "
+                 "for node1.example; check the name, or give a number");
+  }
+  names.may_end.set_value();
 }
 
 // Strangers come while the ranks train: a silent one, another program, one with another secret. A rank that comes

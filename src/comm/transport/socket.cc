@@ -15,39 +15,11 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "core/error.h"
 
 namespace moebius {
 namespace {
-
-constexpr auto kRetry = std::chrono::milliseconds(50);
-
-// The addresses of a name. When it has none now, the list is empty and `why` says so.
-struct Resolved {
-  std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> first{nullptr, ::freeaddrinfo};
-  std::string why;
-};
-
-Resolved resolve(const HostPort& to) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(to.host.c_str(), std::to_string(to.port).c_str(), &hints, &found);
-  Resolved r;
-  if (code != 0) r.why = ::gai_strerror(code);
-  r.first.reset(code == 0 ? found : nullptr);
-  return r;
-}
-
-// Messages are small or waited for, so none is delayed to fill a packet.
-void prepare(const Socket& s) {
-  const int on = 1;
-  ::setsockopt(s.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::fcntl(s.descriptor(), F_SETFL, ::fcntl(s.descriptor(), F_GETFL) | O_NONBLOCK);
-}
 
 bool wait_for(const Socket& s, short events, Deadline deadline) {
   pollfd p{.fd = s.descriptor(), .events = events, .revents = 0};
@@ -56,23 +28,6 @@ bool wait_for(const Socket& s, short events, Deadline deadline) {
     if (ready > 0) return true;
     if (ready == 0 || errno != EINTR) return false;
   }
-}
-
-// Begins to connect to one address. On failure it returns a closed socket, with errno set.
-Socket begin_connect(const addrinfo& address) {
-  Socket s(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!s.is_open()) return s;
-  prepare(s);
-  if (::connect(s.descriptor(), address.ai_addr, address.ai_addrlen) == 0 || errno == EINPROGRESS) return s;
-  return {};
-}
-
-// Returns a connection to one address; on failure a closed socket, with errno set.
-Socket try_connect(const addrinfo& address, Deadline deadline) {
-  Socket s = begin_connect(address);
-  if (!s.is_open()) return s;
-  errno = wait_for(s, POLLOUT, deadline) ? connect_error(s) : ETIMEDOUT;
-  return errno == 0 ? std::move(s) : Socket();
 }
 
 using NameOf = int (*)(int, sockaddr*, socklen_t*);
@@ -116,7 +71,7 @@ Socket try_listen(int family, int port, bool loopback_only) {
   }
   if (::bind(s.descriptor(), reinterpret_cast<sockaddr*>(&address), size) != 0) return {};
   if (::listen(s.descriptor(), SOMAXCONN) != 0) return {};
-  prepare(s);
+  prepare_socket(s);
   return s;
 }
 
@@ -137,6 +92,13 @@ int milliseconds_until(Deadline deadline) {
 }
 
 std::string to_string(const HostPort& a) { return fmt::format("{}:{}", a.host, a.port); }
+
+// Messages are small or waited for, so none is delayed to fill a packet.
+void prepare_socket(const Socket& s) {
+  const int on = 1;
+  ::setsockopt(s.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::fcntl(s.descriptor(), F_SETFL, ::fcntl(s.descriptor(), F_GETFL) | O_NONBLOCK);
+}
 
 Socket::~Socket() {
   if (is_open()) ::close(descriptor_);
@@ -164,33 +126,10 @@ Socket accept_until(const Socket& listener, Deadline deadline) {
     Socket s(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!s.is_open() && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) continue;  // the caller has left
     MOEBIUS_CHECK(distributed, s.is_open(), "tcp: accepting a connection failed: {}", std::strerror(errno));
-    prepare(s);
+    prepare_socket(s);
     return s;
   }
   return {};
-}
-
-Socket connect_until(const HostPort& to, Deadline deadline) {
-  std::string why;
-  do {
-    const Resolved resolved = resolve(to);
-    why = resolved.why;
-    for (const addrinfo* a = resolved.first.get(); a != nullptr; a = a->ai_next) {
-      Socket s = try_connect(*a, deadline);
-      if (s.is_open()) return s;
-      why = std::strerror(errno);
-    }
-    std::this_thread::sleep_for(kRetry);
-  } while (milliseconds_until(deadline) > 0);
-  MOEBIUS_FAIL(distributed, "tcp: {} was not reached in time: {}", to_string(to), why);
-}
-
-Socket begin_connect(const HostPort& to, int attempt) {
-  const Resolved resolved = resolve(to);
-  std::vector<const addrinfo*> addresses;
-  for (const addrinfo* a = resolved.first.get(); a != nullptr; a = a->ai_next) addresses.push_back(a);
-  MOEBIUS_CHECK(distributed, !addresses.empty(), "tcp: {} has no address: {}", to_string(to), resolved.why);
-  return begin_connect(*addresses[static_cast<size_t>(attempt) % addresses.size()]);
 }
 
 int connect_error(const Socket& s) {
@@ -200,6 +139,7 @@ int connect_error(const Socket& s) {
 }
 
 bool wait_readable(const Socket& s, Deadline deadline) { return wait_for(s, POLLIN, deadline); }
+bool wait_writable(const Socket& s, Deadline deadline) { return wait_for(s, POLLOUT, deadline); }
 
 bool hear(const Socket& s, std::vector<std::byte>& heard, size_t size, const char* what) {
   const size_t have = heard.size();

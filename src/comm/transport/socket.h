@@ -49,18 +49,17 @@ Socket listen_at(int port, bool loopback_only);
 int port_of(const Socket& listener);
 // Returns the next connection, or a closed socket when none came before the deadline.
 Socket accept_until(const Socket& listener, Deadline deadline);
-// Tries until the deadline: a name may not be known yet, and a listener may not have started.
+// Tries until the deadline: a name may not be known yet, and a listener may not have started. name_lookup.h has more.
 Socket connect_until(const HostPort& to, Deadline deadline);
-// Begins to connect to one address of a name, the attempt-th in turn, and does not wait. Once the socket can be
-// written to, connect_error() says whether it is a connection. A closed socket: the attempt failed, with errno set.
-// Error{distributed} when the name has no address now.
-Socket begin_connect(const HostPort& to, int attempt);
+// Makes a new socket of a connection, or a listener, as all of them are: nothing waits in it.
+void prepare_socket(const Socket& s);
 int connect_error(const Socket& s);  // an errno; 0: connected
 // Reads what has come of `size` bytes into heard, and does not wait.
 // Returns whether all have come. Throws Error{distributed}, as read_all does, when the other end is gone.
 bool hear(const Socket& s, std::vector<std::byte>& heard, size_t size, const char* what);
 // Returns false when nothing came before the deadline.
 bool wait_readable(const Socket& s, Deadline deadline);
+bool wait_writable(const Socket& s, Deadline deadline);
 // Return the addresses of a connection's two ends, as numbers.
 std::string peer_host(const Socket& connection);
 std::string own_host(const Socket& connection);

@@ -99,11 +99,14 @@ void TcpLinks::post(TcpEnd& end) {
 }
 
 void TcpLinks::post_send(TcpEnd& end) {
-  Channel& channel = links_[end.peer].channels[end.channel];
+  Link& link = links_[end.peer];
+  Channel& channel = link.channels[end.channel];
   end.number = channel.num_sent++;
   Header header{.channel = end.channel, .number = end.number, .num_bytes = end.num_bytes};
   if (end.num_bytes <= kEagerBytes) {
-    queue(end.peer, {.header = header, .payload = end.data, .payload_bytes = end.num_bytes, .end = &end});
+    OutFrame frame{.header = header, .payload = end.data, .payload_bytes = end.num_bytes, .end = &end};
+    if (!link.is_made && link.kept_bytes + end.num_bytes <= kMostKeptBytes) keep(link, frame);
+    queue(end.peer, std::move(frame));
   } else {
     header.kind = Kind::offer;
     channel.offered[end.number] = &end;
@@ -174,12 +177,20 @@ void TcpLinks::withdraw(TcpEnd& end) {
     link.receiver = nullptr;
     link.into = nullptr;
   }
-  for (OutFrame& frame : link.out) {  // a frame that has begun to leave must be completed, since others follow
-    if (frame.end != &end) continue;
-    frame.own.assign(frame.payload, frame.payload + frame.payload_bytes);
-    frame.payload = frame.own.data();
-    frame.end = nullptr;
-  }
+  for (OutFrame& frame : link.out)  // a frame that has begun to leave must be completed, since others follow
+    if (frame.end == &end) own_payload(frame);
+}
+
+void TcpLinks::own_payload(OutFrame& frame) {
+  frame.own.assign(frame.payload, frame.payload + frame.payload_bytes);
+  frame.payload = frame.own.data();
+  frame.end = nullptr;
+}
+
+void TcpLinks::keep(Link& link, OutFrame& frame) {
+  link.kept_bytes += frame.payload_bytes;
+  finish(*frame.end, TcpEnd::State::ended);
+  own_payload(frame);
 }
 
 // --- frames out -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@
 //             and the first connection that breaks, to all ranks. Later ones are consequences.
 //   Frames    Bytes on a connection are frames: a header, then its payload.
 //             A message of at most kEagerBytes is one frame, which the receiver keeps until it is asked for.
+//             The sender keeps a copy of such frames until there is a connection, up to kMostKeptBytes for a rank. So
+//             a rank that sends a short message does not wait for the connection to be made.
 //             For a longer message the sender first sends an offer. The receiver accepts it when it knows
 //             where the bytes go; then they come. So no rank keeps long messages of others.
 //   Order     Each end numbers the messages of two ranks on a channel: the n-th sent is the n-th received.
@@ -49,7 +51,7 @@ struct TcpEnd {
 
 class TcpLinks {
  public:
-  static constexpr int64_t kEagerBytes = 1 << 16;
+  static constexpr int64_t kEagerBytes = 1 << 16, kMostKeptBytes = 1 << 20;
 
   // `sockets` is by rank; those of ranks without a connection are closed.
   // connect(r): asks for a connection to a lower rank. It returns at once, and add() brings the connection. It is
@@ -150,6 +152,7 @@ class TcpLinks {
     Socket socket;
     bool is_made = false;  // the socket is or was open
     bool is_asked_for = false;
+    int64_t kept_bytes = 0;  // copies of messages that wait for the connection
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
@@ -171,6 +174,8 @@ class TcpLinks {
   void note_failed(int rank);
   void post_send(TcpEnd& end);
   void post_receive(TcpEnd& end);
+  static void own_payload(OutFrame& frame);  // copies the payload, which belonged to an end
+  void keep(Link& link, OutFrame& frame);    // the same for a message, which ends by it
   void take_early(Link& link, Channel& channel, TcpEnd& end);
   void accept_offer(Channel& channel, TcpEnd& end, const Header& offer);
   bool sizes_agree(TcpEnd& end, int64_t peer_bytes);

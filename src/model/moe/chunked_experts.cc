@@ -7,19 +7,22 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLongest = 32768, kShortest = 8192;
+constexpr int64_t kLongest = 32768, kMostOfAllRanks = 262144;
 
 ChunkedExperts::Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<ChunkedExperts::Saved&>(saved); }
 
 }  // namespace
 
-int64_t expert_chunk(int64_t T) {
-  for (int64_t n = div_ceil(T, kLongest); n > 0 && T / n >= kShortest; ++n)
+int64_t expert_chunk(int64_t T, int64_t num_ranks) {
+  const int64_t longest = std::min(kLongest, std::max<int64_t>(1, kMostOfAllRanks / num_ranks));
+  for (int64_t n = div_ceil(T, longest); n > 0 && T / n >= div_ceil(longest, 4); ++n)
     if (T % n == 0) return T / n;
   return T;
 }
 
-int64_t expert_chunk(int64_t T, const LoraSpec& lora) { return lora.is_on() && lora.dropout > 0 ? T : expert_chunk(T); }
+int64_t expert_chunk(int64_t T, const LoraSpec& lora, int64_t num_ranks) {
+  return lora.is_on() && lora.dropout > 0 ? T : expert_chunk(T, num_ranks);
+}
 
 ChunkedExperts::ChunkedExperts(const LayerContext& c, std::unique_ptr<RoutedExperts> experts, int64_t chunk)
     : T_(c.stream_rows()), K_(c.model.top_k), E_(c.model.num_experts), chunk_(chunk), experts_(std::move(experts)) {

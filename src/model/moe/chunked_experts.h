@@ -1,8 +1,9 @@
 // Routed experts that compute a long micro-batch in chunks of tokens, one after another, so that their scratch does not
 // grow with its length. Each chunk has its own forward and backward passes.
 //
-// The size of a chunk depends on the number of tokens alone. So runs with the same number of tokens on a rank sum
-// weight gradients in the same order, whatever they save or recompute.
+// The size of a chunk depends only on the number of tokens and on the number of ranks that share the experts. So runs
+// with the same numbers sum weight gradients in the same order, whatever they save or recompute, and with every
+// dispatcher.
 #pragma once
 
 #include <memory>
@@ -12,12 +13,16 @@
 
 namespace moebius {
 
-// Returns the tokens of a chunk, for T tokens of a micro-batch on a rank: the largest divisor of T between 8192 and
-// 32768. It is T if T is at most 32768, or has no such divisor (short chunks would be slow).
-int64_t expert_chunk(int64_t T);
-// The same for the experts of a model. Experts with dropout in their adapters compute T at once, since the draws depend
-// on a token's position in the micro-batch.
-int64_t expert_chunk(int64_t T, const LoraSpec& lora);
+// Returns the tokens of a chunk on each of num_ranks ranks, for T tokens of a micro-batch on a rank: the largest divisor
+// of T up to
+//   most = min(32768, 262144 / num_ranks).
+// It is T if T is at most `most`, or has no divisor of at least most / 4 (short chunks would be slow).
+// A chunk has at most 262144 tokens on all ranks together, and each rank may get a row of each of them. So the memory
+// for rows that arrive does not grow with the number of ranks beyond that.
+int64_t expert_chunk(int64_t T, int64_t num_ranks = 1);
+// The same for the experts of a model that num_ranks = etp * ep ranks share. Experts with dropout in their adapters
+// compute T at once, since the draws depend on a token's position in the micro-batch.
+int64_t expert_chunk(int64_t T, const LoraSpec& lora, int64_t num_ranks = 1);
 
 class ChunkedExperts final : public RoutedExperts {
  public:

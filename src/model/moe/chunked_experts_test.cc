@@ -37,6 +37,19 @@ TEST(ChunkedExperts, ChunksFollowFromTheNumberOfTokens) {
   EXPECT_EQ(expert_chunk(32771), 32771);  // a prime
 }
 
+// All ranks together take 262144 tokens at most, so that no window grows with their number beyond that.
+TEST(ChunkedExperts, ChunksOfManyRanksAreShorter) {
+  EXPECT_EQ(expert_chunk(131072, 8), 32768);
+  EXPECT_EQ(expert_chunk(131072, 16), 16384);
+  EXPECT_EQ(expert_chunk(4096, 64), 4096);
+  EXPECT_EQ(expert_chunk(4096, 128), 2048);
+  EXPECT_EQ(expert_chunk(3 * 1000, 128), 1500);
+  EXPECT_EQ(expert_chunk(4099, 128), 4099);  // a prime
+  EXPECT_EQ(expert_chunk(0, 128), 0);
+  EXPECT_EQ(expert_chunk(3, 1 << 20), 1);
+  EXPECT_EQ(expert_chunk(4096, LoraSpec{.rank = 4, .dropout = 0.1}, 128), 4096);
+}
+
 // Only the order of the sums of weight gradients differs.
 TEST(ChunkedExperts, ComputeWhatExpertsOfAllTokensDo) {
   BalanceSpec drops;

@@ -221,7 +221,8 @@ TEST_P(DirectMoe, HasTheBitsOfAllGather) {
 INSTANTIATE_TEST_SUITE_P(Layouts, DirectMoe, ::testing::Range<size_t>(0, kLayouts.size()),
                          [](const auto& info) { return std::string(kLayouts[info.param].name); });
 
-// Ranks on pretended nodes: of one, two, four and eight ranks; of whole ep ranks with etp; in one of two copies.
+// Ranks on pretended nodes: of one, two, four and eight ranks; of whole ep ranks with etp; in one of two copies; on so
+// many nodes that their sums have two levels.
 const std::vector<Layout> kNodeLayouts = {
     {"ep4_nodes_of_2", {.dp = 4, .ep = 4, .ranks_per_node = 2}},
     {"ep4_nodes_of_1", {.dp = 4, .ep = 4, .ranks_per_node = 1}},
@@ -230,14 +231,18 @@ const std::vector<Layout> kNodeLayouts = {
     {"tp2cp2dp2_ep8_nodes_of_2", {.tp = 2, .cp = 2, .dp = 2, .ep = 8, .ranks_per_node = 2}},
     {"etp2ep4_nodes_of_4", {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4}},
     {"etp2ep8_nodes_of_8", {.dp = 16, .etp = 2, .ep = 8}},
+    {"etp2ep12_twelve_nodes_of_2", {.dp = 24, .etp = 2, .ep = 12, .ranks_per_node = 2}},
 };
 
 class TwoLevelMoe : public ::testing::TestWithParam<size_t> {
  protected:
   MeshShape mesh() const { return kNodeLayouts[GetParam()].mesh; }
+  int64_t num_experts() const { return std::max<int64_t>(8, mesh().ep); }
 };
 
-TEST_P(TwoLevelMoe, EqualsOneRank) { expect_same({.mesh = mesh(), .dispatcher = DispatcherKind::two_level}, 2e-6); }
+TEST_P(TwoLevelMoe, EqualsOneRank) {
+  expect_same({.mesh = mesh(), .dispatcher = DispatcherKind::two_level, .num_experts = num_experts()}, 2e-6);
+}
 
 // Sums of nodes are what the sums of all-gather have at their first level. A gate of 200 leaves ranks and nodes
 // without tokens.
@@ -257,6 +262,7 @@ TEST_P(TwoLevelMoe, HasTheBitsOfAllGather) {
                                         {.dtype = DType::bf16, .seq = 40, .expert_rows = 0.5},
                                         {.lora = lora}}) {
     c.mesh = mesh();
+    c.num_experts = num_experts();
     EXPECT_EQ(outcomes(c, DispatcherKind::two_level), outcomes(c, DispatcherKind::allgather))
         << "gate " << c.gate_std << " budget " << c.expert_rows;
   }

@@ -35,13 +35,14 @@ struct MoeCase {
   ExpertOverlap overlap = ExpertOverlap::none;
   int64_t expert_chunk = 0;  // as LayerContext's
   bool splits_backward = false, first_of_step = false;
+  int64_t num_experts = 8;
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
   ModelSpec m;
   m.hidden_size = 12;
   m.moe_intermediate_size = c.hidden;
-  m.num_experts = 8;
+  m.num_experts = c.num_experts;
   m.top_k = 3;
   m.norm_topk_prob = true;
   m.expert_bias = c.balance.bias;

@@ -8,7 +8,8 @@
 namespace moebius {
 
 std::unique_ptr<RoutedExperts> make_routed_experts(const LayerContext& c, const std::string& prefix) {
-  const int64_t T = c.stream_rows(), chunk = c.expert_chunk > 0 ? std::min(c.expert_chunk, T) : expert_chunk(T, c.lora);
+  const int64_t T = c.stream_rows(), ranks = c.mesh.shape().etp * c.mesh.shape().ep;
+  const int64_t chunk = c.expert_chunk > 0 ? std::min(c.expert_chunk, T) : expert_chunk(T, c.lora, ranks);
   auto experts = std::make_unique<DispatchedExperts>(c, prefix, chunk);
   if (chunk == T) return experts;
   return std::make_unique<ChunkedExperts>(c, std::move(experts), chunk);

@@ -55,11 +55,12 @@ const std::vector<MeshShape> kMeshes = {
     {.tp = 2, .cp = 2, .ep = 4},
     {.cp = 2, .dp = 2, .etp = 2, .edp = 2},
 };
-// Nodes of one, two and three ranks; of whole ep ranks where etp is 2, and in one of two copies.
+// Nodes of one, two and three ranks; of whole ep ranks where etp is 2, and in one of two copies; ten of them, whose
+// sums have two levels.
 const std::vector<MeshShape> kMeshesOfNodes = {
     {.dp = 4, .ep = 4, .ranks_per_node = 2},           {.tp = 2, .cp = 2, .ep = 4, .ranks_per_node = 1},
     {.dp = 6, .ep = 6, .ranks_per_node = 3},           {.tp = 2, .dp = 4, .etp = 2, .ep = 4, .ranks_per_node = 4},
-    {.dp = 8, .ep = 4, .edp = 2, .ranks_per_node = 2},
+    {.dp = 8, .ep = 4, .edp = 2, .ranks_per_node = 2}, {.dp = 10, .ep = 10, .ranks_per_node = 1},
 };
 
 Case arbitrary_case() {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "comm/collective_levels.h"
 #include "config/dispatcher_choice.h"
 #include "model/moe/dispatcher_cost.h"
 #include "model/moe/expert_rows.h"
@@ -20,7 +19,6 @@ TwoLevelDelivery& own(Delivery& delivery) { return static_cast<TwoLevelDelivery&
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   const MeshShape& shape = spec.mesh->shape();
-  static_assert(kMostNodes == CollectiveLevels::kMostAtOnce, "the nodes are one level of sums");
   check_nodes(shape.ep, shape.etp, shape.ranks_per_node);
   MOEBIUS_CHECK(usage, spec.window != nullptr, "the two-level dispatcher needs a window; make one for the layers");
   return *spec.window;
@@ -31,6 +29,7 @@ DirectWindow& window_of(const DispatcherSpec& spec) {
 TwoLevelDispatcher::TwoLevelDispatcher(const DispatcherSpec& spec)
     : spec_(spec),
       ranks_(group_of_experts(*spec.mesh)),
+      levels_(ranks_.size(), static_cast<int>(spec.mesh->shape().ranks_per_node)),
       window_(window_of(spec)),
       etp_(spec.mesh->shape().etp),
       e_(spec.num_experts / spec.mesh->shape().ep),
@@ -40,7 +39,9 @@ TwoLevelDispatcher::TwoLevelDispatcher(const DispatcherSpec& spec)
       node_(ranks_.rank() / n_),
       place_(ranks_.rank() % n_),
       A_(std::min(spec.top_k, M_)),
-      J_(std::min(spec.top_k, P_)) {}
+      J_(std::min(spec.top_k, P_)),
+      block_level_(n_ > 1 ? 1 : 0),
+      block_size_(levels_.radix(block_level_)) {}
 
 int64_t TwoLevelDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
@@ -53,7 +54,7 @@ std::unique_ptr<Delivery> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, co
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
   };
-  ints(d.node_row_TA, ".node_row", {T, A_});
+  ints(d.node_row_GTA, ".node_row", {M_ / block_size_ * T, A_});
   ints(d.node_token_S, ".node_token", {T * A_});
   ints(d.node_offsets_M1, ".node_offsets", {M_ + 1});
   ints(d.dest_NJ, ".dest", {N, J_});
@@ -106,12 +107,25 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
                              .topk_TK = d.route.topk_TK,
                              .kept_TK = d.route.pair_row_TK,
                              .experts_of_rank = e_ * P_});
-  index_rows(step.stream, {.offsets_e1 = d.node_offsets_M1,
-                           .row_token_R = d.node_token_S.rows(0, T * A_),
-                           .row_pair_R = step.alloc({T * A_}, DType::i32),
-                           .pair_row_TK = d.node_row_TA.rows(0, T),
-                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(T, M_, step.stream)),
-                           .topk_TK = dest_TA});
+  const auto index_nodes = [&](Tensor offsets, Tensor row_token, Tensor node_row, int64_t first_node) {
+    const int64_t nodes = offsets.numel() - 1;
+    StackScope of_index(step.stack);
+    index_rows(step.stream, {.offsets_e1 = offsets,
+                             .row_token_R = row_token,
+                             .row_pair_R = step.alloc({T * A_}, DType::i32),
+                             .pair_row_TK = node_row,
+                             .scratch = step.alloc_bytes(IndexRows::scratch_bytes(T, nodes, step.stream)),
+                             .topk_TK = dest_TA,
+                             .first_expert = first_node});
+  };
+  const Tensor token_S = d.node_token_S.rows(0, T * A_);
+  if (block_size_ < M_) {
+    const Tensor offsets = step.alloc({block_size_ + 1}, DType::i32), tokens = step.alloc({T * A_}, DType::i32);
+    for (int64_t g = 0; g < M_ / block_size_; ++g)
+      index_nodes(offsets, tokens, section(d.node_row_GTA, g, T), g * block_size_);
+  }
+  const Tensor unused = block_size_ < M_ ? step.alloc({T, A_}, DType::i32) : d.node_row_GTA.rows(0, T);
+  index_nodes(d.node_offsets_M1, token_S, unused, 0);
   exchange_counts(step, count_M, d);
 }
 
@@ -208,8 +222,12 @@ TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const T
 }
 
 Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& d) {
-  const int64_t begin = std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
+  const int64_t begin = first_row(node, d);
   return sorted_SC.rows(begin, begin + d.send_rows[node]);
+}
+
+int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelDelivery& d) {
+  return std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
 }
 
 void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
@@ -359,8 +377,25 @@ void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC, const DirectW
   }
   exchange(
       step.stream, [&](int64_t m) { return sums[m]; }, [&](int64_t m) { return for_node(nodes_SC, m, d); });
-  moebius::combine(step.stream, {.out_TD = sum_TC, .y_RD = nodes_SC, .pair_row_TK = d.node_row_TA.rows(0, T)});
+  sum_over_block(step, sum_TC, nodes_SC, levels_.count() - 1, 0, d);
   if (is_bf16) copy(step.stream, out_TC, sum_TC);
+}
+
+void TwoLevelDispatcher::sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level,
+                                        int64_t block, const TwoLevelDelivery& d) const {
+  if (level == block_level_) {
+    moebius::combine(step.stream, {.out_TD = out_TC,
+                                   .y_RD = sorted_SC.rows(first_row(block * block_size_, d),
+                                                          first_row((block + 1) * block_size_, d)),
+                                   .pair_row_TK = section(d.node_row_GTA, block, out_TC.dim(0))});
+    return;
+  }
+  for (int64_t i = 0; i < levels_.radix(level); ++i) {
+    StackScope scope(step.stack);
+    const Tensor sum_TC = i == 0 ? out_TC : step.alloc(out_TC.shape, out_TC.dtype);
+    sum_over_block(step, sum_TC, sorted_SC, level - 1, block * levels_.radix(level) + i, d);
+    if (i > 0) add(step.stream, out_TC, sum_TC);
+  }
 }
 
 }  // namespace moebius

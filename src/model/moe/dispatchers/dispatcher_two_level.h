@@ -15,7 +15,7 @@
 //
 // Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
 // those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
-// all tokens. Rows are ordered by the rank of their token, then by token, whichever rank has passed them on.
+// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are ordered by the rank of their token, then by token, whichever rank has passed them on.
 //
 // With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
 // across nodes each time
@@ -29,15 +29,19 @@
 #include <string>
 #include <vector>
 
+#include "comm/collective_levels.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/dispatcher.h"
 
 namespace moebius {
 
 struct TwoLevelDelivery final : Delivery {
-  // Rows of the tokens here for all nodes, sorted by node, then by token.
-  Tensor node_row_TA, node_token_S, node_offsets_M1;  // A = min(K, M), S = T A
-  std::vector<int64_t> send_rows, recv_rows;          // to and from each node, on the host
+  // Rows of the tokens here for all nodes, sorted by node, then by token. A = min(K, M), S = T A.
+  Tensor node_token_S, node_offsets_M1;
+  // The rows of a token at the nodes of each block, which are added first, with T rows for each block. They are counted
+  // from the first row of the block.
+  Tensor node_row_GTA;
+  std::vector<int64_t> send_rows, recv_rows;  // to and from each node, on the host
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
@@ -68,10 +72,15 @@ class TwoLevelDispatcher final : public Dispatcher {
   void find_nodes(Step& step, TwoLevelDelivery& delivery) const;
   void exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& delivery) const;
   void announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& delivery) const;
+  // out = the sum over the nodes of a block of a level, of rows that are sorted by node. All f32.
+  void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
+                      const TwoLevelDelivery& delivery) const;
   // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
   Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelDelivery& delivery) const;
   // Returns those of one node, of rows that are sorted by node.
   static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& delivery);
+  // Returns where they begin.
+  static int64_t first_row(int64_t node, const TwoLevelDelivery& delivery);
   // A message to each rank of the rail, and one from each; send and receive return those of a node.
   void exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
                 const std::function<Tensor(int64_t)>& receive) const;
@@ -92,10 +101,13 @@ class TwoLevelDispatcher final : public Dispatcher {
 
   DispatcherSpec spec_;
   Group& ranks_;
+  CollectiveLevels levels_;  // of ranks_
   DirectWindow& window_;
   int64_t etp_, e_, n_, M_, P_;  // P: ep ranks of a node
   int64_t node_, place_;         // of this rank
   int64_t A_, J_;
+  int block_level_;     // of levels_: the first one that exchanges between nodes
+  int64_t block_size_;  // nodes of a block at that level
 };
 
 }  // namespace moebius
