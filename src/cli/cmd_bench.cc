@@ -129,7 +129,7 @@ int run_bench(const CLI::App& command, BenchOptions& o) {
 void add_bench(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
       "bench",
-      "times named workloads: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision, machine");
+      "times a workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine");
   const auto o = std::make_shared<BenchOptions>();
   add_bench_options(*command, *o);
   command->callback([&cli, command, o] { cli.run = [command, o] { return run_bench(*command, *o); }; });

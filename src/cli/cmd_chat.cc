@@ -124,13 +124,14 @@ int run_chat(Options& o, Log& log) {
 }  // namespace
 
 void add_chat(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("chat", "talks with a model, line by line");
+  CLI::App* command = cli.app.add_subcommand("chat", "chats with a model: each line of standard input is a message");
   const auto o = std::make_shared<Options>();
   add_generation_options(*command, *o);
-  command->add_option("--system", o->system, "text of a system message, which begins the conversation");
-  command->add_option("--context", o->context, "most tokens of a conversation")
+  command->add_option("--system", o->system, "a system message, which begins the conversation");
+  command->add_option("--context", o->context, "the most tokens of a conversation")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_example(*command, "moebius chat runs/chat --system 'You are brief.'");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
 }
 

@@ -123,6 +123,7 @@ int run_prune(const Options& o) {
 void add_checkpoint(Cli& cli) {
   CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "lists, verifies and prunes the checkpoints of a run");
   checkpoint->require_subcommand(1);
+  add_example(*checkpoint, "moebius checkpoint verify runs/mine");
   const auto o = std::make_shared<Options>();
   const auto add = [&](const char* name, const char* what, const char* path, int (*run)(const Options&)) {
     CLI::App* command = checkpoint->add_subcommand(name, what);
@@ -137,7 +138,7 @@ void add_checkpoint(Cli& cli) {
       "a run's folder, its checkpoints folder, or one checkpoint", run_verify);
   add("prune", "removes all but the newest checkpoints that verify", "a run's folder or its checkpoints folder",
       run_prune)
-      ->add_option("--keep", o->keep, "checkpoints to keep, at least 1")
+      ->add_option("--keep", o->keep, "number of checkpoints to keep, at least 1")
       ->capture_default_str();
 }
 

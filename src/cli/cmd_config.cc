@@ -172,14 +172,17 @@ ParameterBytes parameter_bytes(const RunSpec& run) {
           .state = state_bytes(run.optimizer)};
 }
 
+const char* offload_text(const OptimizerSpec& o) {
+  if (o.offload && o.offload_grad) return "; gradient, master and state are in host memory";
+  if (o.offload) return "; master and state are in host memory";
+  return o.offload_grad ? "; the gradient is in host memory" : "";
+}
+
 std::string parameter_text(const RunSpec& run) {
   const ParameterBytes b = parameter_bytes(run);
   return fmt::format(
       "{:.4g} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {:.4g}{}", b.total(),
-      b.weight, b.gradient, b.master, b.state,
-      run.optimizer.offload_grad ? "; gradient, master and state are in host memory"
-      : run.optimizer.offload    ? "; master and state are in host memory"
-                                 : "");
+      b.weight, b.gradient, b.master, b.state, offload_text(run.optimizer));
 }
 
 nlohmann::ordered_json parameter_json(const RunSpec& run) {
@@ -303,17 +306,21 @@ int run(const Options& o) {
 
 void add_config(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "config", "prints the resolved recipe with the origin of each value, the model's size, the mesh and the memory");
+      "config",
+      "prints the resolved recipe with the origin of each value, the model's size, the mesh and the memory plan");
   const auto o = std::make_shared<Options>();
-  command->add_option("RECIPE", o->recipe, "recipe (TOML)");
-  command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
+  command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
+  command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
-  command->add_option("--ranks-per-machine", o->ranks_per_machine, "ranks that start on each machine")
+  command->add_option("--ranks-per-machine", o->ranks_per_machine, "number of ranks that start on each machine")
       ->capture_default_str();
   command->add_flag("--changed", o->changed, "print only the values that are given, not the defaults");
   command->add_flag("--keys", o->keys,
                     "print every key of a recipe and what it does, as Markdown (docs/reference/recipe.md)");
   add_json_option(*command, o->json);
+  add_example(*command, "moebius config recipes/qwen3_30b_a3b.toml --ranks 16 --set parallel.ep=8");
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }
 

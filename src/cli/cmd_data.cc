@@ -111,20 +111,23 @@ void add_data(Cli& cli) {
 
   CLI::App* build =
       data->add_subcommand("build", "makes PREFIX.bin and PREFIX.idx from text and jsonl, also compressed as .zst");
-  build->add_option("--input", o->build.inputs, "files, read in this order")->required();
-  build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
+  build->add_option("--input", o->build.inputs, "text, .jsonl or .zst files, read in this order")->required();
+  build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json")->required();
   build->add_flag("--parse-special", o->parse_special,
-                  "encode special tokens that are spelled out in the text as such");
-  build->add_option("--seq-len", o->build.seq_len, "the train.seq_len to come: counts the documents that it cuts")
+                  "encode special tokens that are spelled out in the text as special tokens, not as text");
+  build
+      ->add_option("--seq-len", o->build.seq_len,
+                   "also count the documents that training with this train.seq_len would cut")
       ->check(CLI::PositiveNumber);
   add_threads_option(*build, o->threads);
-  build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
+  build->add_option("--out", o->build.out_prefix, "the PREFIX of the dataset to make")->required();
   build->add_flag("--force", o->build.replace, "replace an existing dataset");
   add_json_option(*build, o->json);
+  add_example(*build, "moebius data build --input book.txt --tokenizer bytes --out data/book");
   build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 
   CLI::App* info = data->add_subcommand("info", "prints what a dataset holds");
-  info->add_option("PREFIX", o->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   add_json_option(*info, o->json);
   info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });
 }

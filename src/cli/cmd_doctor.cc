@@ -131,7 +131,7 @@ int run_doctor(bool json) {
 
 void add_doctor(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "doctor", "prints what was found on this machine and in this build, what is missing, and what needs it");
+      "doctor", "prints what this machine and this build have, what they lack, and which features need that");
   const auto json = std::make_shared<bool>(false);
   add_json_option(*command, *json);
   command->callback([&cli, json] { cli.run = [json] { return run_doctor(*json); }; });

@@ -130,19 +130,24 @@ int run_eval(const Options& o, Cli& cli) {
 }  // namespace
 
 void add_eval(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("eval", "prints loss, perplexity and bits per byte on a token dataset");
+  CLI::App* command =
+      cli.app.add_subcommand("eval", "prints a model's loss, perplexity and bits per byte on a token dataset");
   const auto o = std::make_shared<Options>();
-  command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
-  command->add_option("--data", o->data, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  command->add_option("--seq-len", o->seq_len, "tokens per sequence; 0: the run's, or the model's context up to 2048")
+  command->add_option("MODEL", o->model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
+  command->add_option("--data", o->data, "the dataset: the PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  command
+      ->add_option("--seq-len", o->seq_len,
+                   "tokens per sequence; 0: as in the run, else the model's context up to 2048")
       ->capture_default_str();
-  command->add_option("--batch", o->batch, "sequences at a time")->capture_default_str();
-  command->add_option("--max-batches", o->max_batches, "batches to read; 0: the whole dataset")->capture_default_str();
+  command->add_option("--batch", o->batch, "number of sequences computed at a time")->capture_default_str();
+  command->add_option("--max-batches", o->max_batches, "number of batches to read; 0: the whole dataset")
+      ->capture_default_str();
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
   add_layout_options(*command, o->layout);
+  add_example(*command, "moebius eval runs/mine --data data/heldout");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_eval(*o, cli); }; });
 }
 

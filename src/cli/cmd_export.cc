@@ -32,20 +32,22 @@ void add_export(Cli& cli) {
     std::string dtype;
     bool adapter = false, json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint");
+  CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint or a run");
   const auto o = std::make_shared<Options>();
-  command->add_option("CHECKPOINT", o->spec.model, "checkpoint, run's folder or Hugging Face folder")->required();
-  command->add_option("HF_DIR", o->spec.out, "folder to make")->required();
+  command->add_option("CHECKPOINT", o->spec.model, "a checkpoint, a run's folder, or a Hugging Face folder")
+      ->required();
+  command->add_option("HF_DIR", o->spec.out, "the folder to make")->required();
   command->add_option(
       "--dtype", o->dtype,
-      "f32, bf16 or fp8_block (matrices in 8-bit floats with scales of 128 x 128 blocks, as DeepSeek "
-      "releases them, or with the bits that were imported); without it: imported weights as they are stored, trained weights in f32");
+      "f32, bf16, or fp8_block: matrices in 8-bit floats with a scale for each block of 128 x 128, as DeepSeek "
+      "releases them; default: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
   command->add_flag("--adapter", o->adapter,
                     "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
+  add_example(*command, "moebius export runs/mine mine-hf --dtype bf16");
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
       if (o->adapter) return run_adapter(o->spec, !o->dtype.empty(), o->json);

@@ -19,14 +19,15 @@ void add_forward(Cli& cli) {
     bool json = false;
   };
   CLI::App* command = cli.app.add_subcommand(
-      "forward", "writes logits, loss, routes and gradients of given tokens, to compare with other implementations");
+      "forward", "writes logits, loss, routes and gradients of given tokens, for comparison with other software");
   const auto o = std::make_shared<Options>();
-  command->add_option("MODEL", o->spec.model, "checkpoint or Hugging Face folder")->required();
+  command->add_option("MODEL", o->spec.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
   command
-      ->add_option("--tokens", o->spec.tokens,
-                   "safetensors file with `tokens` I32 [B,S]; a `doc_start` of the same form keeps documents apart")
+      ->add_option(
+          "--tokens", o->spec.tokens,
+          "safetensors file with `tokens` I32 or I64 [B, S]; `doc_start` of the same shape keeps documents apart")
       ->required();
-  command->add_option("--out", o->spec.out, "safetensors file to write")->required();
+  command->add_option("--out", o->spec.out, "the safetensors file to write")->required();
   command->add_option("--adapter", o->spec.adapter,
                       "folder of an adapter (PEFT's format, or a run with [lora]); --grads are then its gradients");
   command->add_flag("--grads", o->spec.gradients, "write the gradient of every tensor too");
@@ -37,6 +38,7 @@ void add_forward(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
+  add_example(*command, "moebius forward MODEL --tokens tokens.safetensors --out out.safetensors --grads");
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
       o->spec.device = device_kind(o->device);

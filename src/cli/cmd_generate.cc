@@ -210,17 +210,19 @@ int run_generate(const Options& o, Log& log) {
 }  // namespace
 
 void add_generate(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("generate", "continues texts");
+  CLI::App* command = cli.app.add_subcommand("generate", "continues a prompt, or each prompt of a file");
   const auto o = std::make_shared<Options>();
   add_generation_options(*command, *o);
   CLI::Option* prompt = command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document");
   CLI::Option* prompts = command->add_option(
-      "--prompts", o->prompts, "file of prompts, one a line; .jsonl: objects with \"prompt\" or \"messages\"");
+      "--prompts", o->prompts,
+      "a file with a prompt on each line; in a .jsonl file, with an object that has \"prompt\" or \"messages\"");
   prompt->excludes(prompts);
-  command->add_option("--batch", o->batch, "most texts that grow at once")
+  command->add_option("--batch", o->batch, "number of texts that are generated at a time")
       ->check(CLI::Range(int64_t{1}, kMaxSequences))
       ->capture_default_str();
   add_json_option(*command, o->json);
+  add_example(*command, "moebius generate runs/mine --prompt 'In the beginning' --max-tokens 100");
   add_layout_options(*command, o->layout);
   command->callback([&cli, o, prompt, prompts] {
     cli.run = [&cli, o, prompt, prompts] {

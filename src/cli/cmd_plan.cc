@@ -134,44 +134,49 @@ int run(const Options& o, Cli& cli) {
 
 void add_plan(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "plan", "predicted memory and time of a run on any machine, and the layout to choose; nothing is run");
+      "plan", "predicts memory and time of a run on any machine, and searches for a layout; runs nothing");
   const auto o = std::make_shared<Options>();
   o->limits.threads = num_threads(0);
   const auto several = [](CLI::Option* option) { option->take_all()->allow_extra_args(false); };
-  command->add_option("RECIPE", o->recipe, "recipe (TOML)");
-  several(command->add_option("--set", o->overrides, "section.key=value"));
-  command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
-  command->add_option("--machine", o->machine, "a name of machines/, or a machine file");
-  several(command->add_option("--assume", o->assume,
-                              "KEY=VALUE that no recipe says: system, dispatcher, graphs, load, ..."));
-  command->add_flag("--search", o->search, "the best layouts, each as keys to paste");
-  command->add_option("--memory-gb", o->limits.memory_gb, "with --search: memory of a rank; 0: 95 % of the machine's")
+  command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
+  several(command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value"));
+  command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
+  command->add_option("--machine", o->machine, "the machine: a name of machines/, as h100, or a machine file");
+  several(command->add_option(
+      "--assume", o->assume,
+      "an assumption that no recipe has, as load=zipf:1; docs/reference/commands.md has all of them"));
+  command->add_flag("--search", o->search, "search for the best layouts, and print each as keys to paste");
+  command
+      ->add_option("--memory-gb", o->limits.memory_gb,
+                   "with --search: memory that a rank may use; 0: memory.fit, else 95 % of the machine's")
       ->capture_default_str();
   command
       ->add_option("--most-tp", o->limits.most_tp,
-                   "with --search: tp and etp at most; 0: the ranks of a domain, at most 8")
+                   "with --search: the largest tp and etp; 0: the ranks of a domain, at most 8")
       ->capture_default_str();
   command
       ->add_option("--recipes", o->limits.recipes,
-                   "with --search: values of precision.recipe to choose from, as none,mxfp8; without: the recipe's own")
+                   "with --search: values of precision.recipe to try, as none,mxfp8; default: the recipe's own")
       ->delimiter(',');
   command
       ->add_option("--node-ranks", o->node_ranks,
-                   "ranks joined by fast links, at most the machine's domain; 0: the machine's domain")
+                   "number of ranks that fast links join, at most the machine's domain; 0: that domain")
       ->capture_default_str();
-  several(command->add_option("--sweep", o->sweep,
-                              "KEY=VALUE,VALUE,... or ranks=N,N,...: a table of all combinations; with --search the "
-                              "best layout of each"));
-  command->add_option("--csv", o->csv, "with --sweep: the table as a file");
-  command->add_option("--svg", o->svg, "with --sweep: its plot");
-  command->add_option("--trace", o->trace, "the predicted step, for Perfetto");
-  command->add_option("--html", o->html, "a page with timeline and memory");
+  several(
+      command->add_option("--sweep", o->sweep,
+                          "KEY=VALUE,VALUE,... or ranks=N,N,...: predict all combinations as a table; with --search "
+                          "the best layout of each"));
+  command->add_option("--csv", o->csv, "with --sweep: also write the table to this file");
+  command->add_option("--svg", o->svg, "with --sweep: also write a plot to this file");
+  command->add_option("--trace", o->trace, "write the predicted step to this file, for Perfetto");
+  command->add_option("--html", o->html, "write a page with timeline and memory to this file");
   command->add_option("--fit", o->fit,
-                      "fits the machines' shares to measured rows (JSON), and reports each row's error");
-  command->add_flag("--leave-one-out", o->leave_one_out, "with --fit: also predicts each row from the others");
+                      "fit the machines' shares to the measured rows of this file (JSON), and print each row's error");
+  command->add_flag("--leave-one-out", o->leave_one_out, "with --fit: also predict each row from the others");
   command->add_option("--write-machines", o->machines_out,
-                      "with --fit: a folder for the machine files with fitted shares");
+                      "with --fit: write machine files with the fitted shares to this folder");
   add_json_option(*command, o->json);
+  add_example(*command, "moebius plan recipes/qwen3_30b_a3b.toml --machine h100 --ranks 16 --search");
   command->callback([&cli, o] { cli.run = [o, &cli] { return run(*o, cli); }; });
 }
 

@@ -99,12 +99,14 @@ int run_report(Log& log, const Options& o) {
 }  // namespace
 
 void add_report(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("report", "a page of a run, or of several side by side, in one HTML file");
+  CLI::App* command =
+      cli.app.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
-  command->add_option("RUN", o->runs, "folders of runs, which may be going on or have crashed")->required();
-  command->add_option("--out", o->out, "the page, FILE.html");
-  command->add_option("--csv", o->csv, "the metrics of one run as a table, FILE.csv");
+  command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
+  command->add_option("--out", o->out, "the page to write, FILE.html");
+  command->add_option("--csv", o->csv, "the table of one run's metrics to write, FILE.csv");
   add_json_option(*command, o->json);
+  add_example(*command, "moebius report runs/mine --out mine.html");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_report(cli.log, *o); }; });
 }
 

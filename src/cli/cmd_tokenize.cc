@@ -46,17 +46,20 @@ int run_tokenize(const Options& o, Log& log) {
     tokenizer->encode(line, &ids);
     std::cout << fmt::format("{}\n", fmt::join(ids, " "));
   }
-  MOEBIUS_CHECK(io, std::cout.flush().good(), "standard output: could not be written");
+  MOEBIUS_CHECK(io, std::cout.flush().good(),
+                "standard output: could not be written; free space there or send it elsewhere");
   return 0;
 }
 
 }  // namespace
 
 void add_tokenize(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("tokenize", "turns standard input into ids, line by line");
+  CLI::App* command = cli.app.add_subcommand(
+      "tokenize", "turns each line of standard input into token ids, or with --decode ids into text");
   const auto o = std::make_shared<Options>();
-  command->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
+  command->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json")->required();
   command->add_flag("--decode", o->decode, "turn ids into text");
+  add_example(*command, "echo 'some text' | moebius tokenize --tokenizer bytes");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_tokenize(*o, cli.log); }; });
 }
 

@@ -113,13 +113,14 @@ int train(const TrainArgs& args, Cli& cli) {
 
 void add_train(Cli& cli) {
   CLI::App* command =
-      cli.app.add_subcommand("train", "trains from a recipe; resumes from the newest checkpoint in run.dir");
+      cli.app.add_subcommand("train", "trains the model of a recipe; resumes from the newest checkpoint in run.dir");
   auto args = std::make_shared<TrainArgs>();
-  command->add_option("recipe", args->recipe, "recipe (TOML)")->required();
-  command->add_option("--set", args->overrides, "section.key=value, over the recipe; may be repeated")
+  command->add_option("recipe", args->recipe, "the recipe, a TOML file")->required();
+  command->add_option("--set", args->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
   add_ranks_options(*command, args->ranks, args->timeout_s);
+  add_example(*command, "moebius train recipes/demo.toml --set train.steps=100");
   command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });
 }
 

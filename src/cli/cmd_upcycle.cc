@@ -36,16 +36,20 @@ int run(const Options& o, Log& log) {
 }  // namespace
 
 void add_upcycle(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("upcycle", "makes a Mixture of Experts from a dense Hugging Face folder");
+  CLI::App* command =
+      cli.app.add_subcommand("upcycle", "makes a Mixture of Experts from a dense model, both as Hugging Face folders");
   const auto o = std::make_shared<Options>();
-  command->add_option("DENSE_HF_DIR", o->spec.model, "dense model: llama, mistral, qwen2 or qwen3")->required();
-  command->add_option("OUT_HF_DIR", o->spec.out, "folder to make")->required();
-  command->add_option("--experts", o->spec.num_experts, "experts per layer")->required();
-  command->add_option("--top-k", o->spec.top_k, "experts per token")->required();
-  command->add_option("--granularity", o->spec.granularity, "experts that one MLP is cut into")->capture_default_str();
-  command->add_option("--seed", o->spec.seed, "seed of the routers' random rows")->capture_default_str();
+  command->add_option("DENSE_HF_DIR", o->spec.model, "folder of a dense model: llama, mistral, qwen2 or qwen3")
+      ->required();
+  command->add_option("OUT_HF_DIR", o->spec.out, "the folder to make")->required();
+  command->add_option("--experts", o->spec.num_experts, "number of experts of each layer")->required();
+  command->add_option("--top-k", o->spec.top_k, "number of experts of each token")->required();
+  command->add_option("--granularity", o->spec.granularity, "number of experts that each MLP is cut into")
+      ->capture_default_str();
+  command->add_option("--seed", o->spec.seed, "seed of the routers' random weights")->capture_default_str();
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
+  add_example(*command, "moebius upcycle Qwen3-0.6B qwen3-moe --experts 8 --top-k 2");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run(*o, cli.log); }; });
 }
 

@@ -42,21 +42,28 @@ std::vector<int32_t> configured_ends(const std::string& dir, int64_t vocab_size)
 
 void add_generation_options(CLI::App& command, GenerationOptions& o) {
   Sampling& sampling = o.spec.sampling;
-  command.add_option("MODEL", o.model, "checkpoint, run folder or Hugging Face folder")->required();
-  command.add_option("--max-tokens", o.spec.max_tokens, "most tokens to add")->capture_default_str();
-  command.add_option("--temperature", sampling.temperature, "0: always the most likely token")->capture_default_str();
-  command.add_option("--top-k", sampling.top_k, "draw among so many of the most likely tokens; 0: all")
+  command.add_option("MODEL", o.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
+  command.add_option("--max-tokens", o.spec.max_tokens, "the most tokens to add to a text")->capture_default_str();
+  command.add_option("--temperature", sampling.temperature, "temperature of sampling; 0: always the most likely token")
       ->capture_default_str();
-  command.add_option("--top-p", sampling.top_p, "draw among the most likely tokens of this total probability")
+  command.add_option("--top-k", sampling.top_k, "sample among this many of the most likely tokens; 0: all")
       ->capture_default_str();
-  command.add_option("--min-p", sampling.min_p, "draw among tokens at least this times as likely as the most likely")
+  command
+      .add_option("--top-p", sampling.top_p, "sample among the most likely tokens whose probabilities add up to this")
       ->capture_default_str();
-  command.add_option("--repetition-penalty", sampling.repetition_penalty, "above 1: tokens of the text become rarer")
+  command
+      .add_option("--min-p", sampling.min_p,
+                  "sample among tokens at least this many times as likely as the most likely one")
       ->capture_default_str();
-  command.add_option("--seed", sampling.seed, "the same seed gives the same text")->capture_default_str();
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "above 1 makes tokens that the text has already less likely")
+      ->capture_default_str();
+  command.add_option("--seed", sampling.seed, "seed of sampling; the same seed gives the same text")
+      ->capture_default_str();
   command.add_option("--stop", o.stops, "a text ends before this string; may be given several times")
       ->allow_extra_args(false);
-  command.add_option("--tokenizer", o.tokenizer, "bytes or a folder; default: the model's");
+  command.add_option("--tokenizer", o.tokenizer, "bytes, or a folder with a tokenizer.json; default: the model's");
   add_device_option(command, o.device);
   add_dtype_option(command, o.dtype);
   add_threads_option(command, o.threads);

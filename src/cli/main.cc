@@ -112,8 +112,11 @@ int run(int argc, char** argv) {
   CLI::App app{"Moebius trains Mixture-of-Experts language models", "moebius"};
   app.set_version_flag("--version", "moebius 0.1.0");
   app.require_subcommand(1);
+  app.footer(
+      "moebius COMMAND --help lists the options of a command, with an example.\n"
+      "docs/reference/commands.md describes all commands, and docs/guide/train.md a first run.");
   bool quiet = false;
-  app.add_flag("--quiet", quiet, "print no logs or progress on standard error");
+  app.add_flag("--quiet", quiet, "print no logs and no progress on standard error");
   const bool redraw = isatty(STDERR_FILENO) && std::getenv("NO_COLOR") == nullptr;
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);

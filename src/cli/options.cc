@@ -12,23 +12,24 @@
 namespace moebius {
 
 void add_device_option(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cpu or cuda")->capture_default_str();
+  command.add_option("--device", device, "the device that computes: cpu or cuda")->capture_default_str();
 }
 
 void add_dtype_option(CLI::App& command, std::string& dtype) {
-  command.add_option("--dtype", dtype, "dtype of the computation: f32 or bf16")->capture_default_str();
+  command.add_option("--dtype", dtype, "the dtype of the computation: f32 or bf16")->capture_default_str();
 }
 
 void add_threads_option(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "CPU threads; 0: all that this process may use")->capture_default_str();
+  command.add_option("--threads", threads, "number of CPU threads; 0: as many as the CPUs that this process may use")
+      ->capture_default_str();
 }
 
 void add_json_option(CLI::App& command, bool& json) {
-  command.add_flag("--json", json, "one JSON object on standard output");
+  command.add_flag("--json", json, "print the result as JSON on standard output");
 }
 
 void add_shard_bytes_option(CLI::App& command, int64_t& bytes) {
-  command.add_option("--shard-bytes", bytes, "most bytes of tensors in a file")->capture_default_str();
+  command.add_option("--shard-bytes", bytes, "the largest size of a file's tensors, in bytes")->capture_default_str();
 }
 
 void check_shard_bytes(int64_t bytes) {
@@ -36,18 +37,24 @@ void check_shard_bytes(int64_t bytes) {
 }
 
 void add_layout_options(CLI::App& command, LayoutOptions& options) {
-  command.add_option("--set", options.overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
+  command
+      .add_option("--set", options.overrides,
+                  "parallel.KEY=VALUE, the layout on several ranks, as parallel.ep=2; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
   add_ranks_options(command, options.ranks, options.timeout_s);
 }
 
 void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s) {
-  command.add_option("--ranks", ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
+  command
+      .add_option("--ranks", ranks,
+                  "number of ranks, started as threads of this process for debugging; mpirun, srun and torchrun start "
+                  "processes")
       ->capture_default_str();
-  command.add_option("--timeout", timeout_s,
-                     "seconds for which a rank waits for another before the run ends; the default is 600 until the "
-                     "first step is done, then 60 beyond the longest step so far");
+  command.add_option(
+      "--timeout", timeout_s,
+      "seconds that a rank waits for another before the run ends with an error; the default is 600 until "
+      "the first step is done, then 60 more than the longest step so far");
 }
 
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run) {
@@ -85,5 +92,7 @@ void warn_if_any(Log& log, const std::string& warning) {
 void print_json(const nlohmann::ordered_json& object) {
   fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
+
+void add_example(CLI::App& command, const std::string& line) { command.footer("Example:\n  " + line); }
 
 }  // namespace moebius

@@ -22,6 +22,8 @@ void add_threads_option(CLI::App& command, int& threads);        // --threads, 0
 void add_json_option(CLI::App& command, bool& json);             // --json
 void add_shard_bytes_option(CLI::App& command, int64_t& bytes);  // --shard-bytes
 void check_shard_bytes(int64_t bytes);                           // Error{usage} unless it is at least 1
+// The help of the command ends with this line, which a user may type.
+void add_example(CLI::App& command, const std::string& line);
 
 // --set parallel.KEY=VALUE, --ranks and --timeout, for commands that run on any layout.
 struct LayoutOptions {

@@ -119,7 +119,7 @@ void refuse_foreign_keys(const RunSpec& spec) {
 json read_config_json(const std::string& dir) {
   const std::string path = dir + "/config.json";
   const json config = json::parse(read_text(path, "the model's config.json"), nullptr, false);
-  MOEBIUS_CHECK(input, config.is_object(), "{}: expected a JSON object; the file is not one", path);
+  MOEBIUS_CHECK(input, config.is_object(), "{}: expected a JSON object; the file is not one; fetch it again", path);
   return config;
 }
 

@@ -229,7 +229,7 @@ TEST(Load, FilesThatCannotBeRead) {
               HasSubstr("/nowhere/config.json: cannot read the model's config.json"));
   const ConfigFolder broken("{");
   EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + broken.path()}); }),
-              HasSubstr("/config.json: expected a JSON object; the file is not one"));
+              HasSubstr("/config.json: expected a JSON object; the file is not one; fetch it again"));
   const ConfigFolder other("{\"model_type\": \"gpt2\"}");
   EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + other.path()}); }),
               HasSubstr("/config.json: model_type must be one of"));

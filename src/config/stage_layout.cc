@@ -126,16 +126,17 @@ std::vector<StageSpec> read_stages(const StageLayoutRequest& request, const std:
 void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec>& stages) {
   const int64_t P = request.num_ranks, V = request.num_virtual;
   MOEBIUS_CHECK(usage, std::ssize(stages) == P * V,
-                "parallel.layout must have pp * vpp = {} * {} = {} stages; got {} in \"{}\"", P, V, P * V,
-                stages.size(), request.text);
+                "parallel.layout must have pp * vpp = {} * {} = {} stages; got {} in \"{}\"; add or remove a |", P, V,
+                P * V, stages.size(), request.text);
   int64_t with_mtp = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
     const bool empty = stages[s] == StageSpec{.first_layer = stages[s].first_layer};
-    MOEBIUS_CHECK(usage, !empty, "parallel.layout: stage {} of {} is empty; got \"{}\"", s, stages.size(),
-                  request.text);
+    MOEBIUS_CHECK(usage, !empty, "parallel.layout: stage {} of {} is empty; got \"{}\"; give it a layer, or remove a |",
+                  s, stages.size(), request.text);
     with_mtp += stages[s].num_mtp > 0;
   }
-  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must be on one stage; got {} stages in \"{}\"", with_mtp,
+  MOEBIUS_CHECK(usage, with_mtp <= 1,
+                "parallel.layout: all m must be on one stage; got {} stages in \"{}\"; move them together", with_mtp,
                 request.text);
 }
 

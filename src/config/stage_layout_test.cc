@@ -89,9 +89,10 @@ TEST(StageLayout, NamesTheStage) {
   EXPECT_THAT(error("E t*3 | t*1 m*2"), HasSubstr("stage 1 has the end where L is due"));
   EXPECT_THAT(error("E t*3 | t*1 m*2 L L"), HasSubstr("stage 1 has L where the end is due"));
   EXPECT_THAT(error("E t*4 | m | m L"),
-              HasSubstr("must have pp * vpp = 2 * 1 = 2 stages; got 3 in \"E t*4 | m | m L\""));
+              HasSubstr("must have pp * vpp = 2 * 1 = 2 stages; got 3 in \"E t*4 | m | m L\"; add or remove a |"));
   EXPECT_THAT(error("E t*4 m*2 L |"), HasSubstr("stage 1 of 2 is empty"));
-  EXPECT_THAT(error("E t*4 m | m L"), HasSubstr("all m must be on one stage; got 2 stages"));
+  EXPECT_THAT(error("E t*4 m | m L"),
+              HasSubstr("all m must be on one stage; got 2 stages in \"E t*4 m | m L\"; move them together"));
 }
 
 TEST(StageLayout, RefusesUnevenLayersWithTheEquation) {

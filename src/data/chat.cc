@@ -116,19 +116,21 @@ ChatTemplate ChatTemplate::open(const std::string& dir, const std::tm& now) {
                 dir);
   const auto who = [&](const std::string& name) { return config + ": chat_template" + name; };
   const bool is_list = found->is_array();
-  MOEBIUS_CHECK(input, found->is_string() || is_list, "{}: expected a template, or a list of them; got {}", who(""),
-                found->type_name());
+  MOEBIUS_CHECK(input, found->is_string() || is_list,
+                "{}: expected a template, or a list of them; got {}; correct the file", who(""), found->type_name());
   if (!is_list) made.add("default", *found, who(""));
   for (size_t i = 0; is_list && i < found->size(); ++i) {
     const nlohmann::json& one = (*found)[i];
     MOEBIUS_CHECK(input,
                   one.is_object() && one.value("name", nlohmann::json()).is_string() &&
                       one.value("template", nlohmann::json()).is_string(),
-                  "{}: expected objects with \"name\" and \"template\"; got another at {}", who(""), i);
+                  "{}: expected objects with \"name\" and \"template\"; got another at {}; correct the file", who(""),
+                  i);
     const std::string name = one["name"];
     if (name == "default" || name == "tool_use") made.add(name, one["template"], who(" " + name));
   }
-  MOEBIUS_CHECK(input, !made.templates_.empty(), "{}: expected a template of the name \"default\"; got none", who(""));
+  MOEBIUS_CHECK(input, !made.templates_.empty(), "{}: expected a template of the name \"default\"; got none; add one",
+                who(""));
   return made;
 }
 

@@ -112,7 +112,8 @@ TEST(Chat, TemplatesOfAFolder) {
   write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": [{"name": "tool_use", "template": "T"}]})");
   expect_error(ErrorKind::input, "a.jsonl:7: expected tools", [&] { text(plain); });
   write_file_atomic(dir.path("tokenizer_config.json"), R"({"chat_template": {"a": 1}})");
-  expect_error(ErrorKind::input, "expected a template, or a list of them; got object", [&] { text(plain); });
+  expect_error(ErrorKind::input, "expected a template, or a list of them; got object; correct the file",
+               [&] { text(plain); });
   write_file_atomic(dir.path("chat_template.jinja"), "a\n{% if %}");
   expect_error(ErrorKind::input, "chat_template.jinja:2: ", [&] { text(plain); });
   write_file_atomic(dir.path("chat_template.jinja"), "file");

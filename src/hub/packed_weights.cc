@@ -31,10 +31,12 @@ WeightPacking read_weight_packing(const json& config, const std::string& who) {
                 who, method.dump());
   WeightPacking packing{.kind = WeightPacking::Kind::fp8};
   const json format = it->value("fmt", json("e4m3")), size = it->value("weight_block_size", json());
-  MOEBIUS_CHECK(input, format == "e4m3", "{}: expected quantization_config.fmt \"e4m3\"; got {}", who, format.dump());
+  MOEBIUS_CHECK(input, format == "e4m3",
+                "{}: expected quantization_config.fmt \"e4m3\"; got {}; convert the weights to bf16 first", who,
+                format.dump());
   MOEBIUS_CHECK(input, is_block_size(size),
                 "{}: expected quantization_config.weight_block_size of two whole numbers, "
-                "[128, 128] for instance; got {}",
+                "[128, 128] for instance; got {}; fetch config.json again",
                 who, size.dump());
   packing.block_rows = size[0];
   packing.block_cols = size[1];

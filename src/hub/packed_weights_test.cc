@@ -83,7 +83,8 @@ TEST(PackedWeights, ReadsTheConfig) {
          "config.json: expected weights without quantization_config, or of quant_method \"fp8\" or \"mxfp4\"; got "
          "\"awq\"; convert them to bf16 first");
   refuse(7, "got null");
-  refuse({{"quant_method", "fp8"}, {"fmt", "e5m2"}}, "expected quantization_config.fmt \"e4m3\"; got \"e5m2\"");
+  refuse({{"quant_method", "fp8"}, {"fmt", "e5m2"}},
+         "expected quantization_config.fmt \"e4m3\"; got \"e5m2\"; convert the weights to bf16 first");
   for (const json& size : {json(), json(128), json{128}, json{128, 0}, json{128, -1}, json{1.5, 2}}) {
     refuse({{"quant_method", "fp8"}, {"weight_block_size", size}},
            "expected quantization_config.weight_block_size of two whole numbers, [128, 128] for instance; got " +

@@ -71,9 +71,10 @@ std::string checked_folder(const std::string& dir) {
 LoraSpec parse_peft_config(std::string_view text, const std::string& who) {
   constexpr double kMaxRank = 1 << 16;  // that of lora.rank
   const json config = parse_json(text, who);
-  MOEBIUS_CHECK(input, config.is_object() && config.value("peft_type", json()) == "LORA",
-                "{}: expected an adapter of peft_type \"LORA\"; got {}", who,
-                config.is_object() ? config.value("peft_type", json("none")).dump() : config.type_name());
+  MOEBIUS_CHECK(
+      input, config.is_object() && config.value("peft_type", json()) == "LORA",
+      "{}: expected an adapter of peft_type \"LORA\"; got {}; choose another adapter, or merge this one with PEFT", who,
+      config.is_object() ? config.value("peft_type", json("none")).dump() : config.type_name());
   for (const auto& [key, values] : plain_settings()) {
     if (!config.contains(key)) continue;
     MOEBIUS_CHECK(input, std::find(values.begin(), values.end(), config[key]) != values.end(),

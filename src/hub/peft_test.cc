@@ -51,7 +51,10 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
                        {"target_parameters", {"mlp.experts.gate_up_proj"}}};
   for (const auto& [key, value] : others.items())
     EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
-  EXPECT_THAT(refusal("peft_type", "IA3"), HasSubstr("expected an adapter of peft_type \"LORA\"; got \"IA3\""));
+  EXPECT_THAT(
+      refusal("peft_type", "IA3"),
+      HasSubstr(
+          "expected an adapter of peft_type \"LORA\"; got \"IA3\"; choose another adapter, or merge this one with PEFT"));
   EXPECT_THAT(refusal(json::array()), HasSubstr("got array"));
 }
 

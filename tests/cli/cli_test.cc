@@ -98,6 +98,15 @@ TEST(Cli, HelpGoesToStandardOutput) {
        {"eval", "generate", "forward", "data", "tokenize", "checkpoint", "config", "bench", "doctor"}) {
     EXPECT_THAT(ran.out, testing::HasSubstr(command));
   }
+  EXPECT_THAT(ran.out, testing::HasSubstr("docs/reference/commands.md describes all commands"));
+}
+
+TEST(Cli, HelpEndsWithALineToType) {
+  TestDir dir;
+  for (const char* command : {"train", "config", "plan", "eval", "generate", "chat", "forward", "tokenize", "import",
+                              "export", "upcycle", "report", "watch", "bench", "checkpoint"})
+    EXPECT_THAT(run_moebius(dir, {command, "--help"}).out, testing::ContainsRegex("\nExample:\n  .*moebius "))
+        << command;
 }
 
 // -- forward ---------------------------------------------------------------------------------------------

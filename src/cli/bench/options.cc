@@ -76,27 +76,31 @@ KernelChoice kernel_choice(const std::string& name) {
 }  // namespace
 
 void add_bench_options(CLI::App& command, BenchOptions& o) {
-  command.add_option("NAME", o.name, "the workload")->required();
+  command
+      .add_option(
+          "NAME", o.name,
+          "the workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine")
+      ->required();
   command.add_option("--runs", o.runs,
-                     "all but step and collectives: timed runs, of which the median counts; "
+                     "all but step and collectives: number of timed runs, whose median is printed; "
                      "default 7, on a GPU by their length");
-  command.add_option("--device", o.device,
-                     "cpu or cuda; default: the device of the recipe for step and precision, else cpu");
+  command.add_option("--device", o.device, "cpu or cuda; default: for step and precision the recipe's, else cpu");
   command.add_option(
       "--shape", o.shape,
-      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
+      "attention, experts, moe-layer, dispatch, machine: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
       "deepseek-v3-8-local, olmoe or gpt-oss-20b; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
   command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   add_threads_option(command, o.spec.threads);
-  command.add_option("--recipe", o.recipe,
-                     "step, precision: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
-  command.add_option("--set", o.overrides, "step, precision: section.key=value")->take_all()->allow_extra_args(false);
+  command.add_option(
+      "--recipe", o.recipe,
+      "step, precision: the recipe; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
+  command.add_option("--set", o.overrides, "step, precision: SECTION.KEY=VALUE")->take_all()->allow_extra_args(false);
   command.add_option("--steps", o.steps, "step: timed steps; they follow one warm-up step, on a GPU three")
       ->capture_default_str();
   command.add_option("--head-dim", o.spec.head_dim, "attention: width of every head; 0: the widths of the shape")
       ->capture_default_str();
-  command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
+  command.add_option("--window", o.spec.mask.window, "attention: number of keys that a query sees; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command.add_option("--sequences", o.spec.sequences, "attention: sequences; 0: those of --shape")
@@ -113,19 +117,25 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                    "moe-layer: gradients of weights are stored, as in the first micro-batch of a step; else they "
                    "are added");
   command.add_flag("--hash", o.hash, "step: print the XXH3-128 hash of the master weights at the end");
-  command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
+  command
+      .add_option("--ranks", o.ranks,
+                  "dispatch, collectives, step, machine: number of ranks, started as threads; mpirun starts processes")
       ->capture_default_str();
   command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
   command
-      .add_option("--ranks-per-node", o.ranks_per_node, "dispatch: consecutive ranks that form a node, of one machine")
+      .add_option("--ranks-per-node", o.ranks_per_node,
+                  "dispatch: number of consecutive ranks of one machine that form a node")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();
-  command.add_option("--sms", o.sms, "dispatch on a GPU: multiprocessors for the copies of direct; 0: all it takes")
+  command
+      .add_option("--sms", o.sms,
+                  "dispatch on a GPU: multiprocessors for the copies of direct; 0: as many as they take")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
   command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall, direct or two_level")
       ->capture_default_str();
   add_json_option(command, o.json);
+  add_example(command, "moebius bench moe-layer --shape qwen3-30b-a3b --device cuda");
 }
 
 void check_bench_options(const CLI::App& command, BenchOptions& o) {

@@ -13,17 +13,20 @@ std::vector<KeyText> run_texts() {
        "again resumes.",
        "required by `train`"},
       {"run.seed",
-       "The seed of weights, data order and router jitter. All of them are functions of it and of the step."},
-      {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA GPU a rank."},
+       "The seed of random weights, data order, router jitter and dropout. All of them are functions of it and of the "
+       "step."},
+      {"run.device",
+       "The device that computes the model: the CPUs of this machine, or its NVIDIA GPUs, which the ranks of a "
+       "machine get round-robin."},
       {"run.threads",
        "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results do not "
        "depend on it, bit for bit."},
       {"run.graph",
        "On a GPU a step is captured as CUDA graphs and replayed. Results do not depend on it, bit for bit."},
       {"run.kernels",
-       "The kernels on a GPU. `auto` takes the fastest that the GPU and the shape allow. `portable` leaves out "
-       "Hopper's own, so that a Hopper GPU runs what any GPU since compute capability 8.0 runs. Sums then have "
-       "another order."},
+       "The kernels that a GPU runs. `auto` takes the fastest that the GPU and the shape allow. `portable` leaves out "
+       "those for Hopper, so that a Hopper GPU runs the kernels of every GPU from compute capability 8.0 on. Sums are "
+       "then added in another order."},
   };
 }
 
@@ -72,15 +75,17 @@ std::vector<KeyText> attention_texts() {
       {"model.head_dim", "Width of a head. A GPU takes at most 256, and has Hopper kernels for 64 and 128.",
        "`hidden_size / num_attention_heads`"},
       {"model.kv_lora_rank",
-       "Above 0 selects latent attention (DeepSeek). Its keys and values are made from a vector of this "
-       "width.",
+       "Above 0 selects multi-head latent attention (MLA, DeepSeek): keys and values are computed from a latent "
+       "vector of this width.",
        "`0`"},
       {"model.q_lora_rank", "Latent attention: width of the queries' latent vector. 0 means that queries have none.",
        "`0`"},
-      {"model.qk_nope_head_dim", "Latent attention: columns of a query or key without rotary positions.", kNone},
-      {"model.qk_rope_head_dim", "Latent attention: columns of a query or key with rotary positions.", kNone},
-      {"model.v_head_dim", "Latent attention: width of a value.", kNone},
-      {"model.rope_interleave", "Latent attention: rotary positions rotate pairs (2i, 2i + 1) instead of (i, i + d/2).",
+      {"model.qk_nope_head_dim",
+       "Latent attention: width of the part of a query or key head that RoPE does not rotate.", kNone},
+      {"model.qk_rope_head_dim", "Latent attention: width of the part of a query or key head that RoPE rotates.",
+       kNone},
+      {"model.v_head_dim", "Latent attention: width of a value head.", kNone},
+      {"model.rope_interleave", "Latent attention: RoPE rotates the pairs (2i, 2i + 1) instead of (i, i + d/2).",
        "`false`"},
       {"model.rope_theta", "Base of the rotary frequencies."},
       {"model.rope_scaling",
@@ -90,11 +95,13 @@ std::vector<KeyText> attention_texts() {
       {"model.rope_parameters", "Another spelling of `rope_theta` and `rope_scaling` (transformers 5).", kNone},
       {"model.qkv_bias", "The projections of q, k and v have biases."},
       {"model.attention_bias", "The projections of q, k, v and o have biases."},
-      {"model.qk_norm", "RMSNorm is applied to q and k before rotary positions."},
-      {"model.clip_qkv", "q, k and v are clamped to this distance from 0 (olmoe).", kNone},
-      {"model.attention_sinks", "Each head has one more logit in attention's softmax, without a value (gpt_oss)."},
+      {"model.qk_norm", "RMSNorm is applied to q and k before RoPE."},
+      {"model.clip_qkv", "q, k and v are clamped to the range from -`clip_qkv` to `clip_qkv` (olmoe).", kNone},
+      {"model.attention_sinks",
+       "Each head has an attention sink: one more logit in the softmax, without a value (gpt_oss)."},
       {"model.attention_dropout", "Must be 0: attention has no dropout.", "`0`"},
-      {"model.sliding_window", "A token attends to this many tokens, itself included. 0 means all tokens before it."},
+      {"model.sliding_window",
+       "A token attends to itself and the tokens before it, this many in all. With 0 there is no limit."},
       {"model.use_sliding_window", "`false` turns `sliding_window` off.", kNone},
       {"model.max_window_layers", "Layers from this one on have the sliding window.", kNone},
       {"model.layer_types", "For each layer `full_attention` or `sliding_attention`.", kNone},
@@ -123,7 +130,8 @@ std::vector<KeyText> expert_texts() {
       {"model.topk_method",
        "DeepSeek's name for the choice of experts: with or without groups, with a correction bias.", kNone},
       {"model.expert_bias",
-       "Each expert has a bias that counts only in the choice. `moe.balance = \"bias\"` moves it."},
+       "Each expert has a bias that is added to its score when experts are chosen, but not to its weight. "
+       "`moe.balance = \"bias\"` updates it."},
       {"model.router_bias", "The router's logits have a bias (gpt_oss)."},
       {"model.mlp_bias", "Gate, up and down of the experts have biases (`moebius`). Other families need false."},
       {"model.swiglu_limit",
@@ -141,38 +149,40 @@ std::vector<KeyText> data_texts() {
        "The datasets to train on. Each is the PREFIX of `moebius data build` (of PREFIX.bin and "
        "PREFIX.idx); several are blended by their weights.",
        "required by `train`"},
-      {"data.valid", "The datasets of evaluations, without weights."},
+      {"data.valid", "The datasets to evaluate on, named as in `data.train` but without weights."},
       {"data.tokenizer",
        "The tokenizer of the datasets: `bytes`, or a folder with a `tokenizer.json`. A dataset of another "
        "tokenizer is refused.",
        "the folder of `model.hf` where it has a `tokenizer.json`, else `\"bytes\"`"},
       {"data.separate_documents",
-       "Attention and positions restart at each document. Use it for prompts and completions."},
+       "Attention and positions restart at each document. Datasets of prompts and completions need it."},
       {"data.pack_documents",
-       "Sequences are made of whole documents, in the order of the data, and padding without loss. A document that is "
-       "longer than a sequence is cut. Datasets of prompts and completions are packed in any case."},
+       "Each sequence holds whole documents, in the order of the data, and is padded; padding has no loss. A document "
+       "that is longer than a sequence is cut. Datasets of prompts and completions are always packed."},
       {"data.order_by_cost",
-       "The sequences of a step are sorted by the sum of the squares of their documents' lengths, the largest first. "
-       "So the ranks of dp compute sequences of like cost at a time. The step has the same sequences."},
+       "Sorts the sequences of a step by the sum of the squares of their documents' lengths, the largest first. The "
+       "dp ranks then compute sequences of similar cost at a time. A step has the same sequences as without it."},
   };
 }
 
 std::vector<KeyText> train_texts() {
   return {
       {"train.steps",
-       "Optimizer steps of the whole run. One takes `global_batch * seq_len` tokens. There are no epochs: "
-       "when the data ends, it is read again in a new order.",
+       "Optimizer steps of the whole run. A step trains on `global_batch * seq_len` tokens. There are no epochs: when "
+       "the data ends, it is read again in a new order.",
        kRequired},
       {"train.global_batch",
        "Sequences of a step, over all ranks. `global_batch / (micro_batch * dp)` micro-batches are "
        "accumulated.",
        kRequired},
       {"train.micro_batch",
-       "Sequences that a rank computes at a time. Memory for activations grows with it, and the maths does "
-       "not change.",
+       "Sequences that a rank computes at a time. The memory for activations grows with it. Gradients change only by "
+       "rounding, except where a micro-batch is part of a definition: `aux`, `sinkhorn`, capacity, `force_balance`, "
+       "quantised weight gradients.",
        kRequired},
       {"train.seq_len", "Tokens of a sequence, at most `model.max_position_embeddings`.", kRequired},
-      {"train.eval_every", "Steps between evaluations on `data.valid`. With 0 there is one after the last step."},
+      {"train.eval_every",
+       "Steps between evaluations on `data.valid`. With 0 there is one evaluation, after the last step."},
       {"train.eval_batches", "Micro-batches that an evaluation reads of each dataset. 0 reads all."},
       {"train.freeze",
        "Name patterns (`*`, `?`, `[0-3]`) of parameters that do not change. These have no gradients and no "
@@ -187,53 +197,57 @@ std::vector<KeyText> optimizer_texts() {
        "The optimizer: `adamw`; `sgd` with momentum; or `muon` for the matrices of layers and experts, with `adamw` for "
        "the rest ([numerics.md](../design/numerics.md#muon))."},
       {"optimizer.state",
-       "The moments of the optimizer: `f32`; `bf16` with stochastic rounding; or `8bit`, codes with a scale for each "
-       "256 elements of a row, for matrices whose rows are a multiple of that. A run may resume with another choice."},
+       "How the moments of the optimizer are stored: `f32`; `bf16` with stochastic rounding; or `8bit`, codes of 8 "
+       "bits with a scale for each 256 elements of a row. With `8bit`, vectors and matrices whose rows are not a "
+       "multiple of 256 keep f32 moments. A run may resume with another choice."},
       {"optimizer.master",
-       "The masters of bf16 weights: `f32`; `bf16_remainder`, the weights and 16 more bits, which are an exact f32; "
-       "or `bf16_stochastic`, the weights themselves with stochastic rounding. A run may resume with another choice."},
+       "How the master copies of bf16 weights are stored: `f32`; `bf16_remainder`, 16 bits beside each weight that "
+       "complete it to an exact f32; or `bf16_stochastic`, no copy: the weights themselves are updated, with "
+       "stochastic rounding. A run may resume with another choice."},
       {"optimizer.grad",
-       "The sums of gradients over the micro-batches of a step: `f32`; or `bf16` for the bf16 weights of layers, "
+       "How gradients are summed over the micro-batches of a step: `f32`; or `bf16` for the bf16 weights of layers, "
        "rounded after each micro-batch."},
       {"optimizer.offload",
-       "Masters and moments are in pinned host memory, which the GPU reads and writes during the update. The results "
-       "are the same bits."},
-      {"optimizer.offload_grad", "The sums of gradients in `bf16` are in pinned host memory too."},
+       "Keeps masters and moments in pinned host memory, which the GPU reads and writes during the update. Results do "
+       "not depend on it, bit for bit."},
+      {"optimizer.offload_grad",
+       "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
       {"optimizer.decay_steps", "`wsd`: steps of the linear decay at the end. 0 means a tenth of the steps."},
       {"optimizer.schedule",
-       "The learning rate after the warm-up: constant, decaying over all steps (cosine or linear), or "
-       "decaying only at the end (`wsd`)."},
+       "The learning rate after the warm-up: constant; decaying over all steps (cosine or linear); or constant with a "
+       "linear decay at the end (`wsd`)."},
       {"optimizer.weight_decay", "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
       {"optimizer.beta1", "`adamw`: decay of the first moment."},
       {"optimizer.beta2", "`adamw`: decay of the second moment."},
       {"optimizer.eps", "`adamw`: epsilon that is added to the root of the second moment."},
       {"optimizer.momentum",
-       "`sgd` and `muon`: the share of the running sum of gradients that is kept; 0.95 is usual for `muon`. With 0 `sgd` "
-       "has no state."},
-      {"optimizer.clip", "The global norm that gradients are scaled down to. 0 turns clipping off."},
+       "`sgd` and `muon`: the factor by which the running sum of gradients is multiplied in each step; 0.95 is usual "
+       "for `muon`. With 0 `sgd` has no state."},
+      {"optimizer.clip", "The global norm to which larger gradients are scaled down. 0 turns clipping off."},
   };
 }
 
 std::vector<KeyText> moe_texts() {
   return {
       {"moe.balance",
-       "How the load of experts is evened out: by losses, a bias, or Sinkhorn's routing "
-       "([numerics.md](../design/numerics.md#balance-losses)). `router_aux_loss_coef` of a config.json has no "
-       "effect."},
+       "How the load of experts is balanced: by auxiliary losses, by a bias of each expert, or by Sinkhorn routing "
+       "([numerics.md](../design/numerics.md#balance-losses)). `router_aux_loss_coef` of a config.json has no effect."},
       {"moe.aux_coeff",
        "Weight of each auxiliary loss in `balance`. It must be above 0 if there is one, and 0 otherwise."},
       {"moe.z_coeff", "Weight of the router's z-loss. 0 turns it off."},
-      {"moe.bias_rate", "`bias`: how far an expert's bias moves in a step."},
+      {"moe.bias_rate", "`bias`: the amount that the bias of an expert changes by in a step, up or down."},
       {"moe.capacity_factor",
-       "Above 0, an expert takes at most this multiple of its even share of tokens and drops the rest. "
-       "With 0 none are dropped."},
+       "Above 0, an expert takes at most this multiple of its even share of a micro-batch's tokens and drops the "
+       "rest, in training only. With 0 none are dropped."},
       {"moe.rank_rows_factor",
-       "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share. A "
-       "step that needs more ends the run. 0 plans for the worst case."},
-      {"moe.drop_policy", "Which tokens an expert drops: those of the smallest weights, or the last."},
+       "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share. A step that "
+       "needs more rows ends the run with an error. 0 plans for the worst case."},
+      {"moe.drop_policy",
+       "Which tokens an expert above its capacity drops: `probs`, those with the smallest weights, or `position`, the "
+       "last."},
       {"moe.jitter", "In training the router's input is multiplied by random numbers from 1 - jitter to 1 + jitter."},
       {"moe.router_dtype", "The dtype that the router computes in. `compute` means that of `precision.compute`."},
       {"moe.force_balance",
@@ -244,96 +258,110 @@ std::vector<KeyText> moe_texts() {
 std::vector<KeyText> parallel_texts() {
   return {
       {"parallel.tp",
-       "Tensor parallelism: ranks that share each matrix of attention, dense and shared-expert layers. "
-       "Between these layers they share the rows (sequence parallelism)."},
-      {"parallel.cp", "Context parallelism: ranks that share a sequence in attention."},
+       "Tensor parallelism: ranks that split the matrices of attention, dense MLPs and shared experts, and the "
+       "vocabulary. Between these they split the tokens (sequence parallelism)."},
+      {"parallel.cp", "Context parallelism: ranks that split the tokens of each sequence."},
       {"parallel.cp_comm",
-       "How ranks of cp exchange keys and values. `hierarchical` is `alltoall` among `cp_inner` neighbours, and `ring` "
-       "between them ([parallelism.md](../design/parallelism.md#context-parallelism))."},
-      {"parallel.cp_comm_window", "The same for layers with a sliding window. Without a value it is `cp_comm`."},
+       "How the ranks of cp exchange keys and values. `hierarchical` is `alltoall` among `cp_inner` neighbours, and "
+       "`ring` between such groups ([parallelism.md](../design/parallelism.md#context-parallelism))."},
+      {"parallel.cp_comm_window",
+       "`cp_comm` for layers with a sliding window. Without a value it is that of `cp_comm`."},
       {"parallel.cp_inner",
-       "With `hierarchical`: the ranks of cp that exchange rows for heads, such as those of one machine."},
+       "`hierarchical`: the number of neighbouring ranks of cp that exchange by all-to-all, such as those of one "
+       "machine."},
       {"parallel.dynamic_cp",
-       "Each micro-batch chooses how many neighbours of cp share its sequences, a power of two. Documents stay whole, "
-       "and ranks that share none exchange nothing. The loss is the same. On CPUs only."},
-      {"parallel.pp", "Pipeline parallelism: ranks that the layers are divided among."},
-      {"parallel.vpp", "Stages of each rank of the pipeline (interleaved 1F1B)."},
+       "Each micro-batch chooses how many neighbouring ranks of cp share its sequences, a power of two. Documents "
+       "stay whole, so short ones are not exchanged. The loss is the same. It needs `data.separate_documents` and "
+       "`data.pack_documents`, and runs on CPUs only."},
+      {"parallel.pp", "Pipeline parallelism: ranks that split the layers of the model into stages."},
+      {"parallel.vpp", "Virtual pipeline stages of each rank (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
-      {"parallel.etp", "Expert tensor parallelism: ranks that share each expert."},
+      {"parallel.etp", "Expert tensor parallelism: ranks that split the matrices of each expert."},
       {"parallel.layout",
-       "The layers of each stage, as in `Et*3|(tt|)*29m|L`: E embedding, t layer, m multi-token prediction, L "
-       "loss. Empty means even."},
+       "The layers of each stage, as in `Et*3|(tt|)*29m|L`: E embedding, t layer, m multi-token prediction, L loss. "
+       "If it is empty, all stages have the same number of layers."},
       {"parallel.schedule",
        "The order of a pipeline's passes. `1f1b` is the only one; it is interleaved where `vpp` is above 1."},
       {"parallel.dispatcher",
-       "How tokens reach experts on other ranks. In training `auto` is `direct` if the ranks of ep reach "
-       "each other's memory. Else it is `allgather` on a GPU with `run.graph`. On a CPU, or without `run.graph`, "
-       "it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU `alltoall` needs `run.graph = "
-       "false`. `direct` writes to the memory of the other ranks, which must be on one machine; the bits are "
-       "those of `allgather`. `two_level` sends a token once to each node (`ranks_per_node`) and writes to memory in "
-       "it; `auto` takes it on CPUs where it sends fewer bytes across nodes. The bits are those of `allgather`."},
+       "How tokens reach experts on other ranks ([parallelism.md](../design/parallelism.md#dispatchers)). `allgather` "
+       "gives all tokens to all ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs "
+       "`run.graph = false`. `direct` writes to the memory of the other ranks, which must be on one machine. "
+       "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; it runs on "
+       "CPUs only. `auto` takes, in training, `direct` if the ranks that share experts reach each other's memory; "
+       "else, on CPUs, `two_level` where that sends fewer bytes across nodes. Otherwise it takes `allgather` on a GPU "
+       "with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else `alltoall`. `direct` and `two_level` "
+       "have the bits of `allgather`."},
       {"parallel.ranks_per_node",
-       "The consecutive ranks that form a node, at most 8. Sums over ranks that share experts add those of a node "
-       "first. The ranks of a node must be on one machine for `dispatcher = \"two_level\"`."},
+       "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
+       "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
-       "What runs beside the rows of an MoE layer on their way to other ranks: `none`, or work of the same `layer` "
-       "([parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit "
-       "for bit."},
+       "What an MoE layer computes while its rows travel between ranks: nothing (`none`), or other work of the same "
+       "layer (`layer`, [parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend "
+       "on it, bit for bit."},
       {"parallel.sums",
-       "Who adds the numbers of ranks with GPUs. `ranks` adds in the order of the ranks, with the bits of every "
-       "other transport. `nccl` leaves sums to NCCL's own collectives, which send fewer messages in groups of many "
-       "ranks and choose their own order."},
+       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
+       "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "
+       "their own order."},
       {"parallel.fsdp",
-       "Ranks that hold the same weights of a layer keep a share of them each, and gather a layer when a pass comes to it "
-       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results do not depend on it, bit for bit."},
+       "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
+       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). On a GPU it needs `run.graph = "
+       "false`. Results do not depend on it, bit for bit."},
       {"parallel.shard_gradients",
-       "The same ranks keep a share each of the sums of a layer's gradients, and sum every micro-batch's over the ranks "
-       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With one micro-batch a rank in a step the "
-       "bits are the same; with several the order of sums differs."},
-      {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
+       "Shards the sums of each layer's gradients over the same ranks, which sum them after every micro-batch "
+       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). On a GPU it needs `run.graph = false`. With "
+       "one micro-batch a rank in a step the bits are the same; with more, sums are added in another order."},
+      {"parallel.overlap",
+       "Messages of the pipeline, of gradients and of weights overlap with computation. Results do not depend on it, "
+       "bit for bit."},
   };
 }
 
 std::vector<KeyText> other_texts() {
   return {
-      {"precision.compute", "The dtype of forward and backward. Masters, gradients and moments are f32."},
+      {"precision.compute",
+       "The dtype of forward and backward. Masters, gradients and moments are f32 unless `[optimizer]` stores them in "
+       "fewer bits."},
       {"precision.recipe",
-       "The format that the operands of products are quantised to "
-       "([numerics.md](../design/numerics.md#quantised-products)). It is for attention projections, dense and "
-       "shared MLPs, and experts. `none` computes in `precision.compute`. A Hopper GPU "
-       "has `none` and `fp8_block`, another GPU `none`."},
+       "The format that the operands of matrix products are quantised to "
+       "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
+       "MLPs, and experts. `none` computes in `precision.compute`. Hopper GPUs have `none` and `fp8_block`, other "
+       "GPUs `none` alone."},
       {"precision.weight_gradients",
-       "The operands of the products that give gradients of weights: `recipe` quantises them as `precision.recipe` "
-       "says, `compute` leaves them in `precision.compute`, which saves their transposed copies. `moebius bench "
-       "precision` times both."},
+       "The operands of the products that give weight gradients: `recipe` quantises them as `precision.recipe` says; "
+       "`compute` leaves them in `precision.compute`, so that they need no transposed quantised copies. `moebius "
+       "bench precision` times both."},
       {"precision.weights",
-       "How training holds the weights of quantised products: `compute` in `precision.compute` beside their quantised "
-       "copies, `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and checkpoints the same. "
-       "Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
+       "How training stores the weights of quantised products: `compute` in `precision.compute`, with quantised "
+       "copies beside them; `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and "
+       "checkpoints the same. Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
       {"precision.dispatch",
-       "How rows travel to their experts: `compute` in `precision.compute`, `recipe` in 8 bits with their scales, "
-       "which rounds them before all uses, on one rank too. Rows that return are in `precision.compute`. `recipe` is "
-       "for `fp8_block`."},
-      {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
+       "The dtype in which rows travel to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
+       "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes the "
+       "numbers of a run. Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
+      {"precision.keep", "Patterns (`*`, `?`) of the names of parameters whose products are not quantised."},
       {"memory.recompute",
-       "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)), in all layers or "
-       "in some: `layer:0-3,7`. `auto` chooses the fastest of all sets with which a rank needs at most `memory.fit`. "
-       "Results do not depend on it, bit for bit."},
+       "The activations that backward recomputes instead of keeping them "
+       "([memory.md](../design/memory.md#recompute)), in all layers or, as in `layer:0-3,7`, in some. `auto` chooses "
+       "the fastest of all sets with which a rank needs at most `memory.fit`. Results do not depend on it, bit for "
+       "bit."},
       {"memory.fit",
-       "The memory that a rank may need on its device. A run that needs more ends before it begins. With "
-       "`memory.recompute` = `auto` it decides what is recomputed. Empty: no limit."},
+       "The most memory that a rank may need on its device. A run that needs more ends before it begins. With "
+       "`memory.recompute = \"auto\"` it decides what is recomputed. If it is empty, there is no limit."},
       {"memory.offload",
-       "What layers keep for backward in pinned host memory ([memory.md](../design/memory.md#activations-on-the-host)): "
-       "`layer_input`, and the names of `memory.recompute`; `layer` is all of them. It is copied there beside the "
-       "forward pass, and back beside the backward pass. Results do not depend on it, bit for bit."},
+       "The activations that layers keep for backward in pinned host memory "
+       "([memory.md](../design/memory.md#activations-on-the-host)): `layer_input`, and the names of "
+       "`memory.recompute`; `layer` is all of them. The copies overlap with the forward and the backward pass. "
+       "Results do not depend on it, bit for bit."},
       {"memory.offload_fraction",
-       "The share of the layers of each stage that `memory.offload` is for, rounded up, spread evenly from the first."},
+       "The share of the layers of each stage whose activations `memory.offload` moves. Their number is rounded up, "
+       "and they are spread evenly from the first layer on."},
       {"memory.expert_rows",
-       "Rows of experts that a rank keeps for backward where experts are on several ranks, as a multiple of the even "
-       "share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are recomputed. "
-       "Results do not depend on it, bit for bit. 0 plans for the worst case."},
+       "The rows of experts for which a rank plans device memory where experts are on several ranks, as a multiple of "
+       "the even share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are "
+       "recomputed, or are in host memory while their layer runs. Results do not depend on it, bit for bit. 0 plans "
+       "for the worst case."},
       {"lora.rank",
-       "Columns of the low-rank adapters beside the matrices of `lora.targets`; the model itself is then frozen "
+       "Rank of the low-rank adapters of the matrices that `lora.targets` names; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},
       {"lora.alpha", "The term of an adapter is multiplied by `alpha` / `rank`."},
       {"lora.dropout",
@@ -350,19 +378,19 @@ std::vector<KeyText> other_texts() {
       {"lora.init_from",
        "Folder of an adapter in PEFT's format that training begins with. Without it A is random and B is 0."},
       {"checkpoint.every",
-       "Steps between checkpoints. With 0 there is one at the end and one on SIGTERM, so a crash loses all."},
-      {"checkpoint.keep", "Number of checkpoints that are kept, the newest ones. 0 keeps all."},
+       "Steps between checkpoints. With 0 a run saves at its end and on SIGTERM alone, so a crash loses everything."},
+      {"checkpoint.keep", "How many of the newest checkpoints are kept; older ones are removed. 0 keeps all."},
       {"checkpoint.async",
-       "Training continues while a checkpoint is written from a copy in host memory, 12 bytes per parameter."},
+       "Training continues while a checkpoint is written from a copy in host memory, of up to 12 bytes per parameter."},
       {"checkpoint.resume",
-       "Resume from the newest checkpoint of `run.dir`. With false the run starts over there and moves the "
-       "old checkpoints to `checkpoints/old-N`."},
-      {"log.every", "Steps between lines of the log. `metrics.jsonl` has every step."},
+       "Resume from the newest checkpoint of `run.dir`. With false the run starts over there, and moves the old "
+       "checkpoints to `checkpoints/old-N`."},
+      {"log.every", "Steps between lines of progress in the log. `metrics.jsonl` has every step."},
       {"log.tensorboard", "Write TensorBoard's files to `run.dir`/tensorboard."},
       {"log.precision",
-       "Write to `metrics.jsonl` what quantising does to the operands of each layer: the shares of saturated and zeroed "
-       "elements, and the range of scales. CPUs alone have it."},
-      {"log.trace", "A file for a Chrome trace of the second step.", kNone},
+       "Write to `metrics.jsonl` what quantising does to the operands of each layer: the shares of saturated and "
+       "zeroed elements, and the range of scales. It runs on CPUs only."},
+      {"log.trace", "The file for a Chrome trace of the second step after the start, or of the only one.", kNone},
   };
 }
 

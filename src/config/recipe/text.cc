@@ -40,7 +40,7 @@ json array_to_json(const toml::array& array, const std::string& where, int depth
 }
 
 json to_json(const toml::node& node, const std::string& where, int depth) {
-  MOEBIUS_CHECK(usage, depth <= kDeepest, "{}: values nest deeper than {}", where, kDeepest);
+  MOEBIUS_CHECK(usage, depth <= kDeepest, "{}: values nest deeper than {}; remove brackets", where, kDeepest);
   if (const auto* table = node.as_table()) return table_to_json(*table, where, depth);
   if (const auto* array = node.as_array()) return array_to_json(*array, where, depth);
   if (const auto* text = node.as_string()) return text->get();
@@ -170,7 +170,8 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
 RecipeEntry read_override(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   const std::string key = trimmed(assignment.substr(0, equals));
-  MOEBIUS_CHECK(usage, equals != std::string::npos && !key.empty(), "--set {}: expected SECTION.KEY=VALUE", assignment);
+  MOEBIUS_CHECK(usage, equals != std::string::npos && !key.empty(),
+                "--set {}: expected SECTION.KEY=VALUE, as in --set train.steps=100", assignment);
   const std::string text = trimmed(assignment.substr(equals + 1));
   if (auto value = parse_value(text)) return {key, std::move(*value), "--set"};
   const bool opened = !text.empty() && std::string_view("[{\"'").find(text[0]) != std::string_view::npos;

@@ -66,7 +66,7 @@ TEST(ReadRecipe, RefusesWhatIsNotTomlOrHoldsADate) {
               HasSubstr("r.toml:1: expected ASCII outside of strings and comments; got another character"));
   EXPECT_THAT(text("a = \"\xff\""), HasSubstr("r.toml:1:5: not TOML"));
   EXPECT_THAT(text("[run]\nx = " + std::string(20, '[') + std::string(20, ']')),
-              HasSubstr("r.toml:2: values nest deeper than 16"));
+              HasSubstr("r.toml:2: values nest deeper than 16; remove brackets"));
 }
 
 TEST(ReadOverride, TomlOrAWord) {
@@ -88,7 +88,7 @@ TEST(ReadOverride, TomlOrAWord) {
 
 TEST(ReadOverride, Refuses) {
   const auto text = [](const std::string& set) { return error_text(ErrorKind::usage, [&] { read_override(set); }); };
-  EXPECT_THAT(text("a.b"), HasSubstr("--set a.b: expected SECTION.KEY=VALUE"));
+  EXPECT_THAT(text("a.b"), HasSubstr("--set a.b: expected SECTION.KEY=VALUE, as in --set train.steps=100"));
   EXPECT_THAT(text("=3"), HasSubstr("--set =3: expected SECTION.KEY=VALUE"));
   EXPECT_THAT(text("a.b=[x, y]"), HasSubstr("--set a.b=[x, y]: the value is not TOML; quote strings inside lists"));
   EXPECT_THAT(text("a.b=\xff"), HasSubstr("the value is not TOML"));
