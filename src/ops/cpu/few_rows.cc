@@ -143,7 +143,7 @@ struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMostRows> four, one;
   std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
-  // Of several groups, which share what they ask for: 2 lines a step, or 1 where there are at least 4.
+  // Several groups share what they ask for: 2 lines a step, or 1 where there are at least 4.
   std::array<Multiply<T>, kMostRows> four_of_few_groups, four_of_many_groups;
 };
 
