@@ -2,9 +2,11 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/generation.h"
@@ -21,6 +23,31 @@ struct Options : GenerationOptions {
   int64_t context = 4096;
 };
 
+sigset_t interrupt_alone() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+// While it lives, Ctrl-C waits in this thread and in those that it starts, and does not end the program.
+// Ctrl-C that came and was not asked for takes effect at the end of its life.
+class HeldInterrupt {
+ public:
+  HeldInterrupt() { pthread_sigmask(SIG_BLOCK, &set_, &before_); }
+  ~HeldInterrupt() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  HeldInterrupt(const HeldInterrupt&) = delete;
+  // Returns whether Ctrl-C was pressed since the last call.
+  bool came() const {
+    const timespec no_time = {};
+    return sigtimedwait(&set_, nullptr, &no_time) == SIGINT;
+  }
+
+ private:
+  const sigset_t set_ = interrupt_alone();
+  sigset_t before_;
+};
+
 // A conversation with a model, in a terminal or through pipes.
 class Conversation {
  public:
@@ -32,7 +59,7 @@ class Conversation {
 
   // Answers lines until /exit or the end of the input.
   void run() {
-    if (is_terminal_) log_.line("/reset forgets the conversation, /exit or Ctrl-D ends it");
+    if (is_terminal_) log_.line("/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer");
     std::string line;
     while (ask(&line)) {
       if (line == "/exit") return;
@@ -84,11 +111,16 @@ class Conversation {
                   o_.context, prompts[0].size());
     GenerateSpec spec = spec_;
     spec.max_tokens = std::min(spec.max_tokens, left);
+    std::optional<HeldInterrupt> interrupt;
+    if (is_terminal_) interrupt.emplace();
+    bool interrupted = false;
+    const auto is_interrupted = [&] { return interrupted = interrupted || (interrupt && interrupt->came()); };
     const Generated made = generator_.run(spec, prompts, [&](size_t, int32_t id) {
       show(stream.add(id));
-      return !stream.is_stopped();
+      return !is_interrupted() && !stream.is_stopped();
     })[0];
     show(stream.rest() + "\n");
+    if (is_interrupted()) log_.line("the answer was ended by Ctrl-C; what came of it is kept");
     if (!made.ended) log_.line(fmt::format("cut after {} tokens", spec.max_tokens));
     log_.line(times_text(generator_.times()));
     return stream.text();
@@ -114,7 +146,9 @@ int run_chat(Options& o, Log& log) {
   spec.device = device_kind(o.device);
   check_weights(o.model, model);
   tokenizer.open_template();
+  std::optional<HeldInterrupt> interrupt(std::in_place);  // the engine's threads never take Ctrl-C
   Engine engine(spec);
+  interrupt.reset();
   Stream s = engine.stream();
   warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
   Conversation(o, tokenizer, engine, log).run();

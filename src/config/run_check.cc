@@ -327,11 +327,11 @@ void check_lora(const RunSpec& s) {
   }
   refuse_idle(s, "train.freeze", "with lora.rank above 0 all but the adapters is frozen; remove it");
   MOEBIUS_CHECK(usage, !s.moe.bias,
-                "moe.balance \"bias\" changes the model, which lora.rank = {} keeps as it is; choose another balance{}",
+                "moe.balance \"bias\" changes the model, which lora.rank = {} keeps as it is; choose another balance, "
+                "and model.expert_bias = true where the model was trained with it{}",
                 s.lora.rank, origin(s, "moe.balance"));
   MOEBIUS_CHECK(usage, s.num_mtp() == 0,
-                "train.mtp_coeff = {} trains modules of multi-token prediction, which get no adapters; set "
-                "train.mtp_coeff = 0{}",
+                "train.mtp_coeff = {} trains modules of multi-token prediction, which get no adapters; set it to 0{}",
                 s.train.mtp_coeff, origin(s, "train.mtp_coeff"));
 }
 

@@ -168,6 +168,9 @@ TEST(Check, Schedule) {
 }
 
 TEST(Check, Balance) {
+  EXPECT_THAT(check_error({"moe.balance=bias", "moe.bias_rate=0.1", "lora.rank=4", "lora.targets=[\"q_proj\"]",
+                           "model.init_from=base"}),
+              HasSubstr("choose another balance, and model.expert_bias = true where the model was trained with it"));
   EXPECT_THAT(check_error({"moe.balance=[\"sinkhorn\", \"aux\"]", "moe.aux_coeff=0.1"}),
               HasSubstr("\"sinkhorn\" chooses the experts alone"));
   EXPECT_THAT(check_error({"moe.balance=sinkhorn", "moe.force_balance=true"}),

@@ -76,7 +76,7 @@ HeatMap load_map(const std::string& id) {
 std::string load_by_layer(const Runs& runs, const ShownRun& run) {
   const MoeData& moe = run.data.moe;
   HeatMap map = load_map(id_of("load", run));
-  map.title = "Load of each expert of late" + of_run(runs, run);
+  map.title = "Load of each expert in the last steps" + of_run(runs, run);
   map.row = "layer";
   map.column = "expert";
   map.rows = layer_names(moe);
@@ -93,8 +93,9 @@ std::string load_over_steps(const Runs& runs, const ShownRun& run) {
   HeatMap all = heat_of_grid(moe.load, counted_names(E * std::ssize(moe.layers)));
   HeatMap map = load_map(id_of("load-steps", run));
   map.title = fmt::format("Load of layer {}{}", moe.layers[layer], of_run(runs, run));
-  map.note =
-      std::ssize(moe.layers) > 1 ? "the least even layer of late; tokens of each expert over their mean" : map.note;
+  map.note = std::ssize(moe.layers) > 1
+                 ? "the least even layer in the last steps; tokens of each expert over their mean"
+                 : map.note;
   map.row = "expert";
   map.column = "step";
   map.rows = counted_names(E);

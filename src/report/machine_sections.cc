@@ -139,7 +139,8 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
   const bool straggles = times.size() > 1 && median > 0 && busiest.busy_s() > kStraggles * median;
   BarChart chart{
       .id = id_of("ranks", run), .title = "Time of a step by rank" + of_run(runs, run), .unit = Unit::seconds};
-  chart.note = times.size() == 1 ? "of late" : "of late; waiting is communication that no compute hides";
+  chart.note =
+      times.size() == 1 ? "in the last steps" : "in the last steps; waiting is communication that no compute hides";
   if (times.size() > kMostRankBars) {
     chart.note += fmt::format("; the {} busiest of {} ranks", kMostRankBars, times.size());
     times.resize(kMostRankBars);
@@ -238,7 +239,7 @@ std::string link_table(const Runs& runs, const ShownRun& run) {
   Markup out;
   out.open("div", {{"class", "card"}, {"id", id_of("links", run)}})
       .element("h3", {}, "Slowest connections" + of_run(runs, run));
-  out.element("p", {{"class", "note"}}, "of late, beside the median of the others");
+  out.element("p", {{"class", "note"}}, "in the last steps, beside the median of the others");
   out.open("div", {{"class", "wide"}}).open("table").open("thead").open("tr");
   out.element("th", {{"scope", "col"}}, "figure").element("th", {{"scope", "col"}}, "connection");
   for (const char* head : {"value", "others"}) out.element("th", {{"scope", "col"}, {"class", "num"}}, head);

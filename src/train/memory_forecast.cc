@@ -3,6 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <vector>
+
+#include "ops/gemm/gemm.h"
 
 namespace moebius {
 namespace {
@@ -20,6 +23,20 @@ struct OfProcess {
   }
   Control& control;
 };
+
+// Computes two small products, those of a forward pass and of a weight gradient. The pages of the library that
+// multiplies, about 3 MiB, come with its first product. So the program has them when its memory is read.
+void load_products(Stream s, DType compute) {
+  constexpr int64_t kSize = 64;
+  std::vector<float> a(kSize * kSize), b(kSize * kSize), c(kSize * kSize);  // room for each dtype
+  const auto matrix = [](std::vector<float>& of, DType dtype) { return Tensor{of.data(), {kSize, kSize}, dtype}; };
+  gemm(s, {.c_MN = matrix(c, compute), .a = matrix(a, compute), .b = matrix(b, compute), .trans_b = true});
+  gemm(s, {.c_MN = matrix(c, DType::f32),
+           .a = matrix(a, compute),
+           .b = matrix(b, compute),
+           .trans_a = true,
+           .accumulate = true});
+}
 
 // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and buffers of
 // files and logs.
@@ -51,6 +68,7 @@ void MemoryForecast::predict_gpu(const HostMemory& host) {
 // Now the process holds the program and the indices of the datasets; the plan's pages come with
 // their first use. Ranks that are threads of the process are measured together.
 void MemoryForecast::predict_process(const HostMemory& host) {
+  load_products(engine_.stream(), engine_.spec().precision.compute);
   const int64_t held = current_rss_bytes();
   const OfProcess of{control_};
   const int64_t num_ranks = of.sum(1), plan = of.sum(engine_.plan().total_bytes());

@@ -1,4 +1,13 @@
 // Chats from lines of messages to answers: data build, train, generate, chat.
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+
 #include "tests/cli/finetune.h"
 
 namespace moebius {
@@ -90,6 +99,100 @@ TEST_F(Chats, MessagesThatCannotBeAnswered) {
   expect_refused(chat({}, "day\n"), 3, "expected a chat_template.jinja, or chat_template in tokenizer_config.json");
   expect_refused(chat({"--tokenizer", "bytes"}, "day\n"), 3,
                  "chat: expected a tokenizer with a chat template; got \"bytes\"");
+}
+
+// `moebius chat` with a terminal as its standard input, and a pipe of one page as its standard output.
+class ChatInTerminal {
+ public:
+  ChatInTerminal(const std::string& dir, std::vector<std::string> words) {
+    int out[2];
+    if (::pipe(out) != 0) ADD_FAILURE() << "no pipe";
+    ::fcntl(out[1], F_SETPIPE_SZ, 4096);
+    words.insert(words.begin(), built_program("moebius"));
+    std::vector<char*> args;
+    for (std::string& word : words) args.push_back(word.data());
+    args.push_back(nullptr);
+    pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
+    if (pid_ == 0) {
+      ::dup2(out[1], STDOUT_FILENO);
+      if (::chdir(dir.c_str()) == 0) ::execv(args[0], args.data());
+      ::_exit(126);
+    }
+    from_ = out[0];
+    to_ = out[1];
+  }
+  ~ChatInTerminal() {
+    for (const int fd : {terminal_, from_, to_}) ::close(fd);
+  }
+
+  void type(const std::string& text) { EXPECT_EQ(::write(terminal_, text.data(), text.size()), std::ssize(text)); }
+  // Reads standard output until it has this.
+  void await(const std::string& text) {
+    std::string got;
+    while (!got.ends_with(text)) {
+      pollfd output{from_, POLLIN, 0};
+      char c;
+      if (::poll(&output, 1, 100) > 0 && ::read(from_, &c, 1) == 1) {
+        got += c;
+      } else if (has_ended()) {
+        ADD_FAILURE() << "the program ended before it wrote " << text;
+        return;
+      }
+    }
+  }
+  // Fills the pipe, so that the program waits at its next output until `await` reads again.
+  void fill() {
+    ::fcntl(to_, F_SETFL, O_NONBLOCK);
+    while (::write(to_, ".", 1) == 1) {
+    }
+    ::fcntl(to_, F_SETFL, 0);
+  }
+  // Waits until a line of the program's status in /proc has Ctrl-C in its set of signals.
+  void await_signal_in(const std::string& line) const {
+    constexpr uint64_t kInterrupt = 1u << (SIGINT - 1);
+    for (int i = 0; i < 60000 && !has_ended(); ++i) {  // a minute, and more on a busy machine
+      std::ifstream file(fmt::format("/proc/{}/status", pid_));
+      const std::string status(std::istreambuf_iterator<char>(file), {});
+      const size_t at = status.find(line);
+      if (at != status.npos && (std::stoull(status.substr(at + line.size()), nullptr, 16) & kInterrupt)) return;
+      ::usleep(1000);
+    }
+    ADD_FAILURE() << "Ctrl-C never came into " << line;
+  }
+  // Returns what waitpid says.
+  int wait() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    return status;
+  }
+
+ private:
+  bool has_ended() const {
+    siginfo_t info = {};
+    return ::waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid_;
+  }
+
+  pid_t pid_ = 0;
+  int terminal_ = -1, from_ = -1, to_ = -1;
+};
+
+TEST_F(Chats, CtrlCEndsAnAnswerAndAtThePromptTheProgram) {
+  ChatInTerminal chat(dir_.path(""), {"chat", kModelFolder, "--temperature", "0", "--max-tokens", "4"});
+  chat.await("> ");
+  chat.fill();
+  chat.type("day\n");
+  chat.await_signal_in("SigBlk:");  // it answers, and waits for the pipe
+  chat.type("\x03");
+  chat.await_signal_in("ShdPnd:");
+  chat.await("> ");  // the conversation continues
+  chat.type("/exit\n");
+  EXPECT_EQ(chat.wait(), 0);
+
+  ChatInTerminal other(dir_.path(""), {"chat", kModelFolder});
+  other.await("> ");
+  other.type("\x03");
+  const int status = other.wait();
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
 }
 
 TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {

@@ -16,13 +16,6 @@ namespace {
 
 constexpr int kMostRows = static_cast<int>(kRowsTogether), kMostSums = 16;
 
-// Rows of W that are read later: a kernel asks for them while it computes.
-template <class T>
-struct Ahead {
-  const T* begin;
-  int64_t num_rows;
-};
-
 // Operands of a kernel: row i of x has its step p at x + i * row_stride + p * step_stride.
 template <class T>
 struct Rows {
@@ -30,12 +23,18 @@ struct Rows {
   int64_t row_stride, step_stride;
   const T* w;
   int64_t k;
+  const T* ahead;  // what a kernel asks for while it computes: some lines in each step, one after the other
 };
 
-// `sums` has room for kMostSums.
-//   sums[i * N + j] = sum over k of x[i][k] w[j][k]
+// Where a kernel writes: sum (i, j) at data[i * ld + j].
+struct Tile {
+  float* data;
+  int64_t ld;
+};
+
+//   tile[i][j] = sum over k of x[i][k] w[j][k]
 template <int M, int N, class T>
-void multiply_lanes(float* sums, const Rows<T>& a, Ahead<T>) {
+void multiply_lanes(Tile tile, const Rows<T>& a) {
   Lanes sum[M][N] = {};
   const T* x = a.x;
   int64_t p = 0;
@@ -53,7 +52,7 @@ void multiply_lanes(float* sums, const Rows<T>& a, Ahead<T>) {
   for (; p + kNumLanes <= a.k; p += kNumLanes, x += a.step_stride) step([](const T* at) { return load_lanes(at); });
   if (p < a.k) step([&](const T* at) { return load_lanes(at, a.k - p); });
   for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j) sums[i * N + j] = sum_lanes(sum[i][j]);
+    for (int j = 0; j < N; ++j) tile.data[i * tile.ld + j] = sum_lanes(sum[i][j]);
 }
 
 using Wide = float __attribute__((vector_size(64)));
@@ -87,47 +86,56 @@ using Wide = float __attribute__((vector_size(64)));
   std::memcpy(sums, &all, sizeof all);
 }
 
-// The same by vdpbf16ps, which adds a pair of products to each lane.
+// Adds x[i] w[j] of 32 elements to each sum, by vdpbf16ps: a pair of products to each lane.
 template <int M, int N>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(float* sums, const Rows<bf16>& a,
-                                                                            Ahead<bf16> ahead) {
-  constexpr int64_t kStep = 32;
-  __m512 sum[M][N];
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void add_pairs(
+    __m512 (&sum)[M][N], const __m512bh (&x)[M], const __m512bh (&w)[N]) {
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) sum[i][j] = _mm512_setzero_ps();
+    for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], x[i], w[j]);
+}
+
+// I is 0 to kMostSums - 1. g++ 12 stores all sums in every step unless the code after the steps names them by
+// constants; and a masked load costs more than a whole one, so that only the last step has it.
+template <int M, int N, int kLinesAhead, int... I>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void multiply_pairs(
+    Tile tile, const Rows<bf16>& a, std::integer_sequence<int, I...>) {
+  constexpr int64_t kStep = 32;
+  __m512 sum[M][N] = {};
+  __m512bh x_pairs[M], w_pairs[N];
   const bf16* x = a.x;
-  const auto step = [&](int64_t p, __mmask32 mask)
-      __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512bf16"))) {
-    __m512bh row[N];
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) row[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, a.w + j * a.k + p);
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) {
-      const __m512bh value = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i * a.row_stride);
-#pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], value, row[j]);
-    }
-  };
   int64_t p = 0;
   for (; p + kStep <= a.k; p += kStep, x += a.step_stride) {
-    for (int64_t i = 0; i < ahead.num_rows; ++i)
-      _mm_prefetch(ahead.begin + p * ahead.num_rows + i * kStep, _MM_HINT_T1);
-    step(p, ~__mmask32{0});
+#pragma GCC unroll 8
+    for (int i = 0; i < kLinesAhead; ++i) _mm_prefetch(a.ahead + p * kLinesAhead + i * kStep, _MM_HINT_T1);
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) w_pairs[j] = (__m512bh)_mm512_loadu_epi16(a.w + j * a.k + p);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) x_pairs[i] = (__m512bh)_mm512_loadu_epi16(x + i * a.row_stride);
+    add_pairs(sum, x_pairs, w_pairs);
   }
-  if (p < a.k) step(p, (__mmask32{1} << (a.k - p)) - 1);
-  Wide v[4][4];
-#pragma GCC unroll 16
-  for (int i = 0; i < kMostSums; ++i) {
-    const int at = std::min(i, M * N - 1);
-    v[i / 4][i % 4] = (Wide)sum[at / N][at % N];
+  for (; p < a.k; p += kStep) {  // at most once
+    const __mmask32 mask = (__mmask32{1} << (a.k - p)) - 1;
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) w_pairs[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, a.w + j * a.k + p);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) x_pairs[i] = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i * a.row_stride);
+    add_pairs(sum, x_pairs, w_pairs);
   }
+  const Wide v[4][4] = {(Wide)sum[std::min(I, M * N - 1) / N][std::min(I, M * N - 1) % N]...};
+  float sums[kMostSums];
   sum_four_by_four(sums, v);
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) std::memcpy(tile.data + i * tile.ld, sums + i * N, N * sizeof(float));
+}
+template <int M, int N, int kLinesAhead>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(Tile tile, const Rows<bf16>& a) {
+  multiply_pairs<M, N, kLinesAhead>(tile, a, std::make_integer_sequence<int, kMostSums>{});
 }
 
 template <class T>
-using Multiply = void (*)(float*, const Rows<T>&, Ahead<T>);
+using Multiply = void (*)(Tile, const Rows<T>&);
 
 // The kernels for 1 to kMostRows rows of x, by the number of rows of W at once.
 template <class T>
@@ -135,19 +143,24 @@ struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMostRows> four, one;
   std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
+  // Several groups share what they ask for: 2 lines a step, or 1 where there are at least 4.
+  std::array<Multiply<T>, kMostRows> four_of_few_groups, four_of_many_groups;
 };
 
 template <class T, int... M>
 constexpr Kernels<T> by_lanes(std::integer_sequence<int, M...>) {
-  return {kNumLanes,
-          {multiply_lanes<M + 1, 4, T>...},
-          {multiply_lanes<M + 1, 1, T>...},
-          {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>}};
+  constexpr std::array<Multiply<T>, kMostRows> kFour = {multiply_lanes<M + 1, 4, T>...};
+  return {kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>},
+          kFour,     kFour};
 }
 template <int... M>
 constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
-  return {
-      32, {multiply_pairs<M + 1, 4>...}, {multiply_pairs<M + 1, 1>...}, {multiply_pairs<1, 8>, multiply_pairs<2, 8>}};
+  return {32,
+          {multiply_pairs<M + 1, 4, 4>...},
+          {multiply_pairs<M + 1, 1, 1>...},
+          {multiply_pairs<1, 8, 8>, multiply_pairs<2, 8, 8>},
+          {multiply_pairs<M + 1, 4, 2>...},
+          {multiply_pairs<M + 1, 4, 1>...}};
 }
 
 template <class T>
@@ -185,8 +198,8 @@ void pack(T* to, const void* const* row, int64_t num_rows, int64_t k) {
 template <class T>
 Rows<T> group_of(const FewRows& x, int64_t first, int64_t num, int64_t step) {
   const T* data = static_cast<const T*>(x.data);
-  if (x.packed) return {data + first * packed_length(x.k, step), step, num * step, nullptr, x.k};
-  return {data + first * x.k, x.k, step, nullptr, x.k};
+  if (x.packed) return {data + first * packed_length(x.k, step), step, num * step, nullptr, x.k, nullptr};
+  return {data + first * x.k, x.k, step, nullptr, x.k, nullptr};
 }
 
 }  // namespace
@@ -206,20 +219,19 @@ template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
   const Kernels<T>& by = kernels<T>();
   const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);
+  const auto& by_four = num_groups == 1 ? by.four : num_groups < 4 ? by.four_of_few_groups : by.four_of_many_groups;
   for (int64_t col = 0, cols = 0; col < n; col += cols) {
     cols = x.num_rows <= 2 && n - col >= 8 ? 8 : n - col >= 4 ? 4 : 1;
-    // Each group asks for its part of the next columns.
-    const int64_t later = std::min(cols, n + num_after - col - cols), part = div_ceil(cols, num_groups);
+    // The next columns, which are read from memory. The groups ask for them in equal parts, in the order of memory.
+    const int64_t later = std::min(cols, n + num_after - col - cols),
+                  part = div_ceil(cols, std::min<int64_t>(4, num_groups));
     for (int64_t group = 0; group < num_groups; ++group) {
-      const int64_t first = group * kRowsTogether, num = std::min(kRowsTogether, x.num_rows - first),
-                    ahead = std::min(later, group * part);
-      const auto kernel = cols == 8 ? by.eight[num - 1] : (cols == 4 ? by.four : by.one)[num - 1];
+      const int64_t first = group * kRowsTogether, num = std::min(kRowsTogether, x.num_rows - first);
       Rows<T> rows = group_of<T>(x, first, num, by.step);
       rows.w = w + col * x.k;
-      float sums[kMostSums];
-      kernel(sums, rows, {w + (col + cols + ahead) * x.k, std::min(part, later - ahead)});
-      for (int64_t i = 0; i < num; ++i)
-        std::memcpy(tile + (first + i) * ld + col, sums + i * cols, static_cast<size_t>(cols) * sizeof(float));
+      rows.ahead = (group + 1) * part <= later ? rows.w + (cols + group * part) * x.k : rows.w;
+      const auto kernel = cols == 8 ? by.eight[num - 1] : (cols == 4 ? by_four : by.one)[num - 1];
+      kernel({tile + first * ld + col, ld}, rows);
     }
   }
 }
