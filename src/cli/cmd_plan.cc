@@ -67,9 +67,9 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
   SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
   if (o.search) base.search = o.limits;
   const Sweep result = sweep(parts, base, keys, machine, assume);
+  o.json ? print_json(sweep_json(result)) : fmt::print("{}", sweep_text(result));
   if (!o.csv.empty()) write_file_atomic(o.csv, sweep_csv(result));
   if (!o.svg.empty()) write_file_atomic(o.svg, sweep_svg(result));
-  o.json ? print_json(sweep_json(result)) : fmt::print("{}", sweep_text(result));
   return 0;
 }
 
@@ -134,7 +134,7 @@ int run(const Options& o, Cli& cli) {
 
 void add_plan(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "plan", "predicted memory and time of a run on any machine, and the layout to choose; nothing is run");
+      "plan", "predicted memory and time of training on any machine, and the layout to choose; nothing is run");
   const auto o = std::make_shared<Options>();
   o->limits.threads = num_threads(0);
   const auto several = [](CLI::Option* option) { option->take_all()->allow_extra_args(false); };

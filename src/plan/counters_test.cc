@@ -1,5 +1,6 @@
 // The costs that benchmarks, traces and the planner read, against what a real step counts: its ops as they ran, the
 // bytes that its groups sent, and the messages that its transport carried.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -75,12 +76,12 @@ TEST_P(Counters, OfARealStepAreThePlans) {
   std::vector<std::string> set{"run.threads=1", "parallel.overlap=false"};
   set.insert(set.end(), GetParam().begin(), GetParam().end());
   const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml", set);
-  constexpr int kRanks = 2;
-  std::vector<Counted> counted(kRanks);
-  run_threads(kRanks, {.timeout_s = 60},
+  const int ranks = static_cast<int>(std::max<int64_t>(2, run.parallel.ep * run.parallel.etp));
+  std::vector<Counted> counted(static_cast<size_t>(ranks));
+  run_threads(ranks, {.timeout_s = 60},
               [&](Transport& world) { counted[static_cast<size_t>(world.rank())] = counted_step(run, world); });
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (const auto& [name, dry] : dry_step(run, rank, kRanks)) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const auto& [name, dry] : dry_step(run, rank, ranks)) {
       if (name.find(' ') != std::string::npos) continue;  // a call of a group
       const OpTotal& real = counted[static_cast<size_t>(rank)].ops[name];
       EXPECT_EQ(real.calls, dry.calls) << name;
@@ -89,7 +90,7 @@ TEST_P(Counters, OfARealStepAreThePlans) {
     }
   }
   PartLibrary parts;
-  const Prediction p = predict(parts, run, kRanks, load_machine("xeon2", kSource + "/machines"), {});
+  const Prediction p = predict(parts, run, ranks, load_machine("xeon2", kSource + "/machines"), {});
   // The planner counts a rank inside a pipeline, which sends both ways; of two ranks each sends one.
   const bool is_pipeline = run.parallel.pp > 1;
   const auto of_ranks = [&](auto&& value) {
@@ -108,6 +109,19 @@ TEST_P(Counters, OfARealStepAreThePlans) {
   }
 }
 
+// Every token chooses all experts, so that the rows that leave a rank are known.
+std::vector<std::string> all_experts(int ep, std::vector<std::string> more) {
+  more.insert(more.begin(), {fmt::format("parallel.ep={}", ep), "model.num_experts_per_tok=8"});
+  return more;
+}
+
+// Rows and weights in 8 bits travel with their scales.
+std::vector<std::string> in_8_bits(std::vector<std::string> more) {
+  more.insert(more.begin(), {"precision.recipe=\"fp8_block\"", "precision.dispatch=\"recipe\"",
+                             "precision.weights=\"recipe\"", "optimizer.master=\"f32\""});
+  return more;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, Counters,
     ::testing::Values(std::vector<std::string>{},
@@ -115,7 +129,17 @@ INSTANTIATE_TEST_SUITE_P(
                       std::vector<std::string>{"parallel.tp=2"}, std::vector<std::string>{"optimizer.name=\"muon\""},
                       std::vector<std::string>{"optimizer.name=\"muon\"", "parallel.tp=2", "parallel.etp=2",
                                                "parallel.dispatcher=\"allgather\""},
-                      std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""}));
+                      std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""},
+                      all_experts(2, {"parallel.dispatcher=\"alltoall\""}),
+                      all_experts(2, {"parallel.dispatcher=\"direct\""}),
+                      all_experts(2, {"parallel.dispatcher=\"direct\"", "memory.recompute=[\"layer\"]"}),
+                      all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"}), in_8_bits({}),
+                      in_8_bits({"parallel.tp=2"}), in_8_bits({"parallel.ep=2", "parallel.dispatcher=\"allgather\""}),
+                      in_8_bits(all_experts(2, {"parallel.dispatcher=\"alltoall\""})),
+                      in_8_bits(all_experts(2, {"parallel.dispatcher=\"direct\""})),
+                      in_8_bits(all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"})),
+                      in_8_bits(all_experts(4, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=2",
+                                                "train.global_batch=8"}))));
 
 }  // namespace
 }  // namespace moebius

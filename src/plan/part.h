@@ -39,6 +39,14 @@ struct OpWork {
   KernelClass kind = KernelClass::memory;
   int64_t calls = 0;
   Cost cost;
+  Cost each;  // of one call
+  OpWork& operator+=(const OpWork& o) { return add_calls(o.calls); }
+  OpWork& operator-=(const OpWork& o) { return add_calls(-o.calls); }
+  OpWork& add_calls(int64_t n) {
+    calls += n;
+    cost = {.flops = static_cast<double>(calls) * each.flops, .bytes = static_cast<double>(calls) * each.bytes};
+    return *this;
+  }
 };
 
 enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
@@ -48,6 +56,16 @@ struct SentWork {
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
   double wire_bytes = 0;  // of all calls
+  SentWork& operator+=(const SentWork& o) {
+    calls += o.calls;
+    wire_bytes += o.wire_bytes;
+    return *this;
+  }
+  SentWork& operator-=(const SentWork& o) {
+    calls -= o.calls;
+    wire_bytes -= o.wire_bytes;
+    return *this;
+  }
 };
 
 // The work of a pass, in the order of its first calls.
@@ -110,13 +128,16 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 28>;
+using PartKey = std::array<int64_t, 29>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
  public:
   // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
   const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  // The same where time and parameters count alone: what passes compute and send is put together of simpler parts
+  // (plan/cost/composed_part.h), and memory is not that of the part.
+  const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
   // The number of the run's policies. Equal policies have one number.
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
@@ -137,7 +158,7 @@ class PartLibrary {
 
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
-  std::map<PartKey, std::unique_ptr<PartWork>> parts_;
+  std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;
   PipelineUses pipelines_;
 };
 
@@ -146,6 +167,8 @@ class LayoutParts {
  public:
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
+  // From now on parts are those of PartLibrary::timed_part().
+  void time_alone() { times_alone_ = true; }
   // The layer's part. Layers of one kind share it; memory.offload may be for some of them.
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
@@ -155,8 +178,10 @@ class LayoutParts {
   }
 
  private:
+  const PartWork& part_of(const EngineSpec& spec, const StageSpec& stage);
   PartLibrary& library_;
   const EngineSpec& spec_;
+  bool times_alone_ = false;
   const size_t policy_;
   const bool names_layers_;         // layers of a kind may differ
   EngineSpec on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for

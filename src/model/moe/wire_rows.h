@@ -18,6 +18,8 @@ class WireRows {
   WireRows(const PrecisionSpec& precision, DType dtype, int64_t D);
 
   bool is_packed() const { return width_ > 0; }
+  // The bytes of a row that travels.
+  int64_t num_bytes() const { return (is_packed() ? width_ : D_) * size_of(dtype_); }
   // [T, D] to [T, width], on the step stack; x itself where rows travel as they are.
   Tensor pack(Step& step, Tensor x_TD) const;
   // Back to [N, D], on the step stack. Rows that did not arrive have any values.
