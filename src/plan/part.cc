@@ -57,17 +57,15 @@ int64_t aligned_bytes(const Tensor& f32) {
 // is the longer of its arithmetic and its bytes.
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
-  std::map<std::tuple<std::string_view, double, double>, size_t> known;  // the entry of an op of that name and cost
+  std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
   for (const TraceEvent& event : trace.events()) {
     const size_t space = event.name.find(' ');
     if (space != std::string::npos) {
       add_sent(work, event.name.substr(0, space), event.name.substr(space + 1), event.cost.bytes);
       continue;
     }
-    const auto [found, is_new] = known.try_emplace({event.name, event.cost.flops, event.cost.bytes}, work.ops.size());
-    if (is_new)
-      work.ops.push_back(
-          {.name = event.name, .kind = kernel_class(event.name), .calls = 0, .cost = {}, .each = event.cost});
+    const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
+    if (is_new) work.ops.push_back({.name = event.name, .kind = kernel_class(event.name)});
     OpWork& op = work.ops[found->second];
     ++op.calls;
     op.cost += event.cost;
@@ -284,8 +282,8 @@ void take_leave(PartWork& layer) {
                                  [](const OpWork& op) { return op.name == "add"; });
   MOEBIUS_ASSERT(last != layer.forward.ops.rend());
   const double n = static_cast<double>(last->calls);
-  const Cost one{.flops = last->cost.flops / n, .bytes = last->cost.bytes / n};
-  layer.leave = {.name = last->name, .kind = last->kind, .calls = 1, .cost = one, .each = last->each};
+  layer.leave = {.name = last->name, .kind = last->kind, .calls = 1};
+  layer.leave.cost = {.flops = last->cost.flops / n, .bytes = last->cost.bytes / n};
   last->cost = {.flops = last->cost.flops - layer.leave.cost.flops, .bytes = last->cost.bytes - layer.leave.cost.bytes};
   if (--last->calls == 0) layer.forward.ops.erase(std::next(last).base());
 }
@@ -397,15 +395,14 @@ const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& st
 }
 
 const PartWork& PartLibrary::timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  const std::optional<SimplerSpecs> simpler = simpler_specs(spec, stage);
-  const PartKey key = part_key(spec, stage, policy);
-  if (!simpler || parts_.contains(key)) return part(spec, stage, policy);
-  std::unique_ptr<PartWork>& composed = composed_[key];
-  if (!composed)
-    composed = composed_part({.experts = part(simpler->experts, stage, policy),
-                              .attention = part(simpler->attention, stage, policy),
-                              .neither = part(simpler->neither, stage, policy)});
-  return composed ? *composed : part(spec, stage, policy);
+  if (!has_simpler_parts(spec, stage)) return part(spec, stage, policy);
+  std::unique_ptr<PartWork>& composed = composed_[part_key(spec, stage, policy)];
+  if (composed) return *composed;
+  const EngineSpec local = with_local_experts(spec);
+  composed = composed_part({.experts = &part(with_simple_attention(spec), stage, policy),
+                            .attention = &part(local, stage, policy),
+                            .neither = &part(with_simple_attention(local), stage, policy)});
+  return *composed;
 }
 
 const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {

@@ -39,14 +39,6 @@ struct OpWork {
   KernelClass kind = KernelClass::memory;
   int64_t calls = 0;
   Cost cost;
-  Cost each;  // of one call
-  OpWork& operator+=(const OpWork& o) { return add_calls(o.calls); }
-  OpWork& operator-=(const OpWork& o) { return add_calls(-o.calls); }
-  OpWork& add_calls(int64_t n) {
-    calls += n;
-    cost = {.flops = static_cast<double>(calls) * each.flops, .bytes = static_cast<double>(calls) * each.bytes};
-    return *this;
-  }
 };
 
 enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
@@ -56,16 +48,6 @@ struct SentWork {
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
   double wire_bytes = 0;  // of all calls
-  SentWork& operator+=(const SentWork& o) {
-    calls += o.calls;
-    wire_bytes += o.wire_bytes;
-    return *this;
-  }
-  SentWork& operator-=(const SentWork& o) {
-    calls -= o.calls;
-    wire_bytes -= o.wire_bytes;
-    return *this;
-  }
 };
 
 // The work of a pass, in the order of its first calls.
@@ -110,7 +92,14 @@ struct RowsWork {
   int64_t pages_of_pass = 0, stash_columns = 0;
 };
 
+struct PartWork;
+// A part whose passes take the time of those of the first two parts without that of the third (plan/cost/composed_part.h).
+struct SimplerParts {
+  const PartWork *experts = nullptr, *attention = nullptr, *neither = nullptr;
+};
+
 struct PartWork {
+  SimplerParts simpler;              // nulls, or in place of the passes below
   RecomputeSpec recompute;           // of its layer
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
@@ -135,8 +124,7 @@ class PartLibrary {
  public:
   // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
   const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
-  // The same where time and parameters count alone: what passes compute and send is put together of simpler parts
-  // (plan/cost/composed_part.h), and memory is not that of the part.
+  // The same where time and parameters count alone: it may be composed of simpler parts, and has no memory then.
   const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
   // The number of the run's policies. Equal policies have one number.
   size_t policy_of(const EngineSpec& spec);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "config/dispatcher_choice.h"
 #include "config/recipe/memory_keys.h"
@@ -154,10 +155,10 @@ class Space {
     return std::max(kRowsFactor, rows_with_room(run_, p, limits_));
   }
 
-  // The exchanges of cp are in one group, since they share what the experts do (plan/cost/composed_part.h).
+  // In a group are those with as many tokens of a rank, which share what attention or experts do (plan/cost/composed_part.h).
   static std::string key_of(const ParallelSpec& p, int64_t micro_batch, PrecisionRecipe recipe) {
-    return fmt::format("{} {} {} {} {} {} {}", p.tp, p.cp, p.ep, p.etp, static_cast<int>(p.dispatcher), micro_batch,
-                       static_cast<int>(recipe));
+    const int64_t common = std::gcd(p.cp, micro_batch);
+    return fmt::format("{} {} {} {}", p.tp, p.cp / common, micro_batch / common, static_cast<int>(recipe));
   }
 
   const RunSpec& run_;

@@ -156,6 +156,14 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
+PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::*pass) {
+  const SimplerParts& of = part.simpler;
+  if (!of.experts) return pass_time(c, part.*pass);
+  PassTime time = pass_time(c, of.experts->*pass);
+  time += pass_time(c, of.attention->*pass);
+  return time -= pass_time(c, of.neither->*pass);
+}
+
 // Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   const ModelSpec& m = c.spec.model;
@@ -163,7 +171,8 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   if (c.assume.recompute == PlanRecompute::activation)
     add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
   if (c.assume.recompute != PlanRecompute::moe) return;
-  for (const OpWork& op : part.forward.ops)
+  const PartWork& with_experts = part.simpler.experts ? *part.simpler.experts : part;
+  for (const OpWork& op : with_experts.forward.ops)
     if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
   add_memory(t.backward, c, moved_bytes(c));
   add_rows(t.backward, c, rows_of_forward(c));
@@ -253,13 +262,13 @@ double PassTime::exposed() const {
   return sum;
 }
 
-PassTime& PassTime::operator+=(const PassTime& o) {
-  for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += o.kernels[i];
-  host += o.host;
-  hidden += o.hidden;
-  messages += o.messages;
-  for (const auto& [axis, seconds] : o.groups) groups[axis] += seconds;
-  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += bytes;
+PassTime& PassTime::add(const PassTime& o, double times) {
+  for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += times * o.kernels[i];
+  host += times * o.host;
+  hidden += times * o.hidden;
+  messages += times * o.messages;
+  for (const auto& [axis, seconds] : o.groups) groups[axis] += times * seconds;
+  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += times * bytes;
   return *this;
 }
 
@@ -279,12 +288,13 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
 }
 
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {
-  PartTime t{
-      .forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
+  PartTime t{.forward = time_of(c, part, &PartWork::forward),
+             .loss = time_of(c, part, &PartWork::loss),
+             .backward = time_of(c, part, &PartWork::backward)};
   if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
   if (c.assume.system == PlanSystem::moebius) {
-    t.copies = pass_time(c, part.copies);
-    t.stored_first = saved_compute(t.backward, pass_time(c, part.first_backward));
+    t.copies = time_of(c, part, &PartWork::copies);
+    t.stored_first = saved_compute(t.backward, time_of(c, part, &PartWork::first_backward));
   }
   if (is_moe) {
     add_rows(t.forward, c, rows_of_forward(c));

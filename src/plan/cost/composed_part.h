@@ -1,30 +1,25 @@
 // A part whose attention and experts are known from simpler parts.
 //
-// With several ranks of context parallelism, what attention computes and sends depends on their exchange, and what the
-// experts do depends on ep, etp and the dispatcher. A search times every pair of both. The ops and calls of a pair are
-// those with the experts of the pair and a simple exchange, and those with its exchange and local experts, without
-// those with both simple. So as many parts are run as there are exchanges and layouts of experts, and not pairs.
+// Attention depends on cp, its exchange and the length of sequences, and the experts on ep, etp and the dispatcher. A
+// search times every pair of both. Both see the same tokens of a rank, and nothing else of each other. So a pair takes
+// the time of a part with its experts and simple attention, and of one with its attention and local experts, without
+// that of a part with both simple. As many parts are run as there are of each, and not pairs.
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "plan/part.h"
 
 namespace moebius {
 
-struct SimplerSpecs {
-  EngineSpec experts;    // those of the part, with all-gather between the ranks of cp
-  EngineSpec attention;  // that of the part, with all experts on each rank
-  EngineSpec neither;    // both simple
-};
-// None where the part is run itself: without such ranks, without experts, or where activations are on the host.
-std::optional<SimplerSpecs> simpler_specs(const EngineSpec& spec, const StageSpec& stage);
+// False where a part is run itself: without context parallelism, without experts on other ranks, or where activations
+// are on the host.
+bool has_simpler_parts(const EngineSpec& spec, const StageSpec& stage);
+// Returns the spec with as many tokens of a rank, in short sequences that no other rank has a part of.
+EngineSpec with_simple_attention(EngineSpec spec);
+EngineSpec with_local_experts(EngineSpec spec);
 
-struct SimplerParts {
-  const PartWork &experts, &attention, &neither;
-};
-// The passes and parameters of the part, with all else of `experts`. Null where they do not add up.
+// The part, with the parameters of `experts`.
 std::unique_ptr<PartWork> composed_part(const SimplerParts& of);
 
 }  // namespace moebius

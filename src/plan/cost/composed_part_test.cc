@@ -47,27 +47,10 @@ TEST(ComposedPart, OfDeepSeekAddsUp) {
                   "parallel.tp=1", "parallel.pp=1", "parallel.layout=\"\""});
 }
 
-TEST(ComposedPart, IsRunWhereTheExchangeIsSimple) {
+TEST(ComposedPart, IsRunItselfWithoutContextParallelism) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4", "train.global_batch=16"});
   const EngineSpec spec = planned_engine_spec(run, 4);
-  EXPECT_FALSE(simpler_specs(spec, {.num_layers = 1}).has_value());
-}
-
-// Parts that do not belong together are not composed.
-TEST(ComposedPart, RefusesWhatDoesNotAddUp) {
-  const auto part = [](const char* op, int64_t calls) {
-    PartWork work;
-    work.forward.ops = {
-        {.name = op, .calls = calls, .cost = {.flops = static_cast<double>(calls)}, .each = {.flops = 1}}};
-    return work;
-  };
-  const PartWork experts = part("gemm", 2), attention = part("copy", 1);
-  EXPECT_EQ(composed_part({.experts = experts, .attention = attention, .neither = part("add", 1)}), nullptr);
-  EXPECT_EQ(composed_part({.experts = experts, .attention = attention, .neither = part("gemm", 3)}), nullptr);
-  const auto composed = composed_part({.experts = experts, .attention = attention, .neither = part("gemm", 1)});
-  ASSERT_NE(composed, nullptr);
-  EXPECT_EQ(composed->forward.flops(), 2);
-  EXPECT_EQ(composed->forward.kernels(), 2);
+  EXPECT_FALSE(has_simpler_parts(spec, {.num_layers = 1}));
 }
 
 }  // namespace
