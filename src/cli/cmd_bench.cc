@@ -109,14 +109,14 @@ int run_on_device(BenchOptions& o, BenchReport (*workload)(const BenchSpec&)) {
   return 0;
 }
 
-int run_bench(const CLI::App& command, BenchOptions& o) {
+int run_bench(const CLI::App& command, BenchOptions& o, Log& log) {
   check_bench_options(command, o);
   if (o.name == "dispatch") return run_dispatch(o);
   if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
   if (o.name == "precision") return run_precision(o);
   if (o.name == "machine") {
-    run_bench_machine(o);
+    run_bench_machine(o, log);
     return 0;
   }
   if (o.name == "attention") return run_on_device(o, bench_attention);
@@ -132,7 +132,7 @@ void add_bench(Cli& cli) {
       "times a workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine");
   const auto o = std::make_shared<BenchOptions>();
   add_bench_options(*command, *o);
-  command->callback([&cli, command, o] { cli.run = [command, o] { return run_bench(*command, *o); }; });
+  command->callback([&cli, command, o] { cli.run = [&cli, command, o] { return run_bench(*command, *o, cli.log); }; });
 }
 
 }  // namespace moebius

@@ -67,9 +67,9 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
   SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
   if (o.search) base.search = o.limits;
   const Sweep result = sweep(parts, base, keys, machine, assume);
+  o.json ? print_json(sweep_json(result)) : fmt::print("{}", sweep_text(result));
   if (!o.csv.empty()) write_file_atomic(o.csv, sweep_csv(result));
   if (!o.svg.empty()) write_file_atomic(o.svg, sweep_svg(result));
-  o.json ? print_json(sweep_json(result)) : fmt::print("{}", sweep_text(result));
   return 0;
 }
 

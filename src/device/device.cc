@@ -132,14 +132,17 @@ HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_by
 OpScope::OpScope(Stream& s, const char* name, Cost cost) : s_(s), name_(name), cost_(cost) {
   if (s.device() == DeviceKind::cuda) {
     s.accelerator().begin_op(name, s.trace() != nullptr);
-  } else if (s.trace()) {
+  } else if (s.trace() && s.device() != DeviceKind::null) {
     begin_us_ = now_us();
   }
 }
 
+// On the null device an op takes no time, and is counted alone.
 OpScope::~OpScope() {
   if (s_.device() == DeviceKind::cuda) {
     s_.accelerator().end_op(name_, s_.trace(), cost_);
+  } else if (s_.trace() && s_.device() == DeviceKind::null) {
+    s_.trace()->add(name_, 0, 0, cost_);
   } else if (s_.trace()) {
     s_.trace()->add(name_, begin_us_, now_us() - begin_us_, cost_);
   }

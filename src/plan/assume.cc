@@ -142,6 +142,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
     } else if (key == "tokens") {
       a.tokens = number(key, value, 0, 1e18);
     } else {
+      MOEBIUS_CHECK(usage, key != "generation" && key != "inference",
+                    "--assume {}: generation is not predicted, only training; time a model with moebius generate", key);
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
                    "permutation, recompute, load, jitter, straggler, tokens",

@@ -152,6 +152,8 @@ std::vector<std::string> PlanMachine::assumed_figures() const {
         (source->second.starts_with("assumed") || source->second.starts_with("not measured")))
       figures.push_back(key + ": " + source->second);
   }
+  for (const auto& [key, source] : sources)
+    if (source.starts_with("noisy")) figures.push_back(key + ": " + source);
   return figures;
 }
 
@@ -192,9 +194,9 @@ PlanMachine load_machine(const std::string& name_or_path, const std::string& fol
   const bool is_path = name_or_path.find_first_of("./") != std::string::npos;
   const std::string path = is_path ? name_or_path : fmt::format("{}/{}.toml", folder, name_or_path);
   MOEBIUS_CHECK(
-      usage, is_path || std::filesystem::exists(path),
-      "plan: no machine is called \"{}\"; the folder {} has {}; take one of them, or give the path of a machine file",
-      name_or_path, folder, fmt::join(known_machines(folder), ", "));
+      usage, std::filesystem::exists(path),
+      "plan: no machine is called \"{}\"{}; the folder {} has {}; take one of them, or give the path of a machine file",
+      name_or_path, is_path ? ", and there is no such file" : "", folder, fmt::join(known_machines(folder), ", "));
   return parse_machine(read_file(path), path);
 }
 

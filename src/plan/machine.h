@@ -65,7 +65,8 @@ struct PlanMachine {
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's alone.
   PlanMachine of_rank(int64_t threads_of_rank) const;
-  // The figures of [rank], [links] and [host] that nothing measured, each as "rank.kernel_us: its source".
+  // The figures of [rank], [links] and [host] that nothing measured, and all whose measurement was noisy, each as
+  // "rank.kernel_us: its source".
   std::vector<std::string> assumed_figures() const;
 };
 

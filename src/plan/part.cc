@@ -1,9 +1,10 @@
 #include "plan/part.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <optional>
+#include <string_view>
+#include <tuple>
 
 #include "comm/group_cost.h"
 #include "comm/transport/transport.h"
@@ -14,67 +15,12 @@
 #include "model/quantize_stats.h"
 #include "model/stage.h"
 #include "ops/newton_schulz/newton_schulz.h"
+#include "plan/cost/composed_part.h"
+#include "plan/cost/part_key.h"
 #include "plan/rank_memory.h"
 
 namespace moebius {
 namespace {
-
-// The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
-RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage) {
-  return spec.recompute.of(stage.num_layers > 0 ? stage.first_layer : spec.model.num_layers);
-}
-
-int64_t offload_bits(const OffloadSpec& offload) {
-  int64_t bits = offload.layer_input, bit = 2;
-  for (const auto& [name, field] : kRecomputeNames) {
-    if (offload.tensors.*field) bits += bit;
-    bit *= 2;
-  }
-  return bits;
-}
-
-// The values that a part depends on.
-PartKey key_of(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  const MeshShape& m = spec.mesh;
-  const BatchShape& b = spec.shape;
-  int64_t recompute = 0, bit = 1;
-  const RecomputeSpec own = recompute_of(spec, stage);
-  for (const auto& [name, field] : kRecomputeNames) {
-    if (own.*field) recompute += bit;
-    bit *= 2;
-  }
-  // All ranks count the rows that some layer keeps.
-  const StageSpec whole{.num_layers = spec.model.num_layers, .num_mtp = spec.model.num_mtp_layers};
-  if (moe_layers_that_keep(spec.model, whole, whole.num_mtp, spec.recompute) > 0) recompute += bit;
-  return {static_cast<int64_t>(policy),
-          stage.embedding,
-          stage.first_layer,
-          stage.num_layers,
-          stage.norm,
-          stage.num_mtp,
-          stage.loss,
-          m.tp,
-          m.cp,
-          m.etp,
-          m.ep,
-          static_cast<int64_t>(spec.dispatcher),
-          static_cast<int64_t>(spec.expert_overlap),
-          b.batch,
-          b.seq,
-          b.max_segments,
-          static_cast<int64_t>(b.cp_comm),
-          static_cast<int64_t>(b.cp_comm_window),
-          m.cp_inner,
-          b.num_mtp,
-          static_cast<int64_t>(spec.target),
-          spec.threads,
-          std::bit_cast<int64_t>(spec.expert_rows),
-          spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
-          spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
-          spec.fusion,
-          recompute,
-          offload_bits(spec.offload)};
-}
 
 // The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
 MeshShape stage_mesh(const MeshShape& whole) {
@@ -102,35 +48,27 @@ void add_sent(PassWork& work, const std::string& axis, const std::string& call, 
   sent.wire_bytes += bytes;
 }
 
-// Equal calls become one entry, since each call's time is the longer of its arithmetic and its bytes.
-void add_op(PassWork& work, const TraceEvent& event) {
-  const Cost& c = event.cost;
-  const auto same = [&](const OpWork& op) {
-    const double n = static_cast<double>(op.calls);
-    return op.name == event.name && op.cost.flops == n * c.flops && op.cost.bytes == n * c.bytes;
-  };
-  const auto found = std::find_if(work.ops.begin(), work.ops.end(), same);
-  OpWork& op = found == work.ops.end()
-                   ? work.ops.emplace_back(OpWork{.name = event.name, .kind = kernel_class(event.name)})
-                   : *found;
-  ++op.calls;
-  op.cost += c;
-}
-
 int64_t aligned_bytes(const Tensor& f32) {
   const int64_t align = MemoryPlan::kAlign * size_of(DType::f32);
   return div_ceil(f32.num_bytes(), align) * align;
 }
 
-// Groups are named by axis, and their calls come as "axis call".
+// Groups are named by axis, and their calls come as "axis call". Equal ops become one entry, since the time of each call
+// is the longer of its arithmetic and its bytes.
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
+  std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
   for (const TraceEvent& event : trace.events()) {
     const size_t space = event.name.find(' ');
-    if (space == std::string::npos)
-      add_op(work, event);
-    else
+    if (space != std::string::npos) {
       add_sent(work, event.name.substr(0, space), event.name.substr(space + 1), event.cost.bytes);
+      continue;
+    }
+    const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
+    if (is_new) work.ops.push_back({.name = event.name, .kind = kernel_class(event.name)});
+    OpWork& op = work.ops[found->second];
+    ++op.calls;
+    op.cost += event.cost;
   }
   return work;
 }
@@ -456,7 +394,7 @@ const PartWork& LayoutParts::layer(int64_t layer) {
   while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
   const EngineSpec& spec = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
-  if (!part) part = &library_.part(spec, {.first_layer = first, .num_layers = 1}, policy_);
+  if (!part) part = &part_of(spec, {.first_layer = first, .num_layers = 1});
   return *part;
 }
 
@@ -465,12 +403,27 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
   ends.first_layer = ends.num_layers = 0;
   for (const auto& [known, part] : ends_)
     if (known == ends) return *part;
-  ends_.emplace_back(ends, &library_.part(on_device_, ends, policy_));
+  ends_.emplace_back(ends, &part_of(on_device_, ends));
   return *ends_.back().second;
 }
 
+const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& stage) {
+  return times_alone_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
+}
+
+const PartWork& PartLibrary::timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
+  if (!has_simpler_parts(spec, stage)) return part(spec, stage, policy);
+  std::unique_ptr<PartWork>& composed = composed_[part_key(spec, stage, policy)];
+  if (composed) return *composed;
+  const EngineSpec local = with_local_experts(spec);
+  composed = composed_part({.experts = &part(with_simple_attention(spec), stage, policy),
+                            .attention = &part(local, stage, policy),
+                            .neither = &part(with_simple_attention(local), stage, policy)});
+  return *composed;
+}
+
 const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  std::unique_ptr<PartWork>& part = parts_[key_of(spec, stage, policy)];
+  std::unique_ptr<PartWork>& part = parts_[part_key(spec, stage, policy)];
   if (part) return *part;
   part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
   if (stage.num_layers > 0) take_leave(*part);

@@ -92,7 +92,14 @@ struct RowsWork {
   int64_t pages_of_pass = 0, stash_columns = 0;
 };
 
+struct PartWork;
+// A part whose passes take the time of those of the first two parts without that of the third (plan/cost/composed_part.h).
+struct SimplerParts {
+  const PartWork *experts = nullptr, *attention = nullptr, *neither = nullptr;
+};
+
 struct PartWork {
+  SimplerParts simpler;              // nulls, or in place of the passes below
   RecomputeSpec recompute;           // of its layer
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
@@ -110,13 +117,15 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 28>;
+using PartKey = std::array<int64_t, 29>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
  public:
   // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
   const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  // The same where time and parameters count alone: it may be composed of simpler parts, and has no memory then.
+  const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
   // The number of the run's policies. Equal policies have one number.
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
@@ -137,7 +146,7 @@ class PartLibrary {
 
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
-  std::map<PartKey, std::unique_ptr<PartWork>> parts_;
+  std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;
   PipelineUses pipelines_;
 };
 
@@ -146,6 +155,8 @@ class LayoutParts {
  public:
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
+  // From now on parts are those of PartLibrary::timed_part().
+  void time_alone() { times_alone_ = true; }
   // The layer's part. Layers of one kind share it; memory.offload may be for some of them.
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
@@ -159,8 +170,10 @@ class LayoutParts {
  private:
   void find_lowest_trained();
   void choose_offloaded();
+  const PartWork& part_of(const EngineSpec& spec, const StageSpec& stage);
   PartLibrary& library_;
   const EngineSpec& spec_;
+  bool times_alone_ = false;
   const size_t policy_;
   const bool names_layers_;         // layers of a kind may differ
   EngineSpec on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for

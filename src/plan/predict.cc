@@ -4,6 +4,7 @@
 
 #include "comm/group_cost.h"
 #include "parallel/optim/optimizer.h"
+#include "plan/cost/row_exchange.h"
 #include "plan/sharding/sharded_layers.h"
 
 namespace moebius {
@@ -24,6 +25,9 @@ double host_update_bytes(const OptimizerSpec& o) {
 // Bytes of an element of a matrix that Muon reads and writes more: u is cleared, two steps of SGD add momentum to it, and
 // it is copied (parallel/optim/muon.cc).
 constexpr double kMomentumBytes = 44;
+// Bytes of an element that its owner quantises: the master is read for the magnitudes of blocks and for the element, which
+// is written in place of a bf16 weight (parallel/sharding/bucket_exchange.cc).
+constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
 constexpr double kClearBytes = 4;  // of each gradient that the first micro-batch does not store
 
 class Predicting {
@@ -46,6 +50,8 @@ class Predicting {
   }
 
   Prediction run(const PredictOptions& options) {
+    check_nodes_of_machine(context_);
+    if (options.memory == PredictOptions::Memory::none && options.composes) parts_.time_alone();
     time_stages();
     add_memory(options);
     add_passes(options);
@@ -68,6 +74,7 @@ class Predicting {
   void add_host_link(const RankParams& params);
   void add_sharded_layers();
   void add_matrices(const RankParams& params);
+  double exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets);
   void add_files();
   void add_totals();
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
@@ -352,6 +359,10 @@ void Predicting::add_update() {
     result_.phases["optimizer"] += kMomentumBytes * static_cast<double>(params.owned_of_matrices) / memory;
     add_matrices(params);
   }
+  if (params.quantised > 0) {
+    result_.phases["optimizer"] += kQuantiseBytes * static_cast<double>(params.quantised) / memory;
+    result_.phases["weight scales"] = exchange_before(params.magnitude_wire_bytes, params.magnitude_buckets);
+  }
   add_host_link(params);
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
@@ -403,27 +414,35 @@ void Predicting::add_sharded_layers() {
   add("gradients", time.gradients);
 }
 
+// Returns the seconds of all-gathers that nothing else runs beside.
+double Predicting::exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets) {
+  double all = 0;
+  for (const auto& [axis, sent] : bytes) {
+    const std::string name(name_of(axis));
+    const RankSpan span = span_of(spec_.mesh, name);
+    if (span.size == 1) continue;
+    const double calls = static_cast<double>(buckets.at(axis));
+    const double seconds = calls * group_seconds(context_, span, GroupCall::all_gather, sent / calls);
+    result_.axes[name].exposed_s += seconds;
+    result_.axes[name].bytes += sent;
+    result_.messages += calls * group_messages(span, GroupCall::all_gather);
+    all += seconds;
+  }
+  return all;
+}
+
 // Muon gathers the matrices that it updates, and makes each semi-orthogonal. Nothing else runs beside.
 void Predicting::add_matrices(const RankParams& params) {
   const PassTime time = pass_time(context_, params.matrices);
   result_.phases["optimizer"] += time.compute();
   double& exchange = result_.phases["matrices"];
-  const auto add = [&](const std::string& axis, double seconds, double bytes, double messages) {
+  for (const auto& [axis, seconds] : time.groups) {
     exchange += seconds;
     result_.axes[axis].exposed_s += seconds;
-    result_.axes[axis].bytes += bytes;
-    result_.messages += messages;
-  };
-  for (const auto& [axis, seconds] : time.groups) add(axis, seconds, time.wire_bytes.at(axis), 0);
-  result_.messages += time.messages;
-  for (const auto& [axis, bytes] : params.matrix_wire_bytes) {
-    const std::string name(name_of(axis));
-    const RankSpan span = span_of(spec_.mesh, name);
-    if (span.size == 1) continue;
-    const double calls = static_cast<double>(params.matrix_buckets.at(axis));
-    add(name, calls * group_seconds(context_, span, GroupCall::all_gather, bytes / calls), bytes,
-        calls * group_messages(span, GroupCall::all_gather));
+    result_.axes[axis].bytes += time.wire_bytes.at(axis);
   }
+  result_.messages += time.messages;
+  exchange += exchange_before(params.matrix_wire_bytes, params.matrix_buckets);
 }
 
 void Predicting::add_totals() {

@@ -63,6 +63,7 @@ struct PredictOptions {
   int64_t max_simulated = 64;
   bool simulate = true;      // false: the bubble of 1F1B's formula, for a search
   bool checks_model = true;  // false: run.model.check() has passed
+  bool composes = true;      // without memory: parts are put together of simpler ones (plan/cost/composed_part.h)
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
 };
 

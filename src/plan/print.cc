@@ -7,8 +7,6 @@
 namespace moebius {
 namespace {
 
-std::string seconds_text(double s) { return s >= 1 ? fmt::format("{:.3f} s", s) : fmt::format("{:.2f} ms", 1e3 * s); }
-
 std::string duration_text(double s) {
   if (s >= 2 * 86400) return fmt::format("{:.1f} days", s / 86400);
   return s >= 3600 ? fmt::format("{:.1f} hours", s / 3600) : fmt::format("{:.1f} minutes", s / 60);
@@ -115,6 +113,10 @@ nlohmann::ordered_json point_json(const Sweep& sweep, const SweptPoint& p) {
 
 }  // namespace
 
+std::string seconds_text(double s) { return s >= 1 ? fmt::format("{:.3f} s", s) : fmt::format("{:.2f} ms", 1e3 * s); }
+
+std::string rate_text(double rate) { return rate >= 10 ? fmt::format("{:.1f}", rate) : fmt::format("{:.4g}", rate); }
+
 std::string mesh_text(const MeshShape& m) {
   return fmt::format("tp {}, cp {}, dp {}, pp {}, etp {}, ep {}, edp {}", m.tp, m.cp, m.dp, m.pp, m.etp, m.ep, m.edp);
 }
@@ -124,8 +126,8 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
                                  mesh_text(p.mesh));
   text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches a rank\n", seconds_text(p.step_s), p.tokens,
                       p.num_micro_batches);
-  text += fmt::format("rate       {:.1f} tokens/s a rank, {:.1f} model TFLOP/s a rank, MFU {:.1f} %\n",
-                      p.tokens_per_s_per_gpu, p.model_tflops_per_gpu, 100 * p.mfu);
+  text += fmt::format("rate       {:.1f} tokens/s a rank, {} model TFLOP/s a rank, MFU {:.1f} %\n",
+                      p.tokens_per_s_per_gpu, rate_text(p.model_tflops_per_gpu), 100 * p.mfu);
   text += run_text(p, run, assume);
   text += fmt::format("memory     {} on pp rank {}, of {}: {}\n", bytes_text(p.fullest_rank().total()),
                       p.fullest_rank().pp_rank, bytes_text(std::llround(p.memory_bytes)),

@@ -12,6 +12,13 @@
 namespace moebius {
 namespace {
 
+TEST(Texts, OfSmallRatesHaveDigits) {
+  EXPECT_EQ(rate_text(351.23), "351.2");
+  EXPECT_EQ(rate_text(0.0123456), "0.01235");
+  EXPECT_EQ(seconds_text(1.25), "1.250 s");
+  EXPECT_EQ(seconds_text(0.00125), "1.25 ms");
+}
+
 using Keys = std::set<std::string>;
 
 // Adds the keys of an object as the tables of the reference write them. NAME and KEY depend on the run.

@@ -339,8 +339,15 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
       r.matrix_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
       ++r.matrix_buckets[bucket.axis];
     }
+    int64_t blocks = 0;
+    for (const auto& p : bucket.params) blocks += p->num_scales;
+    if (blocks > 0) {
+      r.magnitude_wire_bytes[bucket.axis] += static_cast<double>(blocks * size_of(DType::i32)) * (n - 1);
+      ++r.magnitude_buckets[bucket.axis];
+    }
     for_owned(spec, place, bucket, [&](const ParamSize& p, int64_t first, int64_t owned) {
       r.owned += owned;
+      if (p.num_scales > 0) r.quantised += owned;
       if (!p.matrices.empty()) r.owned_of_matrices += owned;
       for (const MatrixWork& m : p.matrices) add_times(r.matrices, m.each, num_touched(m, first, first + owned));
     });

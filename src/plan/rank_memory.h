@@ -35,6 +35,10 @@ struct RankParams {
   PassWork matrices;
   std::map<Axis, double> matrix_wire_bytes;
   std::map<Axis, int64_t> matrix_buckets;
+  // With precision.weights = "recipe": elements that it quantises, and what ranks exchange before it.
+  int64_t quantised = 0;
+  std::map<Axis, double> magnitude_wire_bytes;
+  std::map<Axis, int64_t> magnitude_buckets;
 };
 
 // REQUIRES: layout is that of the parts' spec.

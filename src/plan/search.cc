@@ -22,6 +22,8 @@ constexpr int64_t kMostOfHost = 8;
 constexpr int64_t kRound = 16;
 // A choice whose estimate is at most so much above the memory, or above the time of those kept, is tried.
 constexpr double kEstimateError = 1.02;
+// A bound adds up the times of composed parts (plan/cost/composed_part.h), whose last digits differ from those of whole ones.
+constexpr double kRounding = 1 - 1e-9;
 
 PrecisionRecipe recipe_of(const std::string& name) {
   std::string known;
@@ -87,6 +89,7 @@ class Search {
     SearchLimits limits{
         .most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost),
         .most_direct = domain <= kMostOfHost ? domain : 1,
+        .most_two_level = machine_.is_gpu ? 0 : domain,
         .domain_ranks = domain,
         .system = assume_.system,
         .load = assume_.load,
@@ -115,6 +118,7 @@ class Search {
   }
 
   bool is_too_slow(double step_s) const { return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s; }
+  bool is_pruned(double bound_s) const { return options_.prunes && is_too_slow(bound_s); }
 
   void insert(Candidate c) {
     const auto at = std::upper_bound(best_.begin(), best_.end(), c.step_s,
@@ -161,7 +165,8 @@ double Search::least_weights(const ParallelSpec& p) const {
 // Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False: the run's checks refuse the layout.
 bool Search::bound(PartLibrary& parts, Candidate& c) const {
   try {
-    c.step_s = timed(parts, c, {.simulate = false, .memory = PredictOptions::Memory::none}).step_s;
+    const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
+    c.step_s = kRounding * timed(parts, c, bounds).step_s;
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
@@ -179,7 +184,7 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
     PartLibrary& parts = library(worker);
     for (Candidate& c : groups[g]) {
       const double weights = least_weights(c.parallel);
-      if (weights > bytes_) {
+      if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
       } else if (bound(parts, c)) {
@@ -221,6 +226,8 @@ class Search::Fitting {
     double step_s = 0, bytes = 0, host_bytes = 0;
   };
   std::optional<MemoryChoice> found();
+  MemoryChoice least(const OffloadChoice& most, double expert_rows) const;
+  bool least_may_fit(const OffloadChoice& most);
   std::vector<Estimate> choices_that_may_fit();
   std::vector<Estimate> estimates_of_recompute();
   std::vector<Estimate> with_other_budgets(const std::vector<Estimate>& all);
@@ -272,17 +279,32 @@ std::optional<MemoryChoice> Search::Fitting::found() {
     fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
     return std::nullopt;
   }
+  if (search_.options_.prunes && !least_may_fit(most)) return std::nullopt;
   for (const Estimate& e : choices_that_may_fit()) {
-    fitted_.is_slower = search_.is_too_slow(e.step_s / kEstimateError);
+    fitted_.is_slower = search_.is_pruned(e.step_s / kEstimateError);
     if (fitted_.is_slower) return std::nullopt;
     if (try_choice(e.choice)) return e.choice;
   }
-  // Whole layers need least.
-  MemoryChoice layer = c_.memory;
-  layer.recompute = {.layer = true};
-  layer.offload = most.offload;
-  layer.offload_grad = most.offload_grad;
+  const MemoryChoice layer = least(most, c_.memory.expert_rows);
   return try_choice(layer) ? std::optional(layer) : std::nullopt;
+}
+
+// Whole layers need least.
+MemoryChoice Search::Fitting::least(const OffloadChoice& most, double expert_rows) const {
+  return {.recompute = {.layer = true},
+          .expert_rows = expert_rows,
+          .offload = most.offload,
+          .offload_grad = most.offload_grad};
+}
+
+// A look at what needs least spares the estimates of all other choices.
+bool Search::Fitting::least_may_fit(const OffloadChoice& most) {
+  double bytes = 1e300;
+  for (const double rows : row_budgets(search_.run_, c_.parallel, search_.limits_))
+    bytes = std::min(bytes, estimate(least(most, rows)).bytes);
+  const bool may_fit = bytes <= kEstimateError * search_.bytes_;
+  if (!may_fit) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+  return may_fit;
 }
 
 Search::Fitting::Estimate Search::Fitting::estimate(const MemoryChoice& choice) {
@@ -381,7 +403,7 @@ void Search::choose() {
       round[static_cast<size_t>(i)] = Fitting(*this, library(worker), legal_[static_cast<size_t>(begin + i)]).result();
     });
     for (int64_t i = 0; i < size; ++i) {
-      if (is_too_slow(legal_[static_cast<size_t>(begin + i)].step_s)) {
+      if (is_pruned(legal_[static_cast<size_t>(begin + i)].step_s)) {
         result_.num_slower += std::ssize(legal_) - (begin + i);
         return;
       }
@@ -464,8 +486,8 @@ std::string search_text(const SearchResult& r) {
   int place = 0;
   for (const FoundLayout& l : r.layouts) {
     const Prediction& p = l.prediction;
-    text += fmt::format("{:>2}. {:.3f} s a step, {:.1f} model TFLOP/s a rank, {}  ({})\n", ++place, p.step_s,
-                        p.model_tflops_per_gpu, bytes_text(p.fullest_rank().total()), l.why_worse);
+    text += fmt::format("{:>2}. {} a step, {} model TFLOP/s a rank, {}  ({})\n", ++place, seconds_text(p.step_s),
+                        rate_text(p.model_tflops_per_gpu), bytes_text(p.fullest_rank().total()), l.why_worse);
     for (const std::string& key : l.set) text += " --set '" + key + "'";
     text += "\n";
   }

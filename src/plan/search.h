@@ -15,6 +15,7 @@ struct SearchOptions {
   std::vector<std::string> recipes;  // names of precision.recipe to choose from; empty: the run's own alone
   int64_t keep = 10;                 // of the best
   int threads = 1;                   // the result does not depend on them
+  bool prunes = true;                // false: memory is chosen for every layout; the result is the same
 };
 
 struct FoundLayout {

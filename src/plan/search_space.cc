@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
+#include "config/dispatcher_choice.h"
 #include "config/recipe/memory_keys.h"
 #include "core/error.h"
 #include "plan/fit_memory.h"
@@ -91,6 +93,8 @@ class Space {
     std::vector<DispatcherKind> kinds{DispatcherKind::automatic};
     if (exchanges) kinds = {DispatcherKind::allgather, DispatcherKind::alltoall};
     if (exchanges && p.ep * p.etp <= limits_.most_direct) kinds.push_back(DispatcherKind::direct);
+    if (p.ranks_per_node <= limits_.most_two_level && has_nodes(p.ep, p.etp, p.ranks_per_node))
+      kinds.push_back(DispatcherKind::two_level);
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
     if (!exchanges) p.expert_overlap = ExpertOverlap::none;
@@ -151,9 +155,10 @@ class Space {
     return std::max(kRowsFactor, rows_with_room(run_, p, limits_));
   }
 
+  // In a group are those with as many tokens of a rank, which share what attention or experts do (plan/cost/composed_part.h).
   static std::string key_of(const ParallelSpec& p, int64_t micro_batch, PrecisionRecipe recipe) {
-    return fmt::format("{} {} {} {} {} {} {} {} {}", p.tp, p.cp, p.ep, p.etp, static_cast<int>(p.dispatcher),
-                       static_cast<int>(p.cp_comm), p.cp_inner, micro_batch, static_cast<int>(recipe));
+    const int64_t common = std::gcd(p.cp, micro_batch);
+    return fmt::format("{} {} {} {}", p.tp, p.cp / common, micro_batch / common, static_cast<int>(recipe));
   }
 
   const RunSpec& run_;

@@ -31,6 +31,7 @@ struct Candidate {
 struct SearchLimits {
   int64_t most_tp = 8;
   int64_t most_direct = 1;               // ranks that the direct dispatcher reaches: those of one host
+  int64_t most_two_level = 0;            // ranks of a node of the two-level dispatcher, which is for CPUs alone
   int64_t domain_ranks = 1;              // joined by fast links, where hierarchical cp exchanges rows for heads
   std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
   PlanSystem system = PlanSystem::moebius;

@@ -60,6 +60,27 @@ TEST(Search, IsTheSameOnAnyThreads) {
               HasSubstr("expected some of none, fp8_block, fp8_tensor, mxfp8, nvfp4; got \"fp9\""));
 }
 
+// Bounds of time, and what cannot fit, leave layouts out. None of them is among the best.
+TEST(Search, FindsTheSameWithoutPruning) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                             {"model.max_position_embeddings=16384", "train.seq_len=16384", "train.global_batch=4"});
+  for (const double memory_gb : {120.0, 45.0}) {
+    const auto found = [&](bool prunes) {
+      return search(parts, run, 4, machine("h200"), {}, {.memory_gb = memory_gb, .prunes = prunes});
+    };
+    const SearchResult pruned = found(true), whole = found(false);
+    EXPECT_GT(pruned.num_slower, 0);
+    EXPECT_EQ(whole.num_slower, 0);
+    EXPECT_GT(whole.num_timed, pruned.num_timed);
+    ASSERT_EQ(pruned.layouts.size(), whole.layouts.size());
+    for (size_t i = 0; i < whole.layouts.size(); ++i) {
+      EXPECT_EQ(pruned.layouts[i].set, whole.layouts[i].set) << i;
+      EXPECT_EQ(pruned.layouts[i].prediction.step_s, whole.layouts[i].prediction.step_s) << i;
+    }
+  }
+}
+
 // With less memory the search recomputes more, and no subset of what it chose would fit.
 TEST(Search, RecomputesTheLeastThatFits) {
   PartLibrary parts;
@@ -218,6 +239,20 @@ TEST(Search, TriesEveryDispatcher) {
       if (c.parallel.dispatcher == direct) {
         EXPECT_THAT(keys_of(run, c), testing::Contains("parallel.dispatcher=\"direct\""));
       }
+}
+
+// Two-level is for CPUs, where the ranks of a node share a host of the machine.
+TEST(Search, TriesNodesOfCpus) {
+  const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
+  const auto has_two_level = [&](int64_t most) {
+    for (const auto& group : search_space(run, 4, {.most_two_level = most}))
+      for (const Candidate& c : group)
+        if (c.parallel.dispatcher == DispatcherKind::two_level) return true;
+    return false;
+  };
+  EXPECT_TRUE(has_two_level(2));
+  EXPECT_FALSE(has_two_level(1));
+  EXPECT_FALSE(has_two_level(0));
 }
 
 TEST(Search, BalancesStages) {

@@ -62,6 +62,9 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+// In the memory of its device and of its host.
+bool fits(const Prediction& p) { return p.fits() && p.host_fits(); }
+
 // The found layout in a few words; --json has its keys.
 std::string layout_text(const Sweep& s, const SweptPoint& p) {
   if (!s.is_search) return "";
@@ -105,6 +108,9 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
   size_t count = 1;
   for (size_t k = 0; k < keys.size(); ++k) {
     count = std::min(count * keys[k].values.size(), kMostPoints + 1);
+    for (auto v = keys[k].values.begin(); v != keys[k].values.end(); ++v)
+      MOEBIUS_CHECK(usage, std::find(keys[k].values.begin(), v, *v) == v,
+                    "--sweep {}: {} is given twice; leave one of both out", keys[k].key, *v);
     for (size_t other = 0; other < k; ++other)
       MOEBIUS_CHECK(usage, keys[k].key != keys[other].key,
                     "--sweep: {} is given twice; give its values in one --sweep {}=...", keys[k].key, keys[k].key);
@@ -143,9 +149,10 @@ std::string sweep_text(const Sweep& s) {
       continue;
     }
     const Prediction& q = *p.prediction;
-    text += fmt::format("{:>10.3f}  {:>10.1f}  {:>8.1f}  {:>5.1f}%  {:>11}  {:<4}  {:>10.2f}  {:>10.0f}{}\n", q.step_s,
-                        q.tokens_per_s_per_gpu, q.model_tflops_per_gpu, 100 * q.bubble,
-                        bytes_text(q.fullest_rank().total()), q.fits() ? "yes" : "no", q.run_s / 86400,
+    const std::string step = q.step_s >= 1 ? fmt::format("{:.3f}", q.step_s) : fmt::format("{:.4g}", q.step_s);
+    text += fmt::format("{:>10}  {:>10.1f}  {:>8}  {:>5.1f}%  {:>11}  {:<4}  {:>10.2f}  {:>10.0f}{}\n", step,
+                        q.tokens_per_s_per_gpu, rate_text(q.model_tflops_per_gpu), 100 * q.bubble,
+                        bytes_text(q.fullest_rank().total()), fits(q) ? "yes" : "no", q.run_s / 86400,
                         q.run_s / 3600 * static_cast<double>(q.ranks), layout_text(s, p));
   }
   return text;
@@ -163,7 +170,7 @@ std::string sweep_csv(const Sweep& s) {
       const Prediction& q = *p.prediction;
       text +=
           fmt::format("{},{},{},{},{},{},{},{},{},{},\n", q.step_s, q.tokens_per_s_per_gpu, q.model_tflops_per_gpu,
-                      q.mfu, q.bubble, q.fullest_rank().total(), q.fits(), q.run_s / 86400,
+                      q.mfu, q.bubble, q.fullest_rank().total(), fits(q), q.run_s / 86400,
                       q.run_s / 3600 * static_cast<double>(q.ranks), quoted(fmt::format("{}", fmt::join(p.set, " "))));
     } else {
       text += ",,,,,,,,,," + quoted(p.refused) + "\n";

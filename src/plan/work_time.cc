@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/group_cost.h"
+#include "plan/cost/row_exchange.h"
 
 namespace moebius {
 namespace {
@@ -92,59 +93,6 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
     time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
 }
 
-bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
-
-// The engine's direct dispatcher sends no messages, so that no group has counted its bytes. Of two-level only those
-// across nodes are messages.
-bool is_own_direct(const TimeContext& c) {
-  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
-         (c.spec.dispatcher == DispatcherKind::direct || c.spec.dispatcher == DispatcherKind::two_level);
-}
-
-// Returns whether the messages that the engine's groups counted are those of the dispatcher.
-bool is_own_dispatcher(const TimeContext& c) {
-  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius &&
-         !is_own_direct(c);
-}
-
-PlanDispatcher dispatcher_of(const TimeContext& c) {
-  if (is_own_direct(c)) return PlanDispatcher::direct;
-  return c.assume.dispatcher == PlanDispatcher::of_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
-}
-
-// One way of a layer's tokens to their experts, or back.
-struct RowsSent {
-  double seconds = 0, wire_bytes = 0;
-  double left_bytes = 0;  // to ranks in and out of the domain: read from this rank's memory
-};
-
-RowsSent rows_sent(const TimeContext& c) {
-  const MeshShape& mesh = c.spec.mesh;
-  const RankSpan span = span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep");
-  if (span.size == 1) return {};
-  const ModelSpec& m = c.spec.model;
-  const double T = static_cast<double>(rows_between_projections(c.spec.shape, mesh));
-  const double row = static_cast<double>(m.hidden_size) * kBf16, n = static_cast<double>(span.size);
-  const double busiest = c.assume.load.busiest_rank(m.num_experts, mesh.ep);
-  if (dispatcher_of(c) == PlanDispatcher::allgather) {
-    const GroupCost cost = all_gather_cost(n * T * row, span.size);
-    return {group_seconds(c, span, GroupCall::all_gather, cost.wire_bytes), cost.wire_bytes, cost.wire_bytes};
-  }
-  const double pairs = T * static_cast<double>(m.top_k * mesh.etp);
-  if (dispatcher_of(c) == PlanDispatcher::alltoall) {
-    const double bytes = pairs * row * (n - 1) / n;
-    return {busiest * group_seconds(c, span, GroupCall::all_to_all, bytes), bytes, bytes};
-  }
-  // Once to each rank inside, where it is handed on; once to each domain across.
-  const Shares& shares = c.machine.of(c.assume.system);
-  const double domains = n / static_cast<double>(span.local(c.machine));
-  const double inside = T * row * units_of_token(m, n), across = T * row * units_of_token(m, domains);
-  const double seconds = std::max(inside / (c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)]),
-                                  across / (c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)]));
-  const double latency = (domains > 1 ? c.machine.across_us : c.machine.inside_us) * 1e-6;
-  return {busiest * seconds + latency, domains > 1 ? across : inside, inside};
-}
-
 // Megatron Core moves what Moebius' kernels gather and activate on the fly: rows are permuted and
 // unpermuted in passes of their own, and the activation reads and writes them once more.
 double moved_bytes(const TimeContext& c) {
@@ -167,13 +115,12 @@ PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
   return saved;
 }
 
-void add_rows(PassTime& time, const TimeContext& c, double ways) {
-  const RowsSent sent = rows_sent(c);
+void add_rows(PassTime& time, const TimeContext& c, const RowsSent& sent) {
   if (sent.wire_bytes == 0) return;
-  time.groups["ep"] += ways * sent.seconds;
-  time.wire_bytes["ep"] += ways * sent.wire_bytes;
-  const MeshShape& mesh = c.spec.mesh;
-  time.messages += ways * group_messages(span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep"), GroupCall::all_to_all);
+  const std::string axis = axis_of_rows(c.spec.mesh);
+  time.groups[axis] += sent.seconds;
+  time.wire_bytes[axis] += sent.wire_bytes;
+  time.messages += sent.messages;
 }
 
 // Multiprocessors that send rows: the default of DeepEP, and what Megatron Bridge gives HybridEP.
@@ -191,7 +138,8 @@ void merge(PassTime& time, const TimeContext& c) {
   const double compute = time.compute();
   const double passes = static_cast<double>(c.spec.num_micro_batches * c.spec.pipeline.num_virtual);
   time.hidden = merged_passes(c.spec) / passes * std::min(sent, compute);
-  const double moved = 2 * 2 * rows_sent(c).left_bytes / memory_rate(c);
+  const double left = rows_sent(c, RowsWay::to_experts).left_bytes + rows_sent(c, RowsWay::back).left_bytes;
+  const double moved = 2 * left / memory_rate(c);
   const double more = taken_by_groups(c.machine, sending_multiprocessors(c)) * time.hidden + moved * time.hidden / sent;
   for (double& seconds : time.kernels) seconds *= 1 + more / compute;
 }
@@ -208,6 +156,14 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
+PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::*pass) {
+  const SimplerParts& of = part.simpler;
+  if (!of.experts) return pass_time(c, part.*pass);
+  PassTime time = pass_time(c, of.experts->*pass);
+  time += pass_time(c, of.attention->*pass);
+  return time -= pass_time(c, of.neither->*pass);
+}
+
 // Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   const ModelSpec& m = c.spec.model;
@@ -215,10 +171,11 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
   if (c.assume.recompute == PlanRecompute::activation)
     add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
   if (c.assume.recompute != PlanRecompute::moe) return;
-  for (const OpWork& op : part.forward.ops)
+  const PartWork& with_experts = part.simpler.experts ? *part.simpler.experts : part;
+  for (const OpWork& op : with_experts.forward.ops)
     if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
   add_memory(t.backward, c, moved_bytes(c));
-  add_rows(t.backward, c, 2);
+  add_rows(t.backward, c, rows_of_forward(c));
 }
 
 // Moebius opens the receive of a pass before the pass ahead of it runs (parallel/pipeline/schedule.h). NCCL's kernel of
@@ -305,13 +262,13 @@ double PassTime::exposed() const {
   return sum;
 }
 
-PassTime& PassTime::operator+=(const PassTime& o) {
-  for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += o.kernels[i];
-  host += o.host;
-  hidden += o.hidden;
-  messages += o.messages;
-  for (const auto& [axis, seconds] : o.groups) groups[axis] += seconds;
-  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += bytes;
+PassTime& PassTime::add(const PassTime& o, double times) {
+  for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += times * o.kernels[i];
+  host += times * o.host;
+  hidden += times * o.hidden;
+  messages += times * o.messages;
+  for (const auto& [axis, seconds] : o.groups) groups[axis] += times * seconds;
+  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += times * bytes;
   return *this;
 }
 
@@ -320,28 +277,28 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
   const double rows = expert_rows(c);
   for (const OpWork& op : work.ops) add_op(time, c, op, rows);
   for (const SentWork& sent : work.sent) {
-    if (carries_rows(sent.axis) && !is_own_dispatcher(c)) continue;
+    if (carries_rows(sent.axis) && !sends_own_messages(c)) continue;
+    const RankSpan span = span_of_messages(c, sent);
     const double n = static_cast<double>(sent.calls);
-    time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
+    time.groups[sent.axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
     time.wire_bytes[sent.axis] += sent.wire_bytes;
-    time.messages += n * group_messages(span_of(c.spec.mesh, sent.axis), sent.call);
+    time.messages += n * group_messages(span, sent.call);
   }
   return time;
 }
 
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {
-  PartTime t{
-      .forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
+  PartTime t{.forward = time_of(c, part, &PartWork::forward),
+             .loss = time_of(c, part, &PartWork::loss),
+             .backward = time_of(c, part, &PartWork::backward)};
   if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
   if (c.assume.system == PlanSystem::moebius) {
-    t.copies = pass_time(c, part.copies);
-    t.stored_first = saved_compute(t.backward, pass_time(c, part.first_backward));
+    t.copies = time_of(c, part, &PartWork::copies);
+    t.stored_first = saved_compute(t.backward, time_of(c, part, &PartWork::first_backward));
   }
-  if (is_moe && !is_own_dispatcher(c)) {
-    add_rows(t.forward, c, 2);
-    add_rows(t.backward, c, 2);
-    // Moebius' backward pass dispatches x once more, and what it recomputes too.
-    if (is_own_direct(c)) add_rows(t.backward, c, part.recompute.layer ? 3 : 1);
+  if (is_moe) {
+    add_rows(t.forward, c, rows_of_forward(c));
+    add_rows(t.backward, c, rows_of_backward(c));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, moved_bytes(c));
@@ -352,7 +309,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   t.backward.host = 2 * t.forward.host;
   // A whole layer that Megatron recomputes sends its rows once more.
   if (is_layer && part.recompute.layer && c.assume.system == PlanSystem::megatron) {
-    if (is_moe) add_rows(t.backward, c, 2);
+    if (is_moe) add_rows(t.backward, c, rows_of_forward(c));
     t.backward.host += t.forward.host;
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)

@@ -61,7 +61,9 @@ struct PassTime {
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }
-  PassTime& operator+=(const PassTime& o);
+  PassTime& operator+=(const PassTime& o) { return add(o, 1); }
+  PassTime& operator-=(const PassTime& o) { return add(o, -1); }
+  PassTime& add(const PassTime& o, double times);
 };
 
 // The time of a pass, or of other work. Groups are not hidden in it.

@@ -6,30 +6,43 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/peak.h"
-#include "bench/ranks.h"
 #include "bench/shapes.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "comm/transport/threads.h"
 #include "device/accelerator.h"
-#include "plan/work_time.h"
 
 namespace moebius {
 namespace {
 
-const std::string kMeasured = "moebius bench machine";
+const std::string kMeasured = "moebius bench machine", kNoisySource = "noisy";
 constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
 
-// Returns operations a second over the lines whose names begin so.
-double rate_of(const BenchReport& report, const std::string& prefix) {
-  double flops = 0, seconds = 0;
+// A measurement whose median run takes so much longer than its fastest says that it is noisy.
+constexpr double kNoisy = 0.1;
+
+// Operations a second, and how much longer the median run took than the fastest.
+struct MeasuredRate {
+  double flops_per_s = 0, noise = 0;
+};
+
+// The rate of the lines whose names begin so, all together.
+MeasuredRate rate_of(const BenchReport& report, const std::string& prefix) {
+  double flops = 0, seconds = 0, least = 0;
   for (const BenchLine& line : report.lines) {
     if (!line.name.starts_with(prefix)) continue;
     flops += line.cost.flops;
     seconds += line.median_ms * 1e-3;
+    least += line.min_ms * 1e-3;
   }
-  MOEBIUS_CHECK(internal, seconds > 0, "bench machine: no line is called {}", prefix);
-  return flops / seconds;
+  MOEBIUS_CHECK(internal, seconds > 0 && least > 0, "bench machine: no line is called {}", prefix);
+  return {.flops_per_s = flops / seconds, .noise = seconds / least - 1};
+}
+
+std::string source_of(const char* what, const MeasuredRate& rate) {
+  if (rate.noise < kNoisy) return fmt::format("{}: {}", kMeasured, what);
+  return fmt::format("{}: {}: {}; the median run took {:.0f} % longer than the fastest", kNoisySource, kMeasured, what,
+                     100 * rate.noise);
 }
 
 void set_share(PlanMachine& m, Share share, double value, const std::string& from) {
@@ -59,13 +72,13 @@ void assume_figures(PlanMachine& m) {
 }
 
 // No benchmark measures these figures of a GPU. They are those of an H100 where the data sheet of another is not known here.
-void assume_gpu(PlanMachine& m) {
+void assume_gpu(PlanMachine& m, double multiprocessors) {
   const std::string sheet = "assumed: as an H100";
   set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
              m.is_gpu ? sheet : "a CPU");
   set_figure(m, "rank.f32_tflops", &PlanMachine::f32_tflops, m.is_gpu ? 67 : 0, m.is_gpu ? sheet : "a CPU");
-  set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors,
-             m.is_gpu ? Accelerator().info().num_multiprocessors : 0, m.is_gpu ? "the system" : "a CPU");
+  set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors, multiprocessors,
+             m.is_gpu ? "the system" : "a CPU");
   set_figure(m, "rank.portable", &PlanMachine::portable, m.is_gpu ? 0.53 : 1, m.is_gpu ? sheet : "a CPU");
   set_figure(m, "host.link_gb_s", &PlanMachine::link_gb_s, m.is_gpu ? 45 : 10,
              m.is_gpu ? sheet : "a CPU: its memory is the host");
@@ -75,21 +88,34 @@ void assume_gpu(PlanMachine& m) {
 }
 
 // Sets the latency of a call and the rate of its bytes, from the smallest and the largest message.
-void measure_links(PlanMachine& m, DeviceKind device, int64_t ranks) {
+void set_links(PlanMachine& m, const MachineMeasurements& measured) {
+  if (measured.gathers.empty()) return;
+  const CollectiveLine &small = measured.gathers.front(), &large = measured.gathers.back();
+  const double ranks = static_cast<double>(measured.ranks), share = (ranks - 1) / ranks;
+  const double seconds = std::max((large.median_ms - small.median_ms) * 1e-3, 1e-9);
+  m.inside_gb_s = static_cast<double>(large.bytes - small.bytes) * share / seconds / 1e9;
+  m.inside_us = std::max(0.0, small.median_ms * 1e3 - static_cast<double>(small.bytes) * share / m.inside_gb_s / 1e3);
+  m.domain_ranks = ranks;
+  for (const char* key : {"links.inside_gb_s", "links.inside_us", "links.domain_ranks"})
+    m.sources[key] = fmt::format("{} --ranks {}: all_gather", kMeasured, measured.ranks);
+}
+
+std::vector<CollectiveLine> measured_gathers(DeviceKind device, int64_t ranks) {
   std::vector<CollectiveLine> lines;
   run_threads(static_cast<int>(ranks), {.timeout_s = 60}, [&](Transport& world) {
     std::vector<CollectiveLine> mine = bench_collectives(device, world);
     if (world.rank() == 0) lines = std::move(mine);
   });
   std::erase_if(lines, [](const CollectiveLine& l) { return l.name != "all_gather"; });
-  const CollectiveLine &small = lines.front(), &large = lines.back();
-  const double share = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
-  const double seconds = std::max((large.median_ms - small.median_ms) * 1e-3, 1e-9);
-  m.inside_gb_s = static_cast<double>(large.bytes - small.bytes) * share / seconds / 1e9;
-  m.inside_us = std::max(0.0, small.median_ms * 1e3 - static_cast<double>(small.bytes) * share / m.inside_gb_s / 1e3);
-  m.domain_ranks = static_cast<double>(ranks);
-  for (const char* key : {"links.inside_gb_s", "links.inside_us", "links.domain_ranks"})
-    m.sources[key] = fmt::format("{} --ranks {}: all_gather", kMeasured, ranks);
+  return lines;
+}
+
+void check_figures(const PlanMachine& m) {
+  for (const MachineFigure& f : machine_figures())
+    MOEBIUS_CHECK(usage, m.*f.value >= f.least && m.*f.value <= f.most,
+                  "bench machine: {}.{} was measured as {:.4g}; expected {} to {}; end other work on the machine, and "
+                  "measure again",
+                  f.table, f.key, m.*f.value, f.least, f.most);
 }
 
 // The time of an op that does next to nothing.
@@ -120,61 +146,79 @@ nlohmann::ordered_json to_json(const PlanMachine& m) {
 
 }  // namespace
 
-PlanMachine measured_machine(const BenchSpec& asked, int64_t ranks) {
+MachineMeasurements measure_machine(const BenchSpec& asked, int64_t ranks) {
   BenchSpec spec = asked;
   spec.under_load = true;  // a step is: a card that has rested is up to a fifth faster
-  PlanMachine m{.name = device_name(spec), .is_gpu = spec.device == DeviceKind::cuda};
+  const bool is_gpu = spec.device == DeviceKind::cuda;
+  const BenchShape shape = bench_shape(spec.shape);
+  const auto host_bytes = static_cast<double>(this_machine().memory_bytes);
+  MachineMeasurements m{.device = device_name(spec),
+                        .is_gpu = is_gpu,
+                        .threads = spec.threads,
+                        .memory_bytes = host_bytes,
+                        .host_memory_bytes = host_bytes,
+                        .products = bench_gemm(spec),
+                        .experts = bench_experts(spec),
+                        .attention = bench_attention(spec),
+                        .heads = {shape.head, shape.v_head},
+                        .kernel_us = kernel_us(spec),
+                        .ranks = ranks};
+  if (is_gpu) {
+    m.datasheet_flops_per_s = datasheet_tflops(m.device) * 1e12;
+    m.memory_bytes = static_cast<double>(Accelerator().info().memory_bytes);
+    m.multiprocessors = Accelerator().info().num_multiprocessors;
+  }
+  if (ranks > 1) m.gathers = measured_gathers(spec.device, ranks);
+  return m;
+}
+
+PlanMachine machine_of(const MachineMeasurements& measured) {
+  PlanMachine m{.name = measured.device, .is_gpu = measured.is_gpu};
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
   assume_figures(m);
-  assume_gpu(m);
-  set_figure(m, "rank.threads", &PlanMachine::threads, m.is_gpu ? 0 : spec.threads, m.is_gpu ? "a GPU" : "the system");
-  const BenchReport products = bench_gemm(spec);
-  const double gemm = rate_of(products, "gemm_bf16"), bytes_per_s = products.ceilings.bytes_per_s;
-  const double sheet = m.is_gpu ? datasheet_tflops(m.name) * 1e12 : 0;
-  m.bf16_tflops = (sheet > 0 ? sheet : gemm) / 1e12;
-  m.sources["rank.bf16_tflops"] = sheet > 0 ? "the maker's data sheet" : kMeasured + ": products";
-  m.memory_tb_s = bytes_per_s / 1e12;
-  m.sources["rank.memory_tb_s"] = kMeasured + ": copies";
-  m.memory_gb = static_cast<double>(m.is_gpu ? Accelerator().info().memory_bytes : this_machine().memory_bytes) / 1e9;
-  m.sources["rank.memory_gb"] = "the system";
-  set_figure(m, "host.memory_gb", &PlanMachine::host_memory_gb, static_cast<double>(this_machine().memory_bytes) / 1e9,
-             "the system");
-  m.kernel_us = kernel_us(spec);
-  m.sources["rank.kernel_us"] = kMeasured + ": a product of one block";
+  assume_gpu(m, measured.multiprocessors);
+  set_figure(m, "rank.threads", &PlanMachine::threads, m.is_gpu ? 0 : static_cast<double>(measured.threads),
+             m.is_gpu ? "a GPU" : "the system");
+  const MeasuredRate products = rate_of(measured.products, "gemm_bf16"), experts = rate_of(measured.experts, ""),
+                     forward = rate_of(measured.attention, "attention_fwd"),
+                     backward = rate_of(measured.attention, "attention_bwd");
+  const double sheet = measured.datasheet_flops_per_s, peak = sheet > 0 ? sheet : products.flops_per_s;
+  set_figure(m, "rank.bf16_tflops", &PlanMachine::bf16_tflops, peak / 1e12,
+             sheet > 0 ? "the maker's data sheet" : source_of("products", products));
+  set_figure(m, "rank.memory_tb_s", &PlanMachine::memory_tb_s, measured.products.ceilings.bytes_per_s / 1e12,
+             kMeasured + ": copies");
+  set_figure(m, "rank.memory_gb", &PlanMachine::memory_gb, measured.memory_bytes / 1e9, "the system");
+  set_figure(m, "host.memory_gb", &PlanMachine::host_memory_gb, measured.host_memory_bytes / 1e9, "the system");
+  set_figure(m, "rank.kernel_us", &PlanMachine::kernel_us, measured.kernel_us, kMeasured + ": a product of one block");
   set_figure(m, "host.layer_us", &PlanMachine::layer_us, m.is_gpu ? kKernelsOfLayer * m.kernel_us : 0,
              m.is_gpu ? "assumed: 40 launches of a layer, each rank.kernel_us" : "a step has no launches");
-  if (ranks > 1) measure_links(m, spec.device, ranks);
-  const double peak = m.bf16_tflops * 1e12;
-  const BenchReport experts = bench_experts(spec), attention = bench_attention(spec);
-  double flops = 0, seconds = 0;
-  for (const BenchLine& line : experts.lines) {
-    flops += line.cost.flops;
-    seconds += line.median_ms * 1e-3;
-  }
-  set_share(m, Share::products, gemm / peak, kMeasured + ": products");
-  set_share(m, Share::experts, flops / seconds / peak, kMeasured + ": experts");
+  set_links(m, measured);
+  check_figures(m);
+  set_share(m, Share::products, products.flops_per_s / peak, source_of("products", products));
+  set_share(m, Share::experts, experts.flops_per_s / peak, source_of("experts", experts));
   set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
-  const BenchShape shape = bench_shape(spec.shape);
-  const HeadWidths heads{shape.head, shape.v_head};
   set_share(m, Share::attention_forward,
-            rate_of(attention, "attention_fwd") / peak * beside_products(m, heads, /*backward=*/false),
-            kMeasured + ": attention");
+            forward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/false),
+            source_of("attention", forward));
   set_share(m, Share::attention_backward,
-            rate_of(attention, "attention_bwd") / peak * beside_products(m, heads, /*backward=*/true),
-            kMeasured + ": attention");
+            backward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/true),
+            source_of("attention", backward));
   set_share(m, Share::memory, 1, "memory_tb_s is measured");
   set_share(m, Share::inside, 1, "inside_gb_s is measured, or not known");
   set_share(m, Share::across, 1, "across_gb_s is assumed");
   return m;
 }
 
-void run_bench_machine(const BenchOptions& o) {
+void run_bench_machine(const BenchOptions& o, Log& log) {
   BenchSpec spec = o.spec;
   spec.threads = num_threads(spec.threads);
   spec.device = device_kind(o.device.empty() ? "cpu" : o.device);
   spec.runs = o.runs.value_or(0);
   spec.shape = o.shape.empty() ? (spec.device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu") : o.shape;
-  const PlanMachine m = measured_machine(spec, o.ranks);
+  const PlanMachine m = machine_of(measure_machine(spec, o.ranks));
+  for (const auto& [key, source] : m.sources)
+    if (source.starts_with(kNoisySource))
+      log.warn("bench machine: {} is {}; measure again on a quiet machine", key, source);
   o.json ? print_json(to_json(m)) : fmt::print("{}", to_toml(m));
 }
 

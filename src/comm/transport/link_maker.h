@@ -6,8 +6,9 @@
 //   Retries   An attempt that fails is repeated until the rank leaves. Nobody gives up here: a rank that waits for the
 //             connection ends the run after its timeout, and why_not() says what happened.
 //   Names     A name is looked up on another thread, so that name servers that do not answer delay only its call.
-//   Silence   A rank that has not answered a greeting for answer_s is called anew. It may be stopped, and answers the
-//             newest call when it goes on. Or the link was cut in between, and the other end has given up.
+//   Silence   A rank that has not answered a greeting for answer_s is called anew. It may be stopped. When it goes on,
+//             it lets in the newest call, and warns of the older ones, which were closed. Or the link was cut in
+//             between, and the other end has given up.
 //   Closing   The listener is closed when all higher ranks have connected.
 #pragma once
 

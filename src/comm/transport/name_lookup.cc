@@ -11,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -72,12 +73,16 @@ NameLookup::NameLookup(const HostPort& to, LookUp look_up) : state_(std::make_sh
     return;
   }
   if (!look_up) look_up = [](const HostPort& name) { return ask_system(name, /*only_number=*/false); };
-  std::thread([state = state_, to, look_up = std::move(look_up)] {
-    Addresses found = look_up(to);
-    const std::lock_guard lock(state->mutex);
-    state->found = std::move(found);
-    state->changed.notify_all();
-  }).detach();
+  try {
+    std::thread([state = state_, to, look_up = std::move(look_up)] {
+      Addresses found = look_up(to);
+      const std::lock_guard lock(state->mutex);
+      state->found = std::move(found);
+      state->changed.notify_all();
+    }).detach();
+  } catch (const std::system_error& e) {
+    MOEBIUS_FAIL(distributed, "tcp: the system started no thread to look up {}: {}", to.host, e.what());
+  }
 }
 
 const Addresses* NameLookup::wait(Deadline deadline) const {
@@ -96,6 +101,7 @@ Socket connect_until(const HostPort& to, Deadline deadline, const LookUp& look_u
   do {
     const NameLookup name(to, look_up);
     const Addresses* addresses = name.wait(deadline);
+    if (addresses == nullptr && !why.empty()) break;  // an earlier look-up was answered, and its reason stands
     MOEBIUS_CHECK(distributed, addresses != nullptr,
                   "tcp: {} was not reached in time: the name servers of this machine have not answered for {}; check "
                   "the name, or give a number",

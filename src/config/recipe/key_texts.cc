@@ -243,8 +243,9 @@ std::vector<KeyText> moe_texts() {
        "Above 0, an expert takes at most this multiple of its even share of a micro-batch's tokens and drops the "
        "rest, in training only. With 0 none are dropped."},
       {"moe.rank_rows_factor",
-       "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share. A step that "
-       "needs more rows ends the run with an error. 0 plans for the worst case."},
+       "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share of the "
+       "tokens that they compute at a time. A step that needs more rows ends the run with an error. 0 plans for the "
+       "worst case."},
       {"moe.drop_policy",
        "Which tokens an expert above its capacity drops: `probs`, those with the smallest weights, or `position`, the "
        "last."},

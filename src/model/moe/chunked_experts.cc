@@ -72,14 +72,14 @@ Route ChunkedExperts::route_of(Step& step, const Chunk& chunk, const Route& whol
 void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
                              const ConcurrentWork& concurrent) const {
   Saved& saved = own(base);
-  if (concurrent) concurrent();
   const int64_t T = x_TD.dim(0);
+  if (T == 0 && concurrent) concurrent();
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
     Chunk& chunk = saved.chunks[i];
     StackScope scope(step.stack);
     experts_->forward(step, y_TD.rows(begin, end), x_TD.rows(begin, end), route_of(step, chunk, route, begin, end),
-                      *chunk.experts);
+                      *chunk.experts, i == 0 ? concurrent : ConcurrentWork());
   }
 }
 
@@ -104,9 +104,11 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
     RoutedExperts::Saved& experts = *saved.chunks[i].experts;
     Step& of_chunk = i == 0 ? step : of_later;
     StackScope scope(step.stack);
-    experts_->backward_input(of_chunk, dx_TD.rows(begin, end), dweight_TK.rows(begin, end), dy_TD.rows(begin, end),
-                             experts);
-    if (saved.weights_follow) experts_->backward_weight(of_chunk, experts);
+    const Tensor dx = dx_TD.rows(begin, end), dweight = dweight_TK.rows(begin, end), dy = dy_TD.rows(begin, end);
+    if (saved.weights_follow)
+      experts_->backward(of_chunk, dx, dweight, dy, experts, ConcurrentWork());
+    else
+      experts_->backward_input(of_chunk, dx, dweight, dy, experts);
   }
 }
 

@@ -43,23 +43,38 @@ DsPlan whole_heads(const DsSizes& z, int64_t fit) {
   return plan;
 }
 
-// Some queries of some heads of a sequence. Blocks of dq have whole groups of query tiles.
+// The slices of the first kv heads of the first sequence. Blocks of dq have whole groups of query tiles.
+std::vector<DsSlice> slices_of_queries(const DsSizes& z, int64_t kv_heads, int64_t max_ds_bytes) {
+  const int64_t step = dq_tiles_of_block(z.width);
+  std::vector<DsSlice> slices;
+  for (int64_t tile = 0; tile < z.num_tiles();) {
+    DsSlice slice{0, 1, 0, kv_heads, tile, 0};
+    do {
+      slice.query_tiles = std::min(slice.query_tiles + step, z.num_tiles() - tile);
+      DsSlice more = slice;
+      more.query_tiles = std::min(more.query_tiles + step, z.num_tiles() - tile);
+      if (ds_bytes(z, more) > max_ds_bytes) break;
+    } while (tile + slice.query_tiles < z.num_tiles());
+    slices.push_back(slice);
+    tile += slice.query_tiles;
+  }
+  return slices;
+}
+
+// Some queries of some heads of a sequence. All heads and sequences are cut alike.
 DsPlan cut_queries(const DsSizes& z, int64_t max_ds_bytes) {
-  const int64_t blocks = div_up(z.rows, kKeysOfBlock), step = dq_tiles_of_block(z.width),
+  const int64_t blocks = div_up(z.rows, kKeysOfBlock),
                 kv_heads = even_slice(z.kv_heads, std::max<int64_t>(1, div_up(kBlocksOfCutSlice, blocks)));
   DsPlan plan{.cuts_queries = true};
+  std::vector<DsSlice> cut;
   for (int64_t b = 0; b < z.batch; ++b) {
     for (int64_t g = 0; g < z.kv_heads; g += kv_heads) {
-      for (int64_t tile = 0; tile < z.num_tiles();) {
-        DsSlice slice{b, 1, g, std::min(kv_heads, z.kv_heads - g), tile, 0};
-        do {
-          slice.query_tiles = std::min(slice.query_tiles + step, z.num_tiles() - tile);
-          DsSlice more = slice;
-          more.query_tiles = std::min(more.query_tiles + step, z.num_tiles() - tile);
-          if (ds_bytes(z, more) > max_ds_bytes) break;
-        } while (tile + slice.query_tiles < z.num_tiles());
+      const int64_t heads_here = std::min(kv_heads, z.kv_heads - g);
+      if (cut.empty() || cut[0].kv_heads != heads_here) cut = slices_of_queries(z, heads_here, max_ds_bytes);
+      for (DsSlice slice : cut) {
+        slice.sequence = b;
+        slice.kv_head = g;
         add_slice(z, plan, slice);
-        tile += slice.query_tiles;
         if (const int64_t parts = dq_parts(z, slice); parts > 1) {
           const int64_t rows = slice.query_tiles * kDsEdge, heads = slice.kv_heads * (z.heads / z.kv_heads);
           plan.q_parts_bytes = std::max(plan.q_parts_bytes, parts * rows * heads * z.width * 4);

@@ -1,0 +1,57 @@
+#include "plan/cost/composed_part.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/predict.h"
+#include "plan/testing.h"
+
+namespace moebius {
+namespace {
+
+constexpr PredictOptions kComposed{.simulate = false, .memory = PredictOptions::Memory::none},
+    kWhole{.simulate = false, .composes = false, .memory = PredictOptions::Memory::none};
+
+// Every pair of an exchange of cp and a layout of experts takes the time of its own parts.
+void expect_adds_up(const char* name, const std::vector<std::string>& set) {
+  PartLibrary composed, whole;
+  for (const char* exchange : {"\"allgather\"", "\"ring\"", "\"alltoall\"", "\"hierarchical\""}) {
+    for (const char* dispatcher : {"\"allgather\"", "\"alltoall\"", "\"direct\""}) {
+      std::vector<std::string> keys{
+          "parallel.cp=4",       "parallel.ep=4",   "parallel.cp_comm=" + std::string(exchange),
+          "run.device=\"cuda\"", "run.graph=false", "parallel.dispatcher=" + std::string(dispatcher)};
+      if (exchange == std::string("\"hierarchical\"")) keys.emplace_back("parallel.cp_inner=2");
+      keys.insert(keys.end(), set.begin(), set.end());
+      const RunSpec run = recipe(name, keys);
+      const Prediction of_parts = predict(composed, run, 4, machine("h200"), {}, kComposed),
+                       direct = predict(whole, run, 4, machine("h200"), {}, kWhole);
+      EXPECT_NEAR(of_parts.step_s, direct.step_s, 1e-9 * direct.step_s) << exchange << " " << dispatcher;
+      EXPECT_EQ(of_parts.messages, direct.messages);
+      ASSERT_EQ(of_parts.axes.size(), direct.axes.size());
+      for (const auto& [axis, time] : direct.axes)
+        EXPECT_NEAR(of_parts.axes.at(axis).bytes, time.bytes, 1e-9 * time.bytes) << axis;
+    }
+  }
+  EXPECT_LT(composed.num_runs(), whole.num_runs());
+}
+
+TEST(ComposedPart, AddsUpToTheWholeOne) {
+  expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4"});
+  expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4", "memory.recompute=[\"qkv\", \"expert_up\"]",
+                                            "precision.recipe=\"fp8_block\""});
+}
+
+// Layers of both kinds, latent attention, and a module of multi-token prediction.
+TEST(ComposedPart, OfDeepSeekAddsUp) {
+  expect_adds_up("deepseek_v3.toml",
+                 {"model.num_hidden_layers=5", "train.seq_len=4096", "train.micro_batch=1", "train.global_batch=4",
+                  "parallel.tp=1", "parallel.pp=1", "parallel.layout=\"\""});
+}
+
+TEST(ComposedPart, IsRunItselfWithoutContextParallelism) {
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4", "train.global_batch=16"});
+  const EngineSpec spec = planned_engine_spec(run, 4);
+  EXPECT_FALSE(has_simpler_parts(spec, {.num_layers = 1}));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,23 @@
+// The values that a part depends on. Parts with the same key are the same.
+#pragma once
+
+#include "plan/part.h"
+
+namespace moebius {
+
+// The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
+RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage);
+
+// The kinds of layers that a part has something of.
+struct PartUses {
+  bool attention = true;  // a layer, or modules of multi-token prediction
+  bool experts = true;    // of those
+  bool dense = true;      // a layer without experts, or such modules
+  bool window = false;    // all parts of a rank know its window, and the memory of rows
+};
+PartUses uses_of(const EngineSpec& spec, const StageSpec& stage);
+
+// policy: PartLibrary::policy_of(spec). REQUIRES: spec is resolved.
+PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+
+}  // namespace moebius

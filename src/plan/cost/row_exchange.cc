@@ -1,0 +1,185 @@
+#include "plan/cost/row_exchange.h"
+
+#include <algorithm>
+
+#include "comm/group_cost.h"
+#include "config/dispatcher_choice.h"
+#include "model/moe/dispatcher_cost.h"
+#include "model/moe/wire_rows.h"
+
+namespace moebius {
+namespace {
+
+// Returns whether the rows are those of the dispatcher of the recipe, run by the engine.
+bool is_own(const TimeContext& c) {
+  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius;
+}
+
+bool is_own_direct(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::direct; }
+bool is_own_two_level(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::two_level; }
+bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
+
+double tokens_of(const TimeContext& c) {
+  return static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
+}
+
+double row_bytes(const TimeContext& c, RowsWay way) {
+  const int64_t D = c.spec.model.hidden_size;
+  const DType compute = c.spec.precision.compute;
+  if (way == RowsWay::back) return static_cast<double>(D * size_of(compute));
+  return static_cast<double>(WireRows(c.spec.precision, compute, D).num_bytes());
+}
+
+double inside_rate(const TimeContext& c) {
+  return c.machine.inside_gb_s * 1e9 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::inside)];
+}
+
+double across_rate(const TimeContext& c) {
+  return c.machine.across_gb_s * 1e9 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::across)];
+}
+
+double busiest_rank(const TimeContext& c) {
+  return c.assume.load.busiest_rank(c.spec.model.num_experts, c.spec.mesh.ep);
+}
+
+// Rows that a rank writes to others, each of a token and a rank that has some of its experts.
+double direct_rows(const TimeContext& c, const DispatchShape& s) {
+  if (c.spec.model.n_group <= 1) return even_direct_rows(s);
+  const double others = static_cast<double>(s.ep - 1);
+  return others > 0
+             ? s.T * static_cast<double>(s.W - 1) * units_of_token(c.spec.model, static_cast<double>(s.ep)) / others
+             : s.T * static_cast<double>(s.W - 1);
+}
+
+DispatchShape shape_of(const TimeContext& c, RowsWay way) {
+  const MeshShape& mesh = c.spec.mesh;
+  const ModelSpec& m = c.spec.model;
+  return {.T = tokens_of(c),
+          .D = static_cast<double>(m.hidden_size),
+          .K = static_cast<double>(m.top_k),
+          .E = static_cast<double>(m.num_experts),
+          .W = mesh.ep * mesh.etp,
+          .ep = mesh.ep,
+          .node = mesh.ranks_per_node,
+          .element_bytes = row_bytes(c, way) / static_cast<double>(m.hidden_size)};
+}
+
+// Returns what the engine writes to windows of other ranks in each call: all of direct's rows, and of two-level those
+// inside a node, whose messages across have been counted.
+DispatchCost written(const TimeContext& c, RowsWay way) {
+  const DispatchShape s = shape_of(c, way);
+  if (is_own_direct(c)) return direct_dispatch_cost(s, direct_rows(c, s));
+  const double inside = static_cast<double>(s.W - s.W / s.node) * even_rows_of_part(s, s.ep);
+  return two_level_dispatch_cost(s, 0, inside).inside;
+}
+
+RowsSent written_bytes(const TimeContext& c, double bytes) {
+  const RankSpan span =
+      is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, axis_of_rows(c.spec.mesh));
+  if (span.size <= 1) return {};
+  const double seconds = group_seconds(c, span, GroupCall::all_to_all, busiest_rank(c) * bytes);
+  return {.seconds = seconds, .wire_bytes = bytes, .left_bytes = bytes};
+}
+
+RowsSent of_allgather(const TimeContext& c, const RankSpan& span, double row) {
+  const GroupCost cost = all_gather_cost(static_cast<double>(span.size) * tokens_of(c) * row, span.size);
+  return {.seconds = group_seconds(c, span, GroupCall::all_gather, cost.wire_bytes),
+          .wire_bytes = cost.wire_bytes,
+          .left_bytes = cost.wire_bytes};
+}
+
+RowsSent of_alltoall(const TimeContext& c, const RankSpan& span, double row) {
+  const double n = static_cast<double>(span.size);
+  const double pairs = tokens_of(c) * static_cast<double>(c.spec.model.top_k * c.spec.mesh.etp);
+  const double bytes = pairs * row * (n - 1) / n;
+  return {.seconds = busiest_rank(c) * group_seconds(c, span, GroupCall::all_to_all, bytes),
+          .wire_bytes = bytes,
+          .left_bytes = bytes};
+}
+
+// Once to each rank inside, where it is handed on; once to each domain across.
+RowsSent of_one_sided(const TimeContext& c, const RankSpan& span, double row) {
+  const double n = static_cast<double>(span.size), domains = n / static_cast<double>(span.local(c.machine));
+  const double inside = tokens_of(c) * row * units_of_token(c.spec.model, n);
+  const double across = tokens_of(c) * row * units_of_token(c.spec.model, domains);
+  const double seconds = std::max(inside / inside_rate(c), across / across_rate(c));
+  const double latency = (domains > 1 ? c.machine.across_us : c.machine.inside_us) * 1e-6;
+  return {.seconds = busiest_rank(c) * seconds + latency,
+          .wire_bytes = domains > 1 ? across : inside,
+          .left_bytes = inside};
+}
+
+// Returns what other software, or an assumed dispatcher, sends. The groups counted what the engine's own send.
+RowsSent both_ways(const TimeContext& c) {
+  if (sends_own_messages(c)) return {};
+  RowsSent sent = rows_sent(c, RowsWay::to_experts);
+  return sent += rows_sent(c, RowsWay::back);
+}
+
+}  // namespace
+
+bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
+
+std::string axis_of_rows(const MeshShape& mesh) { return mesh.etp > 1 ? "etp_ep" : "ep"; }
+
+void check_nodes_of_machine(const TimeContext& c) {
+  if (!is_own_two_level(c) || c.spec.mesh.ep * c.spec.mesh.etp == 1) return;
+  MOEBIUS_CHECK(usage, static_cast<double>(c.spec.mesh.ranks_per_node) <= c.machine.domain_ranks,
+                "plan: the nodes of parallel.dispatcher = \"two_level\" have parallel.ranks_per_node = {} ranks, which "
+                "write to each other's memory; on the machine {} a host has {} ranks of {} threads (rank.threads / "
+                "run.threads); set ranks_per_node or run.threads lower",
+                c.spec.mesh.ranks_per_node, c.machine.name, c.machine.domain_ranks, c.spec.threads);
+}
+
+bool sends_own_messages(const TimeContext& c) { return is_own(c) && !is_own_direct(c); }
+
+RankSpan span_of_messages(const TimeContext& c, const SentWork& sent) {
+  const MeshShape& mesh = c.spec.mesh;
+  if (carries_rows(sent.axis) && is_own_two_level(c)) return {mesh.nodes_of_experts(), mesh.ranks_per_node};
+  return span_of(mesh, sent.axis);
+}
+
+PlanDispatcher dispatcher_of(const TimeContext& c) {
+  if (writes_to_windows(c)) return PlanDispatcher::direct;
+  return c.assume.dispatcher == PlanDispatcher::of_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
+}
+
+RowsSent& RowsSent::operator+=(const RowsSent& o) {
+  seconds += o.seconds;
+  wire_bytes += o.wire_bytes;
+  messages += o.messages;
+  left_bytes += o.left_bytes;
+  return *this;
+}
+
+RowsSent rows_sent(const TimeContext& c, RowsWay way) {
+  const RankSpan span = span_of(c.spec.mesh, axis_of_rows(c.spec.mesh));
+  if (span.size == 1) return {};
+  const double row = row_bytes(c, way);
+  RowsSent sent;
+  if (dispatcher_of(c) == PlanDispatcher::allgather)
+    sent = of_allgather(c, span, row);
+  else if (dispatcher_of(c) == PlanDispatcher::alltoall)
+    sent = of_alltoall(c, span, row);
+  else
+    sent = of_one_sided(c, span, row);
+  sent.messages = group_messages(span, GroupCall::all_to_all);
+  return sent;
+}
+
+RowsSent rows_of_forward(const TimeContext& c) {
+  if (!writes_to_windows(c)) return both_ways(c);
+  const DispatchCost there = written(c, RowsWay::to_experts), back = written(c, RowsWay::back);
+  RowsSent sent = written_bytes(c, there.announce.wire_bytes + there.dispatch.wire_bytes);
+  return sent += written_bytes(c, back.combine.wire_bytes);
+}
+
+RowsSent rows_of_backward(const TimeContext& c) {
+  if (!writes_to_windows(c)) return both_ways(c);
+  const DispatchCost there = written(c, RowsWay::to_experts), back = written(c, RowsWay::back);
+  RowsSent sent = written_bytes(c, there.dispatch.wire_bytes);
+  sent += written_bytes(c, there.combine_bwd.wire_bytes);
+  return sent += written_bytes(c, back.dispatch_bwd.wire_bytes);
+}
+
+}  // namespace moebius
