@@ -121,15 +121,15 @@ class Fitting {
     LayoutParts parts(library_, spec);
     const TimeContext context{.machine = machine_, .assume = assume_, .spec = spec};
     double sum = 0;
-    const auto add = [&](const PartWork& part, bool is_moe, bool is_layer) {
+    const auto add = [&](const PartWork& part, bool is_moe, bool is_layer, bool has_backward) {
       const PartTime t = part_time(context, part, is_moe, is_layer);
-      sum += t.forward.total() + t.loss.total() + t.backward.total();
+      sum += t.forward.total() + t.loss.total() + (has_backward ? t.backward.total() : 0);
     };
     for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
       const StageSpec& stage = layout_.at(pp_rank, v);
       for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
-        add(parts.layer(i), spec.model.is_moe_layer(i), true);
-      add(parts.ends(stage), holds_mtp(stage) && spec.model.is_moe_layer(spec.model.num_layers), false);
+        add(parts.layer(i), spec.model.is_moe_layer(i), true, i >= parts.first_backward());
+      add(parts.ends(stage), holds_mtp(stage) && spec.model.is_moe_layer(spec.model.num_layers), false, true);
     }
     return sum;
   }

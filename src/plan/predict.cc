@@ -3,32 +3,12 @@
 #include <algorithm>
 
 #include "comm/group_cost.h"
-#include "parallel/optim/optimizer.h"
 #include "plan/cost/row_exchange.h"
+#include "plan/cost/update_cost.h"
 #include "plan/sharding/sharded_layers.h"
 
 namespace moebius {
 namespace {
-
-// Bytes that an optimizer reads and writes for an element that a rank owns: gradient, master and
-// moments are read, all but the first and a bf16 weight are written, and the sum of squares reads the gradient.
-double update_bytes(const OptimizerSpec& optimizer) {
-  const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
-  const int64_t weight = optimizer.master == MasterFormat::f32 ? 2 : 4;  // which is read too, unless it has a master
-  return static_cast<double>(4 + weight + 4) + 2 * kept;
-}
-// Bytes of an owned element that an update reads from the host, and as many that it writes to it.
-double host_update_bytes(const OptimizerSpec& o) {
-  const double kept = static_cast<double>(master_bytes(o, DType::bf16)) + state_bytes(o);
-  return (o.offload ? kept : 0) + (o.offload_grad ? 2 : 0);
-}
-// Bytes of an element of a matrix that Muon reads and writes more: u is cleared, two steps of SGD add momentum to it, and
-// it is copied (parallel/optim/muon.cc).
-constexpr double kMomentumBytes = 44;
-// Bytes of an element that its owner quantises: the master is read for the magnitudes of blocks and for the element, which
-// is written in place of a bf16 weight (parallel/sharding/bucket_exchange.cc).
-constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
-constexpr double kClearBytes = 4;  // of each gradient that the first micro-batch does not store
 
 class Predicting {
  public:

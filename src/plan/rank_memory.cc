@@ -269,10 +269,16 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
   UpdateScratch scratch;
   for (const HeldParam& p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
   int64_t most = std::max(tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes());
-  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
-    most =
-        std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});
-  });
+  const auto take = [&](const PartWork& part, bool has_backward) {
+    most = std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes});
+    if (has_backward) most = std::max(most, stream + part.backward.stack_bytes);
+  };
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
+      take(parts.layer(i), i >= parts.first_backward());
+    take(parts.ends(stage), true);
+  }
   return most;
 }
 

@@ -52,6 +52,8 @@ const Layout kLayouts[] = {
     {"documents", "tiny_cpu.toml", 1, {"data.separate_documents=true"}},
     {"frozen", "tiny_cpu.toml", 1, {"train.freeze=[\"*experts*\"]"}},
     {"frozen_below", "tiny_cpu.toml", 1, {"train.freeze=[\"model.embed_tokens.*\", \"model.layers.0.*\", \"model.layers.1.*\"]"}},
+    {"frozen_below_is_the_widest", "tiny_cpu.toml", 1,
+     {"model.intermediate_size=4096", "train.freeze=[\"model.embed_tokens.*\", \"model.layers.0.*\"]"}},
     {"frozen_below_a_pipeline", "qwen3_30b_a3b.toml", 16,
      {"parallel.ep=8", "parallel.pp=2", "memory.expert_rows=0",
       "train.freeze=[\"model.embed_tokens.*\", \"model.layers.[0-8].*\"]"}},

@@ -101,7 +101,7 @@ Socket connect_until(const HostPort& to, Deadline deadline, const LookUp& look_u
   do {
     const NameLookup name(to, look_up);
     const Addresses* addresses = name.wait(deadline);
-    if (addresses == nullptr && !why.empty()) break;  // an earlier look-up was answered, and its reason stands
+    if (addresses == nullptr && !why.empty()) break;  // an earlier look-up was answered: its reason is reported
     MOEBIUS_CHECK(distributed, addresses != nullptr,
                   "tcp: {} was not reached in time: the name servers of this machine have not answered for {}; check "
                   "the name, or give a number",

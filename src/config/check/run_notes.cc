@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "config/check/expert_rows_bound.h"
 
@@ -38,6 +39,9 @@ void add_sharding(std::vector<RunNote>& notes, const char* key, const char* of_l
     if (p.num_ranks == 1) whole.push_back(fmt::format("{} ({} = 1)", p.what, p.ranks));
   }
   if (whole.empty()) return;
+  // Adapters of experts are on more ranks than the experts, and without adapters experts have no gradients.
+  const bool of_gradients = std::string_view(key) == "parallel.shard_gradients";
+  if (run.lora.is_on() && of_gradients && whole.size() < params.size()) return;
   if (whole.size() == params.size())
     notes.push_back({fmt::format("{} = true shards nothing: no two ranks hold the same {} of a layer ({}); remove it, "
                                  "or use more ranks",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
+#include "device/cuda/pinning.h"
 #include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
@@ -341,9 +342,10 @@ void release(void* data) noexcept { cudaFree(data); }
 void* allocate_pinned(int64_t num_bytes) {
   void* p = nullptr;
   const cudaError_t status = cudaMallocHost(&p, num_bytes);
-  if (status == cudaErrorMemoryAllocation) {
+  if (is_refused_pinning(status)) {
     cudaGetLastError();
-    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU", "cudaMallocHost: out of memory");
+    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU",
+                            std::string("cudaMallocHost: ") + cudaGetErrorString(status));
   }
   check_cuda(status, "cudaMallocHost");
   std::memset(p, 0, num_bytes);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
+#include "device/cuda/pinning.h"
 #include "device/out_of_memory.h"
 
 namespace moebius::cuda {
@@ -20,12 +21,6 @@ constexpr int64_t kHugePage = int64_t{2} << 20, kSmallPage = 4096;
 [[noreturn]] void out_of_pinned_memory(int64_t num_bytes, const std::string& why) {
   cudaGetLastError();
   throw OutOfPinnedMemory(num_bytes, "which a GPU reads and writes where it is", why);
-}
-
-// Returns whether the host has too little memory, or does not let this process pin it.
-bool is_refusal(cudaError_t status) {
-  return status == cudaErrorMemoryAllocation || status == cudaErrorNotPermitted || status == cudaErrorNotSupported ||
-         status == cudaErrorOperatingSystem;
 }
 
 // The kernel gives zeroed pages when they are first touched.
@@ -50,7 +45,7 @@ std::shared_ptr<void> map_pinned(int64_t num_bytes) {
   madvise(mapped, num_bytes, MADV_HUGEPAGE);  // where the kernel has none, pages are small
   touch_pages(static_cast<char*>(mapped), num_bytes);
   const cudaError_t status = cudaHostRegister(mapped, num_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-  if (is_refusal(status))
+  if (is_refused_pinning(status))
     out_of_pinned_memory(num_bytes, std::string("cudaHostRegister: ") + cudaGetErrorString(status));
   check_cuda(status, "cudaHostRegister");
   return {mapped, [memory](void* p) { cudaHostUnregister(p); }};

@@ -2,8 +2,7 @@
 // grow with its length. Each chunk has its own forward and backward passes.
 //
 // The size of a chunk depends only on the number of tokens and on the number of ranks that share the experts. So runs
-// with the same numbers sum weight gradients in the same order, whatever they save or recompute, and with every
-// dispatcher.
+// with the same numbers sum weight gradients in the same order, with every dispatcher and whatever they recompute.
 #pragma once
 
 #include <memory>

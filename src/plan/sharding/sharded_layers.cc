@@ -31,7 +31,12 @@ namespace {
 class ShardedStep {
  public:
   ShardedStep(const TimeContext& c, const std::vector<LayerTraffic>& layers, const std::vector<LayerSeconds>& passes)
-      : c_(c), layers_(layers), passes_(passes), rooms_(c.spec.overlap ? 2 : 1, kNone), arrived_(layers.size()) {}
+      : c_(c),
+        layers_(layers),
+        passes_(passes),
+        buffers_(c.spec.overlap ? 2 : 1, kNone),
+        arrived_(layers.size()),
+        gather_s_(layers.size()) {}
 
   // Layers [begin, end) are a stage.
   void forward(size_t begin, size_t end) {
@@ -61,13 +66,17 @@ class ShardedStep {
     if (c_.spec.overlap) bring(i);
   }
   void bring(size_t i) {
-    size_t& holder = rooms_[i % rooms_.size()];
+    size_t& holder = buffers_[i % buffers_.size()];
     if (layers_[i].weights.empty() || holder == i) return;
     holder = i;
+    const double before = time_.weights.all_s;
     arrived_[i] = send(layers_[i].weights, GroupCall::all_gather, time_.weights);
+    gather_s_[i] = time_.weights.all_s - before;
   }
+  // While sums of gradients before the gather occupy the link, the pass waits for them.
   void ready(size_t i) {
     bring(i);
+    wait_until(std::min(arrived_[i] - gather_s_[i], summed_), time_.gradients);
     wait_until(arrived_[i], time_.weights);
   }
   // The sums of one layer are in flight at a time.
@@ -103,10 +112,11 @@ class ShardedStep {
   const TimeContext& c_;
   const std::vector<LayerTraffic>& layers_;
   const std::vector<LayerSeconds>& passes_;
-  std::vector<size_t> rooms_;    // the layer whose weights are there
-  std::vector<double> arrived_;  // [layer]: the time of its last gather's end
-  double now_ = 0, link_ = 0;    // link_: when it is free
-  double summed_ = 0;            // when the last sum has arrived
+  std::vector<size_t> buffers_;   // the layer whose weights are there
+  std::vector<double> arrived_;   // [layer]: the time of its last gather's end
+  std::vector<double> gather_s_;  // [layer]: the seconds of that gather
+  double now_ = 0, link_ = 0;     // link_: when it is free
+  double summed_ = 0;             // when the last sum has arrived
   ShardedTime time_;
 };
 

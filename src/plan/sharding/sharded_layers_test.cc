@@ -30,15 +30,15 @@ struct Case {
   std::vector<LayerSeconds> passes;
 };
 
-// The rooms keep two layers at each turn: (2 L - 4) M + 2 gathers.
-TEST(ShardedLayers, GatherWhatIsNotInARoom) {
+// The buffers keep two layers at each turn: (2 L - 4) M + 2 gathers.
+TEST(ShardedLayers, GatherWhatIsInNoBuffer) {
   for (const int64_t M : {1, 3}) {
     const LayerExchange e = Case(5, M, true).time({5}).weights;
     EXPECT_NEAR(e.all_s, 6.0 * static_cast<double>(M) + 2, 1e-9);
     EXPECT_NEAR(e.seconds.at("dp_cp"), e.all_s, 1e-9);
     EXPECT_NEAR(e.exposed_s, 2, 1e-9) << "the first layer waits for its weights, and for those of the second before";
   }
-  // With one room each pass gathers all but the layer at its turn, and nothing is hidden.
+  // With one buffer each pass gathers all but the layer at its turn, and nothing is hidden.
   const LayerExchange shown = Case(5, 3, false).time({5}).weights;
   EXPECT_NEAR(shown.all_s, 6 * 4 + 1, 1e-9);
   EXPECT_EQ(shown.exposed_s, shown.all_s);
@@ -57,6 +57,16 @@ TEST(ShardedLayers, SumGradientsBesideTheNextLayer) {
   EXPECT_NEAR(e.exposed_s, 1, 1e-9) << "of the last layer of the step";
   all.spec.overlap = false;
   EXPECT_EQ(all.time({5}).gradients.exposed_s, 15);
+}
+
+// Passes that take no time wait for both kinds of exchange, and for neither longer than it takes.
+TEST(ShardedLayers, WaitNoLongerThanTheExchangesTake) {
+  Case all(3, 4, true, 0, 0);
+  all.shard_gradients();
+  const ShardedTime time = all.time({3});
+  EXPECT_LE(time.weights.exposed_s, time.weights.all_s + 1e-9);
+  EXPECT_LE(time.gradients.exposed_s, time.gradients.all_s + 1e-9);
+  EXPECT_NEAR(time.weights.exposed_s + time.gradients.exposed_s, time.weights.all_s + time.gradients.all_s, 1e-9);
 }
 
 // Each stage waits for its first layer. A frozen layer below has no backward pass.

@@ -1,0 +1,14 @@
+// Why a CUDA call pinned no host memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace moebius {
+
+// Returns whether the host has too little memory to pin, or does not let this process pin it.
+inline bool is_refused_pinning(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation || status == cudaErrorNotPermitted || status == cudaErrorNotSupported ||
+         status == cudaErrorOperatingSystem;
+}
+
+}  // namespace moebius
