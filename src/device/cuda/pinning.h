@@ -1,4 +1,4 @@
-// Why a CUDA call pinned no host memory.
+// The CUDA errors that mean that the system pinned no host memory.
 #pragma once
 
 #include <cuda_runtime.h>
