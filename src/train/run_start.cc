@@ -78,6 +78,7 @@ void RunStart::start_adapters() {
   Stream s = engine_.stream();
   if (run_.lora.init_from.empty()) return engine_.model().params().init_adapters(s, run_.seed);
   control_.together([&] { load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
+  engine_.gather_weights(s);  // with a remainder, their owners round them in another way
   log_.info("adapters from {}", run_.lora.init_from);
 }
 

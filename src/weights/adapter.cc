@@ -184,7 +184,8 @@ class MergedWeights final : public WeightsReader {
   std::vector<size_t> a_, b_;  // of each entry: its adapter's tensors
 };
 
-// Fills the block of one part, and the masters of what this rank owns of it.
+// Fills the block of one part, and the masters of what this rank owns of it. Masters with a remainder are where
+// split_masters() takes them from.
 void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vector<float>& whole) {
   std::vector<float> block(part.local_shape().numel());
   const TensorSlice slice{dims_of(part.shape), part.shard, 0, std::ssize(block)};
@@ -199,7 +200,7 @@ void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vect
     convert_owned(p.owned_weights());
   else
     convert_elements(s, part_of(p.w, part).view({std::ssize(block)}), block.data(), DType::f32, part.name);
-  if (p.has_master) convert_owned(p.master_n);
+  if (p.has_master || p.has_remainder) convert_owned(p.master());
 }
 
 }  // namespace
@@ -246,6 +247,7 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
     if (p.spec.kind != ParamKind::adapter) continue;
     for (const ParamPart& part : p.spec.parts) load_part(s, p, part, read_f32(*adapters, at.at(part.name)));
   }
+  model.params().split_masters(s);
 }
 
 namespace {

@@ -77,6 +77,18 @@ TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
   EXPECT_NEAR(eval_loss("again"), eval_loss("runs/tuned"), 1e-4);
 }
 
+// Masters begin with the adapter that a run is given, in each of their formats.
+TEST_F(LoraRun, BeginsWithTheMastersOfAnAdapter) {
+  run_guide("train", with_adapters({"train.steps=3"}));
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  for (const std::string master : {"f32", "bf16_remainder"}) {
+    run_guide("train", with_adapters({"run.dir=" + master, "lora.init_from=Adapter", "train.steps=1",
+                                      "optimizer.lr=1e-30", "precision.compute=bf16", "optimizer.master=" + master}));
+    run({"export", master, master + "_adapter", "--adapter"});
+    expect_same_adapters(master + "_adapter", "Adapter");
+  }
+}
+
 TEST_F(LoraRun, ResumesBitForBit) {
   const auto train_to = [&](const std::string& steps, const std::string& dir) {
     run_guide("train", with_adapters({"optimizer.schedule=constant", "lora.dropout=0.1", "train.steps=" + steps,
