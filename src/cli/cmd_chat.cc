@@ -2,8 +2,10 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -23,29 +25,30 @@ struct Options : GenerationOptions {
   int64_t context = 4096;
 };
 
-sigset_t interrupt_alone() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  return set;
+// A signal handler can use nothing but static storage.
+std::atomic<int> num_interrupts{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void on_interrupt(int signal) {
+  if (++num_interrupts > 1) std::_Exit(128 + signal);
 }
 
-// While it lives, Ctrl-C waits in this thread and in those that it starts, and does not end the program.
-// Ctrl-C that came and was not asked for takes effect at the end of its life.
-class HeldInterrupt {
+// While it lives, the first Ctrl-C is only noted. The second ends the program at once.
+class NotedInterrupt {
  public:
-  HeldInterrupt() { pthread_sigmask(SIG_BLOCK, &set_, &before_); }
-  ~HeldInterrupt() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  HeldInterrupt(const HeldInterrupt&) = delete;
-  // Returns whether Ctrl-C was pressed since the last call.
-  bool came() const {
-    const timespec no_time = {};
-    return sigtimedwait(&set_, nullptr, &no_time) == SIGINT;
+  NotedInterrupt() {
+    num_interrupts = 0;
+    struct sigaction action = {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &action, &before_);
   }
+  ~NotedInterrupt() { sigaction(SIGINT, &before_, nullptr); }
+  NotedInterrupt(const NotedInterrupt&) = delete;
+  bool came() const { return num_interrupts > 0; }
 
  private:
-  const sigset_t set_ = interrupt_alone();
-  sigset_t before_;
+  struct sigaction before_ = {};
 };
 
 // A conversation with a model, in a terminal or through pipes.
@@ -111,10 +114,9 @@ class Conversation {
                   o_.context, prompts[0].size());
     GenerateSpec spec = spec_;
     spec.max_tokens = std::min(spec.max_tokens, left);
-    std::optional<HeldInterrupt> interrupt;
+    std::optional<NotedInterrupt> interrupt;
     if (is_terminal_) interrupt.emplace();
-    bool interrupted = false;
-    const auto is_interrupted = [&] { return interrupted = interrupted || (interrupt && interrupt->came()); };
+    const auto is_interrupted = [&] { return interrupt && interrupt->came(); };
     const Generated made = generator_.run(spec, prompts, [&](size_t, int32_t id) {
       show(stream.add(id));
       return !is_interrupted() && !stream.is_stopped();
@@ -146,9 +148,7 @@ int run_chat(Options& o, Log& log) {
   spec.device = device_kind(o.device);
   check_weights(o.model, model);
   tokenizer.open_template();
-  std::optional<HeldInterrupt> interrupt(std::in_place);  // the engine's threads never take Ctrl-C
   Engine engine(spec);
-  interrupt.reset();
   Stream s = engine.stream();
   warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
   Conversation(o, tokenizer, engine, log).run();

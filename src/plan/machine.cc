@@ -139,7 +139,7 @@ PlanMachine PlanMachine::of_rank(int64_t threads_of_rank) const {
   for (double PlanMachine::*rate : {&PlanMachine::bf16_tflops, &PlanMachine::fp8_tflops, &PlanMachine::nvfp4_tflops,
                                     &PlanMachine::memory_gb, &PlanMachine::memory_tb_s})
     rank.*rate *= share;
-  rank.domain_ranks = std::max(1.0, std::floor(1 / share));
+  rank.domain_ranks = std::max(1.0, std::floor(threads / static_cast<double>(std::max<int64_t>(1, threads_of_rank))));
   return rank;
 }
 

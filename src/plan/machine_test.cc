@@ -82,6 +82,15 @@ TEST(Machines, AreSharedByRanksOfACpu) {
       HasSubstr("rank.threads must be at least 1 where machine.device is \"cpu\""));
 }
 
+// Divisions that do not come out even in floating point lose no rank.
+TEST(Machines, HaveAsManyRanksAsTheirThreadsAllow) {
+  PlanMachine cpu = load_machine("xeon2", kMachines);
+  for (const int64_t ranks : {93, 99, 105, 210}) {
+    cpu.threads = static_cast<double>(ranks);
+    EXPECT_EQ(cpu.of_rank(1).domain_ranks, static_cast<double>(ranks));
+  }
+}
+
 TEST(Machines, NameWhatNobodyMeasured) {
   const PlanMachine m = load_machine("h100", kMachines);
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("links.across_us: assumed")));

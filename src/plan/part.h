@@ -117,7 +117,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 29>;
+using PartKey = std::array<int64_t, 30>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {

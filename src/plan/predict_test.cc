@@ -130,6 +130,23 @@ TEST(Predict, DirectSendsATokenOnceToEachRank) {
   EXPECT_NEAR(bytes("direct") / bytes("allgather"), 1 - 0.08525, 0.005);
 }
 
+// Each module of multi-token prediction has an MoE layer, whose rows travel.
+TEST(Predict, RowsOfAllModulesTravel) {
+  PartLibrary parts;
+  const auto bytes = [&](int modules) {
+    const RunSpec run =
+        recipe("deepseek_v3.toml",
+               {"model.num_hidden_layers=5", "model.num_nextn_predict_layers=" + std::to_string(modules),
+                "train.seq_len=1024", "train.micro_batch=1", "train.global_batch=4", "parallel.tp=1", "parallel.pp=1",
+                "parallel.ep=4", "parallel.layout=\"\"", "parallel.dispatcher=\"direct\"", "run.graph=false"});
+    return predict(parts, run, 4, machine("h200"), {}, {.simulate = false, .memory = PredictOptions::Memory::none})
+        .axes.at("ep")
+        .bytes;
+  };
+  EXPECT_GT(bytes(1), bytes(0));
+  EXPECT_NEAR(bytes(2) - bytes(1), bytes(1) - bytes(0), 1e-6 * bytes(0));
+}
+
 // Rows in 8 bits are narrower on the way to the experts alone: three of the five ways of a layer.
 TEST(Predict, RowsTravelInTheirFormat) {
   PartLibrary parts;

@@ -296,7 +296,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     t.copies = time_of(c, part, &PartWork::copies);
     t.stored_first = saved_compute(t.backward, time_of(c, part, &PartWork::first_backward));
   }
-  if (is_moe) {
+  const int64_t num_moe = !is_moe ? 0 : is_layer ? 1 : c.spec.shape.num_mtp;  // one part has all modules
+  for (int64_t i = 0; i < num_moe; ++i) {
     add_rows(t.forward, c, rows_of_forward(c));
     add_rows(t.backward, c, rows_of_backward(c));
   }

@@ -114,6 +114,7 @@ class ChatInTerminal {
     args.push_back(nullptr);
     pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
     if (pid_ == 0) {
+      ::signal(SIGINT, SIG_DFL);  // nohup and shells may have ignored it
       ::dup2(out[1], STDOUT_FILENO);
       if (::chdir(dir.c_str()) == 0) ::execv(args[0], args.data());
       ::_exit(126);
@@ -126,20 +127,9 @@ class ChatInTerminal {
   }
 
   void type(const std::string& text) { EXPECT_EQ(::write(terminal_, text.data(), text.size()), std::ssize(text)); }
-  // Reads standard output until it has this.
-  void await(const std::string& text) {
-    std::string got;
-    while (!got.ends_with(text)) {
-      pollfd output{from_, POLLIN, 0};
-      char c;
-      if (::poll(&output, 1, 100) > 0 && ::read(from_, &c, 1) == 1) {
-        got += c;
-      } else if (has_ended()) {
-        ADD_FAILURE() << "the program ended before it wrote " << text;
-        return;
-      }
-    }
-  }
+  // Reads standard output, or the terminal, until it has this. Returns what it read before.
+  std::string await(const std::string& text) { return await(from_, text); }
+  std::string await_in_terminal(const std::string& text) { return await(terminal_, text); }
   // Fills the pipe, so that the program waits at its next output until `await` reads again.
   void fill() {
     ::fcntl(to_, F_SETFL, O_NONBLOCK);
@@ -167,6 +157,20 @@ class ChatInTerminal {
   }
 
  private:
+  std::string await(int fd, const std::string& text) const {
+    std::string got;
+    while (!got.ends_with(text)) {
+      pollfd output{fd, POLLIN, 0};
+      char c;
+      if (::poll(&output, 1, 100) > 0 && ::read(fd, &c, 1) == 1) {
+        got += c;
+      } else if (has_ended()) {
+        ADD_FAILURE() << "the program ended before it wrote " << text;
+        return got;
+      }
+    }
+    return got.substr(0, got.size() - text.size());
+  }
   bool has_ended() const {
     siginfo_t info = {};
     return ::waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid_;
@@ -177,14 +181,19 @@ class ChatInTerminal {
 };
 
 TEST_F(Chats, CtrlCEndsAnAnswerAndAtThePromptTheProgram) {
-  ChatInTerminal chat(dir_.path(""), {"chat", kModelFolder, "--temperature", "0", "--max-tokens", "4"});
+  const std::vector<std::string> words{"chat", kModelFolder, "--temperature", "0", "--max-tokens", "40"};
+  const std::string whole = start(words, {}, "day\n").out;
+  ChatInTerminal chat(dir_.path(""), words);
   chat.await("> ");
   chat.fill();
   chat.type("day\n");
-  chat.await_signal_in("SigBlk:");  // it answers, and waits for the pipe
+  chat.await_signal_in("SigCgt:");  // it answers, and waits for the pipe
   chat.type("\x03");
-  chat.await_signal_in("ShdPnd:");
-  chat.await("> ");  // the conversation continues
+  chat.await_in_terminal("^C");                // the terminal sends the signal before it shows this
+  const std::string cut = chat.await("\n> ");  // the conversation continues
+  const std::string answer = cut.substr(std::min(cut.size(), cut.find_first_not_of('.')));
+  EXPECT_THAT(whole, testing::StartsWith(answer));
+  EXPECT_LT(answer.size() + 1, whole.size()) << answer;
   chat.type("/exit\n");
   EXPECT_EQ(chat.wait(), 0);
 

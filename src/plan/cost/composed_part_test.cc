@@ -11,8 +11,9 @@ namespace {
 constexpr PredictOptions kComposed{.simulate = false, .memory = PredictOptions::Memory::none},
     kWhole{.simulate = false, .composes = false, .memory = PredictOptions::Memory::none};
 
-// Every pair of an exchange of cp and a layout of experts takes the time of its own parts.
-void expect_adds_up(const char* name, const std::vector<std::string>& set) {
+// Every pair of an exchange of cp and a layout of experts takes the time of its own parts. cp and ep are 4 on 4 ranks,
+// or as `set` says on others.
+void expect_adds_up(const char* name, const std::vector<std::string>& set, int64_t ranks = 4) {
   PartLibrary composed, whole;
   for (const char* exchange : {"\"allgather\"", "\"ring\"", "\"alltoall\"", "\"hierarchical\""}) {
     for (const char* dispatcher : {"\"allgather\"", "\"alltoall\"", "\"direct\""}) {
@@ -22,8 +23,8 @@ void expect_adds_up(const char* name, const std::vector<std::string>& set) {
       if (exchange == std::string("\"hierarchical\"")) keys.emplace_back("parallel.cp_inner=2");
       keys.insert(keys.end(), set.begin(), set.end());
       const RunSpec run = recipe(name, keys);
-      const Prediction of_parts = predict(composed, run, 4, machine("h200"), {}, kComposed),
-                       direct = predict(whole, run, 4, machine("h200"), {}, kWhole);
+      const Prediction of_parts = predict(composed, run, ranks, machine("h200"), {}, kComposed),
+                       direct = predict(whole, run, ranks, machine("h200"), {}, kWhole);
       EXPECT_NEAR(of_parts.step_s, direct.step_s, 1e-9 * direct.step_s) << exchange << " " << dispatcher;
       EXPECT_EQ(of_parts.messages, direct.messages);
       ASSERT_EQ(of_parts.axes.size(), direct.axes.size());
@@ -38,6 +39,18 @@ TEST(ComposedPart, AddsUpToTheWholeOne) {
   expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4"});
   expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4", "memory.recompute=[\"qkv\", \"expert_up\"]",
                                             "precision.recipe=\"fp8_block\""});
+}
+
+// Groups of cp and ep that are not the same ranks.
+TEST(ComposedPart, AddsUpWhereContextAndExpertGroupsDiffer) {
+  for (const std::vector<std::string>& degrees :
+       std::vector<std::vector<std::string>>{{"parallel.cp=4", "parallel.ep=2"},
+                                             {"parallel.tp=2", "parallel.cp=4", "parallel.ep=2"},
+                                             {"parallel.tp=2", "parallel.cp=4", "parallel.etp=2", "parallel.ep=2"}}) {
+    std::vector<std::string> set = degrees;
+    set.emplace_back("train.global_batch=8");
+    expect_adds_up("bench_olmoe_1b_7b.toml", set, 8);
+  }
 }
 
 // Layers of both kinds, latent attention, and a module of multi-token prediction.

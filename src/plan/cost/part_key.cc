@@ -73,6 +73,7 @@ PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) 
           b.batch,
           b.seq,
           b.max_segments,
+          b.documents,
           if_used(uses.attention, b.cp_comm),
           if_used(uses.attention, b.cp_comm_window),
           if_used(uses.attention, m.cp_inner),
