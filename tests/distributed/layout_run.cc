@@ -111,6 +111,7 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.lora) return what.dropout ? 300 : 301;
   if (!what.freeze.empty() && !what.whole_norm) {
     if (what.mtp > 0) return what.tied ? 88 : 228;
+    if (what.freeze == kBelow) return what.gpt_oss ? 5 : 1;
     if (what.gpt_oss) return 234;
     return what.tied ? 319 : what.freeze.front() == "model.embed_tokens.weight" ? 28 : 175;
   }

@@ -43,13 +43,14 @@ struct LayoutModel {
   auto operator<=>(const LayoutModel&) const = default;
 };
 
-// Patterns for LayoutModel::freeze: parts of every kind; everything on the first of two stages; the
-// table that both ends share;
-// the modules after the model and the parts of it that only they use; small weights.
+// Patterns for LayoutModel::freeze: parts of every kind; everything on the first of two stages; layers of one kind below
+// the lowest trained parameter, which share what they save; the table that both ends share; the modules after the model
+// and the parts of it that only they use; small weights.
 inline const std::vector<std::string> kParts = {"model.layers.0.*", "model.layers.1.mlp.experts.*",
                                                 "model.layers.2.self_attn.o_proj.weight",
                                                 "model.layers.3.mlp.gate.weight", "*norm*"},
                                       kStage = {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"},
+                                      kBelow = {"model.embed_tokens.weight", "model.layers.[0-2].*"},
                                       kTable = {"model.embed_tokens.weight", "model.layers.2.*"},
                                       kAhead = {"model.embed_tokens.weight", "model.layers.4.*",
                                                 "model.layers.5.eh_proj.weight"},

@@ -51,6 +51,7 @@ const ShardedCase kCases[] = {
     {"dp2_latent", 2, {}, {.latent_qkv = true}},
     {"tp2_dp2_gpt_oss", 4, {.tp = 2}, {.gpt_oss = true}},
     {"dp3_frozen", 3, {}, {.freeze = kParts}},
+    {"dp3_frozen_below", 3, {}, {.freeze = kBelow}},
     {"dp3_lora", 3, {}, {.lora = true}},
     {"tp2_dp2_lora", 4, {.tp = 2}, {.lora = true}},
     {"cp2_lora", 2, {.cp = 2}, {.lora = true}},
