@@ -1,17 +1,41 @@
 #include "comm/liveness/bounded_call.h"
 
 #include <chrono>
+#include <functional>
 #include <future>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "comm/liveness/stall_aware_deadline.h"
 #include "core/error.h"
+#include "device/out_of_memory.h"
 
 namespace moebius {
 
+namespace {
+
+using Failure = std::optional<std::pair<ErrorKind, std::string>>;
+
+// An error of the body is handed over as its text. An exception that two threads hold may be destroyed by either, which
+// the thread sanitizer takes for a race, since the library that counts its holders is not instrumented.
+Failure failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Error& e) {
+    return std::pair(e.kind(), std::string(e.what()));
+  }
+  return {};
+}
+
+}  // namespace
+
 void call_bounded(Transport& world, BoundedCall call) {
-  std::packaged_task<void()> task(std::move(call.body));
-  std::future<void> ended = task.get_future();  // unlike that of std::async, its destructor does not wait
+  std::packaged_task<Failure()> task([body = std::move(call.body)] { return failure_of(body); });
+  std::future<Failure> ended = task.get_future();  // unlike that of std::async, its destructor does not wait
   std::thread(std::move(task)).detach();
   const WorldOptions& options = world.options();
   const double timeout_s = world.timeout_s();
@@ -24,7 +48,7 @@ void call_bounded(Transport& world, BoundedCall call) {
                   "collectives that {} was in:\n{}",
                   call.what, name, timeout_s, names_of_ranks(options, call.with), name, world.recorder().text());
   }
-  ended.get();
+  if (const Failure failure = ended.get()) throw Error(failure->first, failure->second);
 }
 
 }  // namespace moebius
