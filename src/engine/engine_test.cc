@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "io/testing.h"
-#include "memory/saved_tensor.h"
+#include "memory/testing.h"
 #include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
@@ -131,12 +131,8 @@ TEST(DeviceMemory, WhatIsPinnedIsComparedWithTheHost) {
 
 // The message names what is kept there, and what makes it smaller.
 TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
-  MemoryPlan plan({}, {.tensors = {.qkv = true}});
-  OffloadedLayer layer;
-  SavedTensor qkv;
-  plan.offload_to(&layer);
-  qkv.declare(plan, "qkv", {(8 << 20) / 4}, DType::f32, &RecomputeSpec::qkv);
-  plan.offload_to(nullptr);
+  OffloadedPlan offloaded;
+  MemoryPlan& plan = offloaded.plan;
   check_pinned_memory(plan, 8 << 20);
   expect_error(
       ErrorKind::usage,

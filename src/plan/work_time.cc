@@ -302,8 +302,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_rows(t.backward, c, rows_of_backward(c));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
-    add_memory(t.forward, c, moved_bytes(c));
-    add_memory(t.backward, c, 2 * moved_bytes(c));
+    add_memory(t.forward, c, static_cast<double>(num_moe) * moved_bytes(c));
+    add_memory(t.backward, c, static_cast<double>(2 * num_moe) * moved_bytes(c));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part);
   if (is_layer) t.forward.host = host_share(c) * c.machine.layer_us * 1e-6;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -196,6 +197,23 @@ TEST(ConnectUntil, NamesTheHostThatNameServersDoNotKnow) {
     EXPECT_STREQ(e.what(),
                  "tcp: node1.example:4000 was not reached in time: the name servers of this machine have not answered "
                  "for node1.example; check the name, or give a number");
+  }
+  names.may_end.set_value();
+}
+
+// The last look-up has no answer in time. The reason that an earlier one gave is the one to report.
+TEST(ConnectUntil, ReportsTheReasonOfAnEarlierLookUp) {
+  SlowNames names;
+  const LookUp slow = names.look_up();
+  const auto num_calls = std::make_shared<std::atomic<int>>(0);
+  const LookUp once = [slow, num_calls](const HostPort& to) {
+    return ++*num_calls == 1 ? Addresses{.all = {}, .why_none = "no such name"} : slow(to);
+  };
+  try {
+    connect_until({.host = "node1.example", .port = 4000}, deadline_in(2), once);
+    ADD_FAILURE() << "it is connected";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "tcp: node1.example:4000 was not reached in time: no such name");
   }
   names.may_end.set_value();
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "config/check/expert_rows_bound.h"
 
@@ -30,8 +29,9 @@ std::vector<HeldAlike> params_of_layers(const RunSpec& run, int64_t num_ranks) {
   return all;
 }
 
+// names_parts: whether it also names the parameters that stay whole where others are sharded.
 void add_sharding(std::vector<RunNote>& notes, const char* key, const char* of_layers, const RunSpec& run,
-                  int64_t num_ranks) {
+                  int64_t num_ranks, bool names_parts = true) {
   const std::vector<HeldAlike> params = params_of_layers(run, num_ranks);
   std::vector<std::string> whole, equations;
   for (const HeldAlike& p : params) {
@@ -39,15 +39,12 @@ void add_sharding(std::vector<RunNote>& notes, const char* key, const char* of_l
     if (p.num_ranks == 1) whole.push_back(fmt::format("{} ({} = 1)", p.what, p.ranks));
   }
   if (whole.empty()) return;
-  // Adapters of experts are on more ranks than the experts, and without adapters experts have no gradients.
-  const bool of_gradients = std::string_view(key) == "parallel.shard_gradients";
-  if (run.lora.is_on() && of_gradients && whole.size() < params.size()) return;
   if (whole.size() == params.size())
     notes.push_back({fmt::format("{} = true shards nothing: no two ranks hold the same {} of a layer ({}); remove it, "
                                  "or use more ranks",
                                  key, of_layers, fmt::join(equations, ", ")),
                      /*is_warning=*/true});
-  else
+  else if (names_parts)
     notes.push_back({fmt::format("{} = true leaves {} of these whole on each rank, since no other rank holds them: {}",
                                  key, of_layers, fmt::join(whole, ", "))});
 }
@@ -67,7 +64,9 @@ void add_offload(std::vector<RunNote>& notes, const RunSpec& run) {
 std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
   std::vector<RunNote> notes;
   if (run.parallel.fsdp) add_sharding(notes, "parallel.fsdp", "weights", run, num_ranks);
-  if (run.parallel.shard_gradients) add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks);
+  // Only adapters then have gradients, and other ranks hold them than hold their matrices.
+  if (run.parallel.shard_gradients)
+    add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks, !run.lora.is_on());
   add_offload(notes, run);
   return notes;
 }

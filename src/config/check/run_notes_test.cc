@@ -43,6 +43,9 @@ TEST(RunNotes, OfParametersThatStayWhole) {
                     2),
               ElementsAre("parallel.shard_gradients = true leaves gradients of these whole on each rank, since no "
                           "other rank holds them: matrices of attention and of dense MLPs (dp * cp = 1)"));
+  EXPECT_THAT(notes({"parallel.shard_gradients=true", "parallel.ep=2", "lora.rank=4", "lora.targets=[\"q_proj\"]"}, 2),
+              IsEmpty())
+      << "experts have no gradients";
   // A dense model has no experts.
   EXPECT_THAT(notes({"parallel.fsdp=true", "model.num_experts=0", "model.num_experts_per_tok=0",
                      "model.moe_intermediate_size=0", "model.intermediate_size=20"},
