@@ -32,13 +32,15 @@ int64_t needed_of_gpu(Engine& engine) {
 // "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
 std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   if (pinned.bytes == 0) return "";
-  if (pinned.num_ranks == 1)
-    return fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
-                       bytes_text(pinned.bytes), bytes_text(available));
-  return fmt::format(
-      "; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
-      "and {} are available here",
-      pinned.num_ranks, bytes_text(pinned.bytes), bytes_text(available));
+  const std::string here = bytes_text(available);
+  const std::string text =
+      pinned.num_ranks == 1
+          ? fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
+                        bytes_text(pinned.bytes), here)
+          : fmt::format("; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
+                        "and {} are available here",
+                        pinned.num_ranks, bytes_text(pinned.bytes), here);
+  return pinned.bytes <= available ? text : text + ": this host has too little memory for it, with any GPU";
 }
 
 MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, const PinnedMemory& pinned, int64_t available) {
@@ -57,6 +59,7 @@ MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, const PinnedMemo
     v.text += fmt::format("{} {} {}", &gpu == kKnownGpus ? ":" : ",",
                           v.needed_bytes <= gpu.free_bytes ? "fits" : "does not fit", gpu.name);
   v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
+  if (pinned.bytes > available) v.fits = false;
   return v;
 }
 

@@ -14,7 +14,7 @@ namespace moebius {
 
 struct MemoryVerdict {
   int64_t needed_bytes = 0;  // host memory of all ranks together; or memory of a rank's GPU beside its context
-  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU to ask
+  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU to ask, and the host would do
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 

@@ -39,7 +39,15 @@ GroupCall group_call(const std::string& name) {
   return name == "all_to_all_v" ? GroupCall::all_to_all : GroupCall::send;
 }
 
-void add_sent(PassWork& work, const std::string& axis, const std::string& call, double bytes) {
+// Blocks of cp ("cp_2") count as cp, and the nodes of experts ("ep_node") as the axis that they are parts of.
+Axis axis_named(std::string_view group) {
+  for (const std::string_view name : {group, group.substr(0, group.rfind('_'))})
+    for (int i = 0; i < kNumAxes; ++i)
+      if (name == name_of(static_cast<Axis>(i))) return static_cast<Axis>(i);
+  MOEBIUS_FAIL(internal, "plan: a group {} that is not known", group);
+}
+
+void add_sent(PassWork& work, Axis axis, const std::string& call, double bytes) {
   const GroupCall kind = group_call(call);
   const auto found = std::find_if(work.sent.begin(), work.sent.end(),
                                   [&](const SentWork& s) { return s.axis == axis && s.call == kind; });
@@ -61,7 +69,8 @@ PassWork work_of(const Trace& trace, const StepStack& stack) {
   for (const TraceEvent& event : trace.events()) {
     const size_t space = event.name.find(' ');
     if (space != std::string::npos) {
-      add_sent(work, event.name.substr(0, space), event.name.substr(space + 1), event.cost.bytes);
+      add_sent(work, axis_named(std::string_view(event.name).substr(0, space)), event.name.substr(space + 1),
+               event.cost.bytes);
       continue;
     }
     const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
@@ -230,7 +239,7 @@ class DryStage {
                                                                             : mesh_shape_.tp;
     if (shards > 1) {
       const double bytes = static_cast<double>(u.num_bytes());
-      add_sent(work, is_expert ? "etp" : "tp", "all_gather", all_gather_cost(bytes, shards).wire_bytes);
+      add_sent(work, is_expert ? Axis::etp : Axis::tp, "all_gather", all_gather_cost(bytes, shards).wire_bytes);
     }
     return work;
   }
@@ -354,10 +363,12 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
       spec_(spec),
       policy_(library.policy_of(spec)),
       names_layers_(names_layers(spec)),
-      on_device_(with_offload(spec, {})),
-      on_host_(with_offload(spec, whole(spec.offload))),
       is_offloaded_(static_cast<size_t>(spec.model.num_layers)),
       layers_(static_cast<size_t>(spec.model.num_layers)) {
+  if (spec.offload.any()) {
+    on_device_ = with_offload(spec, {});
+    on_host_ = with_offload(spec, whole(spec.offload));
+  }
   if (!spec.freeze.empty()) find_lowest_trained();
   if (spec.offload.any()) choose_offloaded();
 }
@@ -393,8 +404,8 @@ const PartWork& LayoutParts::layer(int64_t layer) {
   int64_t first = names_layers_ ? layer : 0;  // of its kind
   while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
-  const EngineSpec& spec = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
-  if (!part) part = &part_of(spec, {.first_layer = first, .num_layers = 1});
+  const std::optional<EngineSpec>& moved = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
+  if (!part) part = &part_of(moved ? *moved : spec_, {.first_layer = first, .num_layers = 1});
   return *part;
 }
 
@@ -403,7 +414,7 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
   ends.first_layer = ends.num_layers = 0;
   for (const auto& [known, part] : ends_)
     if (known == ends) return *part;
-  ends_.emplace_back(ends, &part_of(on_device_, ends));
+  ends_.emplace_back(ends, &part_of(on_device_ ? *on_device_ : spec_, ends));
   return *ends_.back().second;
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/layout.h"
 #include "core/trace.h"
 #include "engine/engine_spec.h"
 #include "model/params.h"
@@ -44,7 +45,7 @@ struct OpWork {
 enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
 // Calls of a group: what this rank sends in them.
 struct SentWork {
-  std::string axis;  // the group's name
+  Axis axis = Axis::world;
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
   double wire_bytes = 0;  // of all calls
@@ -175,8 +176,8 @@ class LayoutParts {
   const EngineSpec& spec_;
   bool times_alone_ = false;
   const size_t policy_;
-  const bool names_layers_;         // layers of a kind may differ
-  EngineSpec on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for
+  const bool names_layers_;                        // layers of a kind may differ
+  std::optional<EngineSpec> on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for; none: spec_
   int64_t first_backward_ = 0;
   std::vector<bool> is_offloaded_;  // [layer]
   std::vector<const PartWork*> layers_;

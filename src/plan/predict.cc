@@ -1,6 +1,7 @@
 #include "plan/predict.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "comm/group_cost.h"
 #include "plan/cost/row_exchange.h"
@@ -52,9 +53,10 @@ class Predicting {
   void add_update();
   double offload_seconds(int64_t pp_rank);
   void add_host_link(const RankParams& params);
-  void add_sharded_layers();
+  void add_sharded_layers(const ShardedTime& time);
   void add_matrices(const RankParams& params);
   double exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets);
+  void add_kernels(const PassTime& pass, double times);
   void add_files();
   void add_totals();
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
@@ -77,6 +79,8 @@ class Predicting {
   TimeContext context_;
   double passes_s_ = 0;
   int64_t slowest_ = 0;
+  std::array<AxisTime, kNumAxes> axes_{};            // result_.axes
+  std::array<double, kNumKernelClasses> kernels_{};  // result_.kernels
   Prediction result_;
 };
 
@@ -175,6 +179,9 @@ int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) 
       const RecomputeSpec again = spec_.recompute.of(layer);
       if (!again.layer) of_set += of_layer(again) + (m.is_moe_layer(layer) ? of_moe(again) : 0);
     }
+    const RecomputeSpec of_mtp = spec_.recompute.of(m.num_layers);
+    const auto num_mtp = static_cast<double>(std::min(stage.num_mtp, spec_.shape.num_mtp));
+    if (!of_mtp.layer) of_set += num_mtp * (of_layer(of_mtp) + (m.is_moe_layer(m.num_layers) ? of_moe(of_mtp) : 0));
     bytes += of_set * static_cast<double>(use.num_saved[static_cast<size_t>(v)]);
   }
   return static_cast<int64_t>(bytes);
@@ -183,7 +190,7 @@ int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) 
 double Predicting::message_seconds() const {
   const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
   const double bytes = rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
-  return group_seconds(context_, span_of(spec_.mesh, "pp"), GroupCall::send, bytes);
+  return group_seconds(context_, span_of(spec_.mesh, Axis::pp), GroupCall::send, bytes);
 }
 
 double Predicting::busy(int64_t pp_rank) const {
@@ -246,13 +253,16 @@ void Predicting::add_once(int64_t pp_rank) {
     const StageWork& stage = stage_of(pp_rank, v);
     copies += stage.copies.compute();
     saved += stage.stored_first.compute();
-    for (int k = 0; k < kNumKernelClasses; ++k)
-      result_.kernels[name_of(static_cast<KernelClass>(k))] +=
-          stage.copies.kernels[static_cast<size_t>(k)] - stage.stored_first.kernels[static_cast<size_t>(k)];
+    add_kernels(stage.copies, 1);
+    add_kernels(stage.stored_first, -1);
   }
   if (copies > 0) result_.phases["copies"] = copies;
   result_.phases["backward"] -= saved;
   passes_s_ -= saved;
+}
+
+void Predicting::add_kernels(const PassTime& pass, double times) {
+  for (size_t k = 0; k < kernels_.size(); ++k) kernels_[k] += times * pass.kernels[k];
 }
 
 void Predicting::add_rank(int64_t pp_rank) {
@@ -263,20 +273,17 @@ void Predicting::add_rank(int64_t pp_rank) {
     result_.phases["forward"] += M * stage.forward.compute();
     result_.phases["backward"] += M * stage.backward.compute();
     for (const PassTime* pass : {&stage.forward, &stage.backward}) {
-      for (int k = 0; k < kNumKernelClasses; ++k)
-        result_.kernels[name_of(static_cast<KernelClass>(k))] += M * pass->kernels[static_cast<size_t>(k)];
+      add_kernels(*pass, M);
       result_.messages += M * pass->messages;
       compute += M * pass->compute();
       host += M * pass->host;
-      double all = 0;
-      for (const auto& [axis, seconds] : pass->groups) all += seconds;
-      for (const auto& [axis, seconds] : pass->groups) {
-        AxisTime& a = result_.axes[axis];
-        const double hidden = all > 0 ? pass->hidden * seconds / all : 0;
-        a.hidden_s += M * hidden;
-        a.exposed_s += M * (seconds - hidden);
+      const double all = std::accumulate(pass->groups.begin(), pass->groups.end(), 0.0);
+      for (size_t i = 0; i < axes_.size(); ++i) {
+        const double seconds = pass->groups[i], hidden = all > 0 ? pass->hidden * seconds / all : 0;
+        axes_[i].hidden_s += M * hidden;
+        axes_[i].exposed_s += M * (seconds - hidden);
+        axes_[i].bytes += M * pass->wire_bytes[i];
       }
-      for (const auto& [axis, bytes] : pass->wire_bytes) result_.axes[axis].bytes += M * bytes;
     }
   }
   if (host > 0) result_.phases["host"] = host;
@@ -287,12 +294,13 @@ void Predicting::add_rank(int64_t pp_rank) {
   if (layout_.num_ranks > 1) {
     const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
     const double sends = 2 * M * static_cast<double>(layout_.num_virtual());
-    result_.axes["pp"].bytes =
+    AxisTime& pp = axes_[static_cast<size_t>(Axis::pp)];
+    pp.bytes =
         sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
     // Both messages of a merged pass leave at its end, and the next pass of a neighbour waits for one of them.
     const double waits = context_.assume.merged_overlap ? merged_passes(spec_) : 0;
-    result_.axes["pp"].exposed_s = waits * message_seconds();
-    result_.axes["pp"].hidden_s = spec_.overlap ? (sends - waits) * message_seconds() : 0;
+    pp.exposed_s = waits * message_seconds();
+    pp.hidden_s = spec_.overlap ? (sends - waits) * message_seconds() : 0;
     result_.messages += sends;
     result_.transfer_s = message_seconds();
   }
@@ -352,42 +360,45 @@ void Predicting::add_update() {
   const auto exchange = [&](const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets, GroupCall call,
                             double window) {
     double all = 0;
-    std::map<std::string, double> seconds;
+    AxisFigures seconds{};
     for (const auto& [axis, sent] : bytes) {
-      const std::string name(name_of(axis));
-      const RankSpan span = span_of(spec_.mesh, name);
+      const RankSpan span = span_of(spec_.mesh, axis);
       if (span.size == 1) continue;
       const double calls = static_cast<double>(buckets.at(axis));
-      seconds[name] = calls * group_seconds(context_, span, call, sent / calls);
-      result_.axes[name].bytes += sent;
+      const double s = calls * group_seconds(context_, span, call, sent / calls);
+      seconds[static_cast<size_t>(axis)] = s;
+      axes_[static_cast<size_t>(axis)].bytes += sent;
       result_.messages += calls * group_messages(span, call);
-      all += seconds[name];
+      all += s;
     }
     const double hidden = spec_.overlap ? std::min(all, window) : 0;
-    for (const auto& [name, s] : seconds) {
-      result_.axes[name].hidden_s += s * (all > 0 ? hidden / all : 0);
-      result_.axes[name].exposed_s += s * (all > 0 ? 1 - hidden / all : 0);
+    for (size_t i = 0; i < axes_.size(); ++i) {
+      axes_[i].hidden_s += seconds[i] * (all > 0 ? hidden / all : 0);
+      axes_[i].exposed_s += seconds[i] * (all > 0 ? 1 - hidden / all : 0);
     }
     return all - hidden + taken_by_groups(context_.machine) * hidden;
   };
+  const ShardedTime sharded = sharded_time(context_, parts_, layout_, slowest_);
+  // Beside one pass of each micro-batch; gathers run beside two.
+  const double M = static_cast<double>(spec_.num_micro_batches);
+  backward = std::max(0.0, backward - (sharded.gradients.all_s - sharded.gradients.exposed_s) / M);
+  forward = std::max(0.0, forward - (sharded.weights.all_s - sharded.weights.exposed_s) / (2 * M));
   result_.phases["gradients"] =
       exchange(params.grad_wire_bytes, params.grad_buckets, GroupCall::reduce_scatter, backward);
   result_.phases["weights"] = exchange(params.weight_wire_bytes, params.weight_buckets, GroupCall::all_gather, forward);
-  add_sharded_layers();
+  add_sharded_layers(sharded);
 }
 
 // Weights of layers are gathered in every pass, and their gradients are summed after every micro-batch.
-void Predicting::add_sharded_layers() {
-  const ShardedTime time = sharded_time(context_, parts_, layout_, slowest_);
+void Predicting::add_sharded_layers(const ShardedTime& time) {
   const auto add = [&](const char* phase, const LayerExchange& e) {
     const double hidden = e.all_s - e.exposed_s;
     result_.phases[phase] += e.exposed_s + taken_by_groups(context_.machine) * hidden;
     result_.messages += e.messages;
-    for (const auto& [axis, seconds] : e.seconds) {
-      AxisTime& a = result_.axes[axis];
-      a.bytes += e.bytes.at(axis);
-      a.exposed_s += seconds / e.all_s * e.exposed_s;
-      a.hidden_s += seconds / e.all_s * hidden;
+    for (size_t i = 0; i < axes_.size() && e.all_s > 0; ++i) {
+      axes_[i].bytes += e.bytes[i];
+      axes_[i].exposed_s += e.seconds[i] / e.all_s * e.exposed_s;
+      axes_[i].hidden_s += e.seconds[i] / e.all_s * hidden;
     }
   };
   add("weights", time.weights);
@@ -398,13 +409,12 @@ void Predicting::add_sharded_layers() {
 double Predicting::exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets) {
   double all = 0;
   for (const auto& [axis, sent] : bytes) {
-    const std::string name(name_of(axis));
-    const RankSpan span = span_of(spec_.mesh, name);
+    const RankSpan span = span_of(spec_.mesh, axis);
     if (span.size == 1) continue;
     const double calls = static_cast<double>(buckets.at(axis));
     const double seconds = calls * group_seconds(context_, span, GroupCall::all_gather, sent / calls);
-    result_.axes[name].exposed_s += seconds;
-    result_.axes[name].bytes += sent;
+    axes_[static_cast<size_t>(axis)].exposed_s += seconds;
+    axes_[static_cast<size_t>(axis)].bytes += sent;
     result_.messages += calls * group_messages(span, GroupCall::all_gather);
     all += seconds;
   }
@@ -416,10 +426,10 @@ void Predicting::add_matrices(const RankParams& params) {
   const PassTime time = pass_time(context_, params.matrices);
   result_.phases["optimizer"] += time.compute();
   double& exchange = result_.phases["matrices"];
-  for (const auto& [axis, seconds] : time.groups) {
-    exchange += seconds;
-    result_.axes[axis].exposed_s += seconds;
-    result_.axes[axis].bytes += time.wire_bytes.at(axis);
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    exchange += time.groups[i];
+    axes_[i].exposed_s += time.groups[i];
+    axes_[i].bytes += time.wire_bytes[i];
   }
   result_.messages += time.messages;
   exchange += exchange_before(params.matrix_wire_bytes, params.matrix_buckets);
@@ -442,7 +452,10 @@ void Predicting::add_totals() {
   result_.model_tflops_per_gpu = result_.tokens_per_s_per_gpu * run_.model.train_flops_per_token(seq) / 1e12;
   result_.mfu = result_.model_tflops_per_gpu / context_.machine.bf16_tflops;
   result_.imbalance = context_.assume.load.busiest_rank(spec_.model.num_experts, m.ep);
-  result_.imbalance_s = result_.kernels[name_of(KernelClass::experts)] * (1 - 1 / result_.imbalance);
+  result_.imbalance_s = kernels_[static_cast<size_t>(KernelClass::experts)] * (1 - 1 / result_.imbalance);
+  for (size_t k = 0; k < kernels_.size(); ++k) result_.kernels[name_of(static_cast<KernelClass>(k))] = kernels_[k];
+  for (size_t i = 0; i < axes_.size(); ++i)
+    if (axes_[i].is_used()) result_.axes[std::string(name_of(static_cast<Axis>(i)))] = axes_[i];
   result_.start_up = start_up(m, machine_);
 }
 
@@ -464,13 +477,6 @@ RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
   run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
   return run;
-}
-
-void refuse_sharded_layers(const RunSpec& run, int64_t ranks) {
-  MOEBIUS_CHECK(usage, !run.parallel.fsdp && !run.parallel.shard_gradients,
-                "plan --search: layers that are sharded ({}) are not predicted yet by a search; set it to false, or "
-                "predict one layout by moebius plan RECIPE --ranks {}",
-                run.parallel.fsdp ? "parallel.fsdp = true" : "parallel.shard_gradients = true", ranks);
 }
 
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,

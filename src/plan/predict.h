@@ -1,6 +1,7 @@
 // The prediction of a run: memory and time of a step on a machine, without running it.
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ namespace moebius {
 struct AxisTime {
   double bytes = 0;  // that the rank sends
   double exposed_s = 0, hidden_s = 0;
+  bool is_used() const { return bytes != 0 || exposed_s != 0 || hidden_s != 0; }
 };
 
 // The passes of a stage, of one micro-batch.
@@ -69,9 +71,6 @@ struct PredictOptions {
 
 // The run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 is all of them.
 RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
-
-// Error{usage} for a run whose layers are sharded (parallel.fsdp, parallel.shard_gradients), which a search refuses.
-void refuse_sharded_layers(const RunSpec& run, int64_t ranks);
 
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,

@@ -229,7 +229,7 @@ TEST(Parts, AddUpToTheModel) {
     const auto add = [&](const PartWork& part) {
       for (const PassWork* pass : {&part.forward, &part.loss, &part.backward}) {
         for (const OpWork& op : pass->ops) ops[counted_as(op.name)] += op.cost;
-        for (const SentWork& s : pass->sent) sent[s.axis] += s.wire_bytes;
+        for (const SentWork& s : pass->sent) sent[std::string(name_of(s.axis))] += s.wire_bytes;
       }
     };
     for (int64_t i = 0; i < spec.model.num_layers; ++i) add(parts.layer(i));

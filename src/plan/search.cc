@@ -4,24 +4,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 
 #include "core/thread_pool.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/print.h"
+#include "plan/search/memory_fitting.h"
 
 namespace moebius {
 namespace {
 
-// Choices of memory that are tried for a layout, beside the one that needs least.
-constexpr int kMostChoices = 6;
 // A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
 constexpr int64_t kMostOfHost = 8;
 // Layouts whose memory is chosen at a time, whatever the threads. A few of a round are looked at in vain.
 constexpr int64_t kRound = 16;
-// A choice whose estimate is at most so much above the memory, or above the time of those kept, is tried.
-constexpr double kEstimateError = 1.02;
 // A bound adds up the times of composed parts (plan/cost/composed_part.h), whose last digits differ from those of whole ones.
 constexpr double kRounding = 1 - 1e-9;
 
@@ -47,12 +46,14 @@ class Search {
         options_(options),
         pool_(options.threads) {
     for (int i = 1; i < pool_.size(); ++i) libraries_.push_back(std::make_unique<PartLibrary>());
-    refuse_sharded_layers(run, ranks);
     run_.model.check();
     limits_ = limits();
     run_.provenance.clear();
+    machine_.sources.clear();  // every prediction copies the machine
     run_.model.source = {};
     run_.memory.automatic = false;
+    for (const PrecisionRecipe recipe : limits_.recipes.empty() ? std::vector{run_.precision.recipe} : limits_.recipes)
+      sharding_[recipe] = moebius::sharding_choices(run_, recipe, limits_);
     const double of_rank = machine.of_rank(run_.threads).memory_gb;
     bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank) * 1e9;
     const auto fit = static_cast<double>(run.memory.fit_bytes);
@@ -67,15 +68,6 @@ class Search {
   }
 
  private:
-  // A candidate with its memory, and the number of predictions that this took.
-  struct Fitted {
-    std::optional<Candidate> candidate;  // none: nothing fits
-    double least_bytes = 1e300;          // of what did not fit
-    bool is_slower = false;              // what should fit is slower than the layouts that are kept
-    int64_t num_timed = 0;
-  };
-  class Fitting;
-
   // A key that the recipe or --set names is a limit that the user gives.
   bool is_named(const char* key) const {
     const auto origin = asked_.provenance.find(key);
@@ -94,7 +86,9 @@ class Search {
         .system = assume_.system,
         .load = assume_.load,
         .chooses_rows = is_own && !is_named("memory.expert_rows"),
-        .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad")};
+        .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad"),
+        .chooses_sharding = is_own && !is_named("parallel.fsdp") && !is_named("parallel.shard_gradients"),
+        .chooses_activations = is_own && !is_named("memory.offload") && !is_named("memory.offload_fraction")};
     for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
     return limits;
   }
@@ -102,10 +96,12 @@ class Search {
   PartLibrary& library(int worker) { return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)]; }
   void time_all(std::vector<std::vector<Candidate>> groups);
   bool bound(PartLibrary& parts, Candidate& c) const;
-  double least_weights(const ParallelSpec& p) const;
+  double least_weights(const Candidate& c) const;
   void choose();
   void finish();
   std::string host_text() const;
+
+  const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
   Prediction timed(PartLibrary& parts, const Candidate& c, PredictOptions options) const {
     options.checks_model = false;
@@ -120,6 +116,19 @@ class Search {
   bool is_too_slow(double step_s) const { return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s; }
   bool is_pruned(double bound_s) const { return options_.prunes && is_too_slow(bound_s); }
 
+  MemoryLimits memory_limits() const {
+    const bool is_full = options_.prunes && std::ssize(best_) >= options_.keep;
+    return {.run = run_,
+            .limits = limits_,
+            .sharding = sharding_,
+            .activations = activation_choices(run_, limits_),
+            .timed = [this](PartLibrary& parts, const Candidate& c, PredictOptions o) { return timed(parts, c, o); },
+            .host_limit = [this](double bytes) { return host_limit(bytes); },
+            .bytes = bytes_,
+            .slowest_s = is_full ? best_.back().step_s : std::numeric_limits<double>::infinity(),
+            .prunes = options_.prunes};
+  }
+
   void insert(Candidate c) {
     const auto at = std::upper_bound(best_.begin(), best_.end(), c.step_s,
                                      [](double s, const Candidate& other) { return s < other.step_s; });
@@ -131,10 +140,11 @@ class Search {
   const RunSpec& asked_;
   RunSpec run_;
   int64_t ranks_;
-  const PlanMachine& machine_;
+  PlanMachine machine_;
   const Assumptions& assume_;
   const SearchOptions& options_;
   SearchLimits limits_;
+  std::map<PrecisionRecipe, std::vector<ShardingChoice>> sharding_;
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
   ThreadPool pool_;
@@ -143,8 +153,9 @@ class Search {
 };
 
 // Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank, but for
-// what may be on the host.
-double Search::least_weights(const ParallelSpec& p) const {
+// what may be on the host or on other ranks.
+double Search::least_weights(const Candidate& c) const {
+  const ParallelSpec& p = c.parallel;
   const ModelSpec& m = run_.model;
   const OptimizerSpec& o = run_.optimizer;
   if (!run_.train.freeze.empty() || run_.lora.is_on() || run_.num_mtp() != m.num_mtp_layers) return 0;
@@ -152,14 +163,18 @@ double Search::least_weights(const ParallelSpec& p) const {
   const int64_t moe_layers = m.num_moe_layers() + (m.is_moe_layer(m.num_layers) ? m.num_mtp_layers : 0);
   const double experts = static_cast<double>(moe_layers * m.num_experts) * 3 *
                          static_cast<double>(m.hidden_size * m.moe_intermediate_size);
-  const double held = ((all - experts) / static_cast<double>(p.tp) + experts / static_cast<double>(p.ep * p.etp)) /
-                      static_cast<double>(p.pp);
+  const double experts_here = experts / static_cast<double>(p.ep * p.etp);
+  const double held = ((all - experts) / static_cast<double>(p.tp) + experts_here) / static_cast<double>(p.pp);
+  // Layers that are sharded are whole while they run: one at the least.
+  const double shared = all / static_cast<double>(ranks_) + experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
+  const ShardingChoice sharding = sharding_choices(c.recipe).back();
   const OffloadChoice most = offload_choices(run_, limits_).back();
   const DType compute = run_.precision.compute;
   const double weight = run_.precision.weights == PrecisionChoice::recipe ? 1 : static_cast<double>(size_of(compute));
   const double grad = most.offload_grad ? 0 : o.grad == GradFormat::bf16 ? 2 : 4;
   const double state = most.offload ? 0 : state_bytes(o) + static_cast<double>(master_bytes(o, compute));
-  return (weight + grad) * held + state * all / static_cast<double>(ranks_);
+  return weight * (sharding.fsdp ? std::min(held, shared) : held) +
+         grad * (sharding.shard_gradients ? std::min(held, shared) : held) + state * all / static_cast<double>(ranks_);
 }
 
 // Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False: the run's checks refuse the layout.
@@ -183,7 +198,7 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
     const auto g = static_cast<size_t>(task);
     PartLibrary& parts = library(worker);
     for (Candidate& c : groups[g]) {
-      const double weights = least_weights(c.parallel);
+      const double weights = least_weights(c);
       if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
@@ -204,193 +219,6 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   result_.num_legal = std::ssize(legal_) + result_.num_too_large;
 }
 
-// Finds what one candidate keeps, and where.
-class Search::Fitting {
- public:
-  Fitting(const Search& search, PartLibrary& parts, const Candidate& c) : search_(search), parts_(parts), c_(c) {}
-  // With the choice that fits and costs least.
-  Fitted result() {
-    if (const auto choice = found()) {
-      fitted_.candidate = c_;
-      fitted_.candidate->memory = *choice;
-      fitted_.candidate->step_s = step_s_;
-    }
-    return std::move(fitted_);
-  }
-
- private:
-  using Memory = PredictOptions::Memory;
-  // Time and bytes of a choice, or what it adds to another.
-  struct Estimate {
-    MemoryChoice choice;
-    double step_s = 0, bytes = 0, host_bytes = 0;
-  };
-  std::optional<MemoryChoice> found();
-  MemoryChoice least(const OffloadChoice& most, double expert_rows) const;
-  bool least_may_fit(const OffloadChoice& most);
-  std::vector<Estimate> choices_that_may_fit();
-  std::vector<Estimate> estimates_of_recompute();
-  std::vector<Estimate> with_other_budgets(const std::vector<Estimate>& all);
-  std::vector<Estimate> with_other_places(const std::vector<Estimate>& all, const Estimate& plain);
-  Estimate estimate(const MemoryChoice& choice);
-  static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
-  bool may_fit(const Estimate& e) const {
-    return e.bytes <= kEstimateError * search_.bytes_ &&
-           e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
-  }
-
-  Prediction timed(const MemoryChoice& choice, Memory memory) {
-    ++fitted_.num_timed;
-    Candidate c = c_;
-    c.memory = choice;
-    return search_.timed(parts_, c, {.simulate = false, .memory = memory});
-  }
-  bool fits(const Prediction& p) {
-    const auto bytes = static_cast<double>(p.fullest_rank().total());
-    if (bytes > search_.bytes_) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
-    return bytes <= search_.bytes_ && p.host_bytes <= search_.host_limit(bytes);
-  }
-  bool try_choice(const MemoryChoice& choice) {
-    if (!fits(timed(choice, Memory::fullest_stages))) return false;
-    const Prediction p = timed(choice, Memory::all);
-    step_s_ = p.step_s;
-    return fits(p);
-  }
-
-  const Search& search_;
-  PartLibrary& parts_;
-  const Candidate& c_;
-  double step_s_ = 0;
-  Fitted fitted_;
-};
-
-// A candidate has the fastest choice at first.
-std::optional<MemoryChoice> Search::Fitting::found() {
-  const Prediction plain = timed(c_.memory, Memory::fullest_stages);
-  if (fits(plain) && try_choice(c_.memory)) return c_.memory;
-  // A choice frees at most all of this memory of the fullest rank; what else a rank holds it keeps.
-  const OffloadChoice most = offload_choices(search_.run_, search_.limits_).back();
-  const RankMemory& rank = plain.fullest_rank();
-  int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
-  if (most.offload) freed += rank.of(Life::master) + rank.of(Life::optimizer);
-  if (most.offload_grad) freed += rank.of(Life::grad);
-  const auto kept = static_cast<double>(rank.total() - freed);
-  if (kept > search_.bytes_) {
-    fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
-    return std::nullopt;
-  }
-  if (search_.options_.prunes && !least_may_fit(most)) return std::nullopt;
-  for (const Estimate& e : choices_that_may_fit()) {
-    fitted_.is_slower = search_.is_pruned(e.step_s / kEstimateError);
-    if (fitted_.is_slower) return std::nullopt;
-    if (try_choice(e.choice)) return e.choice;
-  }
-  const MemoryChoice layer = least(most, c_.memory.expert_rows);
-  return try_choice(layer) ? std::optional(layer) : std::nullopt;
-}
-
-// Whole layers need least.
-MemoryChoice Search::Fitting::least(const OffloadChoice& most, double expert_rows) const {
-  return {.recompute = {.layer = true},
-          .expert_rows = expert_rows,
-          .offload = most.offload,
-          .offload_grad = most.offload_grad};
-}
-
-// A look at what needs least spares the estimates of all other choices.
-bool Search::Fitting::least_may_fit(const OffloadChoice& most) {
-  double bytes = 1e300;
-  for (const double rows : row_budgets(search_.run_, c_.parallel, search_.limits_))
-    bytes = std::min(bytes, estimate(least(most, rows)).bytes);
-  const bool may_fit = bytes <= kEstimateError * search_.bytes_;
-  if (!may_fit) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
-  return may_fit;
-}
-
-Search::Fitting::Estimate Search::Fitting::estimate(const MemoryChoice& choice) {
-  const Prediction p = timed(choice, Memory::fullest_stages);
-  return {choice, p.step_s, static_cast<double>(p.fullest_rank().total()), p.host_bytes};
-}
-
-Search::Fitting::Estimate Search::Fitting::sum(Estimate e, const Estimate& with, const Estimate& without) {
-  e.step_s += with.step_s - without.step_s;
-  e.bytes += with.bytes - without.bytes;
-  e.host_bytes += with.host_bytes - without.host_bytes;
-  return e;
-}
-
-// Every set of names, whose times and bytes are taken to add up.
-std::vector<Search::Fitting::Estimate> Search::Fitting::estimates_of_recompute() {
-  const Estimate plain = estimate(c_.memory);
-  std::vector<Estimate> all{plain};
-  for (bool RecomputeSpec::*name : recompute_names(search_.run_.model)) {
-    MemoryChoice alone = c_.memory;
-    alone.recompute.*name = true;
-    const Estimate with_name = estimate(alone);
-    for (size_t i = 0, n = all.size(); i < n; ++i) {
-      all.push_back(sum(all[i], with_name, plain));
-      all.back().choice.recompute.*name = true;
-    }
-  }
-  return all;
-}
-
-// The same with each other budget of rows, which has no part in what else is recomputed than the rows themselves.
-std::vector<Search::Fitting::Estimate> Search::Fitting::with_other_budgets(const std::vector<Estimate>& all) {
-  std::vector<Estimate> more;
-  for (const double rows : row_budgets(search_.run_, c_.parallel, search_.limits_)) {
-    if (rows == c_.memory.expert_rows) continue;
-    for (const bool keeps : {true, false}) {
-      MemoryChoice choice = c_.memory;
-      choice.recompute.expert_up = !keeps;
-      const Estimate own = estimate(choice);
-      choice.expert_rows = rows;
-      const Estimate other = estimate(choice);
-      for (const Estimate& e : all) {
-        if (e.choice.recompute.expert_up == keeps) continue;
-        more.push_back(sum(e, other, own));
-        more.back().choice.expert_rows = rows;
-      }
-    }
-  }
-  return more;
-}
-
-// The same with states in each other place, where they need as much whatever is recomputed.
-std::vector<Search::Fitting::Estimate> Search::Fitting::with_other_places(const std::vector<Estimate>& all,
-                                                                          const Estimate& plain) {
-  std::vector<Estimate> more;
-  for (const OffloadChoice& place : offload_choices(search_.run_, search_.limits_)) {
-    if (place.offload == c_.memory.offload && place.offload_grad == c_.memory.offload_grad) continue;
-    MemoryChoice choice = c_.memory;
-    choice.offload = place.offload;
-    choice.offload_grad = place.offload_grad;
-    const Estimate other = estimate(choice);
-    for (const Estimate& e : all) {
-      more.push_back(sum(e, other, plain));
-      more.back().choice.offload = choice.offload;
-      more.back().choice.offload_grad = choice.offload_grad;
-    }
-  }
-  return more;
-}
-
-// The fastest that should fit by their estimates, and then the one of them that should need least.
-std::vector<Search::Fitting::Estimate> Search::Fitting::choices_that_may_fit() {
-  std::vector<Estimate> all = estimates_of_recompute();
-  const Estimate plain = all[0];
-  for (const Estimate& e : with_other_budgets(all)) all.push_back(e);
-  for (const Estimate& e : with_other_places(all, plain)) all.push_back(e);
-  std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
-  if (all.empty()) return {};
-  std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
-  const Estimate least =
-      *std::min_element(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.bytes < b.bytes; });
-  if (std::ssize(all) > kMostChoices) all.resize(kMostChoices);
-  all.push_back(least);
-  return all;
-}
-
 // Takes a round of layouts at a time, from the lowest bound on. Once a bound is above the time of the last layout that
 // is kept, no other can be better.
 void Search::choose() {
@@ -398,16 +226,17 @@ void Search::choose() {
                    [](const Candidate& a, const Candidate& b) { return a.step_s < b.step_s; });
   for (int64_t begin = 0; begin < std::ssize(legal_); begin += kRound) {
     const int64_t size = std::min(kRound, std::ssize(legal_) - begin);
-    std::vector<Fitted> round(static_cast<size_t>(size));
+    const MemoryLimits memory = memory_limits();
+    std::vector<FittedMemory> round(static_cast<size_t>(size));
     pool_.run(size, [&](int64_t i, int worker) {
-      round[static_cast<size_t>(i)] = Fitting(*this, library(worker), legal_[static_cast<size_t>(begin + i)]).result();
+      round[static_cast<size_t>(i)] = fit_memory_of(memory, library(worker), legal_[static_cast<size_t>(begin + i)]);
     });
     for (int64_t i = 0; i < size; ++i) {
       if (is_pruned(legal_[static_cast<size_t>(begin + i)].step_s)) {
         result_.num_slower += std::ssize(legal_) - (begin + i);
         return;
       }
-      Fitted& fitted = round[static_cast<size_t>(i)];
+      FittedMemory& fitted = round[static_cast<size_t>(i)];
       result_.num_timed += fitted.num_timed;
       least_bytes_ = std::min(least_bytes_, fitted.least_bytes);
       if (!fitted.candidate)

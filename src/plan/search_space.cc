@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/memory_keys.h"
 #include "core/error.h"
@@ -24,10 +25,15 @@ constexpr double kRoom = 1.25;
 // Context parallelism pays where a rank keeps long sequences; below this length there is none.
 constexpr int64_t kShortest = 4096;
 
+// Ascending.
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
   std::vector<int64_t> all;
-  for (int64_t d = 1; d <= std::min(n, most); ++d)
-    if (n % d == 0) all.push_back(d);
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    if (d <= most) all.push_back(d);
+    if (d * d != n && n / d <= most) all.push_back(n / d);
+  }
+  std::sort(all.begin(), all.end());
   return all;
 }
 
@@ -43,6 +49,8 @@ class Space {
  public:
   Space(const RunSpec& run, int64_t ranks, const SearchLimits& limits) : run_(run), ranks_(ranks), limits_(limits) {
     if (limits_.recipes.empty()) limits_.recipes = {run.precision.recipe};
+    for (const PrecisionRecipe recipe : limits_.recipes)
+      sharding_.push_back(sharding_choices(run_, recipe, limits_).front());
   }
 
   std::vector<std::vector<Candidate>> all() {
@@ -128,9 +136,10 @@ class Space {
   void add_batches(ParallelSpec p) {
     const int64_t dp = ranks_ / (p.tp * p.cp * p.pp);
     const OffloadChoice offload = offload_choices(run_, limits_)[0];
-    const MemoryChoice memory{.expert_rows = row_budgets(run_, p, limits_)[0],
-                              .offload = offload.offload,
-                              .offload_grad = offload.offload_grad};
+    MemoryChoice memory{.activations = run_.memory.offload,
+                        .expert_rows = row_budgets(run_, p, limits_)[0],
+                        .offload = offload.offload,
+                        .offload_grad = offload.offload_grad};
     for (const int64_t vpp : kVirtual) {
       if (p.pp * vpp > run_.model.num_layers || (p.pp == 1 && vpp > 1)) break;
       p.vpp = vpp;
@@ -138,12 +147,16 @@ class Space {
       for (const int64_t micro_batch : kMicroBatches) {
         if (run_.train.global_batch % (micro_batch * dp) != 0) continue;
         if (vpp > 1 && run_.train.global_batch / (micro_batch * dp) % p.pp != 0) continue;
-        for (const PrecisionRecipe recipe : limits_.recipes)
+        for (size_t r = 0; r < limits_.recipes.size(); ++r) {
+          const PrecisionRecipe recipe = limits_.recipes[r];
+          memory.fsdp = sharding_[r].fsdp;
+          memory.shard_gradients = sharding_[r].shard_gradients;
           groups_[key_of(p, micro_batch, recipe)].push_back({.parallel = p,
                                                              .micro_batch = micro_batch,
                                                              .recipe = recipe,
                                                              .rows_factor = rows_factor(p),
                                                              .memory = memory});
+        }
       }
     }
   }
@@ -164,6 +177,7 @@ class Space {
   const RunSpec& run_;
   int64_t ranks_;
   SearchLimits limits_;
+  std::vector<ShardingChoice> sharding_;  // of each recipe: the fastest
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 
@@ -210,6 +224,34 @@ std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimit
   return {{false, false}, {true, false}, {true, true}};
 }
 
+std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits) {
+  std::vector<OffloadSpec> choices{run.memory.offload};
+  if (!limits.chooses_activations || run.device != DeviceKind::cuda) return choices;
+  for (bool RecomputeSpec::*name : recompute_names(run.model)) choices.emplace_back().tensors.*name = true;
+  choices.emplace_back().layer_input = true;
+  choices.emplace_back().tensors.layer = true;
+  return choices;
+}
+
+std::vector<ShardingChoice> sharding_choices(const RunSpec& of, PrecisionRecipe recipe, const SearchLimits& limits) {
+  if (!limits.chooses_sharding) return {{of.parallel.fsdp, of.parallel.shard_gradients}};
+  RunSpec run = of;
+  run.precision.recipe = recipe;
+  run.graph = false;  // as run_of() sets it
+  std::vector<ShardingChoice> choices;
+  for (const ShardingChoice choice : {ShardingChoice{}, {true, false}, {false, true}, {true, true}}) {
+    run.parallel.fsdp = choice.fsdp;
+    run.parallel.shard_gradients = choice.shard_gradients;
+    try {
+      check_sharding(run);
+      choices.push_back(choice);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::usage) throw;
+    }
+  }
+  return choices;
+}
+
 RunSpec run_of(const RunSpec& of, const Candidate& c) {
   RunSpec run = of;
   run.parallel = c.parallel;
@@ -217,6 +259,7 @@ RunSpec run_of(const RunSpec& of, const Candidate& c) {
   run.precision.recipe = c.recipe;
   run.moe.rank_rows_factor = c.rows_factor;
   run.memory.recompute = c.memory.recompute;
+  run.memory.offload = c.memory.activations;
   run.memory.expert_rows = c.memory.expert_rows;
   leave_out_recomputed(run.memory);
   // The pool of rows stays on the device.
@@ -225,7 +268,10 @@ RunSpec run_of(const RunSpec& of, const Candidate& c) {
   run.optimizer.offload = c.memory.offload;
   run.optimizer.offload_grad = c.memory.offload_grad;
   if (c.memory.offload && !of.optimizer.offload) run.checkpoint.async_save = false;
+  run.parallel.fsdp = c.memory.fsdp;
+  run.parallel.shard_gradients = c.memory.shard_gradients;
   if (c.parallel.dispatcher == DispatcherKind::alltoall) run.graph = false;
+  if (c.memory.is_sharded() && run.device == DeviceKind::cuda) run.graph = false;
   return run;
 }
 
@@ -260,6 +306,9 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
   add(run.optimizer.offload_grad != c.memory.offload_grad,
       fmt::format("optimizer.offload_grad={}", c.memory.offload_grad));
+  add(own.fsdp != c.memory.fsdp, fmt::format("parallel.fsdp={}", c.memory.fsdp));
+  add(own.shard_gradients != c.memory.shard_gradients,
+      fmt::format("parallel.shard_gradients={}", c.memory.shard_gradients));
   add(run.checkpoint.async_save != found.checkpoint.async_save, "checkpoint.async=false");
   return set;
 }

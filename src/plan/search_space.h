@@ -9,12 +9,17 @@
 
 namespace moebius {
 
-// The tensors that a rank keeps, and their place. No choice changes a bit of a run.
+// The tensors that a rank keeps, and their place. No choice but shard_gradients changes a bit of a run, and that one
+// only the order in which gradients of several micro-batches are added.
 struct MemoryChoice {
   RecomputeSpec recompute;
-  double expert_rows = 0;     // memory.expert_rows
-  bool offload = false;       // optimizer.offload
-  bool offload_grad = false;  // optimizer.offload_grad
+  OffloadSpec activations;       // memory.offload and memory.offload_fraction
+  double expert_rows = 0;        // memory.expert_rows
+  bool offload = false;          // optimizer.offload
+  bool offload_grad = false;     // optimizer.offload_grad
+  bool fsdp = false;             // parallel.fsdp
+  bool shard_gradients = false;  // parallel.shard_gradients
+  bool is_sharded() const { return fsdp || shard_gradients; }
   bool operator==(const MemoryChoice&) const = default;
 };
 
@@ -37,7 +42,7 @@ struct SearchLimits {
   PlanSystem system = PlanSystem::moebius;
   PlanLoad load;  // rows are planned for it
   // The search chooses them; else they are the run's.
-  bool chooses_rows = true, chooses_offload = true;
+  bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true;
 };
 
 // tp, cp and its exchange, pp, vpp, ep, etp, the dispatcher, micro-batches and recipes. Nothing is recomputed, and
@@ -56,7 +61,18 @@ struct OffloadChoice {
 };
 std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits);
 
-// The run in that layout. A GPU's steps with all-to-all are eager, since it reads its counts back. Keys that would do
+// The activations that go to the host, the fastest first: the run's own, and on a GPU each name of memory.offload that the
+// model has a layer for, the inputs of layers, and everything.
+std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits);
+
+// The weights and sums of gradients of layers that a rank keeps a share of, the fastest first: nothing, and each that the
+// run's rules allow with these products (config/check/sharding_check.h).
+struct ShardingChoice {
+  bool fsdp = false, shard_gradients = false;
+};
+std::vector<ShardingChoice> sharding_choices(const RunSpec& run, PrecisionRecipe recipe, const SearchLimits& limits);
+
+// The run in that layout. A GPU's steps with all-to-all, whose counts it reads back, and with sharded layers are eager. Keys that would do
 // nothing there have their defaults. With states on the host a save makes no copy of them.
 RunSpec run_of(const RunSpec& run, const Candidate& candidate);
 // The keys that make the recipe so: "parallel.ep=8".

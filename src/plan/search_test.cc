@@ -107,8 +107,58 @@ TEST(Search, LeavesOutOffloadOfWhatIsRecomputed) {
     keys.insert(keys.end(), l.set.begin(), l.set.end());
     EXPECT_EQ(predict(parts, recipe("bench_olmoe_1b_7b.toml", keys), 1, m, {}).step_s, l.prediction.step_s);
   }
-  EXPECT_THAT(refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.fsdp=true"}), 2, m, {}, {}); }),
-              HasSubstr("are not predicted yet"));
+}
+
+std::vector<std::string> joined(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A recipe's own sharding is kept. Its steps are eager on a GPU.
+TEST(Search, SearchesShardedLayers) {
+  PartLibrary parts;
+  const PlanMachine m = machine("h200");
+  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
+           {"parallel.fsdp=true"}, {"parallel.shard_gradients=true"}, {"parallel.fsdp=true", "parallel.shard_gradients=true"}}) {
+    const SearchResult found = search(parts, recipe("bench_olmoe_1b_7b.toml", set), 4, m, {}, {.keep = 3});
+    ASSERT_FALSE(found.layouts.empty());
+    for (const FoundLayout& l : found.layouts) {
+      EXPECT_THAT(l.set, testing::Contains("run.graph=false"));
+      const RunSpec run = recipe("bench_olmoe_1b_7b.toml", joined(set, l.set));
+      EXPECT_EQ(run.parallel.fsdp, set[0] == "parallel.fsdp=true");
+      EXPECT_EQ(predict(parts, run, 4, m, {}).step_s, l.prediction.step_s);
+    }
+  }
+}
+
+// Where nothing else fits, layers are sharded, and a run that names the keys is left as it is.
+TEST(Search, ShardsLayersWhereNothingElseFits) {
+  const std::string name = "bench_olmoe_1b_7b.toml", on_gpu = "optimizer.offload=false";
+  const PlanMachine m = machine("h200");
+  const SearchOptions limits{.memory_gb = 26, .keep = 3};
+  PartLibrary parts;
+  const SearchResult found = search(parts, recipe(name.c_str(), {on_gpu}), 8, m, {}, limits);
+  const std::vector<std::string>& best = found.layouts.at(0).set;
+  const auto has = [&](const char* key) { return std::find(best.begin(), best.end(), key) != best.end(); };
+  EXPECT_TRUE(has("parallel.fsdp=true") || has("parallel.shard_gradients=true"));
+  const Prediction p = predict(parts, recipe(name.c_str(), joined({on_gpu}, best)), 8, m, {});
+  EXPECT_EQ(p.step_s, found.layouts[0].prediction.step_s);
+  EXPECT_LE(p.fullest_rank().total(), 26e9);
+  const RunSpec whole = recipe(name.c_str(), {on_gpu, "parallel.fsdp=false", "parallel.shard_gradients=false"});
+  try {
+    for (const FoundLayout& l : search(parts, whole, 8, m, {}, limits).layouts)
+      EXPECT_THAT(l.set, testing::Not(testing::Contains("parallel.fsdp=true")));
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("the least that one needs is"));
+  }
+  // The rules of a run leave choices out.
+  const auto choices = [](const char* set) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {set});
+    return sharding_choices(run, run.precision.recipe, {}).size();
+  };
+  EXPECT_EQ(choices("run.graph=true"), 4U);
+  EXPECT_EQ(choices("precision.recipe=\"fp8_block\""), 2U);
+  EXPECT_EQ(choices("optimizer.grad=\"bf16\""), 2U);
 }
 
 // The search moves states to the host where nothing else fits, and its keys make that run.

@@ -25,7 +25,7 @@ bool is_quantized(const std::string& op, const TimeContext& c) {
 }
 
 // Returns whether the op runs Moebius' portable kernels on a GPU that has others: those of run.kernels, and attention
-// with heads that the others do not take (ops/attention/cuda/attention.cc).
+// with heads that neither the others nor cuDNN take, or where cuDNN is slower (ops/attention/attention_choice.cc).
 bool is_portable(const OpWork& op, const TimeContext& c) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
   const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;
@@ -34,7 +34,10 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
            op.name.starts_with("lm_loss");
   const ModelSpec& m = c.spec.model;
   if (!is_attention || m.is_latent()) return false;
-  return m.head_dim != 64 && m.head_dim != 128;
+  if (m.head_dim == 64 || m.head_dim == 128) return false;
+  constexpr int64_t kVector = 8, kNarrow = 64, kWidest = 256;
+  const bool is_narrow = op.kind == KernelClass::attention_backward && m.head_dim < kNarrow;
+  return m.head_dim % kVector != 0 || m.head_dim > kWidest || is_narrow;
 }
 
 // A tile of queries multiplies whole tiles of keys up to the diagonal: half a tile of each more than it sees.
@@ -117,10 +120,17 @@ PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
 
 void add_rows(PassTime& time, const TimeContext& c, const RowsSent& sent) {
   if (sent.wire_bytes == 0) return;
-  const std::string axis = axis_of_rows(c.spec.mesh);
+  const auto axis = static_cast<size_t>(axis_of_rows(c.spec.mesh));
   time.groups[axis] += sent.seconds;
   time.wire_bytes[axis] += sent.wire_bytes;
   time.messages += sent.messages;
+}
+
+double seconds_of_rows(const PassTime& time) {
+  double seconds = 0;
+  for (int i = 0; i < kNumAxes; ++i)
+    if (carries_rows(static_cast<Axis>(i))) seconds += time.groups[static_cast<size_t>(i)];
+  return seconds;
 }
 
 // Multiprocessors that send rows: the default of DeepEP, and what Megatron Bridge gives HybridEP.
@@ -131,9 +141,7 @@ double sending_multiprocessors(const TimeContext& c) {
 // The other micro-batch's pass runs while two ways of rows are under way. Compute lacks the multiprocessors that send
 // them, and the memory's time that they are read in, and written in by other ranks.
 void merge(PassTime& time, const TimeContext& c) {
-  double sent = 0;
-  for (const auto& [axis, seconds] : time.groups)
-    if (carries_rows(axis)) sent += seconds;
+  const double sent = seconds_of_rows(time);
   if (sent == 0) return;
   const double compute = time.compute();
   const double passes = static_cast<double>(c.spec.num_micro_batches * c.spec.pipeline.num_virtual);
@@ -147,9 +155,7 @@ void merge(PassTime& time, const TimeContext& c) {
 // With parallel.expert_overlap = "layer" two of the three ways of rows in a backward pass run beside products of the
 // experts: x, unless the pre-activations are recomputed of it, and dx (model/moe/dispatched_experts.h).
 void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec& recompute) {
-  double sent = 0;
-  for (const auto& [axis, seconds] : backward.groups)
-    if (carries_rows(axis)) sent += seconds;
+  const double sent = seconds_of_rows(backward);
   const double ways = recompute.covers(&RecomputeSpec::expert_up) ? 1 : 2;
   double& experts = backward.kernels[static_cast<size_t>(KernelClass::experts)];
   backward.hidden = std::min(ways / 3 * sent, experts);
@@ -165,17 +171,18 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
 }
 
 // Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
-void compute_again(PartTime& t, const TimeContext& c, const PartWork& part) {
+// num_moe: MoE layers of the part, whose ops are those of all.
+void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
-  const double rows = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
+  const double rows = static_cast<double>(num_moe * rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
   if (c.assume.recompute == PlanRecompute::activation)
     add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
   if (c.assume.recompute != PlanRecompute::moe) return;
   const PartWork& with_experts = part.simpler.experts ? *part.simpler.experts : part;
   for (const OpWork& op : with_experts.forward.ops)
     if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
-  add_memory(t.backward, c, moved_bytes(c));
-  add_rows(t.backward, c, rows_of_forward(c));
+  add_memory(t.backward, c, static_cast<double>(num_moe) * moved_bytes(c));
+  for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
 }
 
 // Moebius opens the receive of a pass before the pass ahead of it runs (parallel/pipeline/schedule.h). NCCL's kernel of
@@ -217,21 +224,43 @@ int64_t RankSpan::local(const PlanMachine& m) const {
   return std::clamp<int64_t>(domain / stride, 1, size);
 }
 
-RankSpan span_of(const MeshShape& m, const std::string& axis) {
-  if (axis == "tp") return {m.tp, 1};
-  if (axis == "cp") return {m.cp, m.tp};
-  if (axis == "cp_inner") return {m.cp_inner, m.tp};
-  if (axis == "cp_outer") return {m.cp_outer(), m.tp * m.cp_inner};
-  if (axis == "dp") return {m.dp, m.tp * m.cp};
-  if (axis == "dp_cp") return {m.dp * m.cp, m.tp};
-  if (axis == "tp_cp") return {m.tp * m.cp, 1};
-  if (axis == "tp_cp_dp") return {m.tp * m.cp * m.dp, 1};
-  if (axis == "etp") return {m.etp, 1};
-  if (axis == "ep") return {m.ep, m.etp};
-  if (axis == "etp_ep") return {m.etp * m.ep, 1};
-  if (axis == "edp") return {m.edp, m.etp * m.ep};
-  if (axis == "world") return {m.world(), 1};
-  return {std::min<int64_t>(2, m.pp), m.tp * m.cp * m.dp};  // pp, pp_back: two neighbours
+RankSpan span_of(const MeshShape& m, Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return {m.tp, 1};
+    case Axis::cp:
+      return {m.cp, m.tp};
+    case Axis::cp_inner:
+      return {m.cp_inner, m.tp};
+    case Axis::cp_outer:
+      return {m.cp_outer(), m.tp * m.cp_inner};
+    case Axis::dp:
+      return {m.dp, m.tp * m.cp};
+    case Axis::dp_cp:
+      return {m.dp * m.cp, m.tp};
+    case Axis::tp_cp:
+      return {m.tp * m.cp, 1};
+    case Axis::tp_cp_dp:
+      return {m.tp * m.cp * m.dp, 1};
+    case Axis::etp:
+      return {m.etp, 1};
+    case Axis::ep:
+      return {m.ep, m.etp};
+    case Axis::etp_ep:
+      return {m.etp * m.ep, 1};
+    case Axis::edp:
+      return {m.edp, m.etp * m.ep};
+    case Axis::etp_edp:  // etp neighbours, and those etp ep ranks on: as many of a domain as of ranks that are ep apart
+      return {m.etp * m.edp, m.ep};
+    case Axis::pp:  // two neighbours
+    case Axis::pp_back:
+    case Axis::tp_pp:  // nothing of a step
+    case Axis::etp_ep_pp:
+      return {std::min<int64_t>(2, m.pp), m.tp * m.cp * m.dp};
+    case Axis::world:
+      return {m.world(), 1};
+  }
+  MOEBIUS_FAIL(internal, "span_of: an axis that is not known");
 }
 
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
@@ -258,7 +287,7 @@ double PassTime::compute() const {
 
 double PassTime::exposed() const {
   double sum = 0 - hidden;
-  for (const auto& [axis, seconds] : groups) sum += seconds;
+  for (const double seconds : groups) sum += seconds;
   return sum;
 }
 
@@ -267,8 +296,8 @@ PassTime& PassTime::add(const PassTime& o, double times) {
   host += times * o.host;
   hidden += times * o.hidden;
   messages += times * o.messages;
-  for (const auto& [axis, seconds] : o.groups) groups[axis] += times * seconds;
-  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += times * bytes;
+  for (size_t i = 0; i < groups.size(); ++i) groups[i] += times * o.groups[i];
+  for (size_t i = 0; i < wire_bytes.size(); ++i) wire_bytes[i] += times * o.wire_bytes[i];
   return *this;
 }
 
@@ -280,8 +309,9 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
     if (carries_rows(sent.axis) && !sends_own_messages(c)) continue;
     const RankSpan span = span_of_messages(c, sent);
     const double n = static_cast<double>(sent.calls);
-    time.groups[sent.axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
-    time.wire_bytes[sent.axis] += sent.wire_bytes;
+    const auto axis = static_cast<size_t>(sent.axis);
+    time.groups[axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
+    time.wire_bytes[axis] += sent.wire_bytes;
     time.messages += n * group_messages(span, sent.call);
   }
   return time;
@@ -305,12 +335,13 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_memory(t.forward, c, static_cast<double>(num_moe) * moved_bytes(c));
     add_memory(t.backward, c, static_cast<double>(2 * num_moe) * moved_bytes(c));
   }
-  if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part);
-  if (is_layer) t.forward.host = host_share(c) * c.machine.layer_us * 1e-6;
+  if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part, num_moe);
+  const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
+  t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
   // A whole layer that Megatron recomputes sends its rows once more.
-  if (is_layer && part.recompute.layer && c.assume.system == PlanSystem::megatron) {
-    if (is_moe) add_rows(t.backward, c, rows_of_forward(c));
+  if (part.recompute.layer && c.assume.system == PlanSystem::megatron) {
+    for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
     t.backward.host += t.forward.host;
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)

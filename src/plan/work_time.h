@@ -2,8 +2,6 @@
 #pragma once
 
 #include <array>
-#include <map>
-#include <string>
 
 #include "plan/assume.h"
 #include "plan/part.h"
@@ -16,7 +14,7 @@ struct RankSpan {
   int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.
-RankSpan span_of(const MeshShape& mesh, const std::string& axis);
+RankSpan span_of(const MeshShape& mesh, Axis axis);
 
 // Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;
@@ -50,12 +48,14 @@ struct TimeContext {
 // Seconds of a call of a group that sends wire_bytes from each rank.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
+// A figure of each axis; 0 where an axis has none.
+using AxisFigures = std::array<double, kNumAxes>;
+
 // Seconds of a pass, by kernel class and by axis. Groups are not hidden in it.
 struct PassTime {
   std::array<double, kNumKernelClasses> kernels{};
   double host = 0;  // that a launch shows
-  std::map<std::string, double> groups;
-  std::map<std::string, double> wire_bytes;
+  AxisFigures groups{}, wire_bytes{};
   double messages = 0;  // that the rank sends
   double hidden = 0;    // of the groups' time, under compute
   double compute() const;

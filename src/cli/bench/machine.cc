@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "bench/peak.h"
@@ -20,6 +21,9 @@ constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
 
 // A measurement whose median run takes so much longer than its fastest says that it is noisy.
 constexpr double kNoisy = 0.1;
+
+// A machine whose load of the last minute is below this share of its CPUs is quiet.
+constexpr double kQuietLoad = 0.25;
 
 // Operations a second, and how much longer the median run took than the fastest.
 struct MeasuredRate {
@@ -40,9 +44,8 @@ MeasuredRate rate_of(const BenchReport& report, const std::string& prefix) {
 }
 
 std::string source_of(const char* what, const MeasuredRate& rate) {
-  if (rate.noise < kNoisy) return fmt::format("{}: {}", kMeasured, what);
-  return fmt::format("{}: {}: {}; the median run took {:.0f} % longer than the fastest", kNoisySource, kMeasured, what,
-                     100 * rate.noise);
+  return fmt::format("{}{}: {}; the median run took {:.0f} % longer than the fastest",
+                     rate.noise < kNoisy ? "" : kNoisySource + ": ", kMeasured, what, 100 * rate.noise);
 }
 
 void set_share(PlanMachine& m, Share share, double value, const std::string& from) {
@@ -132,6 +135,16 @@ std::string device_name(const BenchSpec& spec) {
                                          : fmt::format("{} threads of an {}", spec.threads, this_machine().cpu);
 }
 
+// Other work slows every run alike, so the spread of the runs need not show it.
+void warn_of_other_work(Log& log) {
+  double load = 0;
+  const int cpus = this_machine().cpus;
+  if (::getloadavg(&load, 1) != 1 || load <= kQuietLoad * cpus) return;
+  log.warn("bench machine: other work runs: the load of the last minute is {:.1f}, on {} CPUs; measure again on a quiet "
+           "machine",
+           load, cpus);
+}
+
 nlohmann::ordered_json to_json(const PlanMachine& m) {
   nlohmann::ordered_json json{{"machine", {{"name", m.name}, {"device", m.is_gpu ? "cuda" : "cpu"}}}};
   for (const MachineFigure& f : machine_figures())
@@ -215,6 +228,7 @@ void run_bench_machine(const BenchOptions& o, Log& log) {
   spec.device = device_kind(o.device.empty() ? "cpu" : o.device);
   spec.runs = o.runs.value_or(0);
   spec.shape = o.shape.empty() ? (spec.device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu") : o.shape;
+  if (spec.device != DeviceKind::cuda) warn_of_other_work(log);
   const PlanMachine m = machine_of(measure_machine(spec, o.ranks));
   for (const auto& [key, source] : m.sources)
     if (source.starts_with(kNoisySource))

@@ -29,12 +29,12 @@ struct MachineMeasurements {
 // Runs the workloads on the spec's device, and with several ranks (threads of this process) their collectives.
 MachineMeasurements measure_machine(const BenchSpec& spec, int64_t ranks);
 
-// The machine file. What cannot be measured is said to be so in its source. A measurement whose runs differ says
-// "noisy" there, and by how much.
+// The machine file. What cannot be measured is said to be so in its source. A source of measured products says how far
+// their runs differ, and "noisy" where they differ much.
 // Error{usage} with the figure where a measured one is outside the values that a machine file may have.
 PlanMachine machine_of(const MachineMeasurements& measured);
 
-// Prints it as TOML, with --json as JSON. Warns of noisy measurements.
+// Prints it as TOML, with --json as JSON. Warns of noisy measurements, and of other work on a CPU.
 void run_bench_machine(const BenchOptions& o, Log& log);
 
 }  // namespace moebius

@@ -118,9 +118,9 @@ RowsSent both_ways(const TimeContext& c) {
 
 }  // namespace
 
-bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
+bool carries_rows(Axis axis) { return axis == Axis::ep || axis == Axis::etp_ep; }
 
-std::string axis_of_rows(const MeshShape& mesh) { return mesh.etp > 1 ? "etp_ep" : "ep"; }
+Axis axis_of_rows(const MeshShape& mesh) { return mesh.etp > 1 ? Axis::etp_ep : Axis::ep; }
 
 void check_nodes_of_machine(const TimeContext& c) {
   if (!is_own_two_level(c) || c.spec.mesh.ep * c.spec.mesh.etp == 1) return;

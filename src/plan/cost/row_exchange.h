@@ -8,9 +8,9 @@
 namespace moebius {
 
 // Returns whether the axis is that of the ranks that share experts.
-bool carries_rows(const std::string& axis);
+bool carries_rows(Axis axis);
 // That axis of a mesh.
-std::string axis_of_rows(const MeshShape& mesh);
+Axis axis_of_rows(const MeshShape& mesh);
 
 // Error{usage} where the two-level dispatcher has nodes of more ranks than share a host of the machine.
 void check_nodes_of_machine(const TimeContext& c);

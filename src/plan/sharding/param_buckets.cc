@@ -1,5 +1,6 @@
 #include "plan/sharding/param_buckets.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -46,13 +47,21 @@ bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p) {
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params) {
   const bool by_layer = spec.fsdp || spec.shard_gradients;
   std::vector<ParamBucket> buckets;
-  std::map<std::tuple<Axis, DType, bool, int64_t>, size_t> open;
+  std::vector<size_t> open;  // of the buckets, one of each kind
   for (size_t i = params.size(); i-- > 0;) {
     const HeldParam& p = params[i];
     if (!p->has_grad) continue;
     const int64_t layer = by_layer ? p.layer : -1;
-    const auto [found, is_new] = open.try_emplace({p->axis, p->dtype, p->sums_apart, layer}, buckets.size());
-    if (is_new) {
+    const auto found = std::find_if(open.begin(), open.end(), [&](size_t b) {
+      const ParamBucket& bucket = buckets[b];
+      return bucket.layer == layer && bucket.axis == p->axis && bucket.dtype == p->dtype &&
+             bucket.sums_apart == p->sums_apart;
+    });
+    const size_t at = found == open.end() ? buckets.size() : *found;
+    if (found == open.end()) {
+      // Parameters of a layer are neighbours, so the buckets of another one are whole.
+      std::erase_if(open, [&](size_t b) { return buckets[b].layer >= 0 && buckets[b].layer != layer; });
+      open.push_back(at);
       const bool is_shared = layer >= 0 && group_size(spec.mesh, p->axis) > 1;
       buckets.push_back({.axis = p->axis,
                          .dtype = p->dtype,
@@ -61,9 +70,9 @@ std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<He
                          .shards_weights = is_shared && spec.fsdp,
                          .shards_gradients = is_shared && spec.shard_gradients});
     }
-    ParamBucket& bucket = buckets[found->second];
+    ParamBucket& bucket = buckets[at];
     add(bucket, p);
-    if (layer < 0 && bucket.sum >= spec.bucket_numel) open.erase(found);
+    if (layer < 0 && bucket.sum >= spec.bucket_numel) std::erase(open, at);
   }
   pad(spec, buckets);
   return buckets;

@@ -1,42 +1,61 @@
 #include "plan/sharding/sharded_layers.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace moebius {
+namespace {
 
-std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
-  const EngineSpec& spec = parts.spec();
-  if (!spec.fsdp && !spec.shard_gradients) return {};
-  const std::vector<HeldParam> params = params_of(parts, layout, pp_rank);
-  int64_t num_layers = 0;
-  for (int64_t v = 0; v < layout.num_virtual(); ++v) num_layers += layout.at(pp_rank, v).num_layers;
-  std::vector<LayerTraffic> layers(static_cast<size_t>(num_layers));
-  const auto add = [&](std::map<Axis, LayerTraffic::Sent> LayerTraffic::*to, const ParamBucket& bucket, DType dtype) {
+// The traffic of a layer alone, whose buckets end with it.
+LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
+  std::vector<HeldParam> params;
+  for (const ParamSize& p : layer.params) params.push_back({&p, 0});
+  LayerTraffic traffic;
+  const auto add = [&](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, DType dtype) {
     const auto n = static_cast<double>(group_size(spec.mesh, bucket.axis));
-    LayerTraffic::Sent& sent = (layers[static_cast<size_t>(bucket.layer)].*to)[bucket.axis];
-    sent.wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
-    ++sent.calls;
+    to[bucket.axis].wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
+    ++to[bucket.axis].calls;
   };
   const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
-      if (bucket.shards_weights) add(&LayerTraffic::weights, bucket, bucket.dtype);
-      if (bucket.shards_gradients) add(&LayerTraffic::gradients, bucket, DType::f32);
+      if (bucket.shards_weights) add(traffic.weights, bucket, bucket.dtype);
+      if (bucket.shards_gradients) add(traffic.gradients, bucket, DType::f32);
     }
-  return layers;
+  return traffic;
 }
 
-namespace {
+// One exchange of a layer.
+struct Exchange {
+  AxisFigures bytes{}, seconds{};
+  double messages = 0, all_s = 0;
+};
+
+Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Sent>& sent, GroupCall call) {
+  Exchange e;
+  for (const auto& [axis, of_axis] : sent) {
+    const auto i = static_cast<size_t>(axis);
+    const RankSpan span = span_of(c.spec.mesh, axis);
+    const auto calls = static_cast<double>(of_axis.calls);
+    e.bytes[i] = of_axis.wire_bytes;
+    e.seconds[i] = calls * group_seconds(c, span, call, of_axis.wire_bytes / calls);
+    e.messages += calls * group_messages(span, call);
+    e.all_s += e.seconds[i];
+  }
+  return e;
+}
 
 class ShardedStep {
  public:
   ShardedStep(const TimeContext& c, const std::vector<LayerTraffic>& layers, const std::vector<LayerSeconds>& passes)
-      : c_(c),
-        layers_(layers),
-        passes_(passes),
-        buffers_(c.spec.overlap ? 2 : 1, kNone),
-        arrived_(layers.size()),
-        gather_s_(layers.size()) {}
+      : overlaps_(c.spec.overlap), passes_(passes), buffers_(overlaps_ ? 2 : 1, kNone), arrived_(layers.size()) {
+    for (const LayerTraffic& layer : layers) {
+      gather_.push_back(exchange_of(c, layer.weights, GroupCall::all_gather));
+      sum_.push_back(exchange_of(c, layer.gradients, GroupCall::reduce_scatter));
+    }
+    done_.gathers.resize(layers.size());
+    done_.sums.resize(layers.size());
+  }
 
   // Layers [begin, end) are a stage.
   void forward(size_t begin, size_t end) {
@@ -54,73 +73,124 @@ class ShardedStep {
       sum_gradients(i);
     }
   }
+  // Ends a micro-batch before `left` others. Returns whether these were added, as the next begins as this one began.
+  bool ends_micro_batch(int64_t left) {
+    State state{.buffers = buffers_, .waits = {std::max(0.0, link_ - now_), std::max(0.0, summed_ - now_)}};
+    for (const size_t i : buffers_) state.waits.push_back(i == kNone ? 0 : std::max(0.0, arrived_[i] - now_));
+    const bool is_same = state == began_;
+    if (is_same) done_.add(before_, static_cast<double>(left));
+    began_ = std::move(state);
+    before_ = done_;
+    return is_same;
+  }
   ShardedTime end() {
-    wait_until(summed_, time_.gradients);
-    return std::move(time_);
+    wait_until(summed_, done_.gradients_s);
+    ShardedTime time;
+    add(time.weights, gather_, done_.gathers);
+    add(time.gradients, sum_, done_.sums);
+    time.weights.exposed_s = done_.weights_s;
+    time.gradients.exposed_s = done_.gradients_s;
+    return time;
   }
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
+  // What has been sent, and the seconds that passes waited.
+  struct Done {
+    std::vector<double> gathers, sums;  // [layer]
+    double weights_s = 0, gradients_s = 0;
+    // Adds what was done since `before`, so many times.
+    void add(const Done& before, double times) {
+      for (size_t i = 0; i < gathers.size(); ++i) {
+        gathers[i] += times * (gathers[i] - before.gathers[i]);
+        sums[i] += times * (sums[i] - before.sums[i]);
+      }
+      weights_s += times * (weights_s - before.weights_s);
+      gradients_s += times * (gradients_s - before.gradients_s);
+    }
+  };
+  // All that the next micro-batch depends on: the layers of the buffers, and the times until the link is free, the last sum
+  // has arrived, and those layers have.
+  struct State {
+    std::vector<size_t> buffers;
+    std::vector<double> waits;
+    bool operator==(const State& o) const {
+      constexpr double kRounding = 1e-12;  // seconds
+      return buffers == o.buffers && std::equal(waits.begin(), waits.end(), o.waits.begin(), o.waits.end(),
+                                                [](double a, double b) { return std::abs(a - b) <= kRounding; });
+    }
+  };
 
+  static void add(LayerExchange& all, const std::vector<Exchange>& of_layer, const std::vector<double>& times) {
+    for (size_t i = 0; i < of_layer.size(); ++i) {
+      for (size_t a = 0; a < all.bytes.size(); ++a) {
+        all.bytes[a] += times[i] * of_layer[i].bytes[a];
+        all.seconds[a] += times[i] * of_layer[i].seconds[a];
+      }
+      all.messages += times[i] * of_layer[i].messages;
+      all.all_s += times[i] * of_layer[i].all_s;
+    }
+  }
   void gather_early(size_t i) {
-    if (c_.spec.overlap) bring(i);
+    if (overlaps_) bring(i);
   }
   void bring(size_t i) {
     size_t& holder = buffers_[i % buffers_.size()];
-    if (layers_[i].weights.empty() || holder == i) return;
+    if (gather_[i].all_s == 0 || holder == i) return;
     holder = i;
-    const double before = time_.weights.all_s;
-    arrived_[i] = send(layers_[i].weights, GroupCall::all_gather, time_.weights);
-    gather_s_[i] = time_.weights.all_s - before;
+    arrived_[i] = send(gather_[i].all_s);
+    ++done_.gathers[i];
   }
   // While sums of gradients before the gather occupy the link, the pass waits for them.
   void ready(size_t i) {
     bring(i);
-    wait_until(std::min(arrived_[i] - gather_s_[i], summed_), time_.gradients);
-    wait_until(arrived_[i], time_.weights);
+    wait_until(std::min(arrived_[i] - gather_[i].all_s, summed_), done_.gradients_s);
+    wait_until(arrived_[i], done_.weights_s);
   }
   // The sums of one layer are in flight at a time.
   void sum_gradients(size_t i) {
-    if (layers_[i].gradients.empty()) return;
-    wait_until(summed_, time_.gradients);
-    summed_ = send(layers_[i].gradients, GroupCall::reduce_scatter, time_.gradients);
-    if (!c_.spec.overlap) wait_until(summed_, time_.gradients);
+    if (sum_[i].all_s == 0) return;
+    wait_until(summed_, done_.gradients_s);
+    summed_ = send(sum_[i].all_s);
+    ++done_.sums[i];
+    if (!overlaps_) wait_until(summed_, done_.gradients_s);
   }
   // Returns the time when it has arrived.
-  double send(const std::map<Axis, LayerTraffic::Sent>& sent, GroupCall call, LayerExchange& exchange) {
-    double all = 0;
-    for (const auto& [axis, of_axis] : sent) {
-      const std::string name(name_of(axis));
-      const RankSpan span = span_of(c_.spec.mesh, name);
-      const auto calls = static_cast<double>(of_axis.calls);
-      const double seconds = calls * group_seconds(c_, span, call, of_axis.wire_bytes / calls);
-      exchange.bytes[name] += of_axis.wire_bytes;
-      exchange.seconds[name] += seconds;
-      exchange.messages += calls * group_messages(span, call);
-      all += seconds;
-    }
-    exchange.all_s += all;
-    link_ = std::max(link_, now_) + all;
-    return link_;
-  }
-  void wait_until(double time, LayerExchange& exchange) {
-    const double waited = std::max(0.0, time - now_);
-    exchange.exposed_s += waited;
-    now_ += waited;
+  double send(double seconds) { return link_ = std::max(link_, now_) + seconds; }
+  void wait_until(double time, double& waited) {
+    waited += std::max(0.0, time - now_);
+    now_ = std::max(now_, time);
   }
 
-  const TimeContext& c_;
-  const std::vector<LayerTraffic>& layers_;
+  const bool overlaps_;
   const std::vector<LayerSeconds>& passes_;
-  std::vector<size_t> buffers_;   // the layer whose weights are there
-  std::vector<double> arrived_;   // [layer]: the time of its last gather's end
-  std::vector<double> gather_s_;  // [layer]: the seconds of that gather
-  double now_ = 0, link_ = 0;     // link_: when it is free
-  double summed_ = 0;             // when the last sum has arrived
-  ShardedTime time_;
+  std::vector<Exchange> gather_, sum_;  // [layer]
+  std::vector<size_t> buffers_;         // the layer whose weights are there
+  std::vector<double> arrived_;         // [layer]: the time of its last gather's end
+  double now_ = 0, link_ = 0;           // link_: when it is free
+  double summed_ = 0;                   // when the last sum has arrived
+  Done done_, before_;                  // now, and at the begin of the micro-batch
+  State began_;                         // the micro-batch
 };
 
 }  // namespace
+
+std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  if (!spec.fsdp && !spec.shard_gradients) return {};
+  std::map<const PartWork*, LayerTraffic> known;
+  std::vector<LayerTraffic> layers;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
+      const PartWork& layer = parts.layer(i);
+      const auto [traffic, is_new] = known.try_emplace(&layer);
+      if (is_new) traffic->second = traffic_of(spec, layer);
+      layers.push_back(traffic->second);
+    }
+  }
+  return layers;
+}
 
 ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
                          const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages) {
@@ -129,27 +199,35 @@ ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& 
   std::vector<size_t> begins{0};
   for (const int64_t n : stages) begins.push_back(begins.back() + static_cast<size_t>(n));
   ShardedStep step(c, layers, passes);
-  for (int64_t m = 0; m < c.spec.num_micro_batches; ++m)
+  for (int64_t m = 1; m <= c.spec.num_micro_batches; ++m) {
     for (size_t v = 0; v < stages.size(); ++v) {
       step.forward(begins[v], begins[v + 1]);
       const size_t last = stages.size() - 1 - v;
       step.backward(begins[last], begins[last + 1]);
     }
+    if (step.ends_micro_batch(c.spec.num_micro_batches - m)) break;
+  }
   return step.end();
 }
 
 ShardedTime sharded_time(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const std::vector<LayerTraffic> layers = layer_traffic(parts, layout, pp_rank);
   if (layers.empty()) return {};
+  std::map<const PartWork*, LayerSeconds> known;
   std::vector<LayerSeconds> passes;
   std::vector<int64_t> stages;
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {
     const StageSpec& stage = layout.at(pp_rank, v);
     stages.push_back(stage.num_layers);
     for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
-      const PartTime t = part_time(c, parts.layer(i), c.spec.model.is_moe_layer(i), true);
-      passes.push_back(
-          {.forward = t.forward.total(), .backward = t.backward.total(), .has_backward = i >= parts.first_backward()});
+      const PartWork& layer = parts.layer(i);
+      const auto [seconds, is_new] = known.try_emplace(&layer);
+      if (is_new) {
+        const PartTime t = part_time(c, layer, c.spec.model.is_moe_layer(i), true);
+        seconds->second = {.forward = t.forward.total(), .backward = t.backward.total()};
+      }
+      passes.push_back(seconds->second);
+      passes.back().has_backward = i >= parts.first_backward();
     }
   }
   return sharded_time(c, layers, passes, stages);

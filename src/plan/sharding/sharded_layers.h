@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <string>
 #include <vector>
 
 #include "plan/sharding/param_buckets.h"
@@ -32,7 +31,7 @@ struct LayerSeconds {
 
 // The exchanges of a step.
 struct LayerExchange {
-  std::map<std::string, double> bytes, seconds;  // by axis
+  AxisFigures bytes{}, seconds{};
   double messages = 0;
   double all_s = 0;      // that they take
   double exposed_s = 0;  // that passes wait for them
@@ -45,6 +44,7 @@ struct ShardedTime {
 // Runs the passes of a step through the rooms of the layers, with one link that carries one exchange at a time. Gathers
 // begin one layer early where c.spec.overlap is set, but not before the first layer of a stage. A rank with one stage
 // runs each micro-batch's forward pass and then its backward pass; one with several takes the stages in turn.
+// Micro-batches that begin as the one before take as long, so only the first few are run.
 // stages: the layers of each virtual stage. REQUIRES: as many passes as layers.
 ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
                          const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages);

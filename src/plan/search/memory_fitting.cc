@@ -1,0 +1,273 @@
+#include "plan/search/memory_fitting.h"
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+// Choices of memory that are tried for a layout, beside the one that needs least.
+constexpr int kMostChoices = 6;
+// A choice whose estimate is at most so much above the memory, or above the time of those kept, is tried.
+constexpr double kEstimateError = 1.02;
+
+// Finds what one candidate keeps, and where.
+class MemoryFitting {
+ public:
+  MemoryFitting(const MemoryLimits& search, PartLibrary& parts, const Candidate& c)
+      : search_(search), parts_(parts), c_(c) {}
+  // With the choice that fits and costs least.
+  FittedMemory result() {
+    if (const auto choice = found()) {
+      fitted_.candidate = c_;
+      fitted_.candidate->memory = *choice;
+      fitted_.candidate->step_s = step_s_;
+    }
+    return std::move(fitted_);
+  }
+
+ private:
+  using Memory = PredictOptions::Memory;
+  // Time and bytes of a choice, or what it adds to another.
+  struct Estimate {
+    MemoryChoice choice;
+    double step_s = 0, bytes = 0, host_bytes = 0;
+  };
+  std::optional<MemoryChoice> found();
+  // The choices of a place that may need least, of the first budget of rows and of the others.
+  std::vector<MemoryChoice> least_choices() const;
+  bool least_may_fit();
+  std::vector<Estimate> choices_that_may_fit();
+  std::vector<Estimate> estimates_of_recompute();
+  std::vector<Estimate> with_other_budgets(const std::vector<Estimate>& all);
+  std::vector<Estimate> with_other_places(const std::vector<Estimate>& all, const Estimate& plain);
+  std::vector<Estimate> with_other_sharding(const std::vector<Estimate>& all, const Estimate& plain);
+  std::vector<Estimate> with_activations_on_the_host(const std::vector<Estimate>& of_recompute);
+  const std::vector<ShardingChoice>& shardings() const { return search_.sharding.at(c_.recipe); }
+  Estimate estimate(const MemoryChoice& choice);
+  static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
+  bool may_fit(const Estimate& e) const {
+    return e.bytes <= kEstimateError * search_.bytes &&
+           e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
+  }
+
+  Prediction timed(const MemoryChoice& choice, Memory memory) {
+    ++fitted_.num_timed;
+    Candidate c = c_;
+    c.memory = choice;
+    return search_.timed(parts_, c, {.simulate = false, .memory = memory});
+  }
+  bool fits(const Prediction& p) {
+    const auto bytes = static_cast<double>(p.fullest_rank().total());
+    if (bytes > search_.bytes) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+    return bytes <= search_.bytes && p.host_bytes <= search_.host_limit(bytes);
+  }
+  bool try_choice(const MemoryChoice& choice) {
+    if (!fits(timed(choice, Memory::fullest_stages))) return false;
+    const Prediction p = timed(choice, Memory::all);
+    step_s_ = p.step_s;
+    return fits(p);
+  }
+
+  const MemoryLimits& search_;
+  PartLibrary& parts_;
+  const Candidate& c_;
+  double step_s_ = 0;
+  FittedMemory fitted_;
+};
+
+// A candidate has the fastest choice at first.
+std::optional<MemoryChoice> MemoryFitting::found() {
+  const Prediction plain = timed(c_.memory, Memory::fullest_stages);
+  if (fits(plain) && try_choice(c_.memory)) return c_.memory;
+  // A choice frees at most all of this memory of the fullest rank; what else a rank holds it keeps.
+  const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
+  const RankMemory& rank = plain.fullest_rank();
+  int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
+  if (most.offload) freed += rank.of(Life::master) + rank.of(Life::optimizer);
+  if (most.offload_grad || shardings().back().shard_gradients) freed += rank.of(Life::grad);
+  if (shardings().back().fsdp) freed += rank.of(Life::param);
+  const auto kept = static_cast<double>(rank.total() - freed);
+  if (kept > search_.bytes) {
+    fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
+    return std::nullopt;
+  }
+  if (search_.prunes && !least_may_fit()) return std::nullopt;
+  for (const Estimate& e : choices_that_may_fit()) {
+    fitted_.is_slower = e.step_s / kEstimateError >= search_.slowest_s;
+    if (fitted_.is_slower) return std::nullopt;
+    if (try_choice(e.choice)) return e.choice;
+  }
+  for (const MemoryChoice& least : least_choices())
+    if (try_choice(least)) return least;
+  return std::nullopt;
+}
+
+// Whole layers need least, and then their inputs on the host and shares of what they hold. A short stage needs more
+// with these.
+std::vector<MemoryChoice> MemoryFitting::least_choices() const {
+  const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
+  std::vector<MemoryChoice> choices;
+  for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
+    MemoryChoice least = c_.memory;
+    least.recompute = {.layer = true};
+    least.expert_rows = rows;
+    least.offload = most.offload;
+    least.offload_grad = most.offload_grad;
+    choices.push_back(least);
+    least.fsdp = shardings().back().fsdp;
+    least.shard_gradients = shardings().back().shard_gradients;
+    if (search_.activations.size() > 1) least.activations = {.layer_input = true};
+    if (least != choices.back()) choices.push_back(least);
+  }
+  return choices;
+}
+
+// A look at what needs least spares the estimates of all other choices.
+bool MemoryFitting::least_may_fit() {
+  double bytes = 1e300;
+  for (const MemoryChoice& least : least_choices()) {
+    bytes = std::min(bytes, estimate(least).bytes);
+    if (bytes <= kEstimateError * search_.bytes) return true;
+  }
+  fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+  return false;
+}
+
+MemoryFitting::Estimate MemoryFitting::estimate(const MemoryChoice& choice) {
+  const Prediction p = timed(choice, Memory::fullest_stages);
+  return {choice, p.step_s, static_cast<double>(p.fullest_rank().total()), p.host_bytes};
+}
+
+MemoryFitting::Estimate MemoryFitting::sum(Estimate e, const Estimate& with, const Estimate& without) {
+  e.step_s += with.step_s - without.step_s;
+  e.bytes += with.bytes - without.bytes;
+  e.host_bytes += with.host_bytes - without.host_bytes;
+  return e;
+}
+
+// Every set of names, whose times and bytes are taken to add up.
+std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
+  const Estimate plain = estimate(c_.memory);
+  std::vector<Estimate> all{plain};
+  for (bool RecomputeSpec::*name : recompute_names(search_.run.model)) {
+    MemoryChoice alone = c_.memory;
+    alone.recompute.*name = true;
+    const Estimate with_name = estimate(alone);
+    for (size_t i = 0, n = all.size(); i < n; ++i) {
+      all.push_back(sum(all[i], with_name, plain));
+      all.back().choice.recompute.*name = true;
+    }
+  }
+  return all;
+}
+
+// The same with each other budget of rows, which has no part in what else is recomputed than the rows themselves.
+std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std::vector<Estimate>& all) {
+  std::vector<Estimate> more;
+  for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
+    if (rows == c_.memory.expert_rows) continue;
+    for (const bool keeps : {true, false}) {
+      MemoryChoice choice = c_.memory;
+      choice.recompute.expert_up = !keeps;
+      const Estimate own = estimate(choice);
+      choice.expert_rows = rows;
+      const Estimate other = estimate(choice);
+      for (const Estimate& e : all) {
+        if (e.choice.recompute.expert_up == keeps) continue;
+        more.push_back(sum(e, other, own));
+        more.back().choice.expert_rows = rows;
+      }
+    }
+  }
+  return more;
+}
+
+// The same with states in each other place, where they need as much whatever is recomputed.
+std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_places(const std::vector<Estimate>& all,
+                                                                          const Estimate& plain) {
+  std::vector<Estimate> more;
+  for (const OffloadChoice& place : offload_choices(search_.run, search_.limits)) {
+    if (place.offload == c_.memory.offload && place.offload_grad == c_.memory.offload_grad) continue;
+    MemoryChoice choice = c_.memory;
+    choice.offload = place.offload;
+    choice.offload_grad = place.offload_grad;
+    const Estimate other = estimate(choice);
+    for (const Estimate& e : all) {
+      more.push_back(sum(e, other, plain));
+      more.back().choice.offload = choice.offload;
+      more.back().choice.offload_grad = choice.offload_grad;
+    }
+  }
+  return more;
+}
+
+// The same with each other sharding of layers, which needs as much whatever is recomputed and wherever states are.
+std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_sharding(const std::vector<Estimate>& all,
+                                                                            const Estimate& plain) {
+  std::vector<Estimate> more;
+  for (const ShardingChoice& sharding : shardings()) {
+    MemoryChoice choice = c_.memory;
+    choice.fsdp = sharding.fsdp;
+    choice.shard_gradients = sharding.shard_gradients;
+    if (choice == c_.memory) continue;
+    const Estimate other = estimate(choice);
+    for (const Estimate& e : all) {
+      more.push_back(sum(e, other, plain));
+      more.back().choice.fsdp = sharding.fsdp;
+      more.back().choice.shard_gradients = sharding.shard_gradients;
+    }
+  }
+  return more;
+}
+
+// The same with activations on the host that are not recomputed; all of them only where nothing is, and the inputs of
+// layers also where all else of a layer is recomputed.
+std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host(
+    const std::vector<Estimate>& of_recompute) {
+  const Estimate& plain = of_recompute[0];
+  std::vector<Estimate> more;
+  for (size_t i = 1; i < search_.activations.size(); ++i) {
+    MemoryChoice choice = c_.memory;
+    choice.activations = search_.activations[i];
+    const Estimate other = estimate(choice);
+    for (const Estimate& e : of_recompute) {
+      const bool is_recomputed = std::any_of(std::begin(kRecomputeNames), std::end(kRecomputeNames), [&](const auto& name) {
+        return e.choice.recompute.*name.second && choice.activations.covers(name.second);
+      });
+      if (is_recomputed) continue;
+      more.push_back(sum(e, other, plain));
+      more.back().choice.activations = choice.activations;
+    }
+    if (!choice.activations.layer_input) continue;
+    choice.recompute = {.layer = true};
+    more.push_back(estimate(choice));
+  }
+  return more;
+}
+
+// The fastest that should fit by their estimates, and then the one of them that should need least.
+std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
+  const std::vector<Estimate> of_recompute = estimates_of_recompute();
+  std::vector<Estimate> all = of_recompute;
+  const Estimate plain = all[0];
+  for (const Estimate& e : with_other_budgets(all)) all.push_back(e);
+  for (const Estimate& e : with_other_places(all, plain)) all.push_back(e);
+  for (const Estimate& e : with_other_sharding(all, plain)) all.push_back(e);
+  for (const Estimate& e : with_activations_on_the_host(of_recompute)) all.push_back(e);
+  std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
+  if (all.empty()) return {};
+  std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
+  const Estimate least =
+      *std::min_element(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.bytes < b.bytes; });
+  if (std::ssize(all) > kMostChoices) all.resize(kMostChoices);
+  all.push_back(least);
+  return all;
+}
+
+}  // namespace
+
+FittedMemory fit_memory_of(const MemoryLimits& search, PartLibrary& parts, const Candidate& candidate) {
+  return MemoryFitting(search, parts, candidate).result();
+}
+
+}  // namespace moebius
