@@ -422,26 +422,44 @@ const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& st
   return times_alone_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
 }
 
+// Two threads may run the same part, and the first one's is kept.
+template <class Make>
+const PartWork& PartLibrary::known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key,
+                                          Make&& make) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto found = known.find(key); found != known.end()) return *found->second;
+  }
+  std::unique_ptr<PartWork> made = make();
+  const std::scoped_lock lock(mutex_);
+  return *known.try_emplace(key, std::move(made)).first->second;
+}
+
 const PartWork& PartLibrary::timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
   if (!has_simpler_parts(spec, stage)) return part(spec, stage, policy);
-  std::unique_ptr<PartWork>& composed = composed_[part_key(spec, stage, policy)];
-  if (composed) return *composed;
-  const EngineSpec local = with_local_experts(spec);
-  composed = composed_part({.experts = &part(with_simple_attention(spec), stage, policy),
-                            .attention = &part(local, stage, policy),
-                            .neither = &part(with_simple_attention(local), stage, policy)});
-  return *composed;
+  return known_or_new(composed_, part_key(spec, stage, policy), [&] {
+    const EngineSpec local = with_local_experts(spec);
+    return composed_part({.experts = &part(with_simple_attention(spec), stage, policy),
+                          .attention = &part(local, stage, policy),
+                          .neither = &part(with_simple_attention(local), stage, policy)});
+  });
 }
 
 const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  std::unique_ptr<PartWork>& part = parts_[part_key(spec, stage, policy)];
-  if (part) return *part;
-  part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
-  if (stage.num_layers > 0) take_leave(*part);
-  return *part;
+  return known_or_new(parts_, part_key(spec, stage, policy), [&] {
+    auto part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
+    if (stage.num_layers > 0) take_leave(*part);
+    return part;
+  });
+}
+
+const PipelineUse& PartLibrary::pipeline(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {
+  const std::scoped_lock lock(mutex_);
+  return pipelines_.of(spec, num_ranks, pp_rank);
 }
 
 size_t PartLibrary::policy_of(const EngineSpec& spec) {
+  const std::scoped_lock lock(mutex_);
   const auto known = std::find_if(policies_.begin(), policies_.end(), [&](const Policy& p) {
     return p.model == spec.model && p.balance == spec.balance && p.precision == spec.precision &&
            p.freeze == spec.freeze && p.lora == spec.lora && p.measures_precision == spec.measures_precision;
@@ -451,7 +469,11 @@ size_t PartLibrary::policy_of(const EngineSpec& spec) {
   return policies_.size() - 1;
 }
 
-ThreadPool& PartLibrary::pool(int threads) { return pools_.try_emplace(threads, threads).first->second; }
+// Ops on the null device ask for its size alone, so that threads may share it.
+ThreadPool& PartLibrary::pool(int threads) {
+  const std::scoped_lock lock(mutex_);
+  return pools_.try_emplace(threads, threads).first->second;
+}
 
 // Micro-batches follow one another, each aligned as its first tensor is.
 int64_t batch_bytes(const EngineSpec& spec, int64_t count) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,7 +121,7 @@ struct PartWork {
 // The values that a part depends on (part.cc).
 using PartKey = std::array<int64_t, 30>;
 
-// The parts of a model, each run once for each set of values that it depends on.
+// The parts of a model, each run once for each set of values that it depends on. Threads may share a library.
 class PartLibrary {
  public:
   // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
@@ -130,7 +131,7 @@ class PartLibrary {
   // The number of the run's policies. Equal policies have one number.
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
-  PipelineUses& pipelines() { return pipelines_; }
+  const PipelineUse& pipeline(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
   size_t num_runs() const { return parts_.size(); }
 
  private:
@@ -144,7 +145,11 @@ class PartLibrary {
     bool measures_precision = false;
   };
   ThreadPool& pool(int threads);
+  // The part of that key in `known`, which make() makes if there is none.
+  template <class Make>
+  const PartWork& known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key, Make&& make);
 
+  std::mutex mutex_;  // of all below; no part is run while it is held
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
   std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;
@@ -165,7 +170,7 @@ class LayoutParts {
   // The lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
   int64_t first_backward() const { return first_backward_; }
   const PipelineUse& pipeline(int64_t pp_rank) {
-    return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank);
+    return library_.pipeline(spec_.pipeline, spec_.mesh.pp, pp_rank);
   }
 
  private:

@@ -106,9 +106,9 @@ void add_saved(RankMemory& m, LayoutParts& parts, const StageLayout& layout, con
 }
 
 // The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
-int64_t most_magnitudes(const EngineSpec& spec, const std::vector<HeldParam>& params) {
+int64_t most_magnitudes(const EngineSpec& spec, const std::vector<ParamBucket>& buckets) {
   int64_t most = 0;
-  for (const ParamBucket& bucket : buckets_of(spec, params)) {
+  for (const ParamBucket& bucket : buckets) {
     int64_t blocks = 0;
     for (const HeldParam& p : bucket.params) blocks += p->num_scales;
     most = std::max(most, blocks * group_size(spec.mesh, bucket.axis));
@@ -129,9 +129,9 @@ int64_t add_rooms(RankMemory& m, Life life, const std::map<int64_t, int64_t>& by
   return std::max(rooms[0], rooms[1]);
 }
 
-void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params) {
+void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<ParamBucket>& trained,
+                        const std::vector<ParamBucket>& frozen) {
   std::map<int64_t, int64_t> weights, gradients;
-  const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets)
       if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
@@ -151,9 +151,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
       add_weights(m, aligned_numel(p->numel), p->dtype);
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
+  const std::vector<ParamBucket> buckets = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   int64_t largest = 0;
   std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
-  for (const ParamBucket& bucket : buckets_of(spec, params)) {
+  for (const ParamBucket& bucket : buckets) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
     if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
     add_weights(m, bucket.shards_weights ? bucket.numel / ranks : bucket.numel, bucket.dtype);
@@ -164,7 +165,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
       owned_of[&p].push_back(owned);
     });
   }
-  for (const ParamBucket& bucket : frozen_buckets_of(spec, params))
+  for (const ParamBucket& bucket : frozen)
     add_weights(m, bucket.numel / group_size(spec.mesh, bucket.axis), bucket.dtype);
   // Buckets hold parameters from the last to the first.
   for (const HeldParam& p : params) {
@@ -173,8 +174,8 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
     owned_of.at(p.size).pop_back();
   }
   for (const HeldParam& p : params) add(m, Life::state, p->copies_bytes);
-  if (const int64_t most = most_magnitudes(spec, params); most > 0) place(m, Life::comm, most, DType::i32);
-  add_sharded_layers(m, spec, params);
+  if (const int64_t most = most_magnitudes(spec, buckets); most > 0) place(m, Life::comm, most, DType::i32);
+  add_sharded_layers(m, spec, buckets, frozen);
   if (spec.overlap && largest > 0)
     for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }

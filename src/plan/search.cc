@@ -45,7 +45,6 @@ class Search {
         assume_(assume),
         options_(options),
         pool_(options.threads) {
-    for (int i = 1; i < pool_.size(); ++i) libraries_.push_back(std::make_unique<PartLibrary>());
     run_.model.check();
     limits_ = limits();
     run_.provenance.clear();
@@ -93,19 +92,19 @@ class Search {
     return limits;
   }
 
-  PartLibrary& library(int worker) { return worker == 0 ? parts_ : *libraries_[static_cast<size_t>(worker - 1)]; }
   void time_all(std::vector<std::vector<Candidate>> groups);
-  bool bound(PartLibrary& parts, Candidate& c) const;
-  double least_weights(const Candidate& c) const;
+  bool bound(Candidate& c) const;
+  double least_weights(const Candidate& c, const ShardingChoice& sharding) const;
+  ShardingChoice needed_sharding(const Candidate& c) const;
   void choose();
   void finish();
   std::string host_text() const;
 
   const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
-  Prediction timed(PartLibrary& parts, const Candidate& c, PredictOptions options) const {
+  Prediction timed(const Candidate& c, PredictOptions options) const {
     options.checks_model = false;
-    return predict(parts, run_of(run_, c), ranks_, machine_, assume_, options);
+    return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
   }
 
   // Bytes that a rank may have in its host's memory; on a CPU its own memory is that of the host.
@@ -122,7 +121,7 @@ class Search {
             .limits = limits_,
             .sharding = sharding_,
             .activations = activation_choices(run_, limits_),
-            .timed = [this](PartLibrary& parts, const Candidate& c, PredictOptions o) { return timed(parts, c, o); },
+            .timed = [this](const Candidate& c, PredictOptions o) { return timed(c, o); },
             .host_limit = [this](double bytes) { return host_limit(bytes); },
             .bytes = bytes_,
             .slowest_s = is_full ? best_.back().step_s : std::numeric_limits<double>::infinity(),
@@ -148,13 +147,12 @@ class Search {
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
   ThreadPool pool_;
-  std::vector<std::unique_ptr<PartLibrary>> libraries_;  // of the threads but the first
   SearchResult result_;
 };
 
 // Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank, but for
 // what may be on the host or on other ranks.
-double Search::least_weights(const Candidate& c) const {
+double Search::least_weights(const Candidate& c, const ShardingChoice& sharding) const {
   const ParallelSpec& p = c.parallel;
   const ModelSpec& m = run_.model;
   const OptimizerSpec& o = run_.optimizer;
@@ -165,23 +163,41 @@ double Search::least_weights(const Candidate& c) const {
                          static_cast<double>(m.hidden_size * m.moe_intermediate_size);
   const double experts_here = experts / static_cast<double>(p.ep * p.etp);
   const double held = ((all - experts) / static_cast<double>(p.tp) + experts_here) / static_cast<double>(p.pp);
-  // Layers that are sharded are whole while they run: one at the least.
-  const double shared = all / static_cast<double>(ranks_) + experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
-  const ShardingChoice sharding = sharding_choices(c.recipe).back();
+  // Layers that are sharded are whole while they run: in two buffers where a rank has several and overlaps, and the
+  // gradients that arrive in one more.
+  const double layer = experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
+  const double buffers = p.overlap && moe_layers >= 2 * p.pp ? 2 : 1, arriving = p.overlap ? 1 : 0;
+  const double share = all / static_cast<double>(ranks_);
   const OffloadChoice most = offload_choices(run_, limits_).back();
   const DType compute = run_.precision.compute;
   const double weight = run_.precision.weights == PrecisionChoice::recipe ? 1 : static_cast<double>(size_of(compute));
   const double grad = most.offload_grad ? 0 : o.grad == GradFormat::bf16 ? 2 : 4;
   const double state = most.offload ? 0 : state_bytes(o) + static_cast<double>(master_bytes(o, compute));
-  return weight * (sharding.fsdp ? std::min(held, shared) : held) +
-         grad * (sharding.shard_gradients ? std::min(held, shared) : held) + state * all / static_cast<double>(ranks_);
+  const double held_weights = sharding.fsdp ? std::min(held, share + buffers * layer) : held;
+  const double held_grads = sharding.shard_gradients ? std::min(held, share + (buffers + arriving) * layer) : held;
+  return weight * held_weights + grad * held_grads + state * all / static_cast<double>(ranks_);
+}
+
+// What must be sharded of a layout whose weights do not fit otherwise. Nothing where the run's own choice fits.
+ShardingChoice Search::needed_sharding(const Candidate& c) const {
+  const ShardingChoice own{c.memory.fsdp, c.memory.shard_gradients}, most = sharding_choices(c.recipe).back();
+  if (least_weights(c, own) <= bytes_) return own;
+  const bool all_weights_fit = least_weights(c, {own.fsdp, most.shard_gradients}) <= bytes_;
+  const bool all_gradients_fit = least_weights(c, {most.fsdp, own.shard_gradients}) <= bytes_;
+  return {own.fsdp || !all_weights_fit, own.shard_gradients || !all_gradients_fit};
 }
 
 // Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False: the run's checks refuse the layout.
-bool Search::bound(PartLibrary& parts, Candidate& c) const {
+bool Search::bound(Candidate& c) const {
   try {
     const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
-    c.step_s = kRounding * timed(parts, c, bounds).step_s;
+    Candidate least = c;
+    if (options_.prunes) {
+      const ShardingChoice needed = needed_sharding(c);
+      least.memory.fsdp = needed.fsdp;
+      least.memory.shard_gradients = needed.shard_gradients;
+    }
+    c.step_s = kRounding * timed(least, bounds).step_s;
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
@@ -189,20 +205,19 @@ bool Search::bound(PartLibrary& parts, Candidate& c) const {
   }
 }
 
-// Candidates of a group share their parts, so each thread has a library of its own and takes whole groups.
+// Candidates of a group share their parts, so each thread takes whole groups.
 void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);
   std::vector<int64_t> too_large(groups.size()), refused(groups.size());
-  pool_.run(std::ssize(groups), [&](int64_t task, int worker) {
+  pool_.run(std::ssize(groups), [&](int64_t task, int) {
     const auto g = static_cast<size_t>(task);
-    PartLibrary& parts = library(worker);
     for (Candidate& c : groups[g]) {
-      const double weights = least_weights(c);
+      const double weights = least_weights(c, sharding_choices(c.recipe).back());
       if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
-      } else if (bound(parts, c)) {
+      } else if (bound(c)) {
         legal[g].push_back(std::move(c));
       } else {
         ++refused[g];
@@ -228,8 +243,8 @@ void Search::choose() {
     const int64_t size = std::min(kRound, std::ssize(legal_) - begin);
     const MemoryLimits memory = memory_limits();
     std::vector<FittedMemory> round(static_cast<size_t>(size));
-    pool_.run(size, [&](int64_t i, int worker) {
-      round[static_cast<size_t>(i)] = fit_memory_of(memory, library(worker), legal_[static_cast<size_t>(begin + i)]);
+    pool_.run(size, [&](int64_t i, int) {
+      round[static_cast<size_t>(i)] = fit_memory_of(memory, legal_[static_cast<size_t>(begin + i)]);
     });
     for (int64_t i = 0; i < size; ++i) {
       if (is_pruned(legal_[static_cast<size_t>(begin + i)].step_s)) {
@@ -287,7 +302,7 @@ void Search::finish() {
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
     ++result_.num_timed;
-    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(parts_, c, {})});
+    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(c, {})});
     if (names_device)
       result_.layouts.back().set.push_back(fmt::format("run.device=\"{}\"", machine_.is_gpu ? "cuda" : "cpu"));
   }

@@ -227,9 +227,11 @@ std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimit
 std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits) {
   std::vector<OffloadSpec> choices{run.memory.offload};
   if (!limits.chooses_activations || run.device != DeviceKind::cuda) return choices;
-  for (bool RecomputeSpec::*name : recompute_names(run.model)) choices.emplace_back().tensors.*name = true;
   choices.emplace_back().layer_input = true;
-  choices.emplace_back().tensors.layer = true;
+  for (const double fraction : {1.0, 0.5}) {
+    choices.emplace_back().tensors.layer = true;
+    choices.back().fraction = fraction;
+  }
   return choices;
 }
 

@@ -61,8 +61,8 @@ struct OffloadChoice {
 };
 std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits);
 
-// The activations that go to the host, the fastest first: the run's own, and on a GPU each name of memory.offload that the
-// model has a layer for, the inputs of layers, and everything.
+// The activations that go to the host, the fastest first: the run's own, and on a GPU the inputs of layers, which are then
+// recomputed, and all activations of all layers and of half of them.
 std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits);
 
 // The weights and sums of gradients of layers that a rank keeps a share of, the fastest first: nothing, and each that the

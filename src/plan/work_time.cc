@@ -30,8 +30,7 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
   const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;
   if (c.spec.kernels == KernelChoice::portable)
-    return is_attention || op.kind == KernelClass::experts || op.name == "gated_up" || op.name == "d_gated_down" ||
-           op.name.starts_with("lm_loss");
+    return is_attention || op.kind == KernelClass::experts || op.name == "gated_up" || op.name == "d_gated_down";
   const ModelSpec& m = c.spec.model;
   if (!is_attention || m.is_latent()) return false;
   if (m.head_dim == 64 || m.head_dim == 128) return false;
@@ -179,8 +178,10 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int6
     add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
   if (c.assume.recompute != PlanRecompute::moe) return;
   const PartWork& with_experts = part.simpler.experts ? *part.simpler.experts : part;
-  for (const OpWork& op : with_experts.forward.ops)
-    if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
+  // Modules of multi-token prediction run with the loss.
+  for (const PassWork* pass : {&with_experts.forward, &with_experts.loss})
+    for (const OpWork& op : pass->ops)
+      if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
   add_memory(t.backward, c, static_cast<double>(num_moe) * moved_bytes(c));
   for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 #include "config/recipe/table.h"
 #include "core/error.h"
@@ -16,12 +18,16 @@ std::string origin(const RunSpec& s, const std::string& key) {
 
 void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
   static const RunSpec defaults;
-  for (const RecipeKey& each : recipe_table()) {
-    if (each.name != key) continue;
-    const nlohmann::json value = each.write(s);
-    MOEBIUS_CHECK(usage, value == each.write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
-                  origin(s, key));
-  }
+  static const std::map<std::string_view, const RecipeKey*> keys = [] {
+    std::map<std::string_view, const RecipeKey*> by_name;
+    for (const RecipeKey& each : recipe_table()) by_name[each.name] = &each;
+    return by_name;
+  }();
+  const auto found = keys.find(key);
+  if (found == keys.end()) return;
+  const nlohmann::json value = found->second->write(s);
+  MOEBIUS_CHECK(usage, value == found->second->write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
+                origin(s, key));
 }
 
 int64_t largest_divisor(int64_t n, int64_t at_most) {

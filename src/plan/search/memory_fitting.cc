@@ -13,8 +13,7 @@ constexpr double kEstimateError = 1.02;
 // Finds what one candidate keeps, and where.
 class MemoryFitting {
  public:
-  MemoryFitting(const MemoryLimits& search, PartLibrary& parts, const Candidate& c)
-      : search_(search), parts_(parts), c_(c) {}
+  MemoryFitting(const MemoryLimits& search, const Candidate& c) : search_(search), c_(c) {}
   // With the choice that fits and costs least.
   FittedMemory result() {
     if (const auto choice = found()) {
@@ -33,6 +32,7 @@ class MemoryFitting {
     double step_s = 0, bytes = 0, host_bytes = 0;
   };
   std::optional<MemoryChoice> found();
+  void find_useful_shardings();
   // The choices of a place that may need least, of the first budget of rows and of the others.
   std::vector<MemoryChoice> least_choices() const;
   bool least_may_fit();
@@ -41,7 +41,7 @@ class MemoryFitting {
   std::vector<Estimate> with_other_budgets(const std::vector<Estimate>& all);
   std::vector<Estimate> with_other_places(const std::vector<Estimate>& all, const Estimate& plain);
   std::vector<Estimate> with_other_sharding(const std::vector<Estimate>& all, const Estimate& plain);
-  std::vector<Estimate> with_activations_on_the_host(const std::vector<Estimate>& of_recompute);
+  std::vector<Estimate> with_activations_on_the_host();
   const std::vector<ShardingChoice>& shardings() const { return search_.sharding.at(c_.recipe); }
   Estimate estimate(const MemoryChoice& choice);
   static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
@@ -54,7 +54,7 @@ class MemoryFitting {
     ++fitted_.num_timed;
     Candidate c = c_;
     c.memory = choice;
-    return search_.timed(parts_, c, {.simulate = false, .memory = memory});
+    return search_.timed(c, {.simulate = false, .memory = memory});
   }
   bool fits(const Prediction& p) {
     const auto bytes = static_cast<double>(p.fullest_rank().total());
@@ -69,11 +69,22 @@ class MemoryFitting {
   }
 
   const MemoryLimits& search_;
-  PartLibrary& parts_;
   const Candidate& c_;
   double step_s_ = 0;
+  std::vector<Estimate> sharded_;  // with nothing recomputed: each sharding that is not too slow by itself
   FittedMemory fitted_;
 };
+
+void MemoryFitting::find_useful_shardings() {
+  for (const ShardingChoice& sharding : shardings()) {
+    MemoryChoice choice = c_.memory;
+    choice.fsdp = sharding.fsdp;
+    choice.shard_gradients = sharding.shard_gradients;
+    if (choice == c_.memory) continue;
+    Estimate e = estimate(choice);
+    if (!search_.prunes || e.step_s < search_.slowest_s) sharded_.push_back(std::move(e));
+  }
+}
 
 // A candidate has the fastest choice at first.
 std::optional<MemoryChoice> MemoryFitting::found() {
@@ -84,13 +95,16 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   const RankMemory& rank = plain.fullest_rank();
   int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
   if (most.offload) freed += rank.of(Life::master) + rank.of(Life::optimizer);
-  if (most.offload_grad || shardings().back().shard_gradients) freed += rank.of(Life::grad);
-  if (shardings().back().fsdp) freed += rank.of(Life::param);
+  if (most.offload_grad) freed += rank.of(Life::grad);
   const auto kept = static_cast<double>(rank.total() - freed);
-  if (kept > search_.bytes) {
-    fitted_.least_bytes = std::min(fitted_.least_bytes, kept);
+  find_useful_shardings();
+  const auto in_shares = static_cast<double>(rank.of(Life::param) + rank.of(Life::grad));
+  if (kept - (shardings().size() > 1 ? in_shares : 0) > search_.bytes) {
+    fitted_.least_bytes = std::min(fitted_.least_bytes, kept - in_shares);
     return std::nullopt;
   }
+  fitted_.is_slower = kept > search_.bytes && sharded_.empty();
+  if (fitted_.is_slower) return std::nullopt;
   if (search_.prunes && !least_may_fit()) return std::nullopt;
   for (const Estimate& e : choices_that_may_fit()) {
     fitted_.is_slower = e.step_s / kEstimateError >= search_.slowest_s;
@@ -102,8 +116,8 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   return std::nullopt;
 }
 
-// Whole layers need least, and then their inputs on the host and shares of what they hold. A short stage needs more
-// with these.
+// Whole layers need least, and then shares of what they hold, and their inputs on the host. A short stage needs more with
+// these.
 std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   std::vector<MemoryChoice> choices;
@@ -114,19 +128,26 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
     least.offload = most.offload;
     least.offload_grad = most.offload_grad;
     choices.push_back(least);
-    least.fsdp = shardings().back().fsdp;
-    least.shard_gradients = shardings().back().shard_gradients;
-    if (search_.activations.size() > 1) least.activations = {.layer_input = true};
-    if (least != choices.back()) choices.push_back(least);
+    if (sharded_.empty()) continue;
+    least.fsdp = sharded_.back().choice.fsdp;
+    least.shard_gradients = sharded_.back().choice.shard_gradients;
+    choices.push_back(least);
+  }
+  for (size_t i = 0, n = choices.size(); i < n && search_.activations.size() > 1; ++i) {
+    choices.push_back(choices[i]);
+    choices.back().activations = {.layer_input = true};
   }
   return choices;
 }
 
-// A look at what needs least spares the estimates of all other choices.
+// A look at what needs least spares the estimates of all other choices. Inputs on the host free no more than is saved.
 bool MemoryFitting::least_may_fit() {
-  double bytes = 1e300;
+  double bytes = 1e300, without_saved = 1e300;
   for (const MemoryChoice& least : least_choices()) {
-    bytes = std::min(bytes, estimate(least).bytes);
+    if (least.activations != c_.memory.activations && without_saved > search_.bytes) break;
+    const RankMemory rank = timed(least, Memory::fullest_stages).fullest_rank();
+    bytes = std::min(bytes, static_cast<double>(rank.total()));
+    without_saved = std::min(without_saved, static_cast<double>(rank.total() - rank.of(Life::saved)));
     if (bytes <= kEstimateError * search_.bytes) return true;
   }
   fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
@@ -203,43 +224,25 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_places(const std:
 
 // The same with each other sharding of layers, which needs as much whatever is recomputed and wherever states are.
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_sharding(const std::vector<Estimate>& all,
-                                                                            const Estimate& plain) {
+                                                                        const Estimate& plain) {
   std::vector<Estimate> more;
-  for (const ShardingChoice& sharding : shardings()) {
-    MemoryChoice choice = c_.memory;
-    choice.fsdp = sharding.fsdp;
-    choice.shard_gradients = sharding.shard_gradients;
-    if (choice == c_.memory) continue;
-    const Estimate other = estimate(choice);
+  for (const Estimate& other : sharded_) {
     for (const Estimate& e : all) {
       more.push_back(sum(e, other, plain));
-      more.back().choice.fsdp = sharding.fsdp;
-      more.back().choice.shard_gradients = sharding.shard_gradients;
+      more.back().choice.fsdp = other.choice.fsdp;
+      more.back().choice.shard_gradients = other.choice.shard_gradients;
     }
   }
   return more;
 }
 
-// The same with activations on the host that are not recomputed; all of them only where nothing is, and the inputs of
-// layers also where all else of a layer is recomputed.
-std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host(
-    const std::vector<Estimate>& of_recompute) {
-  const Estimate& plain = of_recompute[0];
+// The inputs of layers on the host where all else of a layer is recomputed, and all activations where nothing is.
+std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host() {
   std::vector<Estimate> more;
   for (size_t i = 1; i < search_.activations.size(); ++i) {
     MemoryChoice choice = c_.memory;
     choice.activations = search_.activations[i];
-    const Estimate other = estimate(choice);
-    for (const Estimate& e : of_recompute) {
-      const bool is_recomputed = std::any_of(std::begin(kRecomputeNames), std::end(kRecomputeNames), [&](const auto& name) {
-        return e.choice.recompute.*name.second && choice.activations.covers(name.second);
-      });
-      if (is_recomputed) continue;
-      more.push_back(sum(e, other, plain));
-      more.back().choice.activations = choice.activations;
-    }
-    if (!choice.activations.layer_input) continue;
-    choice.recompute = {.layer = true};
+    choice.recompute.layer = choice.activations.layer_input;
     more.push_back(estimate(choice));
   }
   return more;
@@ -247,13 +250,12 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host
 
 // The fastest that should fit by their estimates, and then the one of them that should need least.
 std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
-  const std::vector<Estimate> of_recompute = estimates_of_recompute();
-  std::vector<Estimate> all = of_recompute;
+  std::vector<Estimate> all = estimates_of_recompute();
   const Estimate plain = all[0];
   for (const Estimate& e : with_other_budgets(all)) all.push_back(e);
   for (const Estimate& e : with_other_places(all, plain)) all.push_back(e);
   for (const Estimate& e : with_other_sharding(all, plain)) all.push_back(e);
-  for (const Estimate& e : with_activations_on_the_host(of_recompute)) all.push_back(e);
+  for (const Estimate& e : with_activations_on_the_host()) all.push_back(e);
   std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
   if (all.empty()) return {};
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
@@ -266,8 +268,8 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
 
 }  // namespace
 
-FittedMemory fit_memory_of(const MemoryLimits& search, PartLibrary& parts, const Candidate& candidate) {
-  return MemoryFitting(search, parts, candidate).result();
+FittedMemory fit_memory_of(const MemoryLimits& search, const Candidate& candidate) {
+  return MemoryFitting(search, candidate).result();
 }
 
 }  // namespace moebius

@@ -19,7 +19,7 @@ struct MemoryLimits {
   const SearchLimits& limits;
   const std::map<PrecisionRecipe, std::vector<ShardingChoice>>& sharding;
   std::vector<OffloadSpec> activations;  // activation_choices()
-  std::function<Prediction(PartLibrary&, const Candidate&, PredictOptions)> timed;
+  std::function<Prediction(const Candidate&, PredictOptions)> timed;
   std::function<double(double)> host_limit;  // bytes that a rank with so many on its device may have of its host
   double bytes = 0;                          // that a rank may use
   double slowest_s = std::numeric_limits<double>::infinity();  // a layout that takes as long need not be found
@@ -35,6 +35,6 @@ struct FittedMemory {
 };
 
 // The candidate with the choice that fits and costs least.
-FittedMemory fit_memory_of(const MemoryLimits& limits, PartLibrary& parts, const Candidate& candidate);
+FittedMemory fit_memory_of(const MemoryLimits& limits, const Candidate& candidate);
 
 }  // namespace moebius
