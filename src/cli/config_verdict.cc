@@ -37,9 +37,10 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
       pinned.num_ranks == 1
           ? fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
                         bytes_text(pinned.bytes), here)
-          : fmt::format("; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
-                        "and {} are available here",
-                        pinned.num_ranks, bytes_text(pinned.bytes), here);
+          : fmt::format(
+                "; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
+                "and {} are available here",
+                pinned.num_ranks, bytes_text(pinned.bytes), here);
   return pinned.bytes <= available ? text : text + ": this host has too little memory for it, with any GPU";
 }
 

@@ -169,9 +169,7 @@ class LayoutParts {
   const PartWork& ends(const StageSpec& stage);
   // The lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
   int64_t first_backward() const { return first_backward_; }
-  const PipelineUse& pipeline(int64_t pp_rank) {
-    return library_.pipeline(spec_.pipeline, spec_.mesh.pp, pp_rank);
-  }
+  const PipelineUse& pipeline(int64_t pp_rank) { return library_.pipeline(spec_.pipeline, spec_.mesh.pp, pp_rank); }
 
  private:
   void find_lowest_trained();
@@ -181,8 +179,9 @@ class LayoutParts {
   const EngineSpec& spec_;
   bool times_alone_ = false;
   const size_t policy_;
-  const bool names_layers_;                        // layers of a kind may differ
-  std::optional<EngineSpec> on_device_, on_host_;  // of layers that memory.offload is not for, and of those that it is for; none: spec_
+  const bool names_layers_;  // layers of a kind may differ
+  std::optional<EngineSpec> on_device_,
+      on_host_;  // of layers that memory.offload is not for, and of those that it is for; none: spec_
   int64_t first_backward_ = 0;
   std::vector<bool> is_offloaded_;  // [layer]
   std::vector<const PartWork*> layers_;

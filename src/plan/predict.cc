@@ -295,8 +295,7 @@ void Predicting::add_rank(int64_t pp_rank) {
     const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
     const double sends = 2 * M * static_cast<double>(layout_.num_virtual());
     AxisTime& pp = axes_[static_cast<size_t>(Axis::pp)];
-    pp.bytes =
-        sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
+    pp.bytes = sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
     // Both messages of a merged pass leave at its end, and the next pass of a neighbour waits for one of them.
     const double waits = context_.assume.merged_overlap ? merged_passes(spec_) : 0;
     pp.exposed_s = waits * message_seconds();

@@ -118,8 +118,10 @@ std::vector<std::string> joined(std::vector<std::string> a, const std::vector<st
 TEST(Search, SearchesShardedLayers) {
   PartLibrary parts;
   const PlanMachine m = machine("h200");
-  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
-           {"parallel.fsdp=true"}, {"parallel.shard_gradients=true"}, {"parallel.fsdp=true", "parallel.shard_gradients=true"}}) {
+  for (const std::vector<std::string>& set :
+       std::vector<std::vector<std::string>>{{"parallel.fsdp=true"},
+                                             {"parallel.shard_gradients=true"},
+                                             {"parallel.fsdp=true", "parallel.shard_gradients=true"}}) {
     const SearchResult found = search(parts, recipe("bench_olmoe_1b_7b.toml", set), 4, m, {}, {.keep = 3});
     ASSERT_FALSE(found.layouts.empty());
     for (const FoundLayout& l : found.layouts) {

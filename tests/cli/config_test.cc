@@ -165,10 +165,10 @@ TEST(CliConfig, SumsWhatAMachinePinsAndNotesIdleKeys) {
                                      "of the memory of their host together, and [0-9.]+ .iB are available"));
   EXPECT_THAT(verdict({"--ranks-per-machine", "2"}), testing::HasSubstr("; the 2 ranks of a machine"));
   EXPECT_THAT(verdict({"--ranks-per-machine", "1"}), testing::HasSubstr(" of the memory of its host are pinned"));
-  // Masters and moments of 61 B parameters are more than any machine of these tests has.
+  // Masters and moments of 413 B parameters, 5 TB, are more than any machine of these tests has.
   const auto large = json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_olmoe_1b_7b.toml", "--json",
                                                "--set", "optimizer.offload=true", "--set", "checkpoint.async=false",
-                                               "--set", "model.num_hidden_layers=2000"}))
+                                               "--set", "model.moe_intermediate_size=65536"}))
                          .at("memory_verdict");
   EXPECT_THAT(large.at("text").get<std::string>(), testing::HasSubstr(": this host has too little memory for it"));
   EXPECT_FALSE(large.at("fits"));

@@ -140,9 +140,10 @@ void warn_of_other_work(Log& log) {
   double load = 0;
   const int cpus = this_machine().cpus;
   if (::getloadavg(&load, 1) != 1 || load <= kQuietLoad * cpus) return;
-  log.warn("bench machine: other work runs: the load of the last minute is {:.1f}, on {} CPUs; measure again on a quiet "
-           "machine",
-           load, cpus);
+  log.warn(
+      "bench machine: other work runs: the load of the last minute is {:.1f}, on {} CPUs; measure again on a quiet "
+      "machine",
+      load, cpus);
 }
 
 nlohmann::ordered_json to_json(const PlanMachine& m) {

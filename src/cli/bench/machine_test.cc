@@ -60,7 +60,8 @@ TEST(BenchMachine, SaysHowNoisyItWas) {
   const PlanMachine m = parse_machine(to_toml(machine_of(measured)), "measured.toml");
   EXPECT_THAT(m.sources.at("share.moebius.experts"),
               HasSubstr("noisy: moebius bench machine: experts; the median run took 38 % longer than the fastest"));
-  EXPECT_EQ(m.sources.at("share.moebius.products"), "moebius bench machine: products; the median run took 1 % longer than the fastest");
+  EXPECT_EQ(m.sources.at("share.moebius.products"),
+            "moebius bench machine: products; the median run took 1 % longer than the fastest");
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("share.moebius.experts: noisy")));
 }
 

@@ -26,8 +26,8 @@ void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
   const auto found = keys.find(key);
   if (found == keys.end()) return;
   const nlohmann::json value = found->second->write(s);
-  MOEBIUS_CHECK(usage, value == found->second->write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
-                origin(s, key));
+  MOEBIUS_CHECK(usage, value == found->second->write(defaults), "{} = {} would do nothing: {}{}", key, shown(value),
+                why, origin(s, key));
 }
 
 int64_t largest_divisor(int64_t n, int64_t at_most) {

@@ -205,7 +205,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std
 
 // The same with states in each other place, where they need as much whatever is recomputed.
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_places(const std::vector<Estimate>& all,
-                                                                          const Estimate& plain) {
+                                                                      const Estimate& plain) {
   std::vector<Estimate> more;
   for (const OffloadChoice& place : offload_choices(search_.run, search_.limits)) {
     if (place.offload == c_.memory.offload && place.offload_grad == c_.memory.offload_grad) continue;
