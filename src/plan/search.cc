@@ -77,6 +77,8 @@ class Search {
   SearchLimits limits() const {
     const auto domain = static_cast<int64_t>(machine_.of_rank(run_.threads).domain_ranks);
     const bool is_own = assume_.system == PlanSystem::moebius;
+    // Long sequences have so many layouts that every choice beside theirs costs a search too much.
+    const bool is_short = run_.train.seq_len < 2 * kShortestOfRank;
     SearchLimits limits{
         .most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost),
         .most_direct = domain <= kMostOfHost ? domain : 1,
@@ -86,8 +88,9 @@ class Search {
         .load = assume_.load,
         .chooses_rows = is_own && !is_named("memory.expert_rows"),
         .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad"),
-        .chooses_sharding = is_own && !is_named("parallel.fsdp") && !is_named("parallel.shard_gradients"),
-        .chooses_activations = is_own && !is_named("memory.offload") && !is_named("memory.offload_fraction")};
+        .chooses_sharding = is_own && is_short && !is_named("parallel.fsdp") && !is_named("parallel.shard_gradients"),
+        .chooses_activations =
+            is_own && is_short && !is_named("memory.offload") && !is_named("memory.offload_fraction")};
     for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
     return limits;
   }

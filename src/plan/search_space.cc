@@ -22,8 +22,6 @@ constexpr int64_t kVirtual[] = {1, 2, 3, 4, 6, 8, 12};
 constexpr double kRowsFactor = 1.5;
 // Room above the rows of the busiest rank, whose load changes from step to step.
 constexpr double kRoom = 1.25;
-// Context parallelism pays where a rank keeps long sequences; below this length there is none.
-constexpr int64_t kShortest = 4096;
 
 // Ascending.
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
@@ -55,7 +53,7 @@ class Space {
 
   std::vector<std::vector<Candidate>> all() {
     const ModelSpec& m = run_.model;
-    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kShortest);
+    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kShortestOfRank);
     for (const int64_t pp : divisors(ranks_, m.num_layers)) {
       for (const int64_t tp : divisors(ranks_ / pp, limits_.most_tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;

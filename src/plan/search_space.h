@@ -9,6 +9,9 @@
 
 namespace moebius {
 
+// Context parallelism pays where a rank keeps long sequences: with fewer tokens of each there is none.
+inline constexpr int64_t kShortestOfRank = 4096;
+
 // The tensors that a rank keeps, and their place. No choice but shard_gradients changes a bit of a run, and that one
 // only the order in which gradients of several micro-batches are added.
 struct MemoryChoice {

@@ -116,8 +116,8 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   return std::nullopt;
 }
 
-// Whole layers need least, and then shares of what they hold, and their inputs on the host. A short stage needs more with
-// these.
+// Whole layers need least, and then shares of what they hold, and their inputs on the host. A short stage may need more
+// with their buffers.
 std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   std::vector<MemoryChoice> choices;
