@@ -35,7 +35,7 @@ struct SearchResult {
 };
 
 // Searched are the layouts of plan/search_space.h, every set of memory.recompute, memory.expert_rows, and what is on the
-// host. The last two are the run's where the recipe or --set names them. Everything else is the run's.
+// host or in shares of other ranks. All but the first two are the run's where the recipe or --set names them. Everything else is the run's.
 // Error{usage} when no layout is legal or none fits, with the least that one needs; for a recipe that is not known with
 // the known ones.
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
