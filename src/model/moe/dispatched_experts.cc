@@ -2,6 +2,7 @@
 
 #include "model/moe/routed_experts_params.h"
 #include "model/side_work.h"
+#include "ops/experts/d_expert_down_quantised.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
@@ -45,6 +46,22 @@ LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
   return !term.empty() && adds_term(step.stream, op) ? term : LowRankTerm{};
 }
 
+// An operand of fp8_block on the step stack, with a scale for 128 elements of a row.
+Operand alloc_row_blocks(Step& step, const Shape& shape, bool transposed) {
+  constexpr ScaleLayout kLayout = ScaleLayout::row_blocks;
+  Operand q(step.alloc(shape, DType::f8_e4m3), step.alloc(scale_shape(kLayout, shape), scale_dtype(kLayout)), kLayout);
+  q.transposed = transposed;
+  return q;
+}
+
+// A tensor of this shape in the first elements of `of`.
+Tensor first_elements(const Tensor& of, const Shape& shape) {
+  MOEBIUS_ASSERT(shape.numel() <= of.numel());
+  Tensor t = of;
+  t.shape = shape;
+  return t;
+}
+
 }  // namespace
 
 DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens)
@@ -74,6 +91,10 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .rows = c.expert_rows,
                                                  .layer = prefix})),
       wire_(c.precision, dtype_, D_) {
+  emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
+                     !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
+                     !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats &&
+                     (!rows_ || F_ <= D_);
   if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
@@ -95,6 +116,8 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   }
   saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
   saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
+  saved.has_columns = emits_quantised_ && !rows_ && !plan.splits_backward() && !w1_precision_.has_plain_dw() &&
+                      w1_.has_grad && w2_.has_grad;
   saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
   saved.grads.declare(plan, prefix + ".grads", {N, D_}, dtype_);
   if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
@@ -181,6 +204,12 @@ void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
   const auto open = [&](WgradInput& tensor, const Tensor& buffer) {
     rows_ ? tensor.open_in(buffer) : tensor.open(step.stack);
   };
+  if (saved.has_columns) {
+    const int64_t rows = padded_rows(saved.dh_R2F.dim(0), w1_.spec.shape[0]);
+    saved.dh_columns = alloc_row_blocks(step, {2 * F_, rows}, /*transposed=*/true);
+    saved.sa_columns = alloc_row_blocks(step, {F_, rows}, /*transposed=*/true);
+    return;
+  }
   const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
   open(saved.dh_R2F, scratch.dh);
   open(saved.sa_RF, scratch.act);
@@ -255,7 +284,10 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
   const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
-  backward_down(step, dweight_R, weight_R, saved);
+  if (emits_quantised_)
+    backward_down_quantised(step, dweight_R, weight_R, dx_RD, saved);
+  else
+    backward_down(step, dweight_R, weight_R, saved);
   coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
@@ -336,6 +368,29 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weigh
   if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved, /*is_added=*/!added.empty());
 }
 
+void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD,
+                                                Saved& saved) const {
+  const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
+  saved.dh_rows = alloc_row_blocks(step, of_dh, /*transposed=*/false);
+  StackScope scope(step.stack);
+  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
+                          .dweight_R = dweight_R,
+                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
+                          .w2_eDF = w2_operands_.w_for_dx(step),
+                          .h_R2F = saved.h_R2F,
+                          .weight_R = weight_R,
+                          .rows = saved.grad_rows,
+                          .g_RF = F_ <= D_ ? first_elements(dx_RD, of_g) : step.alloc(of_g, dtype_)};
+  if (saved.has_columns) {
+    op.dh_columns = saved.dh_columns;
+    op.sa_columns = saved.sa_columns;
+  } else {
+    op.dh_R2F = saved.dh_R2F;
+    op.sa_RF = saved.sa_RF;
+  }
+  run_expert_op(step, op, d_expert_down_quantised);
+}
+
 Adapter::Input DispatchedExperts::down_input(Step& step, Tensor g_RF, const Saved& saved) const {
   return {.dx = g_RF,
           .dy = saved.grads,
@@ -355,7 +410,8 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                                .dlow = saved.w1_dlow,
                                .tokens = tokens(step, saved.grad_rows, saved)};
   DExpertUp op{.dx_RD = dx_RD,
-               .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+               .dh_R2F = emits_quantised_ ? saved.dh_rows
+                                          : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
                .w1_e2FD = w1_operands_.w_for_dx(step),
                .rows = rows};
   op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));
@@ -399,7 +455,9 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   run_expert_op(step,
                 ExpertWgrad{.dw_eMN = w2_.dw,
                             .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                            .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
+                            .right_RN = saved.has_columns
+                                            ? saved.sa_columns
+                                            : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
                             .gather_left = true,
                             .accumulate = w2_.adds_to_grad(step.batch),
                             .rows = saved.grad_rows},
@@ -419,7 +477,9 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   StackScope scope(step.stack);
   run_expert_op(step,
                 ExpertWgrad{.dw_eMN = w1_.dw,
-                            .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                            .left_RM = saved.has_columns
+                                           ? saved.dh_columns
+                                           : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
                             .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
                             .gather_right = true,
                             .accumulate = w1_.adds_to_grad(step.batch),
