@@ -24,7 +24,7 @@ struct DExpertDownQuantised {
   Tensor scratch;  // scratch_bytes(a, s) bytes of any dtype
   static int64_t scratch_bytes(const DExpertDownQuantised& a, const Stream& s);
   bool has_columns() const { return !dh_columns.is_plain(); }
-  bool has_plain() const { return dh_R2F.shape.rank() > 0; }
+  bool has_plain() const { return dh_R2F.shape.rank() == 2; }
 };
 void d_expert_down_quantised(Stream& s, const DExpertDownQuantised& a);
 
