@@ -70,8 +70,6 @@ struct Params {
   int num_experts, gather_steps, plain_steps;  // clusters along each side
   int most_clusters;                           // of a grid without a limit on its blocks: tiles are cut for these
   bool accumulate;
-  const float* sums;  // dw
-  bool gathered_is_left;
 };
 
 struct Tile {
@@ -226,22 +224,6 @@ __device__ __forceinline__ TileNote read_note(uint32_t from) {
 }
 __device__ __forceinline__ uint32_t note_at(uint32_t notes, int slot) { return notes + sizeof(TileNote) * slot; }
 
-// Fetches the part of dw that a tile is added to into L2, while the tile is multiplied. By the 128 producer threads.
-template <class L>
-__device__ __forceinline__ void fetch_sums(const Params& p, const Tile& tile) {
-  const int M = p.gathered_is_left ? p.gathered.width : p.plain.width;
-  const int N = p.gathered_is_left ? p.plain.width : p.gathered.width;
-  const int first = p.gathered_is_left ? tile.gather_col : tile.plain_col;
-  const int column = p.gathered_is_left ? tile.plain_col : tile.gather_col;
-  const int rows = min(p.gathered_is_left ? L::kGatherCols : L::kPlainCols, M - first);
-  const int columns = min(p.gathered_is_left ? L::kPlainCols : L::kGatherCols, N - column);
-  if (columns <= 0) return;
-  for (int row = static_cast<int>(threadIdx.x); row < rows; row += 128) {
-    const float* from = p.sums + (static_cast<int64_t>(tile.expert) * M + first + row) * N + column;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(columns * 4) : "memory");
-  }
-}
-
 template <class L, bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p,
                         const typename L::Shared& s, const typename L::Ring& ring, uint32_t notes) {
@@ -296,10 +278,7 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
         soon = later;
         later = read_index(p.gathered, row + 3 * L::kDepth, tile.end);
       }
-      if (row == tile.begin) {
-        if (tile.adds) fetch_sums<L>(p, tile);
-        more = look_ahead();
-      }
+      if (row == tile.begin) more = look_ahead();
     }
   }
   mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
@@ -481,9 +460,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
                  .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols)),
                  .most_clusters = op_state<State<L>>(s).num_blocks / 2,
-                 .accumulate = a.accumulate,
-                 .sums = a.dw_eMN.ptr<float>(),
-                 .gathered_is_left = left_first};
+                 .accumulate = a.accumulate};
   const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true>
                         : left_first ? expert_wgrad_kernel<L, true, true>
                                      : expert_wgrad_kernel<L, true, false>;

@@ -10,9 +10,8 @@
 // for each column:
 //
 //   load     one thread: both operands by TMA
-//   scales   three warps, which take the slots in turn: those of the 256 columns to a place beside the slot, as
-//            bf16, which powers of two and NaN are in without rounding. They also fetch what a tile will be added to
-//            into L2
+//   scales   a warp: those of the 256 columns to a place beside the slot, as bf16, which powers of
+//            two and NaN are in without rounding
 //   consume  two warpgroups, half a slot of 64 x 128 x 128 at a time, which is added, scaled, to f32
 //            sums in registers (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
 //
@@ -30,7 +29,6 @@ struct WgradParams {
   CUtensorMap a, b, dw;    // left^T, right^T, dw
   const int32_t* offsets;  // [num_experts + 1]; null: one expert has all columns
   const float *scales_a, *scales_b;
-  const float* sums;  // dw
   int32_t num_experts, blocks_k;  // blocks of 128 columns in all
   int32_t num_rows, num_columns;  // of dw
   int32_t clusters_down, across;  // clusters down dw, tiles across
@@ -84,7 +82,7 @@ __device__ __forceinline__ uint32_t column_scales(const SlotRing<kConfig>& ring,
   return ring.shared + Shared::kNoteFull + slot * kScaleBytes;
 }
 
-// The barrier of a full slot: the loading thread, and each lane of the warp that copies its scales.
+// The barrier of a full slot: the loading thread, and each lane of the scales' warp.
 constexpr uint32_t kFullArrivals = 1 + 32;
 
 template <GroupedGemmConfig kConfig>
@@ -109,59 +107,38 @@ __device__ __forceinline__ uint32_t pack_scales(float lo, float hi) {
   return __byte_perm(__float_as_uint(lo), __float_as_uint(hi), 0x7632);
 }
 
-// Fetches the part of dw that a tile is added to into L2, while the tile is multiplied. By a whole warp.
+// A lane copies one chunk of each slot, and reads the next slot's while it waits for a place.
 template <GroupedGemmConfig kConfig>
-__device__ __forceinline__ void fetch_sums(const WgradParams& p, const WgradTile& tile) {
-  const int32_t column = tile.n * kConfig.tile_n, columns = min(kConfig.tile_n, p.num_columns - column);
-  const int32_t first = tile.m * kConfig.tile_m;
-  if (columns <= 0) return;
-  for (int32_t row = first + static_cast<int32_t>(threadIdx.x % 32); row < min(first + kConfig.tile_m, p.num_rows);
-       row += 32) {
-    const float* from = p.sums + (static_cast<int64_t>(tile.expert) * p.num_rows + row) * p.num_columns + column;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(columns * 4) : "memory");
-  }
-}
-
-// The scales of columns are far apart in memory, so a warp waits for them longer than a slot is multiplied.
-constexpr int32_t kScaleWarps = 3;
-
-// A lane copies one chunk of each of this warp's slots, and reads that of its next slot while it waits for a place.
-template <GroupedGemmConfig kConfig>
-__device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring, int32_t warp) {
+__device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32), in_half = lane % static_cast<int32_t>(kChunksOfHalf);
   const int32_t first = lane / static_cast<int32_t>(kChunksOfHalf) * 128 + in_half / 4 * 32 + in_half % 4 * 2;
-  uint32_t begun = 0;  // slots before the tile
-  int32_t k = warp;    // the next one of this warp in the tile
+  SlotCursor<kConfig> at;
   WgradWalk<kConfig> walk(p);
   for (WgradTile tile; walk.next(tile);) {
-    if (p.accumulate && warp == 0) fetch_sums<kConfig>(p, tile);
-    const float* scales = p.scales_b + tile.first_k + k;
+    const float* scales = p.scales_b + tile.first_k;
     int32_t from[8];  // registers are few
     float scale[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int32_t column = tile.n * kConfig.tile_n + first + i / 2 * 8 + i % 2;
       from[i] = min(column, p.num_columns - 1) * p.blocks_k;
-      scale[i] = k < tile.num_k ? __ldg(scales + from[i]) : 0.0f;
+      scale[i] = __ldg(scales + from[i]);
     }
-    for (; k < tile.num_k; k += kScaleWarps) {
+    for (int32_t k = 0; k < tile.num_k; ++k, at.advance()) {
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = pack_scales(scale[2 * i], scale[2 * i + 1]);
-      scales += kScaleWarps;
-      if (k + kScaleWarps < tile.num_k) {
+      ++scales;
+      if (k + 1 < tile.num_k) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) scale[i] = __ldg(scales + from[i]);
       }
-      const uint32_t slot = begun + static_cast<uint32_t>(k), stage = slot % kConfig.num_slots;
-      ring.wait_empty({static_cast<int>(stage), slot / kConfig.num_slots % 2});
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(column_scales(ring, stage) + lane * 16),
+      ring.wait_empty(at);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(column_scales(ring, at.stage) + lane * 16),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                    : "memory");
-      mbarrier_arrive(ring.full(stage));
+      mbarrier_arrive(ring.full(at.stage));
     }
-    k -= tile.num_k;
-    begun += static_cast<uint32_t>(tile.num_k);
   }
 }
 
@@ -286,7 +263,7 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
   if (warp < 4) {
     fewer_registers<kConfig.producer_registers>();
     if (warp == 0 && elect_one()) load<kConfig>(p, ring);
-    if (warp > 0) copy_scales<kConfig>(p, ring, static_cast<int32_t>(warp) - 1);
+    if (warp == 1) copy_scales<kConfig>(p, ring);
   } else {
     more_registers<kConfig.consumer_registers>();
     consume<kConfig>(p, ring);
@@ -322,7 +299,6 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   p.offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>();
   p.scales_a = a.left_MR.scales.ptr<float>();
   p.scales_b = a.right_NR.scales.ptr<float>();
-  p.sums = a.dw_eMN.ptr<float>();
   p.num_experts = static_cast<int32_t>(E);
   p.blocks_k = static_cast<int32_t>(a.left_MR.scales.dim(1));
   p.num_rows = static_cast<int32_t>(M);
