@@ -409,11 +409,11 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                                .rows = rows,
                                .dlow = saved.w1_dlow,
                                .tokens = tokens(step, saved.grad_rows, saved)};
-  DExpertUp op{.dx_RD = dx_RD,
-               .dh_R2F = emits_quantised_ ? saved.dh_rows
-                                          : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
-               .w1_e2FD = w1_operands_.w_for_dx(step),
-               .rows = rows};
+  DExpertUp op{
+      .dx_RD = dx_RD,
+      .dh_R2F = emits_quantised_ ? saved.dh_rows : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+      .w1_e2FD = w1_operands_.w_for_dx(step),
+      .rows = rows};
   op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));
   if (!op.added.empty()) w1_adapter_.compute(step, op.added, adapted);
   run_expert_op(step, op, d_expert_up);
@@ -452,16 +452,16 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   if (!w2_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w2_.dw,
-                            .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                            .right_RN = saved.has_columns
-                                            ? saved.sa_columns
-                                            : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                            .gather_left = true,
-                            .accumulate = w2_.adds_to_grad(step.batch),
-                            .rows = saved.grad_rows},
-                expert_wgrad);
+  run_expert_op(
+      step,
+      ExpertWgrad{.dw_eMN = w2_.dw,
+                  .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
+                  .right_RN = saved.has_columns ? saved.sa_columns
+                                                : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
+                  .gather_left = true,
+                  .accumulate = w2_.adds_to_grad(step.batch),
+                  .rows = saved.grad_rows},
+      expert_wgrad);
 }
 
 void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
@@ -475,16 +475,16 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w1_.dw,
-                            .left_RM = saved.has_columns
-                                           ? saved.dh_columns
-                                           : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
-                            .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                            .gather_right = true,
-                            .accumulate = w1_.adds_to_grad(step.batch),
-                            .rows = saved.token_rows},
-                expert_wgrad);
+  run_expert_op(
+      step,
+      ExpertWgrad{.dw_eMN = w1_.dw,
+                  .left_RM = saved.has_columns ? saved.dh_columns
+                                               : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                  .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
+                  .gather_right = true,
+                  .accumulate = w1_.adds_to_grad(step.batch),
+                  .rows = saved.token_rows},
+      expert_wgrad);
 }
 
 void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {

@@ -102,7 +102,7 @@ class DispatchedExperts final : public RoutedExperts {
   bool has_dropout_ = false;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
-  const ExpertRows* rows_;  // null: without a budget
+  const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
   WireRows wire_;
 };

@@ -129,7 +129,8 @@ int64_t DExpertDownQuantised::scratch_bytes(const DExpertDownQuantised& a, const
   op.sa_RF = {.shape = sa_shape(a), .dtype = a.h_R2F.dtype};
   int64_t bytes = DExpertDown::scratch_bytes(op, s);
   if (!a.has_plain())
-    bytes += ScratchSpace::aligned(op.dh_R2F.shape, op.dh_R2F.dtype) + ScratchSpace::aligned(op.sa_RF.shape, op.sa_RF.dtype);
+    bytes +=
+        ScratchSpace::aligned(op.dh_R2F.shape, op.dh_R2F.dtype) + ScratchSpace::aligned(op.sa_RF.shape, op.sa_RF.dtype);
   return bytes;
 }
 

@@ -14,19 +14,20 @@ using testing::QuantisedArray;
 // Widths that every device takes.
 std::vector<ExpertCase> cases() {
   const DType t = DType::bf16;
-  return {{"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
-          {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
-          {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
-          {"in_place", 400, 144, 256, {3, 0, 300}, 97, false, t},
-          {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
-          {"many_experts",
-           60,
-           48,
-           128,
-           {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 9},
-           0,
-           true,
-           t}};
+  return {
+      {"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
+      {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
+      {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
+      {"in_place", 400, 144, 256, {3, 0, 300}, 97, false, t},
+      {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
+      {"many_experts",
+       60,
+       48,
+       128,
+       {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 9},
+       0,
+       true,
+       t}};
 }
 
 QuantisedArray row_blocks(Shape shape, bool transposed) {
@@ -131,9 +132,10 @@ TEST(DExpertDownQuantised, RefusesOtherFormats) {
                          .rows = {.offsets_e1 = null({3}, DType::i32)},
                          .g_RF = null({8, 128}, DType::bf16)};
   a.w2_eDF.transposed = true;
-  EXPECT_EQ(testing::error_of([&] { d_expert_down_quantised(s, a); }),
-            "d_expert_down_quantised: dh_rows must be f8_e4m3 with row_blocks scales; got f8_e4m3[8, 256] with mx_blocks "
-            "scales e8m0[8, 8]");
+  EXPECT_EQ(
+      testing::error_of([&] { d_expert_down_quantised(s, a); }),
+      "d_expert_down_quantised: dh_rows must be f8_e4m3 with row_blocks scales; got f8_e4m3[8, 256] with mx_blocks "
+      "scales e8m0[8, 8]");
 }
 
 }  // namespace

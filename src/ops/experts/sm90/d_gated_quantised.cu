@@ -178,9 +178,9 @@ void d_gated_quantised(Stream& s, const DExpertDownQuantised& a) {
                   .partial = static_cast<float*>(a.scratch.data)};
   const dim3 grid(static_cast<unsigned>(F / kQuantizeTile), static_cast<unsigned>(p.width / kQuantizeTile));
   if (a.has_columns()) {
-    check_cuda(cudaFuncSetAttribute(d_gated_quantised_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kSharedBytes),
-               "d_expert_down_quantised");
+    check_cuda(
+        cudaFuncSetAttribute(d_gated_quantised_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+        "d_expert_down_quantised");
     d_gated_quantised_kernel<true><<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
   } else if (R > 0) {
     d_gated_quantised_kernel<false><<<grid, kThreads, 0, cuda_stream(s)>>>(p);

@@ -14,8 +14,9 @@
 namespace moebius::cuda::sm90 {
 
 inline constexpr int kQuantizeTile = 128;
-inline constexpr int kTileLanes = 16;                 // that share a row
-inline constexpr int kTilePitch = kQuantizeTile / 2 + 4;  // words of a row in shared memory: chunks of 16 bytes stay aligned
+inline constexpr int kTileLanes = 16;  // that share a row
+inline constexpr int kTilePitch =
+    kQuantizeTile / 2 + 4;  // words of a row in shared memory: chunks of 16 bytes stay aligned
 inline constexpr int kTileWords = kQuantizeTile * kTilePitch;
 static_assert(kGroupAlign == kQuantizeTile && kTileLanes * 8 == kQuantizeTile);
 
@@ -77,7 +78,7 @@ __device__ __forceinline__ int group_of_columns(const int32_t* offsets, int num_
 
 // A tile's place in a transposed operand.
 struct TileColumns {
-  uint8_t* data;       // of the matrix
+  uint8_t* data;  // of the matrix
   float* scales;
   int64_t width;       // of a row of data
   int64_t scale_cols;  // of a row of scales
