@@ -1,6 +1,7 @@
 #include "model/moe/dispatched_experts.h"
 
 #include "model/moe/routed_experts_params.h"
+#include "model/moe/row_blocks.h"
 #include "model/side_work.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/gemm/gemm.h"
@@ -44,22 +45,6 @@ template <class Op>
 LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
   op.added = term;
   return !term.empty() && adds_term(step.stream, op) ? term : LowRankTerm{};
-}
-
-// An operand of fp8_block on the step stack, with a scale for 128 elements of a row.
-Operand alloc_row_blocks(Step& step, const Shape& shape, bool transposed) {
-  constexpr ScaleLayout kLayout = ScaleLayout::row_blocks;
-  Operand q(step.alloc(shape, DType::f8_e4m3), step.alloc(scale_shape(kLayout, shape), scale_dtype(kLayout)), kLayout);
-  q.transposed = transposed;
-  return q;
-}
-
-// A tensor of this shape in the first elements of `of`.
-Tensor first_elements(const Tensor& of, const Shape& shape) {
-  MOEBIUS_ASSERT(shape.numel() <= of.numel());
-  Tensor t = of;
-  t.shape = shape;
-  return t;
 }
 
 }  // namespace

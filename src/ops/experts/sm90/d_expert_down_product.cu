@@ -1,5 +1,5 @@
-// The product of d_expert_down_quantised for sm_90a: g[r,:] = W2[e]^T dout[token[r],:] of E4M3 operands, which is
-// stored.
+// The product of d_expert_down_quantised for sm_90a, of E4M3 operands: it stores
+//   g[r,:] = W2[e]^T dout[token[r],:]
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/d_expert_down_quantised.h"

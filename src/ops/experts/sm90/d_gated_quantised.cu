@@ -15,7 +15,10 @@
 namespace moebius::cuda {
 namespace {
 
-using namespace sm90;
+using sm90::kQuantizeTile;
+using sm90::kTileLanes;
+using sm90::kTilePitch;
+using sm90::kTileWords;
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kRowsOfWarp = kQuantizeTile / kWarps;
 constexpr int kReads = kRowsOfWarp / 2;  // of two rows of a warp
@@ -75,9 +78,9 @@ __device__ __forceinline__ void store(uint16_t* to, const uint4& v) { *reinterpr
 
 // The quantised row of dgate or dup that starts at `to`, from the lane's 8 columns.
 __device__ __forceinline__ void store_row(const Problem& p, const uint4& v, int64_t row, int64_t col, bool is_there) {
-  const TileScale scale = tile_scale(largest_of_row(largest_of(v)));
+  const sm90::TileScale scale = sm90::tile_scale(sm90::largest_of_row(sm90::largest_of(v)));
   if (!is_there) return;
-  *reinterpret_cast<uint2*>(p.dh_rows + row * 2 * p.F + col) = pack_chunk(v, scale.inverse);
+  *reinterpret_cast<uint2*>(p.dh_rows + row * 2 * p.F + col) = sm90::pack_chunk(v, scale.inverse);
   if (col % kQuantizeTile == 0) p.dh_scales[row * (2 * p.F / kQuantizeTile) + col / kQuantizeTile] = scale.scale;
 }
 
@@ -85,7 +88,7 @@ template <bool kColumns>
 __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem p) {
   extern __shared__ __align__(16) uint32_t tiles[];
   const int64_t at = int64_t{blockIdx.y} * kQuantizeTile, first_col = int64_t{blockIdx.x} * kQuantizeTile;
-  const int group = group_of_columns(p.offsets, p.num_groups, at);
+  const int group = sm90::group_of_columns(p.offsets, p.num_groups, at);
   const int64_t first = p.offsets[group] + at - group_begin(p.offsets[group], group);
   const auto rows =
       static_cast<int>(max(int64_t{0}, min(int64_t{kQuantizeTile}, int64_t{p.offsets[group + 1]} - first)));
@@ -129,15 +132,15 @@ __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem 
 #pragma unroll 1
     for (int tile = 0; tile < kTiles; ++tile) {
       const bool is_sa = tile == 2;
-      store_columns<kThreads, false>(tiles + tile * kTileWords,
-                                     {.data = is_sa ? p.sa_columns : p.dh_columns,
-                                      .scales = is_sa ? p.sa_column_scales : p.dh_column_scales,
-                                      .width = p.width,
-                                      .scale_cols = p.width / kQuantizeTile,
-                                      .row = first_col + (tile == 1 ? p.F : 0),
-                                      .block = blockIdx.y,
-                                      .cols = kQuantizeTile},
-                                     0);
+      sm90::store_columns<kThreads, false>(tiles + tile * kTileWords,
+                                           {.data = is_sa ? p.sa_columns : p.dh_columns,
+                                            .scales = is_sa ? p.sa_column_scales : p.dh_column_scales,
+                                            .width = p.width,
+                                            .scale_cols = p.width / kQuantizeTile,
+                                            .row = first_col + (tile == 1 ? p.F : 0),
+                                            .block = blockIdx.y,
+                                            .cols = kQuantizeTile},
+                                           0);
     }
   }
 }
