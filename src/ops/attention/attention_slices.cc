@@ -94,6 +94,32 @@ int64_t dq_parts(const DsSizes& z, const DsSlice& slice) {
   return std::clamp<int64_t>(dq_slots(z.width) / blocks, 1, kMaxDqParts);
 }
 
+namespace {
+
+// kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2, so with few
+// groups there is less to read. Blocks of few heads are short, and then more groups fill a GPU better. By what was
+// measured on an H100 (docs/measurements/performance.md).
+int64_t fused_wave(const DsSizes& z) {
+  constexpr int64_t kBlocks = 64;
+  return std::max<int64_t>(1, kBlocks / div_up(z.rows, kKeysOfBlock)) *
+         std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
+}
+
+}  // namespace
+
+FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes) {
+  constexpr int64_t kHalves = 2;  // 64 columns of 128
+  const int64_t all = z.batch * z.kv_heads, counters = z.heads / z.kv_heads * z.num_tiles() * kHalves,
+                group_bytes = counters * kDsEdge * (z.width / kHalves) * 4;
+  if (all == 0 || z.rows == 0 || group_bytes > max_group_bytes) return {};
+  FusedPlan plan;
+  plan.groups_of_slice = even_slice(all, std::clamp<int64_t>(max_dq_bytes / group_bytes, 1, all));
+  plan.wave = std::min(plan.groups_of_slice, fused_wave(z));
+  plan.dq_bytes = plan.groups_of_slice * group_bytes;
+  plan.counter_bytes = div_up((plan.groups_of_slice * counters + 1) * 4, 256) * 256;
+  return plan;
+}
+
 DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes) {
   if (z.rows == 0) return {};
   const int64_t group_bytes = ds_bytes(z, {0, 1, 0, 1, 0, z.num_tiles()}), all = z.batch * z.kv_heads,

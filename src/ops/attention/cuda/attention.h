@@ -47,7 +47,7 @@ bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
 // The scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it
-// computes scores once more; the bits are the same.
+// computes scores once more. With heads of 128 its sums then have another order.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
 // to [batch, heads, rows] = from [batch, rows, heads]
