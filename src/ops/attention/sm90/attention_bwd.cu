@@ -60,7 +60,7 @@ constexpr int64_t kMaxDqBytes = int64_t{512} << 20;
 // Where a window is short, the sums of dq are most of the memory that is read and written.
 constexpr int64_t kShortWindow = 512;
 
-// Of no groups where the kernel does not take the call.
+// Returns a plan of no groups where the kernel does not take the call.
 FusedPlan fused_plan_of(const AttentionBwd& a) {
   const DsSizes z = ds_sizes(a);
   const bool takes = z.width == 128 && z.v_width == 128 && (z.window == 0 || z.window > kShortWindow);

@@ -2,7 +2,7 @@
 // then dq, dk and dv. Every sum has one order.
 //
 // With heads of 128 one kernel computes all three (attention_fused_bwd.cu). With others one kernel
-// computes dk and dv, which want all queries of some keys, and the next one dq, which wants all keys
+// computes dk and dv, which need all queries of some keys, and the next one dq, which needs all keys
 // of some queries. The latter either computes the scores once more, or reads their gradients ds as
 // the kernel of dk and dv left them in scratch (attention_slices.h).
 #pragma once

@@ -45,7 +45,7 @@ struct Shared {
   int ticket, end_tile;
 };
 
-// What the blocks of a slice share. A kv group is a kv head of a sequence with its query heads.
+// The blocks of a slice share these. A kv group is a kv head of a sequence with its query heads.
 struct FusedSlice {
   float* dq;              // f32 sums, [groups, heads of a group, tiles, 2, kHalfFloats]
   int* added;             // [groups, heads of a group, tiles, 2]: blocks of keys that were added
