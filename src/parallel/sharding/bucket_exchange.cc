@@ -176,10 +176,12 @@ void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
   if (W > 1) bucket.group->all_gather(s, all, mine);
   first = 0;
   for (const Param* p : bucket.params) {
-    quantize_shard(s, {.q = Operand(p->w, p->scales, ScaleLayout::square_blocks),
+    quantize_shard(s, {.q_n = p->owned_weights(),
+                       .scales = p->scales,
                        .bits_WB = all.view({W, B}),
                        .first_block = first,
                        .x_n = p->master(),
+                       .whole = p->spec.shape,
                        .first = p->owned.begin,
                        .rounded = p->spec.dtype});
     first += p->scales.numel();
