@@ -12,6 +12,7 @@
 
 #include "config/check/context_parallel_check.h"
 #include "config/check/offload_check.h"
+#include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
 #include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
@@ -432,6 +433,7 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_precision(s);
   check_lora(s);
   check_sharding(s);
+  check_qk_clip(s);
   check_supported(s);
   check_pipeline(s, world_size);
 }

@@ -150,6 +150,7 @@ void Engine::make_model() {
                                                 .expert_overlap = spec_.expert_overlap,
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
+                                                .shards_weights = spec_.fsdp,
                                                 .expert_rows = spec_.expert_rows,
                                                 .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
                                                 .optimizer = spec_.optimizer.value_or(OptimizerSpec{}),
@@ -168,7 +169,9 @@ void Engine::make_optimizer() {
   spec.shards_gradients = spec_.shard_gradients;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()});
+  const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
+  optimizer_ = moebius::make_optimizer(context);
+  if (model_->max_logits()) qk_clipping_ = std::make_unique<QkClipping>(context, *model_->max_logits());
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -357,7 +360,9 @@ void Engine::reduce_loss(Stream& s) {
 void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->reduce(s);
   grad_norm_->measure(s, stack);
-  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2});
+  const OptimizerStepArgs args{.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2};
+  optimizer_->update(s, stack, args);
+  if (qk_clipping_) qk_clipping_->update(s, stack, args);
   sharding_->weights_changed(s);
 }
 
@@ -378,6 +383,7 @@ void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
   if (const auto* stats = model_->quantize_stats()) stats->clear(s);
+  if (const auto* logits = model_->max_logits()) logits->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);

@@ -31,6 +31,7 @@
 #include "model/model.h"
 #include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/qk_clipping.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
 
@@ -189,6 +190,7 @@ class Engine {
   std::unique_ptr<Sharding> sharding_;
   std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<QkClipping> qk_clipping_;  // null without optimizer.qk_clip
   std::vector<KvCache> caches_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/attention/token_runs.h"
 #include "model/moe/chunked_experts.h"
@@ -71,6 +72,8 @@ Model::Model(const ModelContext& c)
       window_(window_of(c)),
       expert_rows_(expert_rows_of(c, held_)),
       quantize_stats_(c.measures_precision ? std::make_unique<QuantizeStats>(c.plan) : nullptr),
+      max_logits_(c.use == ModelUse::training && c.optimizer.qk_clip > 0 ? std::make_unique<MaxLogits>(c.plan)
+                                                                         : nullptr),
       offload_(offload_of(c)) {
   if (expert_rows_) check_offload_of_rows(c.plan.offload());
   params_.set_formats(c.optimizer);
@@ -95,7 +98,9 @@ Model::Model(const ModelContext& c)
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
                               .quantize_stats = quantize_stats_.get(),
-                              .lora = lora_};
+                              .lora = lora_,
+                              .max_logits = max_logits_.get(),
+                              .sharded_over = c.shards_weights ? c.mesh.shape() : MeshShape{}};
     stages_.emplace_back(
         StageContext{
             .layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_, .offload = offload_.get()},
@@ -103,6 +108,7 @@ Model::Model(const ModelContext& c)
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
+  if (max_logits_) max_logits_->join();
   c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   if (expert_rows_) expert_rows_->declare(c.plan);
   for (size_t v = 0; v < stages_.size(); ++v) {

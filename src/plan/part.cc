@@ -9,6 +9,7 @@
 #include "comm/group_cost.h"
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
+#include "model/attention/max_logits.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
@@ -107,6 +108,7 @@ class DryStage {
          .passes_in_flight = moe_layers_that_keep(spec.model, stage, spec.shape.num_mtp, spec.recompute),
          .has_layers = moe_layers_of(spec.model, stage, spec.shape.num_mtp) > 0});
     if (spec.measures_precision) quantize_stats_.emplace(plan_);
+    if (spec.optimizer && spec.optimizer->qk_clip > 0) max_logits_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -123,7 +125,9 @@ class DryStage {
                               .window = window_.get(),
                               .expert_rows = rows_.get(),
                               .quantize_stats = quantize_stats_ ? &*quantize_stats_ : nullptr,
-                              .lora = spec.lora};
+                              .lora = spec.lora,
+                              .max_logits = max_logits_ ? &*max_logits_ : nullptr,
+                              .sharded_over = spec.fsdp ? spec.mesh : MeshShape{}};
     if (rows_) check_offload_of_rows(spec.offload);
     stage_.emplace(StageContext{.layers = layers,
                                 .loss_sum_1 = loss_sum_,
@@ -144,6 +148,7 @@ class DryStage {
                   .saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = metrics_bytes_,
+                  .logits = max_logits_ ? max_logits_->num_padded() : 0,
                   .window_bytes = plan_.bytes(Life::comm)};
     if (rows_) work.rows = rows_work();
     for (const OffloadedLayer& layer : saved_.on_host)
@@ -271,6 +276,7 @@ class DryStage {
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
   std::optional<QuantizeStats> quantize_stats_;
+  std::optional<MaxLogits> max_logits_;
   ActivationOffload offload_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;

@@ -110,6 +110,7 @@ struct PartWork {
   std::vector<std::pair<int64_t, DType>> offloaded;
   int64_t output_bytes = 0;  // held once
   int64_t metrics_bytes = 0;
+  int64_t logits = 0;             // of QK-clip: elements of MaxLogits::all()
   int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
   RowsWork rows;                  // zeros without MoE layers
   std::vector<ParamSize> params;  // in the order of declaration
@@ -117,7 +118,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 30>;
+using PartKey = std::array<int64_t, 32>;
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {

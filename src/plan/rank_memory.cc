@@ -142,6 +142,13 @@ void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
 }
 
+// A rank keeps the weights that it updates, and a shard where fewer ranks gather them.
+void add_shares(RankMemory& m, const EngineSpec& spec, const ParamBucket& bucket) {
+  const int64_t ranks = group_size(spec.mesh, bucket.axis), shard = shard_size(spec.mesh, bucket.axis);
+  add_weights(m, bucket.numel / ranks, bucket.dtype);
+  if (shard < ranks) add_weights(m, bucket.numel / shard, bucket.dtype);
+}
+
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params, const RankPlace& rank) {
   for (const HeldParam& p : params) {  // before the buckets, as in the engine's plan
     if (p->has_grad || is_sharded_frozen(spec, p)) continue;
@@ -156,7 +163,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
   for (const ParamBucket& bucket : buckets_of(spec, params)) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
     if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
-    add_weights(m, bucket.shards_weights ? bucket.numel / ranks : bucket.numel, bucket.dtype);
+    if (bucket.shards_weights)
+      add_shares(m, spec, bucket);
+    else
+      add_weights(m, bucket.numel, bucket.dtype);
     place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad,
           bucket.shards_gradients ? bucket.numel / ranks : bucket.numel, bucket.grad());
     for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
@@ -164,8 +174,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
       owned_of[&p].push_back(owned);
     });
   }
-  for (const ParamBucket& bucket : frozen_buckets_of(spec, params))
-    add_weights(m, bucket.numel / group_size(spec.mesh, bucket.axis), bucket.dtype);
+  for (const ParamBucket& bucket : frozen_buckets_of(spec, params)) add_shares(m, spec, bucket);
   // Buckets hold parameters from the last to the first.
   for (const HeldParam& p : params) {
     if (!p->has_grad) continue;
@@ -260,6 +269,14 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   return (std::ssize(holders) - 1) * bytes;
 }
 
+// The largest logits of all ranks of dp_cp (parallel/optim/qk_clipping.h).
+int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const int64_t ranks = group_size(parts.spec().mesh, Axis::dp_cp);
+  int64_t logits = 0;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) { logits += part.logits; });
+  return ranks == 1 ? 0 : div_ceil(ranks * logits * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
+}
+
 // The step stack: the largest of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -268,7 +285,8 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
   UpdateScratch scratch;
   for (const HeldParam& p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
-  int64_t most = std::max(tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes());
+  int64_t most = std::max({tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes(),
+                           gathered_logits_bytes(parts, layout, pp_rank)});
   const auto take = [&](const PartWork& part, bool has_backward) {
     most = std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes});
     if (has_backward) most = std::max(most, stream + part.backward.stack_bytes);

@@ -38,7 +38,9 @@ constexpr std::array kKnown{"loss",
                             "spilled_rows",
                             "spill_time_s",
                             "expert_rows_peak_over_budget",
-                            "offload_bytes"};
+                            "offload_bytes",
+                            "qk_clipped_heads",
+                            "max_attention_logit"};
 
 // Checkpoints and restarts of a run that is alone on the page.
 std::vector<StepMark> marks_of(const Runs& runs) {

@@ -47,6 +47,12 @@ struct StepReport {
     double saturated = 0, zeroed = 0, scale_min = 0, scale_max = 0;
   };
   std::vector<PrecisionReport> precision;
+  // With optimizer.qk_clip, of all layers.
+  struct QkClipReport {
+    int64_t clipped_heads = 0;  // query heads that had a logit above the threshold
+    double max_logit = 0;       // the largest logit of all heads, or 0 if all are negative
+  };
+  std::optional<QkClipReport> qk_clip;
   std::vector<MoeLayerReport> layers;
 };
 

@@ -470,6 +470,8 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.kernels = way.kernels;
   spec.fsdp = way.fsdp;
   spec.shard_gradients = way.shard_gradients;
+  spec.mesh.fsdp_shard = way.fsdp_shard;
+  spec.optimizer->qk_clip = way.qk_clip;
   if (way.num_micro_batches > 0) spec.num_micro_batches = way.num_micro_batches;
   spec.bucket_numel = 2000;  // several in each layer
   // A layout that names no dispatcher gets one that sends messages: others name direct.

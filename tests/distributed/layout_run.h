@@ -79,6 +79,8 @@ struct LayoutWay {
   // Sharded sums of gradients. The numbers are the same where each rank has one micro-batch.
   bool shard_gradients = false;
   int64_t num_micro_batches = 0;  // of a step on each rank; 0: those of the whole global batch
+  int64_t fsdp_shard = 0;         // ranks that share a layer; changes no bit
+  double qk_clip = 0;             // changes the numbers
 };
 
 // The layout, with work beside the rows of MoE layers on their way. The same bits.

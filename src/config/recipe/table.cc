@@ -226,6 +226,7 @@ std::vector<RecipeKey> optimizer_keys() {
       optimizer.key("eps", &OptimizerSpec::eps, float_above_zero()),
       optimizer.key("momentum", &OptimizerSpec::momentum, float_in_unit()),
       optimizer.key("clip", &OptimizerSpec::clip, float_or_zero()),
+      optimizer.key("qk_clip", &OptimizerSpec::qk_clip, float_or_zero()),
   };
 }
 
@@ -333,6 +334,7 @@ std::vector<RecipeKey> parallel_keys() {
                      {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}}, free),
       parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
       parallel.key("fsdp", &ParallelSpec::fsdp, any_boolean(), free),
+      parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, count_or_zero(), free),
       parallel.key("shard_gradients", &ParallelSpec::shard_gradients, any_boolean(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };

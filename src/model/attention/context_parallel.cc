@@ -79,6 +79,8 @@ void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& querie
                  .v_UGd = kv.v_TGd,
                  .doc_start_T = queries.doc_start_T};
   set_options(step, a, spec, at);
+  if (spec.max_logits && step.batch.training)
+    a.max_logit_H = spec.max_logits->rows(spec.first_head, spec.first_head + spec.heads);
   run_with_scratch(step, a, attention_fwd);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
@@ -49,6 +50,19 @@ ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
 }
 
+// The rotated keys are those of all heads, so queries take their share of the scale. Heads whose projections are frozen
+// are not clipped.
+const Tensor* max_logits_of(const LayerContext& c, const Param& q, const Param& kv, const std::string& prefix) {
+  if (!c.max_logits || !q.has_grad || !kv.has_grad) return nullptr;
+  const int64_t nope = c.model.qk_nope_head_dim(), rope = c.model.qk_rope_head_dim;
+  return c.max_logits->declare(
+      prefix,
+      {.heads = c.model.num_heads / c.mesh.shape().tp,
+       .matrices = {
+           {.part = q.spec.name, .head_rows = nope + rope, .root_rows = nope, .whole_rows = rope},
+           {.part = kv.spec.name, .head_rows = nope + c.model.v_head_dim, .root_rows = nope, .of_keys = true}}});
+}
+
 Tensor as_rows(const Tensor& t_THw) { return t_THw.view({t_THw.dim(0), t_THw.dim(1) * t_THw.dim(2)}); }
 
 }  // namespace
@@ -86,9 +100,13 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
           LatentKv::Widths{nope_, rope_, v_})),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
-      context_parallel_(make_context_parallel(
-          c.shape.cp_comm, c.mesh,
-          {.heads = H_, .kv_heads = H_, .scale = scale_, .expansion = kv_->is_exchanged() ? kv_.get() : nullptr})),
+      context_parallel_(
+          make_context_parallel(c.shape.cp_comm, c.mesh,
+                                {.heads = H_,
+                                 .kv_heads = H_,
+                                 .scale = scale_,
+                                 .expansion = kv_->is_exchanged() ? kv_.get() : nullptr,
+                                 .max_logits = max_logits_of(c, q_b_.param(), kv_->w().param(), prefix)})),
       rope_table_Pr_(c.rope_table_Pd) {
   if (!c.model.o_bias) return;
   const auto bias = [&](std::optional<Bias>& b, const char* name, int64_t width) {

@@ -130,6 +130,10 @@ WeightOperands::WeightOperands(const LayerContext& c, const Param& param, const 
     scales_ = &c.params.declare(std::move(scales));
   }
   if (precision_.is_plain() || c.params.use() != ModelUse::training) return;
+  if (c.shards_weights(param)) {
+    precision_ = precision_.uncounted();  // the passes of a step would count them several times
+    return;
+  }
   auto copies = std::make_unique<Copies>(c.plan, param, precision);
   copies_ = copies.get();
   c.params.own_copies(param, std::move(copies));

@@ -81,6 +81,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
   check_part(who, a);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
+  if (!a.max_logit_H.empty()) check_tensor(who, "max_logit", a.max_logit_H, DType::f32, {a.q_THd.dim(1)});
   check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -88,6 +89,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
     case DeviceKind::cpu:
       return cpu::attention_fwd(s, a);
     case DeviceKind::cuda:
+      MOEBIUS_CHECK(usage, a.max_logit_H.empty(), "{}: max_logit has no kernels for a GPU; leave it empty", who);
       return cuda::attention_fwd(s, a);
     case DeviceKind::null:
       return;

@@ -51,13 +51,15 @@ void BucketExchange::hold(const Param& p) {
 // --- gradients ------------------------------------------------------------------------------------------------------
 
 void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) {
-  MOEBIUS_ASSERT(!passes.closed || (!layer_weights_ && !layer_gradients_));  // a replay would not bring them
   begin_passes(s, passes);
+  if (passes.closed && layer_weights_) layer_weights_->begin_closed(s, passes.first);
   runs_passes_ = true;
   body();
   runs_passes_ = false;
   if (!passes.closed) return;
   wait_for_weights(s);
+  if (layer_weights_) layer_weights_->end_closed(s);
+  if (layer_gradients_) layer_gradients_->finish(s);
   join_gradients();
 }
 
@@ -192,7 +194,7 @@ void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
 
 void BucketExchange::weights_changed(Stream& s) {
   quantise_weights(s);
-  if (layer_weights_) layer_weights_->changed();
+  if (layer_weights_) layer_weights_->changed(s);
   if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
   if (s.capture()) s.capture()->after_replay([this] { weights_are_old_ = true; });

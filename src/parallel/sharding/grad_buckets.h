@@ -31,6 +31,10 @@ struct GradBucket {
   bool is_frozen = false;       // of all of them
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // f32 [own.count], the same of the gradients
+  // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
+  // what this rank then has for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
+  Group* shard_group = nullptr;
+  Tensor weight_shard;
   bool shards_weights() const { return !weight_share.empty(); }
   bool shards_gradients() const { return !gradient_share.empty(); }
   // These two are for what is not sharded.
@@ -65,7 +69,8 @@ class GradBuckets {
  private:
   void cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
   void cut_frozen(const ParamTable& params, const Mesh& mesh);
-  void place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan, const ShardingSpec& spec) const;
+  void place(GradBucket& bucket, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+             const ShardingSpec& spec) const;
 
   std::vector<GradBucket> buckets_, frozen_;
   std::vector<int> bucket_of_;

@@ -1,11 +1,18 @@
 #include "parallel/sharding/layer_weights.h"
 
+#include <algorithm>
+
+#include "ops/elementwise/elementwise.h"
+
 namespace moebius {
 
 LayerWeights::LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan,
                            bool overlap)
     : params_(params), overlap_(overlap), memory_(overlap ? 2 : 1), rooms_(memory_.num_rooms()) {
-  for (const GradBucket* bucket : buckets) memory_.add(*bucket, bucket->weight_share.dtype);
+  for (const GradBucket* bucket : buckets) {
+    memory_.add(*bucket, bucket->weight_share.dtype);
+    has_shards_.resize(std::max(has_shards_.size(), static_cast<size_t>(bucket->layer) + 1));
+  }
   memory_.declare(plan, "layer_weights", Life::comm);
 }
 
@@ -17,7 +24,9 @@ void LayerWeights::ready(Stream& s, const ParamSpan& span) {
   for_layers(params_, span, [&](int layer) {
     bring(s, layer);
     wait(room_of(layer));
-    if (!memory_.of(layer).empty()) ++room_of(layer).uses;
+    if (memory_.of(layer).empty()) return;
+    keep_shards(s, layer);
+    ++room_of(layer).uses;
   });
 }
 
@@ -27,8 +36,40 @@ void LayerWeights::release(const ParamSpan& span) {
   });
 }
 
-void LayerWeights::changed() {
+void LayerWeights::changed(Stream& s) {
+  leave_rooms();
+  set_shards(s, false);
+}
+
+void LayerWeights::begin_closed(Stream& s, bool first_of_step) {
+  leave_rooms();
+  set_shards(s, !first_of_step);
+}
+
+void LayerWeights::end_closed(Stream& s) {
+  leave_rooms();
+  set_shards(s, true);
+}
+
+void LayerWeights::leave_rooms() {
   for (Room& room : rooms_) leave(room);
+}
+
+// A replay of the work leaves the same on the host.
+void LayerWeights::set_shards(Stream& s, bool are_new) {
+  has_shards_.assign(has_shards_.size(), are_new);
+  if (s.capture()) s.capture()->after_replay([this, are_new] { has_shards_.assign(has_shards_.size(), are_new); });
+}
+
+// The weights of the layer are in its room, and were gathered from their owners if the shards are old.
+void LayerWeights::keep_shards(Stream& s, int layer) {
+  if (has_shards_[static_cast<size_t>(layer)]) return;
+  for (const LayerRooms::Held& held : memory_.of(layer)) {
+    const Tensor& shard = held.bucket->weight_shard;
+    const int64_t first = held.bucket->shard_group->rank() * shard.numel();
+    if (!shard.empty()) copy(s, shard, memory_.whole(layer, held).rows(first, first + shard.numel()));
+  }
+  has_shards_[static_cast<size_t>(layer)] = true;
 }
 
 void LayerWeights::bring(Stream& s, int layer) {
@@ -40,10 +81,13 @@ void LayerWeights::bring(Stream& s, int layer) {
     const GradBucket& bucket = *held.bucket;
     const Tensor whole = memory_.whole(layer, held);
     bucket.for_params(whole, [&](size_t i, void* at) { params_.set_weights(i, at, whole.device); });
+    const bool from_shards = has_shards_[static_cast<size_t>(layer)] && !bucket.weight_shard.empty();
+    Group& group = from_shards ? *bucket.shard_group : *bucket.group;
+    const Tensor& mine = from_shards ? bucket.weight_shard : bucket.weight_share;
     if (overlap_)
-      room.arriving.push_back(bucket.group->start_all_gather(s, whole, bucket.weight_share));
+      room.arriving.push_back(group.start_all_gather(s, whole, mine));
     else
-      bucket.group->all_gather(s, whole, bucket.weight_share);
+      group.all_gather(s, whole, mine);
   }
 }
 

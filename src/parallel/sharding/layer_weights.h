@@ -5,6 +5,10 @@
 // starts one layer early, in both directions, while the layer before computes in the other room. A layer that is still
 // in its room is not gathered again: the last two at the turn of forward and backward, and the first two in the next
 // forward. Weights travel as their owners hold them, so no bit depends on this.
+//
+// With parallel.fsdp_shard the first gather of a layer after an update is over all n ranks. It leaves a shard of the
+// layer on each rank, so that the other gathers are over shard_group alone, such as the ranks of a node (hpZ of ZeRO++,
+// arXiv 2306.10209; hybrid sharding).
 #pragma once
 
 #include <vector>
@@ -24,8 +28,12 @@ class LayerWeights {
   // Error{internal} where another layer in the same room is in use.
   void ready(Stream& s, const ParamSpan& span);
   void release(const ParamSpan& span);
-  // The owners have changed their shares: what is in the rooms is old.
-  void changed();
+  // The owners have changed their shares: what is in the rooms, and the shards, are old.
+  void changed(Stream& s);
+  // Passes that a CUDA graph may capture begin and end with empty rooms, so that each replay gathers what it reads. The
+  // first ones of a step gather from the owners, and all others from shards.
+  void begin_closed(Stream& s, bool first_of_step);
+  void end_closed(Stream& s);
 
  private:
   struct Room {
@@ -36,12 +44,16 @@ class LayerWeights {
   Room& room_of(int layer) { return rooms_[memory_.room_of(layer)]; }
   void bring(Stream& s, int layer);
   void leave(Room& room);
+  void leave_rooms();
+  void set_shards(Stream& s, bool are_new);
   static void wait(Room& room);
+  void keep_shards(Stream& s, int layer);
 
   ParamTable& params_;
   bool overlap_;
   LayerRooms memory_;
   std::vector<Room> rooms_;
+  std::vector<bool> has_shards_;  // [layer]: weight_shard of its buckets has the weights of the last update
 };
 
 }  // namespace moebius

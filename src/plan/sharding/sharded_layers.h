@@ -16,9 +16,11 @@ struct LayerTraffic {
   struct Sent {
     double wire_bytes = 0;
     int64_t calls = 0;
+    int64_t ranks = 0;  // that exchange; 0: all of the axis
   };
-  std::map<Axis, Sent> weights;    // of one gather
-  std::map<Axis, Sent> gradients;  // of the sum of one micro-batch
+  std::map<Axis, Sent> weights;        // of one gather
+  std::map<Axis, Sent> first_weights;  // of the first gather in a step, where it is over more ranks; else empty
+  std::map<Axis, Sent> gradients;      // of the sum of one micro-batch
 };
 
 // The layers of a rank in the order of its stages. Empty where nothing is sharded.

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -60,6 +61,14 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   for (int64_t c = 0; c < width; ++c) out[c] *= correction;
 }
 
+// The largest of several numbers does not depend on the order in which tasks come here.
+void raise(float& max, float x) {
+  std::atomic_ref<float> shared(max);
+  float now = shared.load(std::memory_order_relaxed);
+  while (x > now && !shared.compare_exchange_weak(now, x, std::memory_order_relaxed)) {
+  }
+}
+
 template <class T>
 void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t h, Range queries, Tile<T> tile) {
   const int64_t width = a.v_UGd.dim(2), heads = a.q_THd.dim(1), kv_head = h / (heads / a.k_UGd.dim(1));
@@ -90,6 +99,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
                .k = num_keys,
                .accumulate = true});
   });
+  if (!a.max_logit_H.empty()) raise(a.max_logit_H.ptr<float>()[h], *std::max_element(tile.max, tile.max + num_queries));
   for (int64_t i = 0; i < num_queries; ++i) {
     const int64_t at = (first_row + i) * heads + h;
     T* o = a.o_THd.ptr<T>() + at * width;
