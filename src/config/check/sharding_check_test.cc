@@ -29,13 +29,13 @@ TEST(CheckSharding, PassesWhatCanBeCombined) {
 
 TEST(CheckSharding, RefusesTheRestByName) {
   EXPECT_THAT(
-      check_error({"parallel.fsdp_shard=2"}, 4),
+      check_error({"parallel.fsdp_shard=2", "train.global_batch=12"}, 4),
       HasSubstr("parallel.fsdp is false, so weights are whole on each rank; set parallel.fsdp = true, or remove "
                 "it [--set]"));
   EXPECT_THAT(
-      check_error({"parallel.fsdp=true", "parallel.fsdp_shard=1"}, 4),
+      check_error({"parallel.fsdp=true", "parallel.fsdp_shard=1", "train.global_batch=12"}, 4),
       HasSubstr("parallel.fsdp_shard: expected at least 2 ranks, or 0 for all that hold the same weights; got 1"));
-  EXPECT_THAT(check_error({"parallel.fsdp=true", "parallel.fsdp_shard=3"}, 4),
+  EXPECT_THAT(check_error({"parallel.fsdp=true", "parallel.fsdp_shard=3", "train.global_batch=12"}, 4),
               HasSubstr("parallel.fsdp_shard = 3 must divide the dp * cp = 4 ranks that hold the same weights; set it "
                         "to a divisor of 4, or to 0 for all of them"));
   EXPECT_THAT(check_error({"parallel.fsdp=true", "lora.rank=4", "lora.targets=[\"q_proj\"]", "lora.base=fp8_block",
