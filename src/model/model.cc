@@ -24,6 +24,7 @@ int64_t tokens_of_experts(const ModelContext& c) {
 
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
   const DirectSizes sizes{.max_tokens = tokens_of_experts(c),
+                          .num_experts = c.model.num_experts,
                           .top_k = c.model.top_k,
                           .width = c.model.hidden_size,
                           .dtype = c.precision.compute,

@@ -92,6 +92,7 @@ class DryStage {
     const int64_t T = rows_between_projections(spec.shape, mesh_shape_);
     const int64_t chunk = expert_chunk(T, spec.lora, mesh_shape_.etp * mesh_shape_.ep);
     const DirectSizes sizes{.max_tokens = chunk,
+                            .num_experts = spec.model.num_experts,
                             .top_k = spec.model.top_k,
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};

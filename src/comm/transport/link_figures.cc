@@ -20,4 +20,9 @@ LinkFigures link_figures(const Socket& connection) {
   return figures;
 }
 
+bool is_rate_of_link(const LinkFigures& figures, int64_t num_bytes) {
+  if (num_bytes < kLongBytes || figures.round_trip_s == 0 || figures.bytes_per_s == 0) return false;
+  return static_cast<double>(num_bytes) >= kManyRoundTrips * figures.round_trip_s * figures.bytes_per_s;
+}
+
 }  // namespace moebius

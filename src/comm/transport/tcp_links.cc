@@ -219,6 +219,7 @@ void TcpLinks::send_some(Link& link) {
     frame.sent += n;
     link.full.bytes_since += n;
     if (frame.sent < kHeader + frame.payload_bytes) continue;
+    link.longest_frame = std::max(link.longest_frame, frame.sent);
     if (frame.end != nullptr) finish(*frame.end, TcpEnd::State::ended);
     link.out.pop_front();
   }

@@ -106,7 +106,8 @@ class TcpLinks {
   std::pair<std::string, std::string> addresses(int rank) const;
 
   // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
-  // leave, if kEnoughBytes left in them. Else it is the one that the kernel has seen.
+  // leave, if kEnoughBytes left in them. Else it is the one that the kernel has seen, which is the link's if a message
+  // since the last call was long enough (is_rate_of_link).
   std::vector<LinkFigures> figures();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 
@@ -157,6 +158,7 @@ class TcpLinks {
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
     FullTime full;
+    int64_t longest_frame = 0;  // that was sent since the last figures()
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far

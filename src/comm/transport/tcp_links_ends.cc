@@ -82,6 +82,7 @@ std::vector<LinkFigures> TcpLinks::figures() {
     all.push_back(link_figures(links_[r].socket));
     all.back().peer = r;
     FullTime& full = links_[r].full;
+    all.back().is_filled = is_rate_of_link(all.back(), std::exchange(links_[r].longest_frame, 0));
     if (full.bytes < kEnoughBytes || full.seconds == 0) continue;
     all.back().bytes_per_s = static_cast<double>(full.bytes) / full.seconds;
     all.back().is_filled = true;

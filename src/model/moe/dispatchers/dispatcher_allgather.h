@@ -18,7 +18,8 @@ namespace moebius {
 
 // Its rows are those of the N = W T tokens of all ranks.
 struct AllGatherDelivery final : Delivery {
-  Tensor row_pair_R, pair_row_NK, weight_NK;
+  // A token has L = min(K, e) pairs with the e experts here at most, in the order of k.
+  Tensor pair_row_NL, k_NL, weight_NL;
 };
 
 class AllGatherDispatcher final : public Dispatcher {
@@ -40,7 +41,7 @@ class AllGatherDispatcher final : public Dispatcher {
 
   DispatcherSpec spec_;
   Group& ranks_;
-  int64_t W_, e_, first_expert_;
+  int64_t W_, e_, L_, first_expert_;
 };
 
 }  // namespace moebius

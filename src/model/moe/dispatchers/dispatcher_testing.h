@@ -57,6 +57,7 @@ class RankOfCase {
         mesh_(mesh),
         window_(plan_, mesh,
                 {.max_tokens = c.T,
+                 .num_experts = c.E,
                  .top_k = c.K,
                  .width = c.D,
                  .dtype = c.dtype,

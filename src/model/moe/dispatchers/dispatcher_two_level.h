@@ -43,10 +43,10 @@ struct TwoLevelDelivery final : Delivery {
   Tensor node_row_GTA;
   std::vector<int64_t> send_rows, recv_rows;  // to and from each node, on the host
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
-  Tensor dest_NJ, row_NJ, back_row_NB;
+  Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
   Tensor arrive_Mn1, back_Mn;
-  Tensor row_pair_R, pair_row_NK, weight_NK;
+  Tensor pair_row_NL, weight_NL;  // L = min(K, e) pairs of a row at most
   bool has_begun = false;  // as DirectDelivery's
 };
 
@@ -88,9 +88,12 @@ class TwoLevelDispatcher final : public Dispatcher {
             const TwoLevelDelivery& delivery) const;
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
                    TwoLevelDelivery& delivery) const;
-  void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const TwoLevelDelivery& delivery) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const TwoLevelDelivery& delivery) const;
   // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
-  void sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
+  void rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelDelivery& delivery) const;
+  void pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelDelivery& delivery) const;
+  // sum_of_node(m, sum) computes those of the tokens that came from node m, in f32.
+  void sum_over_nodes(Step& step, Tensor out_TC, const std::function<void(int64_t, const Tensor&)>& sum_of_node,
                       const TwoLevelDelivery& delivery) const;
   void round(Step& step, const char* phase) const;
   void begin(Step& step, TwoLevelDelivery& delivery) const;
@@ -105,7 +108,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   DirectWindow& window_;
   int64_t etp_, e_, n_, M_, P_;  // P: ep ranks of a node
   int64_t node_, place_;         // of this rank
-  int64_t A_, J_;
+  int64_t A_, J_, L_;
   int block_level_;     // of levels_: the first one that exchanges between nodes
   int64_t block_size_;  // nodes of a block at that level
 };

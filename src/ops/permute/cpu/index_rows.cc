@@ -47,7 +47,7 @@ void place_block(const IndexRows& a, int64_t block, int32_t* next_e) {
   for_each_pair(a, block, [&](int64_t expert, int64_t p) {
     const int32_t row = next_e[expert]++;
     a.row_token_R.ptr<int32_t>()[row] = static_cast<int32_t>(p / K);
-    a.row_pair_R.ptr<int32_t>()[row] = static_cast<int32_t>(p);
+    if (!a.row_pair_R.empty()) a.row_pair_R.ptr<int32_t>()[row] = static_cast<int32_t>(p);
     std::fill(pair_row + done, pair_row + p, -1);
     pair_row[p] = row;
     done = p + 1;

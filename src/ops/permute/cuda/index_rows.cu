@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) place_rows_kernel(Index a) {
     const uint64_t before = tokens_e[expert] & ((1ull << (token - first_token)) - 1);
     const int32_t row = offset_e1[expert] + start_e[expert] + __popcll(before);
     a.row_token_R[row] = static_cast<int32_t>(token);
-    a.row_pair_R[row] = static_cast<int32_t>(p);
+    if (a.row_pair_R != nullptr) a.row_pair_R[row] = static_cast<int32_t>(p);
     a.pair_row_TK[p] = row;
   }
 }
@@ -157,7 +157,7 @@ void index_rows(Stream& s, const IndexRows& a) {
   const Index args{.counts_e = a.counts_e.empty() ? nullptr : a.counts_e.ptr<int32_t>(),
                    .offsets_e1 = a.offsets_e1.ptr<int32_t>(),
                    .row_token_R = a.row_token_R.ptr<int32_t>(),
-                   .row_pair_R = a.row_pair_R.ptr<int32_t>(),
+                   .row_pair_R = a.row_pair_R.empty() ? nullptr : a.row_pair_R.ptr<int32_t>(),
                    .pair_row_TK = a.pair_row_TK.ptr<int32_t>(),
                    .start_Be = start_Be,
                    .total_e = start_Be + blocks * e,
