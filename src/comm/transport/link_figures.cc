@@ -20,9 +20,10 @@ LinkFigures link_figures(const Socket& connection) {
   return figures;
 }
 
-bool is_rate_of_link(const LinkFigures& figures, int64_t num_bytes) {
-  if (num_bytes < kLongBytes || figures.round_trip_s == 0 || figures.bytes_per_s == 0) return false;
-  return static_cast<double>(num_bytes) >= kManyRoundTrips * figures.round_trip_s * figures.bytes_per_s;
+bool is_rate_of_link(double round_trip_s, int64_t num_bytes, double seconds, int64_t longest_message) {
+  if (num_bytes < kLongBytes || round_trip_s == 0) return false;
+  const double of_longest_s = static_cast<double>(longest_message) / static_cast<double>(num_bytes) * seconds;
+  return of_longest_s >= kManyRoundTrips * round_trip_s;
 }
 
 }  // namespace moebius

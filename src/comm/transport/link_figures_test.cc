@@ -5,17 +5,15 @@
 namespace moebius {
 namespace {
 
+// A message of 60 KB over a link with round trips of 0.2 ms.
 TEST(LinkFigures, ARateIsTheLinksIfAMessageTookManyRoundTrips) {
-  const LinkFigures fast{.round_trip_s = 2e-4, .bytes_per_s = 7e7};  // 14 KB in a round trip
-  EXPECT_FALSE(is_rate_of_link(fast, 60'000));
-  EXPECT_TRUE(is_rate_of_link(fast, 1'000'000));
-  const LinkFigures slow{.round_trip_s = 2e-4, .bytes_per_s = 1e6};
-  EXPECT_TRUE(is_rate_of_link(slow, 60'000));
-  EXPECT_FALSE(is_rate_of_link(slow, 1'000)) << "a few bytes show no rate";
-  const LinkFigures far{.round_trip_s = 0.1, .bytes_per_s = 140'000};
-  EXPECT_FALSE(is_rate_of_link(far, 60'000)) << "five round trips";
-  EXPECT_FALSE(is_rate_of_link({.bytes_per_s = 1e6}, 60'000)) << "the round trip is unknown";
-  EXPECT_FALSE(is_rate_of_link({.round_trip_s = 2e-4}, 60'000)) << "the rate is unknown";
+  constexpr double kTrip = 2e-4;
+  EXPECT_FALSE(is_rate_of_link(kTrip, 45'000, 3 * kTrip, 60'000)) << "it took few: the link may be faster";
+  EXPECT_TRUE(is_rate_of_link(kTrip, 45'000, 0.045, 60'000));
+  EXPECT_TRUE(is_rate_of_link(kTrip, 450'000, 0.45, 60'000)) << "ten such messages";
+  EXPECT_FALSE(is_rate_of_link(kTrip, 450'000, 100 * kTrip, 60'000)) << "many messages, and each took few";
+  EXPECT_FALSE(is_rate_of_link(kTrip, 1'000, 0.1, 60'000)) << "a few bytes show no rate";
+  EXPECT_FALSE(is_rate_of_link(0, 45'000, 0.045, 60'000)) << "the round trip is unknown";
 }
 
 }  // namespace

@@ -214,27 +214,27 @@ void TcpLinks::send_some(Link& link) {
     const msghdr message{.msg_iov = parts.data(), .msg_iovlen = parts.size()};
     const ssize_t n = ::sendmsg(link.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return note_full(link.full);
+    if (n < 0 && errno == EAGAIN) return note_busy(link.full);
     if (n < 0) return link.out.clear();  // what the peer sent before it ended can still be read
     frame.sent += n;
     link.full.bytes_since += n;
     if (frame.sent < kHeader + frame.payload_bytes) continue;
-    link.longest_frame = std::max(link.longest_frame, frame.sent);
     if (frame.end != nullptr) finish(*frame.end, TcpEnd::State::ended);
     link.out.pop_front();
   }
   link.full.since.reset();
 }
 
-// The link has taken what left between two times at which the buffer was full.
-void TcpLinks::note_full(FullTime& full) {
+// The link has moved what left between two times at which the buffer was full, or what arrived between two at which
+// there was nothing more to read.
+void TcpLinks::note_busy(BusyTime& time) {
   const auto now = std::chrono::steady_clock::now();
-  if (full.since) {
-    full.bytes += full.bytes_since;
-    full.seconds += std::chrono::duration<double>(now - *full.since).count();
+  if (time.since) {
+    time.bytes += time.bytes_since;
+    time.seconds += std::chrono::duration<double>(now - *time.since).count();
   }
-  full.since = now;
-  full.bytes_since = 0;
+  time.since = now;
+  time.bytes_since = 0;
 }
 
 // --- frames in ------------------------------------------------------------------------------------------------------
@@ -258,16 +258,24 @@ bool TcpLinks::receive_once(int peer) {
     if (link.into == nullptr) room = std::min(room, kSinkBytes);
   }
   const ssize_t n = ::recv(link.socket.descriptor(), to, room, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+  if (n < 0 && errno == EINTR) return true;
+  if (n < 0 && errno == EAGAIN) {
+    if (link.got > 0) note_busy(link.awaited);
+    return false;
+  }
   if (n <= 0) {
     lose(peer);
     return false;
   }
   link.got += n;
+  link.awaited.bytes_since += n;
   if (link.got == kHeader) begin_payload(peer);
   const bool has_payload =
       link.header.kind == Kind::message || link.header.kind == Kind::body || link.header.kind == Kind::failure;
-  if (link.got >= kHeader + (has_payload ? link.header.num_bytes : 0)) end_payload(peer);
+  if (link.got < kHeader + (has_payload ? link.header.num_bytes : 0)) return true;
+  if (link.awaited.since) link.longest_frame = std::max(link.longest_frame, link.got);
+  link.awaited.since.reset();
+  end_payload(peer);
   return true;
 }
 

@@ -80,14 +80,20 @@ std::vector<LinkFigures> TcpLinks::figures() {
   std::vector<LinkFigures> all;
   for (const int r : open_) {
     all.push_back(link_figures(links_[r].socket));
-    all.back().peer = r;
-    FullTime& full = links_[r].full;
-    all.back().is_filled = is_rate_of_link(all.back(), std::exchange(links_[r].longest_frame, 0));
-    if (full.bytes < kEnoughBytes || full.seconds == 0) continue;
-    all.back().bytes_per_s = static_cast<double>(full.bytes) / full.seconds;
-    all.back().is_filled = true;
-    full.bytes = 0;
-    full.seconds = 0;
+    LinkFigures& figures = all.back();
+    figures.peer = r;
+    const auto set_rate = [&](BusyTime& time) {
+      figures.bytes_per_s = static_cast<double>(time.bytes) / time.seconds;
+      figures.is_filled = true;
+      time.bytes = 0;
+      time.seconds = 0;
+    };
+    Link& link = links_[r];
+    const int64_t longest = std::exchange(link.longest_frame, 0);
+    if (link.full.bytes >= kEnoughBytes && link.full.seconds > 0)
+      set_rate(link.full);
+    else if (is_rate_of_link(figures.round_trip_s, link.awaited.bytes, link.awaited.seconds, longest))
+      set_rate(link.awaited);
   }
   return all;
 }
