@@ -223,11 +223,8 @@ class DispatchRank {
 
  private:
   std::unique_ptr<DirectWindow> make_window() {
-    const DirectSizes sizes{.max_tokens = shape_.T(),
-                            .num_experts = shape_.E,
-                            .top_k = shape_.K,
-                            .width = shape_.D,
-                            .dtype = DType::bf16};
+    const DirectSizes sizes{
+        .max_tokens = shape_.T(), .num_experts = shape_.E, .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16};
     return make_direct_window(plan_, mesh_, sizes, spec_.dispatcher, /*num_moe_layers=*/1);
   }
   void make_route() {

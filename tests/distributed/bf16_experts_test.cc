@@ -10,10 +10,10 @@ namespace {
 // The experts that tokens choose.
 enum class Load {
   even,
-  skewed,     // most tokens choose the two of the first rank first
-  two,        // all tokens choose these: the other ranks are empty
-  one,        // all tokens choose one, and no other
-  capacity,   // experts drop what is above their capacity; they are chosen evenly
+  skewed,    // most tokens choose the two of the first rank first
+  two,       // all tokens choose these: the other ranks are empty
+  one,       // all tokens choose one, and no other
+  capacity,  // experts drop what is above their capacity; they are chosen evenly
   two_capacity,
 };
 
@@ -59,12 +59,7 @@ const Case kCases[] = {
     {"ep4_two_level_two", 4, {.dp = 4, .ep = 4, .ranks_per_node = 2}, DispatcherKind::two_level, Load::two},
     {"ep4_allgather_capacity", 4, {.dp = 4, .ep = 4}, DispatcherKind::allgather, Load::capacity},
     {"etp2_ep2_direct_skewed", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::skewed},
-    {"pp2_ep2_direct_two",
-     4,
-     {.dp = 2, .pp = 2, .ep = 2},
-     DispatcherKind::direct,
-     Load::two,
-     {.layout = "Ett|tL"}},
+    {"pp2_ep2_direct_two", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, Load::two, {.layout = "Ett|tL"}},
 };
 
 class ExpertsInBf16 : public ::testing::TestWithParam<Case> {

@@ -176,11 +176,8 @@ class MoeRank {
  private:
   std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {
     const ModelSpec m = moe_model(c);
-    const DirectSizes sizes{.max_tokens = rows_,
-                            .num_experts = m.num_experts,
-                            .top_k = m.top_k,
-                            .width = m.hidden_size,
-                            .dtype = c.dtype};
+    const DirectSizes sizes{
+        .max_tokens = rows_, .num_experts = m.num_experts, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype};
     return make_direct_window(plan_, mesh_, sizes, c.dispatcher, /*num_moe_layers=*/1);
   }
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {

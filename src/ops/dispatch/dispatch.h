@@ -146,11 +146,11 @@ void return_pairs(Stream& s, const ReturnPairs& a);
 // This brings what return_pairs returned back to the pairs of the tokens here. The sum runs over i in order, in f32. A
 // dropped pair, with a negative kept, gets 0.
 struct SumPairs {
-  Tensor to_TK;                          // out f32
-  Tensor from_BL;                        // in f32: the array that returned
-  Tensor topk_TK, kept_TK;               // in i32; kept may be empty: none is dropped
-  Tensor dest_TJ, back_row_TB;           // in
-  int64_t experts_of_rank = 1;           // E/P
+  Tensor to_TK;                 // out f32
+  Tensor from_BL;               // in f32: the array that returned
+  Tensor topk_TK, kept_TK;      // in i32; kept may be empty: none is dropped
+  Tensor dest_TJ, back_row_TB;  // in
+  int64_t experts_of_rank = 1;  // E/P
 };
 void sum_pairs(Stream& s, const SumPairs& a);
 

@@ -57,8 +57,8 @@ int64_t IndexRows::scratch_bytes(int64_t num_tokens, int64_t num_experts, const 
 
 void index_rows(Stream& s, const IndexRows& a) {
   check(a, s);
-  OpScope scope(s, "index_rows", {0, 3 * bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + bytes_of(a.row_token_R) +
-                                           bytes_of(a.row_pair_R)});
+  OpScope scope(s, "index_rows",
+                {0, 3 * bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + bytes_of(a.row_token_R) + bytes_of(a.row_pair_R)});
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::index_rows(s, a);

@@ -67,8 +67,7 @@ TEST(LocalPairs, KeepThePairsOfSomeExpertsInTheirOrder) {
 
       Array pair_row = Array::of_ints({c.N, L}, rows), to = Array::poisoned({c.N * L}, DType::f32),
             back = Array::poisoned({c.N, c.K}, DType::f32);
-      local_pairs_to_rows(
-          s, {.to_R = to.tensor(), .from_NL = got_weight.tensor(), .pair_row_NL = pair_row.tensor()});
+      local_pairs_to_rows(s, {.to_R = to.tensor(), .from_NL = got_weight.tensor(), .pair_row_NL = pair_row.tensor()});
       const Values row_weights = to.values();
       for (int64_t r = 0; r < c.N * L; ++r) {
         const int64_t i = c.N * L - 1 - r;  // the rows were given out backwards
@@ -77,10 +76,9 @@ TEST(LocalPairs, KeepThePairsOfSomeExpertsInTheirOrder) {
         else
           EXPECT_TRUE(std::isnan(row_weights[r])) << "a row without a pair was written";
       }
-      rows_to_all_pairs(s, {.to_NK = back.tensor(),
-                            .from_R = from.tensor(),
-                            .pair_row_NL = pair_row.tensor(),
-                            .k_NL = got_k.tensor()});
+      rows_to_all_pairs(
+          s,
+          {.to_NK = back.tensor(), .from_R = from.tensor(), .pair_row_NL = pair_row.tensor(), .k_NL = got_k.tensor()});
       EXPECT_EQ(back.values(), want_all);
     }
   });
@@ -90,9 +88,8 @@ TEST(LocalPairs, BadArgumentsAreNamed) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array ints({2, 3}, DType::i32), f({2, 3}, DType::f32);
-  EXPECT_EQ(testing::error_of([&] {
-              local_pairs(s, {.topk_NL = ints.tensor(), .topk_NK = ints.tensor(), .weight_NK = f.tensor()});
-            }),
+  EXPECT_EQ(testing::error_of(
+                [&] { local_pairs(s, {.topk_NL = ints.tensor(), .topk_NK = ints.tensor(), .weight_NK = f.tensor()}); }),
             "local_pairs: topk must be i32[2, 1]; got i32[2, 3]");
   EXPECT_EQ(testing::error_of([&] {
               local_pairs_to_rows(s, {.to_R = f.tensor(), .from_NL = f.tensor(), .pair_row_NL = ints.tensor()});

@@ -94,9 +94,9 @@ Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& 
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   Dispatched grads = dispatch(step, dy_TD, delivery);
   grads.weight_R = step.alloc({R}, DType::f32);
-  local_pairs_to_rows(step.stream, {.to_R = grads.weight_R,
-                                    .from_NL = d.weight_NL.rows(0, W_ * T),
-                                    .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
+  local_pairs_to_rows(
+      step.stream,
+      {.to_R = grads.weight_R, .from_NL = d.weight_NL.rows(0, W_ * T), .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
   return grads;
 }
 
@@ -108,9 +108,8 @@ void AllGatherDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_
   const Tensor partial_ND = step.alloc({N, dx_TD.dim(1)}, dx_TD.dtype);
   const Tensor dweight_NK = step.alloc({N, spec_.top_k}, DType::f32), pair_row_NL = d.pair_row_NL.rows(0, N);
   moebius::combine(step.stream, {.out_TD = partial_ND, .y_RD = dx_RD, .pair_row_TK = pair_row_NL});
-  rows_to_all_pairs(
-      step.stream,
-      {.to_NK = dweight_NK, .from_R = dweight_R, .pair_row_NL = pair_row_NL, .k_NL = d.k_NL.rows(0, N)});
+  rows_to_all_pairs(step.stream,
+                    {.to_NK = dweight_NK, .from_R = dweight_R, .pair_row_NL = pair_row_NL, .k_NL = d.k_NL.rows(0, N)});
   ranks_.reduce_scatter_sum(step.stream, dx_TD, partial_ND);
   ranks_.reduce_scatter_sum(step.stream, dweight_TK, dweight_NK);
 }

@@ -207,9 +207,9 @@ Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& del
   const Dispatched grads{.source = arrived(window_.grads(), dy_TD),
                          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)},
                          .weight_R = step.alloc({R}, DType::f32)};
-  local_pairs_to_rows(step.stream, {.to_R = grads.weight_R,
-                                    .from_NL = d.weight_NL.rows(0, W_ * T),
-                                    .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
+  local_pairs_to_rows(
+      step.stream,
+      {.to_R = grads.weight_R, .from_NL = d.weight_NL.rows(0, W_ * T), .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
   return grads;
 }
 

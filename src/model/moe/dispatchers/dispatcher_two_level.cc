@@ -332,15 +332,14 @@ void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_T
   const int64_t T = dx_TD.dim(0);
   return_sums(step, dx_RD, {}, T, d);
   for (int64_t m = 0; m < M_; ++m) {
-    return_pairs(step.stream,
-                 {.sent_1 = window_.sent_1(),
-                  .from_R = dweight_R,
-                  .pair_row_NL = section(d.pair_row_NL, m, n_ * T),
-                  .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
-                  .back_W = section(d.back_Mn, m, n_),
-                  .bases_W = window_.bases_W(),
-                  .offset = window_.back_weights().offset + m * T * J_ * etp_ * L_ * size_of(DType::f32),
-                  .rank = place_});
+    return_pairs(step.stream, {.sent_1 = window_.sent_1(),
+                               .from_R = dweight_R,
+                               .pair_row_NL = section(d.pair_row_NL, m, n_ * T),
+                               .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
+                               .back_W = section(d.back_Mn, m, n_),
+                               .bases_W = window_.bases_W(),
+                               .offset = window_.back_weights().offset + m * T * J_ * etp_ * L_ * size_of(DType::f32),
+                               .rank = place_});
   }
   round(step, "dispatch_bwd");
   d.has_begun = false;
@@ -368,7 +367,8 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, 
 void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelDelivery& d) const {
   StackScope scope(step.stack);
   const int64_t T = out_TD.dim(0), D = out_TD.dim(1), B = T * J_ * etp_;
-  const Tensor all = window_.here(window_.back()), back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
+  const Tensor all = window_.here(window_.back()),
+               back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
   const Tensor wide_BD = out_TD.dtype == DType::bf16 ? step.alloc({B, D}, DType::f32) : Tensor{};
   const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
     const int64_t num = sum.dim(0);
@@ -377,8 +377,7 @@ void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLev
       y_BD = wide_BD.rows(0, num * J_ * etp_);
       copy(step.stream, y_BD, section(back_BD, m, B).rows(0, y_BD.dim(0)));
     }
-    moebius::combine(step.stream,
-                     {.out_TD = sum, .y_RD = y_BD, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
+    moebius::combine(step.stream, {.out_TD = sum, .y_RD = y_BD, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
   };
   sum_over_nodes(step, out_TD, sum_of_node, d);
 }

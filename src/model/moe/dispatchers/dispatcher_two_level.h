@@ -47,7 +47,7 @@ struct TwoLevelDelivery final : Delivery {
   // The W T rows that may arrive, a section of n T for each node.
   Tensor arrive_Mn1, back_Mn;
   Tensor pair_row_NL, weight_NL;  // L = min(K, e) pairs of a row at most
-  bool has_begun = false;  // as DirectDelivery's
+  bool has_begun = false;         // as DirectDelivery's
 };
 
 class TwoLevelDispatcher final : public Dispatcher {

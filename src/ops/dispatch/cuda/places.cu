@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(int32_t* routes, const i
   routes[t * 2 * top_k + top_k + k] = __float_as_int(weight[i]);
 }
 
-__global__ void __launch_bounds__(kThreads) unpack_kernel(int32_t* topk, float* weight, const int32_t* routes,
-                                                          const int32_t* num_rows, int64_t num_pairs,
-                                                          uint32_t pairs_of_row) {
+__global__ void __launch_bounds__(kThreads)
+    unpack_kernel(int32_t* topk, float* weight, const int32_t* routes, const int32_t* num_rows, int64_t num_pairs,
+                  uint32_t pairs_of_row) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= num_pairs) return;
   const int64_t n = quotient(i, pairs_of_row), l = i - n * pairs_of_row;

@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* 
   int64_t sent = 0;
   for (int64_t n = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; n < num_rows; n += int64_t{gridDim.x} * kWarps) {
     const int source = source_of(a, to, n);
-    float* out = reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.num_pairs;
+    float* out =
+        reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.num_pairs;
     for (int k = lane; k < a.num_pairs; k += 32) {
       const int32_t row = a.pair_row_NL[n * a.num_pairs + k];
       out[k] = row < 0 ? 0.0f : from[row];

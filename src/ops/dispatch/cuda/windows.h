@@ -96,7 +96,8 @@ class ReturnOrder {
   __device__ uint32_t num_rows() const { return static_cast<uint32_t>(num_rows_); }
   // REQUIRES: turn < num_rows().
   __device__ int32_t row(uint32_t turn) const {
-    const uint64_t scaled = turn * own_of_turn_;  // below 2^63: a turn and the share of this rank are at most 2^31, 2^32
+    const uint64_t scaled =
+        turn * own_of_turn_;  // below 2^63: a turn and the share of this rank are at most 2^31, 2^32
     const auto own = static_cast<int32_t>(scaled >> 32);  // rows of this rank among the first `turn`
     if (static_cast<int32_t>((scaled + own_of_turn_) >> 32) > own) return own_begin_ + own;
     const int32_t other = static_cast<int32_t>(turn) - own, behind = num_rows_ - own_end_;

@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
     const int source = source_of(a, to, n);
     char* out = to.array(source) + int64_t{a.back_W[source] + n - a.arrive_W1[source]} * row_bytes;
     if (lane == 0 && source != to.rank) sent += row_bytes;
-    const int num_pairs = __popc(__ballot_sync(
-        kAllLanes, lane < a.num_pairs && a.pair_row_NL[int64_t{n} * a.num_pairs + lane] >= 0));
+    const int num_pairs =
+        __popc(__ballot_sync(kAllLanes, lane < a.num_pairs && a.pair_row_NL[int64_t{n} * a.num_pairs + lane] >= 0));
     for (uint32_t at = lane * 16; at - lane * 16 < row_bytes; at += S::kPieceBytes) {
       float sum[kVectors][kNum] = {};
       for (int i = 0; i < num_pairs; ++i) {  // in the order of the pairs
