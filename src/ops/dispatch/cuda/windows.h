@@ -1,4 +1,4 @@
-// What the kernels that write into windows share: the arrays of all ranks, and the rows that return to their ranks.
+// The parts that kernels which write into windows share: the arrays of all ranks, and the rows that return to theirs.
 #pragma once
 
 #include <algorithm>

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
     if (a.weight_NL) pair.weight = a.weight_NL[i];
     return pair;
   };
-  // What the engine loads next: the bytes from `ahead_at` on of the pairs that are left of a row.
+  // The engine next loads the bytes from `ahead_at` on, of the pairs that are left of a row.
   uint32_t ahead = first, ahead_at = 0;
   Pair pair = pair_of(ahead), next = pair_of(ahead + stride);
   uint32_t ahead_all = __ballot_sync(kAllLanes, pair.row >= 0), ahead_left = ahead_all;
