@@ -322,11 +322,13 @@ namespace cuda {
 
 void* allocate(int64_t num_bytes) {
   void* p = nullptr;
-  const cudaError_t status = cudaMalloc(&p, num_bytes);
+  size_t free = 0, total = 0;
+  MOEBIUS_CUDA(cudaMemGetInfo(&free, &total));
+  // More than the GPU has is not asked for: the driver may first use up the host's memory for its tables.
+  const cudaError_t status =
+      static_cast<size_t>(num_bytes) > total ? cudaErrorMemoryAllocation : cudaMalloc(&p, num_bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
         fmt::format("out of device memory: {:.3f} GiB were requested in one piece, {:.3f} of {:.3f} GiB are free; "
                     "stop other programs on this GPU, or compute with smaller shapes",
