@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "comm/machine.h"
-#include "comm/transport/admission.h"
+#include "comm/transport/handshake.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -56,11 +56,11 @@ std::string own_machine() {
 std::vector<Socket> accept_children(Socket listener, const Job& job, int rank, int count, Deadline deadline) {
   std::vector<Socket> children(count);
   if (count == 0) return children;
-  Admission admission(std::move(listener), job, rank);
+  HandshakeAcceptor acceptor(std::move(listener), job, rank);
   for (int have = 0; have < count;) {
-    std::optional<Admission::Member> member = admission.next(deadline);
+    std::optional<HandshakeAcceptor::Member> member = acceptor.next(deadline);
     MOEBIUS_CHECK(distributed, member, "{} of {} ranks did not connect in time{}", count - have, count,
-                  admission.refused_text());
+                  acceptor.refused_text());
     const int child = member->greeting.rank - 2 * rank - 1;
     if (child < 0 || child >= count || children[child].is_open()) continue;
     children[child] = std::move(member->socket);
@@ -71,7 +71,7 @@ std::vector<Socket> accept_children(Socket listener, const Job& job, int rank, i
 
 Socket join_parent(const HostPort& at, const Job& job, int rank, Deadline deadline) {
   Socket s = connect_until(at, deadline);
-  join_job(s, job, {.rank = rank}, parent_of(rank), deadline);
+  complete_handshake(s, job, {.rank = rank}, parent_of(rank), deadline);
   return s;
 }
 

@@ -5,7 +5,7 @@
 //   Tree   Rank r is connected to (r - 1) / 2, 2 r + 1 and 2 r + 2: three connections at most.
 //   Ends   A process that dies sends no goodbye on its connections. A rank that sees this notifies its other
 //          neighbours, and they theirs. The first notice ends the watch, since later ends are consequences.
-//   Entry  A connection proves a secret that rank 0 draws and `control` carries (comm/transport/admission.h).
+//   Entry  A connection proves a secret that rank 0 draws and `control` carries (comm/transport/handshake.h).
 //   Cost   A thread that sleeps.
 #pragma once
 

@@ -226,7 +226,7 @@ TEST(LinkMaker, LateStrangersAreRefused) {
   const auto connect = [&] { return connect_until(lower.place, deadline_in(5)); };
   const auto join = [&](int rank, const std::string& secret) {
     Socket s = connect();
-    join_job(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 5}, 1, deadline_in(5));
+    complete_handshake(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 5}, 1, deadline_in(5));
     return s;
   };
   const Socket silent = connect();

@@ -23,15 +23,15 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
 }
 
 // Lets in all other ranks.
-void accept_ranks(const TcpOptions& o, Admission& admission, Deadline deadline, std::vector<Socket>& sockets,
-                  const std::function<void(const Admission::Member&)>& check) {
+void accept_ranks(const TcpOptions& o, HandshakeAcceptor& acceptor, Deadline deadline, std::vector<Socket>& sockets,
+                  const std::function<void(const HandshakeAcceptor::Member&)>& check) {
   for (int have = 1; have < o.size; ++have) {
-    std::optional<Admission::Member> member = admission.next(deadline);
+    std::optional<HandshakeAcceptor::Member> member = acceptor.next(deadline);
     MOEBIUS_CHECK(distributed, member,
                   "tcp: {} has waited for {} s for the others to come; missing: {}; were they started, with the same "
                   "MASTER_ADDR, MASTER_PORT, WORLD_SIZE and secret?{}",
                   name_of_rank(o.world, o.rank), o.world.timeout_before_steps_s(), missing_names(o, sockets),
-                  admission.refused_text());
+                  acceptor.refused_text());
     check(*member);
     sockets[member->greeting.rank] = std::move(member->socket);
   }
@@ -88,9 +88,9 @@ Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
   Socket listener = listen_as_master(o);
   Meeting met{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
   met.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
-  Admission admission(std::move(listener), met.job, o.rank, o.warn, /*expected=*/o.size);
+  HandshakeAcceptor acceptor(std::move(listener), met.job, o.rank, o.warn, /*expected=*/o.size);
   std::vector<HostPort> places(o.size);
-  accept_ranks(o, admission, deadline, met.sockets, [&](const Admission::Member& m) {
+  accept_ranks(o, acceptor, deadline, met.sockets, [&](const HandshakeAcceptor::Member& m) {
     const std::string why = refusal(o, m.greeting, met.sockets);
     if (!why.empty()) {
       write_text(m.socket, why + "\n", deadline, kTable);
@@ -138,7 +138,7 @@ std::string without_tcp(const std::string& error) { return error.starts_with("tc
 std::string ask_master(const TcpOptions& o, const Master& master, int own_port, Deadline deadline, Socket& socket) {
   try {
     socket = connect_until(master.at, deadline);
-    join_job(socket, job_of(o, master.secret), greeting_of(o, own_port), 0, deadline);
+    complete_handshake(socket, job_of(o, master.secret), greeting_of(o, own_port), 0, deadline);
     return read_text(socket, deadline, kTable);
   } catch (const Error& e) {
     MOEBIUS_FAIL(distributed, "tcp: {} gets no answer from a rank 0 of this run at {} ({}); check that {}",

@@ -1,11 +1,11 @@
 // The ranks of a world over TCP find each other with this, in O(n) messages. All connect to rank 0 and send where they
 // listen. Rank 0 sends all of these addresses to all ranks. Other connections are made at their first use
-// (comm/transport/link_maker.h). Each connection proves the job's secret first (comm/transport/admission.h).
+// (comm/transport/link_maker.h). Each connection proves the job's secret first (comm/transport/handshake.h).
 #pragma once
 
 #include <vector>
 
-#include "comm/transport/admission.h"
+#include "comm/transport/handshake.h"
 #include "comm/transport/tcp.h"
 
 namespace moebius {
