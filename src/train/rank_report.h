@@ -15,7 +15,7 @@ namespace moebius {
 // The bytes that a rank sent and the seconds that it waited, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
-  std::vector<LinkFigures> links;  // what the transport knows of its connections now (Transport::links)
+  std::vector<LinkMeasurement> links;  // what the transport knows of its connections now (Transport::links)
 };
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);

@@ -36,7 +36,7 @@ bool is_slow_rate(const SlowLink& link);
 // of its others (0: none). If some of them are to other machines, only these count.
 inline constexpr int kLinkColumns = 6;
 using LinkRow = std::array<double, kLinkColumns>;
-LinkRow link_row(std::span<const LinkFigures> links);
+LinkRow link_row(std::span<const LinkMeasurement> links);
 // rows: by rank.
 SlowLinks slowest_links(std::span<const LinkRow> rows);
 // hosts: the machine of each rank.

@@ -45,7 +45,7 @@ class TcpTransport final : public Transport {
   }
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override;
   void check() override;
-  std::vector<LinkFigures> links() override { return links_.figures(); }
+  std::vector<LinkMeasurement> links() override { return links_.measurements(); }
   const WorldOptions& options() const override { return options_.world; }
 
   // Returns an answer when every rank has ended body by an exception of its own within the grace time. Rank 0 decides

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/transport/link_figures.h"
+#include "comm/transport/link_measurement.h"
 #include "comm/transport/tcp_links.h"
 
 namespace moebius {
@@ -75,11 +75,11 @@ std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
   return {own_host(socket), peer_host(socket)};
 }
 
-std::vector<LinkFigures> TcpLinks::figures() {
+std::vector<LinkMeasurement> TcpLinks::measurements() {
   const std::lock_guard lock(mutex_);
-  std::vector<LinkFigures> all;
+  std::vector<LinkMeasurement> all;
   for (const int r : open_) {
-    all.push_back(link_figures(links_[r].socket));
+    all.push_back(measure_link(links_[r].socket));
     all.back().peer = r;
     FullTime& full = links_[r].full;
     if (full.bytes < kEnoughBytes || full.seconds == 0) continue;
