@@ -29,7 +29,7 @@ class TcpMessage final : public Message {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(const TcpOptions& options) : TcpTransport(options, meet(options)) {}
+  explicit TcpTransport(const TcpOptions& options) : TcpTransport(options, rendezvous(options)) {}
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
@@ -57,15 +57,15 @@ class TcpTransport final : public Transport {
   std::string name(int rank) const { return name_of_rank(options_.world, rank); }
 
  private:
-  TcpTransport(const TcpOptions& options, Meeting met)
+  TcpTransport(const TcpOptions& options, Rendezvous found)
       : options_(options),
-        links_(options.rank, std::move(met.sockets), [this](int r) { maker_.call(r); }),
+        links_(options.rank, std::move(found.sockets), [this](int r) { maker_.call(r); }),
         connections_at_start_(links_.num_connections()),
         maker_({.rank = options.rank,
                 .size = options.size,
-                .job = std::move(met.job),
-                .listener = std::move(met.listener),
-                .places = std::move(met.places),
+                .job = std::move(found.job),
+                .listener = std::move(found.listener),
+                .places = std::move(found.places),
                 .warn = options.warn,
                 .made = [this](int r, Socket s) { links_.add(r, std::move(s)); }}) {
     links_.watch(options_.stall_s, [this](int failed_rank) { end_stalled(failed_rank); });

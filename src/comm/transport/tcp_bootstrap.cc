@@ -84,17 +84,17 @@ std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   return drawn.empty() ? o.secret : drawn;
 }
 
-Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
+Rendezvous rendezvous_as_master(const TcpOptions& o, Deadline deadline) {
   Socket listener = listen_as_master(o);
-  Meeting met{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
-  met.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
-  HandshakeAcceptor acceptor(std::move(listener), met.job, o.rank, o.warn, /*expected=*/o.size);
+  Rendezvous result{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
+  result.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
+  HandshakeAcceptor acceptor(std::move(listener), result.job, o.rank, o.warn, /*expected=*/o.size);
   std::vector<HostPort> places(o.size);
-  accept_ranks(o, acceptor, deadline, met.sockets, [&](const HandshakeAcceptor::Member& m) {
-    const std::string why = refusal(o, m.greeting, met.sockets);
+  accept_ranks(o, acceptor, deadline, result.sockets, [&](const HandshakeAcceptor::Member& m) {
+    const std::string why = refusal(o, m.greeting, result.sockets);
     if (!why.empty()) {
       write_text(m.socket, why + "\n", deadline, kTable);
-      tell_all(met.sockets, why + "\n", deadline);
+      tell_all(result.sockets, why + "\n", deadline);
       throw Error(ErrorKind::usage, why);
     }
     const std::string host = !m.greeting.host.empty() ? m.greeting.host : peer_host(m.socket);
@@ -102,8 +102,8 @@ Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
   });
   std::string table = "\n";
   for (const HostPort& p : places) table += fmt::format("{} {}\n", p.host.empty() ? "-" : p.host, p.port);
-  tell_all(met.sockets, table, deadline);
-  return met;
+  tell_all(result.sockets, table, deadline);
+  return result;
 }
 
 // --- the others -----------------------------------------------------------------------------------------------------
@@ -152,18 +152,19 @@ std::string ask_master(const TcpOptions& o, const Master& master, int own_port, 
 }
 
 // No rank connects to the last one, so it does not listen.
-Meeting meet_as_other(const TcpOptions& o, Deadline deadline) {
+Rendezvous rendezvous_as_other(const TcpOptions& o, Deadline deadline) {
   const Master master = find_master(o, deadline);
-  Meeting met{.sockets = std::vector<Socket>(o.size), .job = job_of(o, master.secret), .listener = {}, .places = {}};
-  if (o.rank < o.size - 1) met.listener = listen_at(0, is_loopback(master.at.host));
-  const int port = met.listener.is_open() ? port_of(met.listener) : 0;
-  std::istringstream table(ask_master(o, master, port, deadline, met.sockets[0]));
+  Rendezvous result{
+      .sockets = std::vector<Socket>(o.size), .job = job_of(o, master.secret), .listener = {}, .places = {}};
+  if (o.rank < o.size - 1) result.listener = listen_at(0, is_loopback(master.at.host));
+  const int port = result.listener.is_open() ? port_of(result.listener) : 0;
+  std::istringstream table(ask_master(o, master, port, deadline, result.sockets[0]));
   std::string why;
   std::getline(table, why);
   if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 reports it
-  const std::string master_host = peer_host(met.sockets[0]);
-  for (int r = 0; r < o.size; ++r) met.places.push_back(read_place(table, master_host));
-  return met;
+  const std::string master_host = peer_host(result.sockets[0]);
+  for (int r = 0; r < o.size; ++r) result.places.push_back(read_place(table, master_host));
+  return result;
 }
 
 // Whoever reaches a port that is open to other machines must prove a secret.
@@ -179,13 +180,13 @@ void check_secret(const TcpOptions& o) {
 
 }  // namespace
 
-Meeting meet(const TcpOptions& o) {
+Rendezvous rendezvous(const TcpOptions& o) {
   MOEBIUS_CHECK(usage, o.size >= 1 && o.rank >= 0 && o.rank < o.size,
                 "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
   if (o.size == 1) return {.sockets = std::vector<Socket>(1), .job = {}, .listener = {}, .places = {}};
   check_secret(o);
   const Deadline deadline = deadline_in(o.world.timeout_before_steps_s());
-  return o.rank == 0 ? meet_as_master(o, deadline) : meet_as_other(o, deadline);
+  return o.rank == 0 ? rendezvous_as_master(o, deadline) : rendezvous_as_other(o, deadline);
 }
 
 }  // namespace moebius
