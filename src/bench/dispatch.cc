@@ -70,7 +70,7 @@ class DispatchRank {
                                                                            .mesh = &mesh_,
                                                                            .window = window_.get(),
                                                                            .layer = "the bench"})),
-        delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
+        handle_(dispatcher_->declare_saved(plan_, "handle")) {
     if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
     if (spec.sms > 0 && on_gpu()) device_.gpu->state<BlockLimit>().blocks = spec.sms;
     make_route();
@@ -97,7 +97,7 @@ class DispatchRank {
     return group().sent_bytes() + (is_two_level() ? mesh_.node_of_experts().sent_bytes() : 0);
   }
   int64_t rows_here() {
-    const HostRows offsets(stream(), delivery_->rows.offsets_e1, 0, 1);
+    const HostRows offsets(stream(), handle_->rows.offsets_e1, 0, 1);
     return std::llround(offsets.at(0, shape_.E / mesh_.shape().ep));
   }
   const Route& route() const { return route_; }
@@ -110,14 +110,14 @@ class DispatchRank {
     Step step{s, stack, batch_};
     const int64_t R = dispatcher_->max_rows(shape_.T());
     Dispatched rows, grads;
-    timed("announce", [&] { dispatcher_->announce(step, route_, *delivery_); });
-    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, *delivery_); });
+    timed("announce", [&] { dispatcher_->announce(step, route_, *handle_); });
+    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, *handle_); });
     const Tensor y_RD = step.alloc({R, shape_.D}, DType::bf16), dweight_R = step.alloc({R}, DType::f32);
     copy_rows(s, y_RD, rows);
-    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, *delivery_); });
-    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, *delivery_); });
+    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, *handle_); });
+    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, *handle_); });
     copy_rows(s, y_RD, grads);
-    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, *delivery_); });
+    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, *handle_); });
   }
   template <class Timed>
   void step(Timed&& timed) {
@@ -128,21 +128,21 @@ class DispatchRank {
   void dispatch_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
-    dispatcher_->dispatch(step, x_TD_, *delivery_);
+    dispatcher_->dispatch(step, x_TD_, *handle_);
   }
   void combine_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
-    dispatcher_->combine(step, y_TD_, y_RD, *delivery_);
+    dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
   // Dispatch and combine of what was announced.
   void forward() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
-    dispatcher_->dispatch(step, x_TD_, *delivery_);
+    dispatcher_->dispatch(step, x_TD_, *handle_);
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
-    dispatcher_->combine(step, y_TD_, y_RD, *delivery_);
+    dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
   // The median time from when all ranks begin until all have done it. On a GPU it is a CUDA graph, replayed often
   // enough that beginning and end do not count.
@@ -270,7 +270,7 @@ class DispatchRank {
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<Delivery> delivery_;
+  std::unique_ptr<DispatchHandle> handle_;
   std::vector<int32_t> topk_;
   Route route_;
   Tensor x_TD_ = tensors_.normal({shape_.T(), shape_.D}, DType::bf16, 1.0f);

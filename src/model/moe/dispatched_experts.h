@@ -1,5 +1,5 @@
 // Routed experts as separate calls: dispatch, two grouped products, combine. A Dispatcher moves the rows.
-// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the delivery. Neither the outputs of the
+// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the handle. Neither the outputs of the
 // experts nor their gradients are saved.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace moebius {
 class DispatchedExperts final : public RoutedExperts {
  public:
   struct Saved final : RoutedExperts::Saved {
-    std::unique_ptr<Delivery> delivery;
+    std::unique_ptr<DispatchHandle> handle;
     Tensor x_TD;  // the caller's
     SavedTensor h_R2F;
     ExpertRows::Held held;  // with a budget of rows
