@@ -116,17 +116,17 @@ int64_t most_magnitudes(const EngineSpec& spec, const std::vector<HeldParam>& pa
   return most;
 }
 
-// Rooms that sharded layers use in turn (parallel/sharding/layer_rooms.h): each as large as the largest of its layers.
+// Buffers that sharded layers use in turn (parallel/sharding/layer_buffers.h): each as large as the largest of its layers.
 // Returns the bytes of the largest.
-int64_t add_rooms(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
-  std::array<int64_t, 2> rooms{};
+int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
+  std::array<int64_t, 2> buffers{};
   for (const auto& [layer, bytes] : bytes_of_layer) {
-    int64_t& room = rooms[overlap ? static_cast<size_t>(layer % 2) : 0];
-    room = std::max(room, bytes);
+    int64_t& buffer = buffers[overlap ? static_cast<size_t>(layer % 2) : 0];
+    buffer = std::max(buffer, bytes);
   }
-  for (const int64_t bytes : rooms)
+  for (const int64_t bytes : buffers)
     if (bytes > 0) place(m, life, bytes, DType::u8);
-  return std::max(rooms[0], rooms[1]);
+  return std::max(buffers[0], buffers[1]);
 }
 
 void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params) {
@@ -137,8 +137,8 @@ void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector
       if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
   for (const ParamBucket& bucket : trained)
     if (bucket.shards_gradients) gradients[bucket.layer] += bucket.numel * size_of(DType::f32);
-  add_rooms(m, Life::comm, weights, spec.overlap);
-  const int64_t arrived = add_rooms(m, Life::layer_grad, gradients, spec.overlap);
+  add_layer_buffers(m, Life::comm, weights, spec.overlap);
+  const int64_t arrived = add_layer_buffers(m, Life::layer_grad, gradients, spec.overlap);
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
 }
 
