@@ -241,16 +241,19 @@ TEST(Predict, ExpertOverlapHidesTwoWays) {
 // A score takes an exponential beside its products, and scalar operations backward.
 TEST(Predict, NarrowHeadsTakeLongerForAMultiplyAdd) {
   const PlanMachine h100 = machine("h100"), gb200 = machine("gb200"), gb300 = machine("gb300");
-  const double wide = beside_products(h100, {128, 128}, false), narrow = beside_products(h100, {64, 64}, false);
+  const double wide = attention_over_products(h100, {128, 128}, false),
+               narrow = attention_over_products(h100, {64, 64}, false);
   EXPECT_NEAR(wide, 1 + 989e12 / (2 * 256) / 3.9e12, 1e-9);
   EXPECT_NEAR(narrow - 1, 2 * (wide - 1), 1e-9);
   // Blackwell Ultra has twice the exponentials, which the forward pass shows more than the backward pass.
-  const double forward = beside_products(gb200, {128, 128}, false) / beside_products(gb300, {128, 128}, false);
-  const double backward = beside_products(gb200, {128, 128}, true) / beside_products(gb300, {128, 128}, true);
+  const double forward =
+      attention_over_products(gb200, {128, 128}, false) / attention_over_products(gb300, {128, 128}, false);
+  const double backward =
+      attention_over_products(gb200, {128, 128}, true) / attention_over_products(gb300, {128, 128}, true);
   EXPECT_GT(forward, 1.3);
   EXPECT_GT(backward, 1.05);
   EXPECT_LT(backward, forward);
-  EXPECT_EQ(beside_products(machine("xeon2"), {64, 64}, false), 1);
+  EXPECT_EQ(attention_over_products(machine("xeon2"), {64, 64}, false), 1);
 }
 
 // Both messages of a merged pass leave at its end, so that a slower link costs a merged schedule more.

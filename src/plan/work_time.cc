@@ -57,10 +57,10 @@ double rate(const TimeContext& c, const OpWork& op) {
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
   if (op.kind == KernelClass::attention_forward)
     return peak * share(Share::attention_forward) / causal_tiles(c) /
-           beside_products(c.machine, widths, /*backward=*/false);
+           attention_over_products(c.machine, widths, /*backward=*/false);
   if (op.kind == KernelClass::attention_backward)
     return peak * share(Share::attention_backward) / causal_tiles(c) /
-           beside_products(c.machine, widths, /*backward=*/true);
+           attention_over_products(c.machine, widths, /*backward=*/true);
   return peak * share(Share::products);
 }
 
@@ -195,7 +195,7 @@ double host_share(const TimeContext& c) {
 
 }  // namespace
 
-double beside_products(const PlanMachine& m, const HeadWidths& widths, bool backward) {
+double attention_over_products(const PlanMachine& m, const HeadWidths& widths, bool backward) {
   if (m.exponentials_t_s <= 0 || m.f32_tflops <= 0) return 1;
   const double qk = static_cast<double>(widths.qk), v = static_cast<double>(widths.v);
   const double products = 2 * (backward ? 3 * qk + 2 * v : qk + v) / m.bf16_tflops;

@@ -34,7 +34,7 @@ struct HeadWidths {
 };
 // How much longer attention takes than its products alone: each score takes an exponential, and scalar operations
 // backward, which other units of the GPU compute at rates of their own (arXiv 2407.08608).
-double beside_products(const PlanMachine& machine, const HeadWidths& widths, bool backward);
+double attention_over_products(const PlanMachine& machine, const HeadWidths& widths, bool backward);
 
 // Passes of a micro-batch on a virtual stage that the merged schedule runs beside a pass of another, on the first rank
 // of the pipeline: all but its forward passes before the first backward pass, of which it has one more than 1F1B.

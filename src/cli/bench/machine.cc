@@ -198,10 +198,10 @@ PlanMachine machine_of(const MachineMeasurements& measured) {
   set_share(m, Share::experts, experts.flops_per_s / peak, source_of("experts", experts));
   set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
   set_share(m, Share::attention_forward,
-            forward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/false),
+            forward.flops_per_s / peak * attention_over_products(m, measured.heads, /*backward=*/false),
             source_of("attention", forward));
   set_share(m, Share::attention_backward,
-            backward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/true),
+            backward.flops_per_s / peak * attention_over_products(m, measured.heads, /*backward=*/true),
             source_of("attention", backward));
   set_share(m, Share::memory, 1, "memory_tb_s is measured");
   set_share(m, Share::inside, 1, "inside_gb_s is measured, or not known");
