@@ -182,14 +182,14 @@ void RankWatch::receive(Link& link) {
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
     link.is_through = true;
-    return hear({.news = News::death, .rank = link.rank}, link);
+    return hear({.event = Event::death, .rank = link.rank}, link);
   }
   link.num_bytes += n;
   if (link.num_bytes < link.bytes.size()) return;
   Notice notice;
   std::memcpy(&notice, link.bytes.data(), sizeof notice);
   link.num_bytes = 0;
-  if (notice.news == News::goodbye) {
+  if (notice.event == Event::exit) {
     link.is_through = true;
   } else {
     hear(notice, link);
@@ -199,7 +199,7 @@ void RankWatch::receive(Link& link) {
 void RankWatch::hear(const Notice& notice, const Link& from) {
   if (quiet_.exchange(true)) return;
   send(notice, &from);
-  notice.news == News::death ? listener_.death(notice.rank) : listener_.ending();
+  notice.event == Event::death ? listener_.death(notice.rank) : listener_.ending();
 }
 
 // A notice is a few bytes, which any connection accepts at once.
@@ -211,13 +211,13 @@ void RankWatch::send(const Notice& notice, const Link* except) {
 
 // --- ends -----------------------------------------------------------------------------------------------------------
 
-void RankWatch::say_goodbye() {
+void RankWatch::announce_exit() {
   quiet_ = true;
-  send({.news = News::goodbye, .rank = rank_});
+  send({.event = Event::exit, .rank = rank_});
 }
 
-void RankWatch::say_ending() {
-  if (!quiet_.exchange(true)) send({.news = News::ending, .rank = rank_});
+void RankWatch::announce_abort() {
+  if (!quiet_.exchange(true)) send({.event = Event::abort, .rank = rank_});
 }
 
 }  // namespace moebius

@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RankWatchOn, testing::Values(1, 2, 3, 4, 9));
 TEST_P(RankWatchOn, ReportsNothingOfRanksThatEndWell) {
   run([](Control& control, std::optional<RankWatch>& watch) {
     control.barrier();
-    watch->say_goodbye();
+    watch->announce_exit();
     watch.reset();
   });
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
@@ -93,14 +93,14 @@ TEST_P(RankWatchOn, ReportsADeathToAllOthers) {
 TEST_P(RankWatchOn, ReportsNothingOfARankThatEndsTheRun) {
   run([&](Control& control, std::optional<RankWatch>& watch) {
     if (control.rank() == control.size() - 1) {
-      watch->say_ending();
+      watch->announce_abort();
       watch.reset();
     }
     const Deadline deadline = deadline_in(kConnectS);
     while (num_told_of_end_ < control.size() - 1 && milliseconds_until(deadline) > 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     control.barrier();
-    if (watch) watch->say_goodbye();
+    if (watch) watch->announce_exit();
   });
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
   EXPECT_EQ(num_told_of_end_, GetParam() - 1);

@@ -63,7 +63,7 @@ class NcclGroup final : public GpuGroup {
   Pending transfer(const char* op, const Tensor& x, int other, bool sends);
   template <class Body>
   void timed(Body&& body) {
-    world_.keep_pace();
+    world_.limit_launch_queue();
     TimedInterval interval = world_.begin_interval(counters_);
     body();
     world_.end_interval(std::move(interval));
@@ -81,7 +81,7 @@ class NcclGroup final : public GpuGroup {
 class NcclGroup::Joining final : public Pending::Transfer {
  public:
   Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
-  ~Joining() override { group_.world_.give_back(done_); }
+  ~Joining() override { group_.world_.release_event(done_); }
   void wait() override {
     group_.timed([&] { MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_)); });
   }
@@ -199,7 +199,7 @@ void NcclGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
 
 template <class Body>
 Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
-  world_.keep_pace();
+  world_.limit_launch_queue();
   world_.order(world_.stream(), lane.stream);
   body(lane.stream);
   const cudaEvent_t done = world_.take_event();

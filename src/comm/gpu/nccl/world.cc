@@ -222,7 +222,7 @@ void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
   const cudaEvent_t event = take_event();
   MOEBIUS_CUDA(cudaEventRecord(event, before));
   MOEBIUS_CUDA(cudaStreamWaitEvent(after, event));
-  give_back(event);  // recording it anew does not change what has been launched
+  release_event(event);  // recording it anew does not change what has been launched
 }
 
 cudaEvent_t NcclWorld::take_event() {
@@ -308,7 +308,7 @@ void NcclCapture::replayed() {
 
 // --- failure --------------------------------------------------------------------------------------------------------
 
-void NcclWorld::keep_pace() {
+void NcclWorld::limit_launch_queue() {
   if (is_capturing() || ++num_operations_ % kOperationsOfPace != 0) return;
   const int64_t round = num_operations_ / kOperationsOfPace;
   cudaEvent_t& pace = paces_[round % kPaces];

@@ -311,7 +311,7 @@ void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, Ran
   if (options.report && !(failure.distributed && transport.was_said()))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.recorder()));
   if (failure.distributed) sleep_s(kGraceS);
-  if (watch) watch->say_ending();
+  if (watch) watch->announce_abort();
   sleep_s(kForwardS);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }
@@ -339,7 +339,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
   } catch (...) {
     const RankFailure failure = caught_failure();
     end_unless_all_fail(options, transport, watch.get(), failure);
-    if (watch) watch->say_goodbye();
+    if (watch) watch->announce_exit();
     const bool was_said = transport.was_said_before(failure.what);
     transport.finish(failure.what);
     if (was_said && failure.kind) {
@@ -350,7 +350,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     }
     throw;
   }
-  watch->say_goodbye();
+  watch->announce_exit();
   transport.finish();
 }
 
