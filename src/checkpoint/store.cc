@@ -77,7 +77,7 @@ State state_of(const std::shared_future<T>& future) {
 
 }  // namespace
 
-struct CheckpointStore::Alone {
+struct CheckpointStore::OneRankWorld {
   std::unique_ptr<Transport> transport = make_self_transport();
   Control ranks{*transport};
 };
@@ -88,12 +88,12 @@ CheckpointStore::CheckpointStore(Control& ranks, std::string dir, int64_t keep, 
 }
 
 CheckpointStore::CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes)
-    : CheckpointStore(std::make_unique<Alone>(), std::move(dir), keep, async_save, shard_bytes) {}
+    : CheckpointStore(std::make_unique<OneRankWorld>(), std::move(dir), keep, async_save, shard_bytes) {}
 
-CheckpointStore::CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save,
+CheckpointStore::CheckpointStore(std::unique_ptr<OneRankWorld> alone, std::string dir, int64_t keep, bool async_save,
                                  int64_t shard_bytes)
-    : alone_(std::move(alone)),
-      ranks_(alone_->ranks),
+    : one_rank_world_(std::move(alone)),
+      ranks_(one_rank_world_->ranks),
       dir_(std::move(dir)),
       keep_(keep),
       async_save_(async_save),

@@ -77,8 +77,9 @@ class CheckpointStore {
   static int64_t snapshot_bytes_of(const std::vector<NamedTensor>& tensors);
 
  private:
-  struct Alone;  // a world of one rank
-  CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes);
+  struct OneRankWorld;  // a world of one rank
+  CheckpointStore(std::unique_ptr<OneRankWorld> alone, std::string dir, int64_t keep, bool async_save,
+                  int64_t shard_bytes);
   void open();
   void check_shared(const std::string& signature);
   using Share = std::shared_future<std::shared_ptr<const CheckpointManifest>>;
@@ -87,7 +88,7 @@ class CheckpointStore {
   void publish(const std::string& what, const Share& share, const std::string& folder);
   std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s);
 
-  std::unique_ptr<Alone> alone_;
+  std::unique_ptr<OneRankWorld> one_rank_world_;
   Control& ranks_;
   std::string dir_;
   int64_t keep_;

@@ -120,7 +120,7 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
   return pages;
 }
 
-std::string why_apart(Stream& s, Group& group, Group& world) {
+std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
   const PeerMemory memory(s.device(), kTriedBytes);
   const Tensor window{.data = memory.data(), .shape = {kTriedBytes}, .dtype = DType::u8, .device = s.device()};
   Answer answer;

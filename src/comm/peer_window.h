@@ -61,7 +61,7 @@ class PeerWindow {
   [[noreturn]] void fail(int rank, uint64_t expected, uint64_t seen, const RoundPlace& place) const;
   // On a GPU: these throw what its rounds reported, and look() also that another rank has failed.
   void look();
-  void throw_late();
+  void throw_reported();
 
   Group& group_;
   RoundFlags flags_;

@@ -19,7 +19,7 @@ struct PeerReach {
 };
 
 // The choice depends on these and on nothing else.
-struct DispatcherQuestion {
+struct DispatcherChoiceInputs {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
   int64_t ep = 1, etp = 1;
   int64_t top_k = 1;           // of the model's MoE layers
@@ -54,7 +54,7 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
 struct BytesAcrossNodes {
   double allgather = 0, alltoall = 0, two_level = 0;
 };
-BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q);
+BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q);
 
 // two-level needs the ranks of etp x ep on two or more whole nodes, and each ep rank on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
@@ -79,7 +79,7 @@ struct DispatcherChoice {
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
 // Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level on GPUs or without nodes.
-DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
+DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
 // The choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});

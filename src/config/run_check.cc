@@ -444,7 +444,7 @@ void RunSpec::check(int64_t world_size) const {
   check_relations(*this, world_size);
 }
 
-void check_beside_model(const RunSpec& run, int64_t world_size) {
+void check_except_model(const RunSpec& run, int64_t world_size) {
   check_values(run);
   check_relations(run, world_size);
 }

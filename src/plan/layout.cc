@@ -46,7 +46,7 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_
   RunSpec run = asked;
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  checks_model ? run.check(ranks) : check_beside_model(run, ranks);
+  checks_model ? run.check(ranks) : check_except_model(run, ranks);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
   EngineSpec spec = training_engine_spec(run, mesh);

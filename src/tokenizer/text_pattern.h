@@ -47,7 +47,7 @@ class TextPattern {
   template <class Fn>
   void for_each_span(std::string_view text, MatchScratch& scratch, Fn&& fn) const {
     std::string copy;
-    if (code_ != nullptr) text = with_stand_ins(text, &copy);
+    if (code_ != nullptr) text = with_substitutes(text, &copy);
     size_t done = 0, from = 0, begin = 0, end = 0;
     while (from <= text.size() && find(text, from, scratch, &begin, &end)) {
       if (done < begin) fn(done, begin, false);

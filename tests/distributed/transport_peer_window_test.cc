@@ -55,8 +55,8 @@ TEST_P(PeerWindows, RanksOfAMachineReachEachOther) {
   run([](Transport& transport) {
     Rank r(transport);
     const std::unique_ptr<Group> alone = transport.make_group("alone", {r.rank});
-    EXPECT_EQ(why_apart(r.s, *r.world, *r.world), "");
-    EXPECT_EQ(why_apart(r.s, *alone, *r.world), "");
+    EXPECT_EQ(why_no_peer_access(r.s, *r.world, *r.world), "");
+    EXPECT_EQ(why_no_peer_access(r.s, *alone, *r.world), "");
   });
 }
 

@@ -41,7 +41,7 @@ Route take_route(Step& step, int64_t N, int64_t E, int64_t K) {
 
 }  // namespace
 
-bool looks_at_batch(const RouteRule& rule) { return rule.capacity > 0 || rule.choice != RouteChoice::scores; }
+bool depends_on_batch(const RouteRule& rule) { return rule.capacity > 0 || rule.choice != RouteChoice::scores; }
 
 void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, const Mesh& mesh) {
   Stream& s = step.stream;

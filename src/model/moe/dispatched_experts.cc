@@ -286,7 +286,7 @@ Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Sa
 void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
-  bring_back_h(step, tokens, saved);
+  unstash_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
 }
 
@@ -299,7 +299,7 @@ Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) 
 }
 
 // Activations are computed with h, and not used.
-void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const {
+void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const {
   if (rows_) {
     open_h(step, saved);
     return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {

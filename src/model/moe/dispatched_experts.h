@@ -64,7 +64,7 @@ class DispatchedExperts final : public RoutedExperts {
   void open_gradients(Step& step, Saved& saved) const;
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
-  void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
+  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may travel in 8 bits.

@@ -153,7 +153,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
                   .logits_TE = logits_TE,
                   .bias_E = bias_ ? bias_->w : Tensor{},
                   .rule = how};
-  if (ranks_of_batch() > 1 && looks_at_batch(how)) {
+  if (ranks_of_batch() > 1 && depends_on_batch(how)) {
     route_batch(step, choose, shape_, mesh_);
   } else {
     choose.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
