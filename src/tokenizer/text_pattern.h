@@ -2,10 +2,8 @@
 // dialect. PCRE2 runs the expressions with its JIT compiler.
 // An expression that means something else in PCRE2 is translated, or refused with its name.
 // Character classes are those of Unicode 16, whatever tables PCRE2 has.
-// Characters that PCRE2's tables lack are replaced by stand-ins before matching
-// (io/unicode_later.h).
-// So a range of characters that ends between a character and its stand-in is wrong
-// about that character.
+// Before matching, characters that PCRE2's tables lack are replaced by similar older ones (io/unicode_later.h). So a
+// range of characters that ends between a character and its substitute is wrong about that character.
 #pragma once
 
 #include <memory>
