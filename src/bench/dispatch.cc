@@ -91,7 +91,8 @@ class DispatchRank {
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
   }
   bool is_two_level() const { return !local() && kind() == DispatcherKind::two_level; }
-  // Bytes that this rank has sent to the ranks that share experts; of them those to other nodes, with two-level.
+  // Returns the bytes that this rank has sent to the ranks that share experts; of them those to other nodes, with
+  // two-level.
   int64_t sent_across() const { return is_two_level() ? group().sent_bytes() : 0; }
   int64_t sent_bytes() const {
     return group().sent_bytes() + (is_two_level() ? mesh_.node_of_experts().sent_bytes() : 0);
@@ -144,8 +145,8 @@ class DispatchRank {
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
     dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // The median time from when all ranks begin until all have done it. On a GPU it is a CUDA graph, replayed often
-  // enough that beginning and end do not count.
+  // Returns the median time from when all ranks begin until all have done it. On a GPU it is a CUDA graph, replayed
+  // often enough that beginning and end do not count.
   double median_ms(int64_t runs, const std::function<void()>& body) {
     body();
     GraphCapture capture;
@@ -166,8 +167,8 @@ class DispatchRank {
   }
 
   // Returns how many rows go to ranks, and of these to others, when each row goes to the ranks of its expert. With the
-  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go on
-  // to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
+  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go
+  // on to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
   struct RowsSent {
     int64_t all = 0, others = 0, across = 0, inside = 0;
   };
@@ -395,7 +396,7 @@ void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& r
   });
 }
 
-// Rows that dispatch and combine of a rank read and write, in the mean over the ranks.
+// Returns the rows that dispatch and combine of a rank read and write, in the mean over the ranks.
 //   local    combine reads the row of each pair and writes the tokens; dispatch reads in place
 //   direct   dispatch reads the tokens and writes `sent` rows; combine reads the row of each pair, writes `sent` sums,
 //            reads as many that return, and writes the tokens

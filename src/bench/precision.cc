@@ -167,7 +167,7 @@ bool keeps(const PrecisionSpec& precision, const ParamSpec& spec) {
   return matches_any(precision.keep, spec.parts.front().name);
 }
 
-// The products that recipes quantise, each shape once. Experts are listed by their first matrix.
+// Returns the products that recipes quantise, each shape once. Experts are listed by their first matrix.
 std::vector<Timed> timed_products(const RunSpec& run) {
   std::vector<Timed> all;
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);

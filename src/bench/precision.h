@@ -36,13 +36,13 @@ struct PrecisionBench {
   PrecisionRecipe recipe = PrecisionRecipe::none;
   int64_t rows = 0, micro_batches = 1;  // rows of a micro-batch; micro-batches of a step
   std::vector<PrecisionLine> lines;
-  // The time of a micro-batch through all that are not kept, in relation to the time without the recipe.
+  // Returns the time of a micro-batch through all that are not kept, in relation to the time without the recipe.
   double ratio() const;
 };
 
 // Times each distinct projection and the experts of the model, one after another, with memory for one
 // at a time. Tokens are routed evenly. runs: as in BenchSpec.
-// Error{usage} for a recipe "none", and what the layers refuse.
+// Throws Error{usage} for a recipe "none", and what the layers refuse.
 PrecisionBench bench_precision(const RunSpec& run, int64_t runs);
 
 }  // namespace moebius

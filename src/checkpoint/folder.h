@@ -34,14 +34,14 @@ void remove_folder(const std::string& path);  // with all that is in it
 // destroyed or its process ends.
 class CheckpointLock {
  public:
-  // Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
+  // Throws Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
   // without a lock.
   explicit CheckpointLock(const std::string& dir);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
-  // Writes a unique text into the lock and returns it; the run's ranks look for it. Error{io}.
+  // Writes a unique text into the lock and returns it; the run's ranks look for it. Throws Error{io}.
   std::string sign() const;
 
  private:

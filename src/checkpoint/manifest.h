@@ -40,11 +40,11 @@ struct CheckpointManifest {
 
 std::string to_text(const CheckpointManifest& manifest);
 
-// Error{input} naming `who` unless `text` is whole, of a known version, and every piece is
+// Throws Error{input} naming `who` unless `text` is whole, of a known version, and every piece is
 // inside a file of the manifest.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& who);
 
-// Error{input} naming `who` unless the pieces of every tensor hold each of its elements once.
+// Throws Error{input} naming `who` unless the pieces of every tensor hold each of its elements once.
 void check_complete(const CheckpointManifest& manifest, const std::string& who);
 
 // Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the

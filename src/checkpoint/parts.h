@@ -20,7 +20,7 @@ struct PartsProgress {
 // Writes the manifest of this rank's share into the folder, for rank 0 to read.
 void write_part(const std::string& folder, const CheckpointManifest& share, int rank);
 
-// Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Error{io} when
+// Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Throws Error{io} when
 // progress says that they were written and they do not appear, or that a rank has failed.
 std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ranks, const PartsProgress& progress);
 

@@ -63,7 +63,7 @@ bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
          slice.numel() == asked.tensor.numel();
 }
 
-// The values in another dtype; codes of u8 are rounded to nearest, and get their scales.
+// Returns the values in another dtype; codes of u8 are rounded to nearest, and get their scales.
 std::vector<std::byte> as_dtype(const std::vector<float>& values, const NamedTensor& into, std::vector<float>& scales) {
   std::vector<std::byte> to(bytes_of(into.tensor.dtype, std::ssize(values)));
   if (into.tensor.dtype == DType::f32) {
@@ -268,7 +268,7 @@ void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
 
 namespace {
 
-// The names that may be saved: with a code, those of scales too.
+// Returns the names that may be saved: with a code, those of scales too.
 std::vector<std::string> names_of(const std::vector<NamedTensor>& into) {
   std::vector<std::string> names;
   for (const NamedTensor& t : into) {

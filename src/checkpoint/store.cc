@@ -134,7 +134,7 @@ CheckpointStore::~CheckpointStore() {
   if (publication_.valid()) publication_.wait();
 }
 
-// A folder for the next save, the same for every rank.
+// Returns a folder for the next save, the same for every rank.
 std::string CheckpointStore::make_folder(int64_t step, const std::string& what) {
   const std::string folder = dir_ + "/" + ranks_.from_root(unfinished_name(step));
   ranks_.on_root([&] {

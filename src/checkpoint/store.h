@@ -38,7 +38,7 @@ class CheckpointStore {
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
   static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // bytes that are written, and copied from a GPU, at once
 
-  // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it
+  // Creates the folder, and removes what a crash left in it. Throws Error{usage} when another run has it
   // open, or when a rank sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   // The same on every rank; `ranks` outlives the store.
@@ -66,14 +66,14 @@ class CheckpointStore {
   // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of
   // `beside` that exist. They no longer count as checkpoints of this run, and are never removed.
   // Returns the folder, on every rank; empty when there was no checkpoint. A run that starts over
-  // calls this, so that its history does not mix with the old one wherever it stops. Error{io}.
+  // calls this, so that its history does not mix with the old one wherever it stops. Throws Error{io}.
   std::string set_aside(const std::vector<std::string>& beside = {});
 
   std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
 
   int64_t pinned_bytes() const { return piece_.num_bytes(); }    // of the host buffer for pieces
   int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
-  // The host memory that an asynchronous save of these tensors will hold, in bytes.
+  // Returns the host memory that an asynchronous save of these tensors will hold, in bytes.
   static int64_t snapshot_bytes_of(const std::vector<NamedTensor>& tensors);
 
  private:

@@ -26,7 +26,7 @@ struct Runs {
   }
   int64_t global(int64_t position) const { return first + position / length * stride + position % length; }
   int64_t left(int64_t position) const { return length - position % length; }
-  // The first position at or after a global element.
+  // Returns the first position at or after a global element.
   int64_t at_or_after(int64_t element) const {
     const int64_t run = element / stride, inside = element % stride - first;
     return run * length + std::clamp<int64_t>(inside, 0, length);

@@ -25,7 +25,7 @@ struct Options {
   bool json = false, search = false, leave_one_out = false;
 };
 
-// The machines of the working directory, or those beside the folder of the program.
+// Returns the machines of the working directory, or those beside the folder of the program.
 std::string machines_folder() {
   if (std::filesystem::is_directory("machines")) return "machines";
   std::error_code ignored;

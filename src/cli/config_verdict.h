@@ -30,7 +30,7 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
 // the sum on a shared GPU as well. Empty for one rank.
 std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
 
-// The verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
+// Returns the verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
 // this machine. available: bytes of host memory here. A run on GPUs compares `pinned` with it, as `train` does when it
 // starts; a run on the CPU compares what all of its ranks need.
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
@@ -40,7 +40,7 @@ MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ran
 // often it is read.
 std::vector<std::string> data_lines(const RunSpec& run);
 
-// A line for each thing that `train` would refuse at once: a key that is not given, a dataset that
+// Returns a line for each thing that `train` would refuse at once: a key that is not given, a dataset that
 // does not exist.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 

@@ -34,14 +34,14 @@ class ModelTokenizer {
   // Warnings, empty where there are none: of the tokenizer; that ids mean something else to the model.
   std::string notice() const { return tokenizer_->notice(); }
   std::string other_tokenizer_notice() const;
-  // The spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
+  // Returns the spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
   // at those that eos_token_id of the model's generation_config.json lists.
   GenerateSpec spec() const;
-  // The ids of a text, or of a new document where the text is empty.
+  // Returns the ids of a text, or of a new document where the text is empty.
   std::vector<int32_t> prompt_ids(const std::string& text) const;
   // Reads the chat template, once; chat_ids does so too. Throws the errors of ChatTemplate.
   void open_template();
-  // The ids of a chat up to where an answer begins.
+  // Returns the ids of a chat up to where an answer begins.
   std::vector<int32_t> chat_ids(const Chat& chat);
 
  private:

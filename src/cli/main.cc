@@ -88,7 +88,7 @@ void check_launch(const CLI::App& app) {
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 
-// The command line up to the command that was asked for, as in "moebius checkpoint ls".
+// Returns the command line up to the command that was asked for, as in "moebius checkpoint ls".
 std::string command_name(const CLI::App& app) {
   const std::vector<CLI::App*> asked = app.get_subcommands();
   return asked.empty() ? app.get_name() : app.get_name() + " " + command_name(*asked.front());

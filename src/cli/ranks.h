@@ -9,14 +9,14 @@
 
 namespace moebius {
 
-// The options of run_ranks, from --timeout and from the layout. Messages name ranks by their place
-// in the layout, or by number if shape_of throws an Error, which body will report. Error{usage} if
+// Returns the options of run_ranks, from --timeout and from the layout. Messages name ranks by their place
+// in the layout, or by number if shape_of throws an Error, which body will report. Throws Error{usage} if
 // the timeout is out of range.
 WorldOptions world_options(std::optional<double> timeout_s, const std::function<MeshShape()>& shape_of);
 
 // Returns when every rank has ended body. An error that every rank throws is thrown on every
 // process; only the first process's has the text. Any other failure of one of several ranks ends
-// all processes with exit code 6, after a report on standard error. Error{usage} if MPI finds
+// all processes with exit code 6, after a report on standard error. Throws Error{usage} if MPI finds
 // another number of ranks than the launcher gave.
 void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body);
 
@@ -31,7 +31,7 @@ void warn_of_not_finite(Log& log, Control& control, const std::string& path, con
 // at least 1.
 int cpu_share(Control& control);
 
-// Error{usage} unless all ranks run this command of the same program. It is the first exchange
+// Throws Error{usage} unless all ranks run this command of the same program. It is the first exchange
 // between ranks, in every command.
 void check_same_program(Control& control, const std::string& command);
 

@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// The axis of all ranks that share the experts of a layer.
+// Returns the axis of all ranks that share the experts of a layer.
 Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
 
 // Hidden states go from stage to stage, and keys from rank to rank.

@@ -34,7 +34,7 @@ struct RoundPlace {
 
 class PeerWindow {
  public:
-  // Bytes at the beginning of a window that are reserved for flags.
+  // Returns the bytes at the beginning of a window that are reserved for flags.
   static int64_t control_bytes(int num_ranks);
 
   // All ranks of the group construct it together. window: zeroed u8, part of memory, at a multiple of 256 bytes. s: a

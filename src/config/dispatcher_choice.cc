@@ -8,7 +8,7 @@ namespace moebius {
 
 namespace {
 
-// The choice of ranks that do not reach each other's memory.
+// Returns the choice of ranks that do not reach each other's memory.
 DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {

@@ -41,7 +41,7 @@ struct RowsOfToken {
   double allgather = 0, alltoall = 0, direct = 0;
 };
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
-// The probability that one of a token's K experts is in a given part of the E, of E / parts:
+// Returns the probability that one of a token's K experts is in a given part of the E, of E / parts:
 // 1 - C(E - E/parts, K) / C(E, K), where experts are chosen evenly.
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
 
@@ -58,7 +58,7 @@ BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q);
 
 // two-level needs the ranks of etp x ep on two or more whole nodes, and each ep rank on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
-// Error{usage} unless it has. origin: the end of the message.
+// Throws Error{usage} unless it has. origin: the end of the message.
 void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin = "");
 
 struct DispatcherChoice {
@@ -69,7 +69,7 @@ struct DispatcherChoice {
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
 };
 
-// The first rule that applies decides:
+// Returns the choice. The first rule that applies decides:
 //   no MoE layer             none
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
@@ -81,7 +81,7 @@ struct DispatcherChoice {
 // Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level on GPUs or without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
-// The choice for training this run. A run on a GPU with run.graph may capture its steps.
+// Returns the choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
 // "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.
@@ -89,7 +89,7 @@ inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, Dispa
                                                 DispatcherKind::alltoall, DispatcherKind::direct,
                                                 DispatcherKind::two_level};
 const char* name_of(DispatcherKind kind);
-// Error{usage} that begins with `who` if the name is none of these.
+// Throws Error{usage} that begins with `who` if the name is none of these.
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);
 
 }  // namespace moebius

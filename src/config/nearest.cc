@@ -33,7 +33,7 @@ std::string closest(std::string_view name, const std::vector<std::string>& candi
   return *std::min_element(candidates.begin(), candidates.end(), closer);
 }
 
-// One edit for every three letters. Two swapped letters are two edits, which a word of five
+// Allows one edit for every three letters. Two swapped letters are two edits, which a word of five
 // letters may have.
 bool is_near(std::string_view a, std::string_view b) {
   return edit_distance(a, b) <= (static_cast<int>(std::max(a.size(), b.size())) + 1) / 3;

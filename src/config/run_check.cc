@@ -335,7 +335,7 @@ void check_lora(const RunSpec& s) {
                 s.train.mtp_coeff, origin(s, "train.mtp_coeff"));
 }
 
-// Error{usage} unless the degree of parallelism divides the size.
+// Throws Error{usage} unless the degree of parallelism divides the size.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
                 size, d);

@@ -87,7 +87,7 @@ void mark(const std::vector<size_t>& starts, size_t num_bytes, const jinja::Span
   }
 }
 
-// The number of ids before a place of the text: those that the text up to there has too.
+// Returns the number of ids before a place of the text: those that the text up to there has too.
 size_t ids_before(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, std::string_view text) {
   std::vector<int32_t> before;
   tokenizer.encode(text, &before);

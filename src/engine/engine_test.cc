@@ -155,7 +155,7 @@ TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
                [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
-// One dense and one MoE layer.
+// Returns one dense and one MoE layer.
 EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
   return {.model = {.vocab_size = vocab,
                     .hidden_size = size,

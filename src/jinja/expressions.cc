@@ -42,13 +42,13 @@ Value no_attribute(const Value& object, const std::string& name) {
   return Value::undefined(fmt::format("'{}' has no attribute '{}'", object_name(object), name));
 }
 
-// The position of a Python index in a sequence of this size; -1 outside of it.
+// Returns the position of a Python index in a sequence of this size; -1 outside of it.
 int64_t position(int64_t index, int64_t size) {
   if (index < 0) index += size;
   return index >= 0 && index < size ? index : -1;
 }
 
-// The items that list[start:stop:step] has, by their positions.
+// Returns the items that list[start:stop:step] has, by their positions.
 std::vector<int64_t> sliced(int64_t size, const Value& start, const Value& stop, const Value& step) {
   for (const Value* part : {&start, &stop, &step})
     if (!part->is_none() && !part->is_integer()) throw Fault("slice indices must be integers or None");

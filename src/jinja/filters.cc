@@ -18,7 +18,7 @@ constexpr auto kOtherFilters = std::to_array<std::string_view>(
     {"e", "escape", "filesizeformat", "forceescape", "pprint", "random", "striptags", "truncate", "urlencode", "urlize",
      "wordwrap", "xmlattr", "center", "slice", "attr", "wordcount"});
 
-// The number that Python's int() or float() reads from a text; nothing if it reads none.
+// Returns the number that Python's int() or float() reads from a text; nothing if it reads none.
 std::optional<double> real_of(std::string_view text) {
   const std::string_view digits = strip(text, nullptr, true, true);
   double value = 0;
@@ -122,7 +122,7 @@ bool is_iterable(Runtime&, const Value& v, const Arguments&) {
          dynamic_cast<Iterable*>(v.object()) != nullptr;
 }
 
-// True for values with a length and items by number.
+// Returns true for values with a length and items by number.
 bool is_sequence(Runtime&, const Value& v, const Arguments&) {
   const auto* iterable = dynamic_cast<const Iterable*>(v.object());
   return v.is_text() || v.is_list() || v.is_tuple() || v.is_dict() || v.is_undefined() ||

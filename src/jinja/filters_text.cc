@@ -101,7 +101,7 @@ Value format(Runtime& runtime, const Value& input, const Arguments& arguments) {
   return runtime.text(percent_format(runtime, runtime.str(input), Value::tuple(arguments.positional)));
 }
 
-// One conversion of percent_format, such as %5.2f.
+// Formats one conversion of percent_format, such as %5.2f.
 std::string converted(Runtime& runtime, const std::string& spec, const Value& value) {
   const char kind = spec.back();
   std::string numeric = spec.substr(0, spec.size() - 1);

@@ -41,7 +41,7 @@ class ActivationOffload {
   void ready(Stream& s, const OffloadedLayer& layer);  // before the layer's backward pass; fetches it if needed
   void end(Stream& s);                                 // ends the list: waits for all copies
 
-  // Bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.
+  // Returns the bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.
   int64_t bytes_to_host() const { return bytes_to_host_; }
   void clear_bytes() { bytes_to_host_ = 0; }
 

@@ -146,7 +146,7 @@ class Rig {
     model_->backward_weight(step, {.saved_set = m});
   }
 
-  // The operations of a backward pass, in flops, and its products.
+  // Returns the operations of a backward pass, in flops, and its products.
   std::pair<double, int64_t> cost_of_backward(int64_t m) {
     Trace trace;
     Stream traced(DeviceKind::cpu, pool_, &trace);

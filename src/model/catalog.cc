@@ -60,7 +60,7 @@ std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   return runs;
 }
 
-// The part of a name that is most like the pattern without the * and the dots at its ends.
+// Returns the part of a name that is most like the pattern without the * and the dots at its ends.
 std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names) {
   const size_t begin = pattern.find_first_not_of("*."), end = pattern.find_last_not_of("*.");
   const std::string core = begin == pattern.npos ? pattern : pattern.substr(begin, end + 1 - begin);
@@ -76,7 +76,7 @@ std::string nearest_to_pattern(const std::string& pattern, const std::vector<std
   return best == its_name ? best : fmt::format("{} of {}", best, its_name);
 }
 
-// Error{usage} unless each of the patterns of a key matches a name.
+// Throws Error{usage} unless each of the patterns of a key matches a name.
 void check_patterns(const char* key, const std::vector<std::string>& patterns, const std::vector<std::string>& names) {
   for (const std::string& pattern : patterns) {
     const bool found =

@@ -16,7 +16,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = wh
 
 namespace {
 
-// The tokens of a micro-batch that the experts take at a time.
+// Returns the tokens of a micro-batch that the experts take at a time.
 int64_t tokens_of_experts(const ModelContext& c) {
   const MeshShape& mesh = c.mesh.shape();
   return expert_chunk(rows_between_projections(c.shape, mesh), c.lora, mesh.etp * mesh.ep);

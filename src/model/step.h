@@ -113,7 +113,7 @@ struct BatchTensor {
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape);
 
 // Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan
-// is bound. Error{usage} when the shape has more depths than StepScalars.
+// is bound. Throws Error{usage} when the shape has more depths than StepScalars.
 void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& batch);
 
 struct Step {

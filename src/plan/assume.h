@@ -15,12 +15,12 @@ enum class PlanDispatcher : int { of_recipe, allgather, alltoall, deepep, hybrid
 // of_recipe: run.graph of a run of Moebius, and none of Megatron.
 enum class PlanGraphs : int { of_recipe, none, partial, full };
 enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
-// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's weight
-// before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
+// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's
+// weight before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
 enum class PlanPermutation : int { memory_efficient, plain };
 
-// Megatron may compute more anew than memory.recompute names: the experts' activation (its moe_act), or the whole MoE layer
-// with its exchange (its moe).
+// Megatron may compute more anew than memory.recompute names: the experts' activation (its moe_act), or the whole MoE
+// layer with its exchange (its moe).
 enum class PlanRecompute : int { of_recipe, activation, moe };
 
 // The rows that the busiest rank of ep has, over the mean.
@@ -46,14 +46,14 @@ struct Assumptions {
   double straggler = 0;  // how much longer the slowest rank takes, beside jitter
   double tokens = 0;     // to be trained, for days and GPU-hours; 0: not asked
 
-  // The factor of the slowest of so many ranks.
+  // Returns the factor of the slowest of so many ranks.
   double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
 // Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation, recompute,
 // load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows of the
 // busiest rank over the mean.
-// Error{usage} for an unknown key or value with the known ones. Error{io}, Error{input} for FILE.
+// Throws Error{usage} for an unknown key or value with the known ones. Throws Error{io}, Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);
 

@@ -15,9 +15,9 @@ struct FileWork {
   int64_t saves = 0;            // that the run's steps make, the one at the end among them; 0: train.steps is not set
 };
 
-// Bytes of a token in a dataset: uint16 for fewer than 65500 ids, else int32.
+// Returns the bytes of a token in a dataset: uint16 for fewer than 65500 ids, else int32.
 int64_t token_bytes(const ModelSpec& model);
-// Bytes of an element of a parameter in a checkpoint: its master, or weight, and the optimizer's state.
+// Returns the bytes of an element of a parameter in a checkpoint: its master, or weight, and the optimizer's state.
 double checkpoint_bytes(const OptimizerSpec& optimizer);
 
 // saved_numel: elements of parameters that all ranks together save. owned_numel: the most that one rank saves.

@@ -26,15 +26,15 @@ struct FitRow {
   bool is_fitted = true;  // false: predicted and reported alone
 };
 
-// {"families": {"hopper": ["h100", "h200"]}, "rows": [{"name", "recipe", "set", "machine", "ranks",
-// "assume", "source", and one of "model_tflops_per_gpu", "tokens_per_s", "tokens_per_s_per_gpu"}]}.
-// `folder` is where the recipes' paths begin. Error{input} that names the row and its key, or the name of two rows.
+// {"families": {"hopper": ["h100", "h200"]}, "rows": [{"name", "recipe", "set", "machine", "ranks", "assume", "source",
+// and one of "model_tflops_per_gpu", "tokens_per_s", "tokens_per_s_per_gpu"}]}. `folder` is where the recipes' paths
+// begin. Throws Error{input} that names the row and its key, or the name of two rows.
 std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder);
 // Sets the shares that the fit begins with, so that fitting again gives the same: the file's
 // "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
 // A machine's name in place of a family changes that machine alone: a number takes the family's place, and
 // {"times": X} multiplies it.
-// Error{input} for a family or key that is not known.
+// Throws Error{input} for a family or key that is not known.
 void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines);
 
 struct FittedRow {

@@ -136,7 +136,7 @@ class Fitting {
 
   bool holds_mtp(const StageSpec& stage) const { return stage.num_mtp > 0 && specs_[0].shape.num_mtp > 0; }
 
-  // Those with most sets in flight first.
+  // Returns those with most sets in flight first.
   std::vector<HeldLayer> layers_of(int64_t pp_rank) const {
     std::vector<HeldLayer> layers;
     for (int64_t v = 0; v < layout_.num_virtual(); ++v) {

@@ -25,14 +25,14 @@ struct MemoryFit {
 // Takes the names out of memory.offload that memory.recompute covers in all layers: what is recomputed is not kept.
 void leave_out_recomputed(MemorySpec& memory);
 
-// Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates decide which set
-// costs least, and nothing else. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
-// Error{usage} with the least bytes that do where nothing fits; where recompute is given and the run needs more than
-// memory.fit; and the errors of planned_engine_spec().
+// Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates decide which
+// set costs least, and nothing else. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
+// Throws Error{usage} with the least bytes that do where nothing fits; where recompute is given and the run needs more
+// than memory.fit; and the errors of planned_engine_spec().
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 
-// The same where no machine is named: the rates of an H100 or of a CPU, whichever run.device is.
+// Returns the same where no machine is named: the rates of an H100 or of a CPU, whichever run.device is.
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks);
 
 }  // namespace moebius

@@ -15,9 +15,9 @@ namespace moebius {
 // Ranks that a plan may have.
 inline constexpr int64_t kMostRanks = int64_t{1} << 24;
 
-// The spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
+// Returns the spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
-// Error{usage} with the equation that fails where no engine could be built.
+// Throws Error{usage} with the equation that fails where no engine could be built.
 // checks_model: whether RunSpec::check() looks at the model too; a search does so once for all its layouts.
 EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, bool checks_model = true);
 

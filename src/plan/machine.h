@@ -61,12 +61,13 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
-  // Bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
+  // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
-  // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's alone.
+  // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's
+  // alone.
   PlanMachine of_rank(int64_t threads_of_rank) const;
-  // The figures of [rank], [links] and [host] that nothing measured, and all whose measurement was noisy, each as
-  // "rank.kernel_us: its source".
+  // Returns the figures of [rank], [links] and [host] that nothing measured, and all whose measurement was noisy, each
+  // as "rank.kernel_us: its source".
   std::vector<std::string> assumed_figures() const;
 };
 
@@ -80,15 +81,15 @@ struct MachineFigure {
 const std::vector<MachineFigure>& machine_figures();
 
 // Reads a machine file's text, TOML or the same as JSON; `name` is the file in messages.
-// Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
+// Throws Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
 // or is absurd; and for keys that are not known, with the nearest.
 PlanMachine parse_machine(const std::string& text, const std::string& name);
 // NAME of machines/NAME.toml below `folder`, or the path of a file.
-// Error{usage} with the known names if there is neither. Error{io} if the file cannot be read.
+// Throws Error{usage} with the known names if there is neither. Throws Error{io} if the file cannot be read.
 PlanMachine load_machine(const std::string& name_or_path, const std::string& folder);
 std::vector<std::string> known_machines(const std::string& folder);
 
-// The file of a machine. REQUIRES: every figure has a source.
+// Returns the file of a machine. REQUIRES: every figure has a source.
 std::string to_toml(const PlanMachine& machine);
 
 }  // namespace moebius

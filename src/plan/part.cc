@@ -22,7 +22,7 @@
 namespace moebius {
 namespace {
 
-// The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
+// Returns the smallest mesh of one stage in which a rank's share of the model is that of `whole`.
 MeshShape stage_mesh(const MeshShape& whole) {
   MeshShape m = whole;
   m.pp = 1;
@@ -53,8 +53,8 @@ int64_t aligned_bytes(const Tensor& f32) {
   return div_ceil(f32.num_bytes(), align) * align;
 }
 
-// Groups are named by axis, and their calls come as "axis call". Equal ops become one entry, since the time of each call
-// is the longer of its arithmetic and its bytes.
+// Groups are named by axis, and their calls come as "axis call". Equal ops become one entry, since the time of each
+// call is the longer of its arithmetic and its bytes.
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
   std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
@@ -192,7 +192,7 @@ class DryStage {
             .pages_of_pass = rows_->pages_of_pass(),
             .stash_columns = rows_->stash_columns()};
   }
-  // The parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
+  // Returns the parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
   std::vector<MatrixWork> matrices_of(const Param& p) {
     std::vector<MatrixWork> all;
     const bool is_muon = spec_.optimizer && spec_.optimizer->kind == OptimizerKind::muon;
@@ -210,7 +210,8 @@ class DryStage {
     }
     return all;
   }
-  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products are never quantised.
+  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products are never
+  // quantised.
   PassWork orthogonalised(const Param& p, const ParamPart& part) {
     const auto on_null = [](Shape shape, DType dtype) {
       return Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};

@@ -93,7 +93,8 @@ struct RowsWork {
 };
 
 struct PartWork;
-// A part whose passes take the time of those of the first two parts without that of the third (plan/cost/composed_part.h).
+// A part whose passes take the time of those of the first two parts without that of the third
+// (plan/cost/composed_part.h).
 struct SimplerParts {
   const PartWork *experts = nullptr, *attention = nullptr, *neither = nullptr;
 };
@@ -161,7 +162,7 @@ class LayoutParts {
   const PartWork& layer(int64_t layer);
   // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
-  // The lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
+  // Returns the lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
   int64_t first_backward() const { return first_backward_; }
   const PipelineUse& pipeline(int64_t pp_rank) {
     return library_.pipelines().of(spec_.pipeline, spec_.mesh.pp, pp_rank);

@@ -141,7 +141,7 @@ std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const 
   return sets;
 }
 
-// The bytes that Megatron Core keeps beside those of Moebius, of each layer and micro-batch in flight (arXiv
+// Returns the bytes that Megatron Core keeps beside those of Moebius, of each layer and micro-batch in flight (arXiv
 // 2603.07685): of an MoE layer the rows that its experts get, which Moebius dispatches once more, and the activation's
 // output, which Moebius recomputes, both in 8 bits where products are. A plain permutation keeps the experts' outputs.
 // Latent attention keeps the part of keys that RoPE turns once for each head.

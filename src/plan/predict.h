@@ -70,10 +70,11 @@ struct PredictOptions {
 // The run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 is all of them.
 RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
 
-// Error{usage} for a run whose layers are sharded (parallel.fsdp, parallel.shard_gradients), which a search refuses.
+// Throws Error{usage} for a run whose layers are sharded (parallel.fsdp, parallel.shard_gradients), which a search
+// refuses.
 void refuse_sharded_layers(const RunSpec& run, int64_t ranks);
 
-// Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
+// Throws Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options = {});
 

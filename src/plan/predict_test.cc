@@ -118,8 +118,8 @@ TEST(Predict, SendsWhatWasMeasured) {
   EXPECT_NEAR(gib({}, 2, "edp") + gib({}, 2, "dp_cp"), 19.3, 0.05);
 }
 
-// A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes travel
-// beside the rows.
+// A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes
+// travel beside the rows.
 TEST(Predict, DirectSendsATokenOnceToEachRank) {
   PartLibrary parts;
   const auto bytes = [&](const std::string& dispatcher) {
@@ -163,8 +163,8 @@ TEST(Predict, RowsTravelInTheirFormat) {
     EXPECT_NEAR(bytes(dispatcher, "recipe") / bytes(dispatcher, "compute"), 1 - saved, 0.01) << dispatcher;
 }
 
-// A token travels once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also where
-// parts are known already.
+// A token travels once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also
+// where parts are known already.
 TEST(Predict, TwoLevelSendsATokenOnceToEachNode) {
   PartLibrary parts;
   const auto run = [](int64_t node, int64_t threads) {

@@ -37,7 +37,7 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
   }
 }
 
-// The matrices of which the elements from begin to end have some.
+// Returns the matrices of which the elements from begin to end have some.
 int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
   const int64_t first = std::max(begin, m.begin), last = std::min(end, m.begin + m.count * m.numel) - 1;
   return first > last ? 0 : (last - m.begin) / m.numel - (first - m.begin) / m.numel + 1;
@@ -105,7 +105,7 @@ void add_saved(RankMemory& m, LayoutParts& parts, const StageLayout& layout, con
   }
 }
 
-// The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
+// Returns the most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
 int64_t most_magnitudes(const EngineSpec& spec, const std::vector<HeldParam>& params) {
   int64_t most = 0;
   for (const ParamBucket& bucket : buckets_of(spec, params)) {
@@ -116,8 +116,8 @@ int64_t most_magnitudes(const EngineSpec& spec, const std::vector<HeldParam>& pa
   return most;
 }
 
-// Buffers that sharded layers use in turn (parallel/sharding/layer_buffers.h): each as large as the largest of its layers.
-// Returns the bytes of the largest.
+// Buffers that sharded layers use in turn (parallel/sharding/layer_buffers.h): each as large as the largest of its
+// layers. Returns the bytes of the largest.
 int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
   std::array<int64_t, 2> buffers{};
   for (const auto& [layer, bytes] : bytes_of_layer) {
@@ -243,7 +243,8 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Gradients of an embedding that stages share: a holder receives those of the others (parallel/sharding/tied_embedding.h).
+// Gradients of an embedding that stages share: a holder receives those of the others
+// (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const int64_t last = spec.mesh.pp - 1;
@@ -260,7 +261,7 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   return (std::ssize(holders) - 1) * bytes;
 }
 
-// The step stack: the largest of the passes, of that exchange, and of the optimizer.
+// Returns the step stack: the largest of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);

@@ -45,7 +45,7 @@ struct RankParams {
 RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank);
 RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
-// The layout of a resolved spec's stages.
+// Returns the layout of a resolved spec's stages.
 StageLayout stages_of(const EngineSpec& spec);
 
 }  // namespace moebius

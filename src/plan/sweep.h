@@ -14,7 +14,7 @@ struct SweptKey {
   std::string key;
   std::vector<std::string> values;
 };
-// Commas inside brackets and quotes do not separate. Error{usage} for a text without a key or a value.
+// Commas inside brackets and quotes do not separate. Throws Error{usage} for a text without a key or a value.
 SweptKey parse_sweep(const std::string& text);
 
 struct SweptPoint {
@@ -36,8 +36,8 @@ struct SweepBase {
   int64_t ranks = 1;
   std::optional<SearchOptions> search;  // each point is the best layout that a search finds
 };
-// Points that are impossible are part of the table. Error{usage} for more than 10000 points, for a key that is given
-// twice, and when every point is impossible, with why the first is.
+// Points that are impossible are part of the table. Throws Error{usage} for more than 10000 points, for a key that is
+// given twice, and when every point is impossible, with why the first is.
 Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume);
 

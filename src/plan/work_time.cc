@@ -68,7 +68,7 @@ double memory_rate(const TimeContext& c) {
   return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
 }
 
-// The rows that the busiest rank's experts get, over those that the dry run computed: it takes every
+// Returns the rows that the busiest rank's experts get, over those that the dry run computed: it takes every
 // planned row, most of which no token fills where all-gather plans for the worst case.
 double expert_rows(const TimeContext& c) {
   const EngineSpec& spec = c.spec;

@@ -15,13 +15,13 @@ struct RankSpan {
   int64_t size = 1, stride = 1;
   int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
 };
-// The ranks of an axis. A group of pp is two neighbours.
+// Returns the ranks of an axis. A group of pp is two neighbours.
 RankSpan span_of(const MeshShape& mesh, const std::string& axis);
 
 // Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;
-// The rate that products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132 cost them
-// about 20 % (arXiv 2603.07685), since their tiles do not divide evenly by what is left.
+// The rate that products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132
+// cost them about 20 % (arXiv 2603.07685), since their tiles do not divide evenly by what is left.
 inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
 // The share of compute that is lost while a group's call runs beside it; 0 on a CPU.
 double taken_by_groups(const PlanMachine& machine, double sending = kSendingMultiprocessors);
@@ -66,7 +66,7 @@ struct PassTime {
   PassTime& add(const PassTime& o, double times);
 };
 
-// The time of a pass, or of other work. Groups are not hidden in it.
+// Returns the time of a pass, or of other work. Groups are not hidden in it.
 PassTime pass_time(const TimeContext& c, const PassWork& work);
 
 // The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
@@ -84,7 +84,7 @@ double group_messages(const RankSpan& span, GroupCall call);
 // machine has such products. of_recipe: they are not.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
-// The number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
+// Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
 // that has some of them, its own left out: the mean over tokens that choose freely within the
 // groups of experts that the model allows.
 double units_of_token(const ModelSpec& model, double units);

@@ -14,7 +14,7 @@ constexpr std::array kProducts = {
     MeasuredProduct{{true, 2048, 1536, 2048}, {4.070, 2.910}, {4.377, 3.616}, {3.580, 4.542}},
 };
 
-// The largest of the ratios of two shapes' sizes, as a power of two.
+// Returns the largest of the ratios of two shapes' sizes, as a power of two.
 double distance(const ProductShape& a, const ProductShape& b) {
   const auto apart = [](int64_t x, int64_t y) {
     return std::abs(std::log2(static_cast<double>(x) / static_cast<double>(y)));

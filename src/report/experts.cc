@@ -57,7 +57,7 @@ std::string balance_map(const Runs& runs, const ShownRun& run) {
   return figure_of(map);
 }
 
-// The layer whose load was furthest from even of late: the row of `balance`.
+// Returns the layer whose load was furthest from even of late: the row of `balance`.
 int64_t least_even_layer(const MoeData& moe) {
   int64_t at = 0;
   for (int64_t r = 0; r < std::ssize(moe.layers); ++r)
@@ -86,7 +86,7 @@ std::string load_by_layer(const Runs& runs, const ShownRun& run) {
   return figure_of(map);
 }
 
-// The experts of one layer over steps.
+// Returns the experts of one layer over steps.
 std::string load_over_steps(const Runs& runs, const ShownRun& run) {
   const MoeData& moe = run.data.moe;
   const int64_t layer = least_even_layer(moe), E = moe.experts;

@@ -232,7 +232,7 @@ void add_link_row(Markup& out, const char* figure, const std::optional<LinkData>
   out.close("tr");
 }
 
-// The connections that all ranks wait for, if one is slow.
+// Returns the connections that all ranks wait for, if one is slow.
 std::string link_table(const Runs& runs, const ShownRun& run) {
   const RanksData& ranks = run.data.ranks;
   if (!ranks.longest_round_trip && !ranks.lowest_rate) return "";

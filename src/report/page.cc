@@ -15,7 +15,7 @@
 namespace moebius {
 namespace {
 
-// A hash as Content-Security-Policy names it.
+// Returns a hash as Content-Security-Policy names it.
 std::string sha256_base64(std::string_view text) {
   static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::array<unsigned char, 33> hash{};  // 32 bytes, and a zero to fill up to 3

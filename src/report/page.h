@@ -23,11 +23,11 @@ struct PageTime {
   std::string version;  // of what is served
 };
 
-// The whole file. REQUIRES: 1 to kMostRuns runs.
+// Returns the whole file. REQUIRES: 1 to kMostRuns runs.
 std::string page_of(const std::vector<ShownRun>& runs, const PageTime& time);
-// The part that changes on a page that is followed: the contents of its element "page".
+// Returns the part that changes on a page that is followed: the contents of its element "page".
 std::string page_body_of(const std::vector<ShownRun>& runs, const PageTime& time);
-// The header Content-Security-Policy that lets the page run its own script alone.
+// Returns the header Content-Security-Policy that lets the page run its own script alone.
 std::string content_policy(const PageTime& time);
 
 }  // namespace moebius

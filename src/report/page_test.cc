@@ -20,7 +20,7 @@ int count_of(const std::string& text, const std::string& word) {
   return count;
 }
 
-// A failure names the words, not the whole page.
+// Returns a failure names the words, not the whole page.
 bool has(const std::string& page, const std::string& words) { return page.find(words) != std::string::npos; }
 
 class Page : public ::testing::Test {

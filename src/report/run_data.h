@@ -18,7 +18,7 @@ class NamedSeries {
  public:
   static constexpr size_t kMost = 64;  // names; those that come later are not kept
 
-  // The series of a name, which is made if there is room; null if not.
+  // Returns the series of a name, which is made if there is room; null if not.
   // `at` is where to look first, and becomes the place after the name's own.
   Series* find_or_add(std::string_view name, size_t& at);
   const Series* find(std::string_view name) const;  // null if it has no value
@@ -99,7 +99,7 @@ struct RunData {
 
 // The newest event of a kind; null if there is none.
 const RunEvent* newest_event(const RunData& run, std::string_view kind);
-// The value of a recipe's key as TOML; empty if it is not there.
+// Returns the value of a recipe's key as TOML; empty if it is not there.
 std::string recipe_value(const RunData& run, std::string_view key);
 std::optional<double> recipe_number(const RunData& run, std::string_view key);
 

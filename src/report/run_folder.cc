@@ -19,7 +19,7 @@ constexpr int64_t kChunk = int64_t{4} << 20, kLongestLine = int64_t{64} << 20;
 constexpr size_t kMostValue = 2000, kMostKeys = 1000;  // of a recipe: characters of a value, keys
 constexpr int64_t kMostRecipe = int64_t{1} << 20;
 
-// The number in "step-00000100"; -1 for other names.
+// Returns the number in "step-00000100"; -1 for other names.
 int64_t step_of_folder(const std::string& name) {
   constexpr std::string_view kBegin = "step-";
   const std::string digits = name.starts_with(kBegin) ? name.substr(kBegin.size()) : "";

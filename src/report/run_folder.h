@@ -16,7 +16,7 @@ class LineFile {
   explicit LineFile(std::string path) : path_(std::move(path)) {}
 
   enum class Change { none, grown, replaced };
-  // Looks at the file; a file that is missing is empty. Error{input} if it is no regular file.
+  // Looks at the file; a file that is missing is empty. Throws Error{input} if it is no regular file.
   Change look();
   // Calls add(line) for each line that has ended since the last call, without its end.
   // MetricsReader::kPadding bytes after a line may be read. A line of more than 64 MiB is passed as an empty one.
@@ -35,7 +35,7 @@ class LineFile {
 
 class RunFolder {
  public:
-  // Error{input} if the path is no folder, or neither has metrics nor a recipe.
+  // Throws Error{input} if the path is no folder, or neither has metrics nor a recipe.
   explicit RunFolder(std::string path);
 
   // Reads what was written since the last call. Returns whether anything changed.
@@ -43,7 +43,7 @@ class RunFolder {
   const RunData& data() const { return *data_; }
   const std::string& path() const { return path_; }
   std::string metrics_path() const { return metrics_.path(); }
-  // The name of the folder, for people.
+  // Returns the name of the folder, for people.
   std::string name() const;
   double modified_s() const { return metrics_.modified_s(); }
 

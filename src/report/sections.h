@@ -19,7 +19,7 @@ std::string history_section(const Runs& runs);
 std::string recipe_section(const Runs& runs);
 std::string other_section(const Runs& runs);  // metrics that no other section knows
 
-// A heading and figures, empty without figures.
+// Returns a heading and figures, empty without figures.
 std::string section_of(const std::string& title, const std::string& figures);
 // " of RUN" where there are several; an id's end that is this run's own.
 std::string of_run(const Runs& runs, const ShownRun& run);

@@ -27,7 +27,7 @@ class Series {
   void add(int64_t step, double value);
 
   const std::vector<SeriesBin>& bins() const { return bins_; }
-  // The same records in at most `most` bins.
+  // Returns the same records in at most `most` bins.
   std::vector<SeriesBin> bins(int64_t most) const;
   bool empty() const { return bins_.empty(); }
   int64_t count() const { return count_; }  // of finite values

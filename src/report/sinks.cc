@@ -45,7 +45,7 @@ std::string header_of(const std::vector<std::string>& columns) {
   return line + "\r\n";
 }
 
-// The row of a line; empty for a line that is no record.
+// Returns the row of a line; empty for a line that is no record.
 std::string row_of(dom::parser& parser, std::string_view line, const std::vector<std::string>& columns) {
   dom::object record;
   std::string_view kind;

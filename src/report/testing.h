@@ -10,7 +10,7 @@
 
 namespace moebius {
 
-// A train record of two MoE layers with 4 experts, and of two ranks. The loss falls with the step.
+// Returns a train record of two MoE layers with 4 experts, and of two ranks. The loss falls with the step.
 inline std::string train_line(int64_t step, double loss) {
   return fmt::format(
       R"({{"kind":"train","step":{0},"loss":{1},"aux_loss":0.02,"z_loss":0.0,"grad_norm":{2},"lr":0.001,"tokens":128,)"

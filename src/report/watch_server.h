@@ -19,7 +19,7 @@ struct WatchOptions {
 // may be forwarded. A page of another host that points its name here (DNS rebinding) gets nothing.
 class WatchServer {
  public:
-  // Error{input} if the path is no run's folder, Error{io} if the port is in use or refused.
+  // Throws Error{input} if the path is no run's folder, Error{io} if the port is in use or refused.
   WatchServer(const std::string& run, const WatchOptions& options);
   ~WatchServer();  // ends the threads
 

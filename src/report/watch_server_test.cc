@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A connection, or -1 where nobody takes it within a second.
+// Returns a connection, or -1 where nobody takes it within a second.
 int connect_to(const char* host, int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
   sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};

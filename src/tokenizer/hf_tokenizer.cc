@@ -43,7 +43,7 @@ class HfTokenizer::Encoding : public WordSink {
     if (starts_ != nullptr) starts_->push_back(place_of(piece));
   }
 
-  // The byte of the whole text where a part of it begins.
+  // Returns the byte of the whole text where a part of it begins.
   size_t place_of(std::string_view part) {
     const std::less_equal<const char*> is_before;
     if (is_before(whole_.data(), part.data()) && is_before(part.data() + part.size(), whole_.data() + whole_.size()))

@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// The first element that is no number, or -1. Of weights in few bits only E4M3 has such elements: scales were
+// Returns the first element that is no number, or -1. Of weights in few bits only E4M3 has such elements: scales were
 // checked when they were read.
 int64_t first_nonfinite(Stream& s, const Tensor& t) {
   if (t.dtype == DType::f32 || t.dtype == DType::bf16) return find_nonfinite(s, t);
@@ -54,7 +54,7 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   return std::nullopt;
 }
 
-// The finding of the first rank that has one, the same on every rank. Ranks continue together, or
+// Returns the finding of the first rank that has one, the same on every rank. Ranks continue together, or
 // end together.
 std::optional<std::string> agree(Control& control, const std::optional<std::string>& found, Pass pass = Pass::forward) {
   const std::vector<std::string> all = control.gather(found.value_or(""));

@@ -44,7 +44,7 @@ struct RanksReport {
                                            // none on one rank
 };
 
-// The report of the last step, the same on each rank; all ranks call it together. mine: of this
+// Returns the report of the last step, the same on each rank; all ranks call it together. mine: of this
 // rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks;
 // outcome: what this rank says of the step. It is one call of the group of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,

@@ -15,7 +15,7 @@
 namespace moebius {
 namespace {
 
-// A notice when frozen parameters may have lost bits; empty when they have not.
+// Returns a notice when frozen parameters may have lost bits; empty when they have not.
 std::string rounding_notice(const ParamTable& params) {
   const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
   if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";

@@ -9,7 +9,8 @@
 namespace moebius {
 namespace {
 
-// The lower of the two in the middle: so a machine whose connections are half slow has a fast median. 0 of none.
+// Returns the lower of the two in the middle: so a machine whose connections are half slow has a fast median. 0 of
+// none.
 double lower_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;

@@ -29,7 +29,7 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
   }
 }
 
-// The scales of the n owned elements of a part.
+// Returns the scales of the n owned elements of a part.
 Tensor scales_of_part(const OptimizerState& state, const ParamPart& part, int64_t n) {
   if (n == 0) return state.scales.rows(0, 0);
   const int64_t first = part.offset + owned_of(*state.param, part).begin - state.param->owned.begin;

@@ -252,7 +252,7 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
 
 namespace {
 
-// The folder that a checkpoint names; empty for one that holds a whole model.
+// Returns the folder that a checkpoint names; empty for one that holds a whole model.
 std::string named_base(const std::string& checkpoint) {
   const std::optional<RunSpec> run = read_run_spec(checkpoint);
   if (!run || !run->lora.is_on()) return "";

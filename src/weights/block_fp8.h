@@ -32,7 +32,7 @@ struct BlockFp8 {
 // them (ops/quantize/quantize.h). Without released scales blocks are 128 x 128.
 BlockFp8 to_block_fp8(const float* x, int64_t rows, int64_t cols, const ReleasedScales& released);
 
-// The matrices of a model whose products the recipe fp8_block quantises, by canonical name: those of
+// Returns the matrices of a model whose products the recipe fp8_block quantises, by canonical name: those of
 // projections, dense and shared MLPs, and experts.
 std::vector<std::string> block_fp8_matrices(const ModelCatalog& catalog);
 

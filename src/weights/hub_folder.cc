@@ -52,7 +52,7 @@ Shape shape_of(const std::vector<int64_t>& dims) {
   return dims.size() == 2 ? Shape{dims[0], dims[1]} : Shape{dims[0], dims[1], dims[2]};
 }
 
-// The matrices that are written in 8-bit floats: those that were released so, or else those whose products the
+// Returns the matrices that are written in 8-bit floats: those that were released so, or else those whose products the
 // recipe fp8_block quantises.
 std::set<std::string> in_block_fp8(const HubFolder& hub) {
   if (!hub.block_fp8) return {};
@@ -77,7 +77,7 @@ void add_block_fp8(const HubFolder& hub, size_t i, const std::string& name, std:
                      .form = TensorCopy::Form::block_scales});
 }
 
-// The tensors under the hub's names; where experts are one there, they are gathered.
+// Returns the tensors under the hub's names; where experts are one there, they are gathered.
 std::vector<TensorCopy> hub_tensors(const HubFolder& hub, HfFamily family) {
   std::vector<TensorCopy> tensors;
   std::map<std::string, size_t> fused;
@@ -116,7 +116,7 @@ const char* torch_name(DType dtype) {
   }
 }
 
-// The modules with a matrix that is not in 8-bit floats, by the names that transformers and vLLM compare.
+// Returns the modules with a matrix that is not in 8-bit floats, by the names that transformers and vLLM compare.
 json plain_modules(const std::vector<TensorCopy>& tensors) {
   json names = json::array();
   for (const TensorCopy& t : tensors) {

@@ -97,7 +97,7 @@ class PartLoader {
   static Tensor rows_of(const Tensor& whole, int64_t begin, int64_t count, int64_t columns) {
     return whole.view({whole.numel()}).rows(begin * columns, (begin + count) * columns).view({count, columns});
   }
-  // The row of scales where a part's begin: each matrix of the parameter has whole blocks.
+  // Returns the row of scales where a part's begin: each matrix of the parameter has whole blocks.
   static int64_t first_block_row(const Param& p, const ParamPart& part) {
     const int rank = p.spec.shape.rank();
     const int64_t block = block_size(held_layout(p.w.dtype)).rows, rows = p.spec.shape[rank - 2],

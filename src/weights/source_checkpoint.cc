@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// The scales that a matrix was released with, which an import keeps.
+// Returns the scales that a matrix was released with, which an import keeps.
 bool is_scales(const std::string& name, const std::map<std::string, Shape>& wanted) {
   const size_t suffix = std::string_view(kScaleSuffix).size();
   return name.ends_with(kScaleSuffix) && wanted.contains(name.substr(0, name.size() - suffix));

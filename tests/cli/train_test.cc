@@ -40,7 +40,7 @@ class CliTrain : public ::testing::Test {
     for (std::string line; std::getline(lines, line);) records.push_back(nlohmann::json::parse(line));
     return records;
   }
-  // The path, size and time of each file in the run's folder, but for the lock.
+  // Returns the path, size and time of each file in the run's folder, but for the lock.
   std::vector<std::string> files_of_run() {
     std::vector<std::string> files;
     for (const auto& file : std::filesystem::recursive_directory_iterator(dir_.path("run"))) {

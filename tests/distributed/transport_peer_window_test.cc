@@ -19,7 +19,7 @@ struct WindowRank : Rank {
                .shape = {control + 2 * size * 8},
                .dtype = DType::u8},
         peers(s, *world, memory, window) {}
-  // The numbers of a turn that the ranks wrote to rank r.
+  // Returns the numbers of a turn that the ranks wrote to rank r.
   int64_t* at(int r, int turn) {
     auto* base = reinterpret_cast<std::byte*>(peers.bases_W().ptr<int64_t>()[r]);
     return reinterpret_cast<int64_t*>(base + control) + turn * size;

@@ -26,7 +26,7 @@ struct MeasuredRate {
   double flops_per_s = 0, noise = 0;
 };
 
-// The rate of the lines whose names begin so, all together.
+// Returns the rate of the lines whose names begin so, all together.
 MeasuredRate rate_of(const BenchReport& report, const std::string& prefix) {
   double flops = 0, seconds = 0, least = 0;
   for (const BenchLine& line : report.lines) {
@@ -71,7 +71,8 @@ void assume_figures(PlanMachine& m) {
   set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
 }
 
-// No benchmark measures these figures of a GPU. They are those of an H100 where the data sheet of another is not known here.
+// No benchmark measures these figures of a GPU. They are those of an H100 where the data sheet of another is not known
+// here.
 void assume_gpu(PlanMachine& m, double multiprocessors) {
   const std::string sheet = "assumed: as an H100";
   set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
@@ -118,7 +119,7 @@ void check_figures(const PlanMachine& m) {
                   f.table, f.key, m.*f.value, f.least, f.most);
 }
 
-// The time of an op that does next to nothing.
+// Returns the time of an op that does next to nothing.
 double kernel_us(const BenchSpec& spec) {
   BenchSpec tiny = spec;
   tiny.scale = 1.0 / 1024;

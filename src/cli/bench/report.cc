@@ -66,7 +66,7 @@ nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
   return json;
 }
 
-// The workload's options, as an object and in words.
+// Returns the workload's options, as an object and in words.
 nlohmann::ordered_json case_json(const BenchOptions& o) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (o.name == "gemm") return json;

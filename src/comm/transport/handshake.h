@@ -89,7 +89,7 @@ class HandshakeAcceptor {
   // the next call returns others.
   std::optional<Member> handle_polled(std::span<const pollfd> polled);
   const Socket& listener() const { return listener_; }
-  // The connections that were refused: "; refused: 10.0.0.7, which ..."; empty without any.
+  // Returns the connections that were refused: "; refused: 10.0.0.7, which ..."; empty without any.
   std::string refused_text() const;
 
  private:

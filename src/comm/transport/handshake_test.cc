@@ -133,7 +133,7 @@ TEST(HandshakeAcceptor, FindsThatAnotherRankIsThere) {
   door.while_running(0.3, [&] { EXPECT_EQ(join_with(door.connect(), kSecret, 3, /*to_rank=*/2), "rank 0 is there"); });
 }
 
-// A listener that passes bytes on to the door and keeps those of the connector.
+// Returns a listener that passes bytes on to the door and keeps those of the connector.
 std::vector<std::byte> overheard(Door& door) {
   const Socket between = listen_at(0, /*loopback_only=*/true);
   std::vector<std::byte> kept;

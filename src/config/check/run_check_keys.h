@@ -15,7 +15,7 @@ std::string origin(const RunSpec& s, const std::string& key);
 // resolved recipe, which holds every key, reads back.
 void refuse_idle(const RunSpec& s, const char* key, const std::string& why);
 
-// The largest divisor of n that is at most at_most.
+// Returns the largest divisor of n that is at most at_most.
 int64_t largest_divisor(int64_t n, int64_t at_most);
 
 // "are 996 and 1002", "is 996": the multiples of `of` beside n, from `of` to at_most.

@@ -68,7 +68,7 @@ RecipeKey required(RecipeKey key) {
   return key;
 }
 
-// A text that is not printed if it is empty.
+// Returns a text that is not printed if it is empty.
 template <class Spec, class Get>
 RecipeKey optional_text(const std::string& name, std::string Spec::*field, Get get, Resume resume) {
   return {name, any_text(), [get, field](RunSpec& s, const json& v) { v.get_to(get(s).*field); },
@@ -97,7 +97,7 @@ bool is_json_object(const json& text) {
   return text.is_string() && json::parse(text.get<std::string>(), nullptr, false).is_object();
 }
 
-// The text of the whole config.json that the model came from.
+// Returns the text of the whole config.json that the model came from.
 RecipeKey model_config_key() {
   return {"model.config",
           {"the text of a JSON object", is_json_object},

@@ -36,7 +36,7 @@ struct RetiredKey {
 };
 const std::vector<RetiredKey>& retired_keys();
 
-// The section of "section.key", or all of a name without a dot.
+// Returns the section of "section.key", or all of a name without a dot.
 std::string section_of(const std::string& name);
 
 }  // namespace moebius

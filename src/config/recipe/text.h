@@ -14,12 +14,12 @@ struct RecipeEntry {
   std::string where;     // "NAME:LINE" or "--set"
 };
 
-// The keys of the sections of a TOML text. Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
+// Returns the keys of the sections of a TOML text. Throws Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
 // or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
 
 // "section.key=value", spaces around either let go: value is TOML, or a string where it is not (a
-// bare word, a path, a date). Error{usage} when there is no "=", no key, or an opened bracket or
+// bare word, a path, a date). Throws Error{usage} when there is no "=", no key, or an opened bracket or
 // quote is not closed.
 RecipeEntry read_override(const std::string& assignment);
 

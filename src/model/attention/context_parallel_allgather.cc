@@ -8,7 +8,7 @@ Kv alloc_like(Step& step, const Kv& x) {
   return {step.alloc(x.k_TGd.shape, x.k_TGd.dtype), step.alloc(x.v_TGd.shape, x.v_TGd.dtype)};
 }
 
-// The keys and values that a piece of queries sees: of its own and all earlier pieces.
+// Returns the keys and values that a piece of queries sees: of its own and all earlier pieces.
 Kv seen_by(const Pieces& pieces, const Kv& all, int64_t b, int64_t piece) {
   return {pieces.first(all.k_TGd, b, piece + 1), pieces.first(all.v_TGd, b, piece + 1)};
 }

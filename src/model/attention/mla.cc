@@ -20,7 +20,7 @@ ParamSpec whole_matrix(const LayerContext& c, const std::string& name, int64_t o
   return {.name = name, .shape = {out, in}, .dtype = c.dtype, .init_std = c.init_std(), .grad_axis = Axis::tp_cp_dp};
 }
 
-// The same for one row: a norm's weight or a bias.
+// Returns the same for one row: a norm's weight or a bias.
 ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t width, ParamInit init) {
   return {.name = name,
           .shape = {width},
@@ -42,7 +42,7 @@ std::optional<Linear> query_down(const LayerContext& c, const std::string& prefi
   return Linear(c, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
 }
 
-// The last projection of the query: it reads the query's latent, or x where there is none.
+// Returns the last projection of the query: it reads the query's latent, or x where there is none.
 ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   const ModelSpec& m = c.model;
   if (m.q_lora_rank == 0) return heads_matrix(c, prefix + ".q_proj.weight", {m.q_size(), m.hidden_size}, 0);

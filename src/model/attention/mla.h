@@ -42,7 +42,7 @@ class Mla {
     SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
     WgradInput dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
   };
-  // Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
+  // Throws Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
   Mla(const LayerContext& c, const std::string& prefix);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 

@@ -10,7 +10,7 @@ struct Context {
   int64_t cp, rank, sharing;
 };
 
-// All rows of a context rank.
+// Returns all rows of a context rank.
 std::vector<TokenRun> rows_of_context(const BatchShape& shape, const Context& c) {
   if (c.cp == 1) return {{.row = 0, .token = 0, .count = shape.tokens()}};
   MOEBIUS_ASSERT(shape.seq % 2 == 0);

@@ -40,7 +40,7 @@ bool is_target(const LoraSpec& lora, const ParamSpec& w, const Matrices& m, int6
   return in != nullptr;
 }
 
-// The ranks that share the elements of a tensor, when they also share those that W splits.
+// Returns the ranks that share the elements of a tensor, when they also share those that W splits.
 Axis with_splitting_ranks(Axis axis) {
   switch (axis) {
     case Axis::dp_cp:

@@ -18,12 +18,12 @@ const LayerContext& checked(const LayerContext& c) {
   return c;
 }
 
-// The experts of this rank among all.
+// Returns the experts of this rank among all.
 ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// Rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
+// Returns the rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
 // are read by token are all there; others are as many as the last offset says.
 RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
 RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }

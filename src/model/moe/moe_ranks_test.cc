@@ -198,7 +198,7 @@ TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
       ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));
 }
 
-// The outcomes of the ranks of a case.
+// Returns the outcomes of the ranks of a case.
 std::map<int, Outcome> outcomes(MoeCase c, DispatcherKind dispatcher) {
   c.dispatcher = dispatcher;
   std::map<int, Outcome> all;

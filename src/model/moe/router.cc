@@ -109,7 +109,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
   return rule;
 }
 
-// The jittered input, on the step stack; x itself without jitter. A draw depends on the token's
+// Returns the jittered input, on the step stack; x itself without jitter. A draw depends on the token's
 // index in the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;

@@ -35,7 +35,7 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
 }
 
-// The shape of the output and of its gradient, [T, H, dv].
+// Returns the shape of the output and of its gradient, [T, H, dv].
 Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
 
 // Keys that the queries at positions below x see, in a sequence without documents.

@@ -38,7 +38,7 @@ bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// One H100, 2026-11-25, TFLOP/s, ours and cuDNN 9.19:
+// Measured on one H100, 2026-11-25, in TFLOP/s, ours and cuDNN 9.19:
 //   heads of 128, 8 x 4096 573 and 619; 1 x 16384 621 and 613; 1 x 32768 630 and 617;
 //   1 x 131072 640 and 578
 //   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
@@ -51,7 +51,7 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
   return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
 }
 
-// The same, cuDNN's deterministic pass:
+// Measured in the same way, with cuDNN's deterministic pass:
 //   32/4 heads of 128, 8 x 4096 419 and 368; 16/16 heads 372 and 375
 //   64/8 heads of 64, 8 x 4096 295 and 246; latent, 8 x 4096 380 and 332
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:

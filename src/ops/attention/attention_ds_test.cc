@@ -112,7 +112,7 @@ bool has_nan(const std::vector<uint16_t>& words) {
 
 double value_of(uint16_t word) { return std::bit_cast<float>(uint32_t{word} << 16); }
 
-// The distance of a bf16 number from the next larger one.
+// Returns the distance of a bf16 number from the next larger one.
 double spacing(uint16_t word) {
   const auto magnitude = static_cast<uint16_t>(word & 0x7fff);
   return value_of(static_cast<uint16_t>(magnitude + 1)) - value_of(magnitude);

@@ -43,7 +43,7 @@ DsPlan whole_heads(const DsSizes& z, int64_t fit) {
   return plan;
 }
 
-// The slices of the first kv heads of the first sequence. Blocks of dq have whole groups of query tiles.
+// Returns the slices of the first kv heads of the first sequence. Blocks of dq have whole groups of query tiles.
 std::vector<DsSlice> slices_of_queries(const DsSizes& z, int64_t kv_heads, int64_t max_ds_bytes) {
   const int64_t step = dq_tiles_of_block(z.width);
   std::vector<DsSlice> slices;

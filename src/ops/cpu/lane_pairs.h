@@ -23,7 +23,7 @@ inline void store_pair(float* to, const LanePair& v) {
   store_lanes(to, v.a);
   store_lanes(to + kNumLanes, v.b);
 }
-// The bits that to_bf16 gives, in the high half of each lane; the low half is left as it comes.
+// Returns the bits that to_bf16 gives, in the high half of each lane; the low half is left as it comes.
 // REQUIRES: a NaN is such as arithmetic on bf16 makes, quiet and with nothing in its low half. Then
 // rounding leaves it as it is, unseen.
 inline LaneBits high_bf16_bits(Lanes v) {

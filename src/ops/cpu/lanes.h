@@ -31,7 +31,7 @@ inline Lanes load_lanes(const bf16* x) {
   return v;
 }
 
-// The first n <= kNumLanes elements, the rest 0.
+// Returns the first n <= kNumLanes elements, the rest 0.
 template <class T>
 Lanes load_lanes(const T* x, int64_t n) {
   if (n == kNumLanes) return load_lanes(x);
@@ -53,7 +53,7 @@ inline Lanes lanes_of(LaneBits b) {
   return v;
 }
 
-// The bits that to_bf16 gives, in the low half of each lane.
+// Returns the bits that to_bf16 gives, in the low half of each lane.
 inline LaneBits bf16_bits(Lanes v) {
   const LaneBits u = bits_of(v), rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;

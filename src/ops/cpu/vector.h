@@ -34,7 +34,7 @@ inline float exp_f32(float x) {
 
 inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
-// The largest of n >= 1 numbers.
+// Returns the largest of n >= 1 numbers.
 inline float max_of(const float* x, int64_t n) {
   float m = x[0];
 #pragma omp simd reduction(max : m)

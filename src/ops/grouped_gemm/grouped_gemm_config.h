@@ -99,7 +99,7 @@ inline constexpr GroupedGemmConfig kSm90Wgrad = [] {
   return config;
 }();
 
-// The same for E4M3 operands with scales: a slot is as many bytes, and so twice as deep.
+// Returns the same for E4M3 operands with scales: a slot is as many bytes, and so twice as deep.
 constexpr GroupedGemmConfig with_f8_elements(GroupedGemmConfig config) {
   config.tile_k = 128;
   config.element_bytes = 1;
@@ -114,7 +114,7 @@ inline constexpr GroupedGemmConfig kSm90WgradF8 = [] {
   return config;
 }();
 
-// The config for Hopper; a function of the desc alone.
+// Returns the config for Hopper; a function of the desc alone.
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc);
 
 // Calls body<config>() for the one of kConfigs that equals config. An op lists the configs that its

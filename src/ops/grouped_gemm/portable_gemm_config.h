@@ -51,8 +51,8 @@ inline constexpr PortableGemmConfig kPortableSmall{
 // The most experts of a portable kernel: kPortableSmall then fits every GPU.
 inline constexpr int64_t kMaxPortableExperts = 1024;
 
-// A function of the desc and the limits alone. The config fits the limits.
-// Error{internal} where none does: a GPU with less than 69 KiB of shared memory for a block.
+// Returns a config that fits the limits. It depends only on the desc and the limits.
+// Throws Error{internal} where none does: a GPU with less than 69 KiB of shared memory for a block.
 PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits);
 
 }  // namespace moebius

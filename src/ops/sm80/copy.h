@@ -33,7 +33,7 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The byte offset of a chunk in a tile whose rows have kChunks chunks. Eight rows of one chunk are in
+// Returns the byte offset of a chunk in a tile whose rows have kChunks chunks. Eight rows of one chunk are in
 // different banks, and so are the chunks of a row.
 template <int kChunks>
 __device__ __forceinline__ constexpr uint32_t swizzled(uint32_t row, uint32_t chunk) {

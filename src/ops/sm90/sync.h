@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t smem_addr(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// True in one lane of the warp; all lanes must call it.
+// Returns true in one lane of the warp; all lanes must call it.
 __device__ __forceinline__ bool elect_one() {
   uint32_t chosen;
   asm volatile(

@@ -104,7 +104,7 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
       });
 }
 
-// The residual stream that a stage works on: the message, or scratch where no message carries it.
+// Returns the residual stream that a stage works on: the message, or scratch where no message carries it.
 Tensor Pipeline::stream_of(StepStack& stack, const Tensor& message_tD, int64_t rows) const {
   return message_tD.empty() ? stack.alloc({rows, model_.spec().hidden_size}, model_.dtype()) : message_tD;
 }

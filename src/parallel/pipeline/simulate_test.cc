@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr auto f = Pass::forward, b = Pass::backward_input, w = Pass::backward_weight;
 
-// A backward of this time, half of it in each pass.
+// Returns a backward of this time, half of it in each pass.
 StageTime stage_time(double forward, double backward) { return {forward, backward / 2, backward / 2}; }
 
 std::string error_of(const Schedule& schedule) {

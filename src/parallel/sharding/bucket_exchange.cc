@@ -136,7 +136,8 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   }
 }
 
-// --- quantised weights ------------------------------------------------------------------------------------------------
+// --- quantised weights
+// ------------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,5 +1,5 @@
-// The exchange is overlapped with the passes: a rank goes on while another has not come that far. The same ranks without
-// overlap wait for each other in vain, which shows that the test can fail.
+// The exchange is overlapped with the passes: a rank goes on while another has not come that far. The same ranks
+// without overlap wait for each other in vain, which shows that the test can fail.
 #include "parallel/sharding/bucket_exchange.h"
 
 #include <atomic>

@@ -2,9 +2,9 @@
 // number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts. They may be frozen.
 //
 // A pass gathers the weights of a layer into a buffer (layer_buffers.h) when it comes to the layer. With overlap that
-// starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is still
-// in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in the next
-// forward. Weights travel as their owners hold them, so no bit depends on this.
+// starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is
+// still in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in the
+// next forward. Weights travel as their owners hold them, so no bit depends on this.
 #pragma once
 
 #include <vector>
@@ -15,13 +15,14 @@ namespace moebius {
 
 class LayerWeights {
  public:
-  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one buffer of Life::comm, with overlap two.
+  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one buffer of Life::comm, with overlap
+  // two.
   LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan, bool overlap);
   LayerWeights(const LayerWeights&) = delete;
 
   // These act on the layers of a span, as ParamResidency says.
   void gather(Stream& s, const ParamSpan& span);
-  // Error{internal} where another layer in the same buffer is in use.
+  // Throws Error{internal} where another layer in the same buffer is in use.
   void ready(Stream& s, const ParamSpan& span);
   void release(const ParamSpan& span);
   // The owners have changed their shares: what is in the buffers is old.

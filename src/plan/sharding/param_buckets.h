@@ -1,5 +1,5 @@
-// The parameters of a rank in the order of the engine's declarations, and the buckets that they are reduced and gathered
-// in, as GradBuckets cuts them (parallel/sharding/grad_buckets.h). No engine is built.
+// The parameters of a rank in the order of the engine's declarations, and the buckets that they are reduced and
+// gathered in, as GradBuckets cuts them (parallel/sharding/grad_buckets.h). No engine is built.
 #pragma once
 
 #include <algorithm>
@@ -37,10 +37,10 @@ std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, 
 // Returns whether a parameter is frozen and its rank keeps a share of it alone.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
-// Those of frozen weights that are sharded.
+// Returns those of frozen weights that are sharded.
 std::vector<ParamBucket> frozen_buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
 
-// The world rank whose memory is counted: the one that `moebius config` looks at.
+// Returns the world rank whose memory is counted: the one that `moebius config` looks at.
 RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank);
 int64_t rank_in_group(const EngineSpec& spec, const RankPlace& place, Axis axis);
 

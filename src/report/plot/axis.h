@@ -20,7 +20,7 @@ struct PlotAxis {
 PlotAxis value_axis(double low, double high, double usual);
 // From 1, 2 or 5 times a power of ten to the next; `about` of them. On a logarithmic axis powers of ten.
 std::vector<double> marks_of(const PlotAxis& axis, int about);
-// The same in whole numbers; one mark where low and high are equal.
+// Returns the same in whole numbers; one mark where low and high are equal.
 std::vector<int64_t> step_marks(int64_t low, int64_t high, int about);
 
 std::string step_text(int64_t step);   // "1500", "150 k", "2.5 M"

@@ -20,7 +20,7 @@ constexpr double kRowApart = 15;           // between names of rows
 
 double height_of(const HeatMap& map) { return std::clamp(static_cast<double>(map.rows.size()) * 14.0, 126.0, 140.0); }
 
-// The number of a value's colour; -1 for none.
+// Returns the number of a value's colour; -1 for none.
 int colour_of(const HeatMap& map, double value) {
   if (!std::isfinite(value)) return -1;
   if (map.scale == HeatScale::around_one) {
@@ -67,7 +67,7 @@ void draw_row_names(Markup& out, const HeatMap& map, double height) {
   }
 }
 
-// The place of a step among columns that each hold some steps.
+// Returns the place of a step among columns that each hold some steps.
 double place_of_step(const HeatMap& map, int64_t step, double column_width) {
   size_t c = 0;
   while (c + 1 < map.steps.size() && map.steps[c + 1].first <= step) ++c;

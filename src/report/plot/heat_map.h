@@ -28,7 +28,7 @@ struct HeatMap {
   std::string after;  // follows a value: " of the mean"
 };
 
-// The columns of a grid over steps; row_names: as many as the grid has rows. At most `most` columns.
+// Returns the columns of a grid over steps; row_names: as many as the grid has rows. At most `most` columns.
 HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t most = 120);
 
 std::string figure_of(const HeatMap& map);

@@ -50,7 +50,7 @@ double usual_of(const std::vector<Drawn>& drawn) {
   return means[means.size() / 2];
 }
 
-// The unit in which bytes are round: 1, KiB, MiB, ...
+// Returns the unit in which bytes are round: 1, KiB, MiB, ...
 double bytes_base(double bytes) {
   double base = 1;
   while (bytes >= 1024 * base && base < 1e15) base *= 1024;

@@ -18,10 +18,10 @@ class Markup {
  public:
   Markup& open(std::string_view tag, std::initializer_list<Attribute> attributes = {});
   Markup& close(std::string_view tag);
-  // An SVG element without contents.
+  // Adds an SVG element without contents.
   Markup& leaf(std::string_view tag, std::initializer_list<Attribute> attributes);
   Markup& text(std::string_view text);
-  // An element that holds this text alone.
+  // Adds an element that holds only this text.
   Markup& element(std::string_view tag, std::initializer_list<Attribute> attributes, std::string_view text);
   // Adds text that is markup already: of another Markup, or JSON whose strings are json_string.
   Markup& add(std::string_view markup);

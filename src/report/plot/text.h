@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// A JSON string in quotes, which is also safe inside of an HTML script element.
+// Returns a JSON string in quotes, which is also safe inside of an HTML script element.
 std::string json_string(std::string_view text);
 // At most `most` characters; an ellipsis stands for the rest. In UTF-8.
 std::string cut_text(std::string_view text, size_t most);

@@ -56,10 +56,10 @@ class NcclWorld {
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // A lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
+  // Returns a lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
   // The ranks of `over` call it together.
   NcclLane& collective_lane(Group& over, bool overlapped);
-  // A lane from one rank of `over` to another. Both ranks call it together.
+  // Returns a lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
   // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own

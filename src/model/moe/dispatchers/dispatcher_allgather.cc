@@ -34,7 +34,7 @@ std::unique_ptr<DispatchHandle> AllGatherDispatcher::declare_saved(MemoryPlan& p
   return handle;
 }
 
-// The rows of x of all ranks, one rank after the other.
+// Returns the rows of x of all ranks, one rank after the other.
 Tensor AllGatherDispatcher::gathered(Step& step, Tensor x) const {
   const Tensor all = step.alloc({W_ * x.dim(0), x.dim(1)}, x.dtype);
   ranks_.all_gather(step.stream, all, x);

@@ -13,7 +13,7 @@ namespace {
 
 AllToAllHandle& own(DispatchHandle& handle) { return dynamic_cast<AllToAllHandle&>(handle); }
 
-// Rows that may be narrower than the memory was planned for.
+// Returns rows that may be narrower than the memory was planned for.
 Tensor narrower(const Tensor& buffer, int64_t rows, int64_t columns) {
   MOEBIUS_ASSERT(rows <= buffer.dim(0) && columns <= buffer.dim(1));
   return buffer.view({buffer.numel()}).rows(0, rows * columns).view({rows, columns});

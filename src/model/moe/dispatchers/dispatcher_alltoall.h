@@ -52,7 +52,7 @@ class AllToAllDispatcher final : public Dispatcher {
   int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
   void wait_for_counts(Stream& s, int64_t T, AllToAllHandle& handle) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
-  // Rows of the tokens here to the experts, into `buffer` or onto the step stack.
+  // Sends the rows of this rank's tokens to the experts, into `buffer` or onto the step stack.
   Dispatched bring(Step& step, Tensor x_TD, const Tensor& buffer, DispatchHandle& handle) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllHandle& handle) const;
   // Sends rows of the route, sorted by expert, to the ranks of their experts; and receives what

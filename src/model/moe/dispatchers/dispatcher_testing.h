@@ -31,7 +31,7 @@ struct Case {
   double rows_factor = 0;
 };
 
-// The pair (token, k) of the whole stage: tokens are counted over the ranks.
+// Returns the pair (token, k) of the whole stage: tokens are counted over the ranks.
 inline int64_t expert_of(const Case& c, int64_t token, int64_t k) {
   const Rng rng(static_cast<uint64_t>(c.seed), RngSite::bench);
   const int64_t first =

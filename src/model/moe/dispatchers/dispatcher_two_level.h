@@ -1,5 +1,6 @@
 // Ranks on several nodes: a token travels once to each node that has any of its experts, by a message. From the rank
-// that receives it there it goes one-sided to the ranks of that node, as with model/moe/dispatchers/dispatcher_direct.h.
+// that receives it there it goes one-sided to the ranks of that node, as with
+// model/moe/dispatchers/dispatcher_direct.h.
 //
 // The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
 // of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
@@ -15,7 +16,8 @@
 //
 // Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
 // those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
-// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are ordered by the rank of their token, then by token, whichever rank has passed them on.
+// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are
+// ordered by the rank of their token, then by token, whichever rank has passed them on.
 //
 // With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
 // across nodes each time
@@ -52,7 +54,7 @@ struct TwoLevelHandle final : DispatchHandle {
 
 class TwoLevelDispatcher final : public Dispatcher {
  public:
-  // Error{usage} without a window, and as check_nodes() says.
+  // Throws Error{usage} without a window, and as check_nodes() says.
   explicit TwoLevelDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return M_ * n_ * T; }
@@ -95,7 +97,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   void begin(Step& step, TwoLevelHandle& handle) const;
 
   int rank_in_rail(int64_t node) const { return static_cast<int>(node * n_ + place_); }
-  // Rows of a handle's tensor that belong to the tokens of a node, which has T or n T of them.
+  // Returns the rows of a handle's tensor that belong to the tokens of a node, which has T or n T of them.
   static Tensor section(const Tensor& x, int64_t node, int64_t rows) { return x.rows(node * rows, (node + 1) * rows); }
 
   DispatcherSpec spec_;

@@ -32,7 +32,7 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
          ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
 }
 
-// True where the run forces portable kernels on a GPU that has faster ones, cuDNN's among them.
+// Returns true where the run forces portable kernels on a GPU that has faster ones, cuDNN's among them.
 bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
 
 void note_portable(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {

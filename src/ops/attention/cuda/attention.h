@@ -46,7 +46,7 @@ bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
-// The scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it
+// Returns the scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it
 // computes scores once more; the bits are the same.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
@@ -61,7 +61,7 @@ void heads_first(Stream& s, const HeadsFirst& a);
 // False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
 bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
-// The scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
+// Returns the scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
 

@@ -75,7 +75,7 @@ fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, i
       .set_stride({key.rows * stride, width, stride, 1});
 }
 
-// The same of keys or values.
+// Returns the same of keys or values.
 fe::graph::Tensor_attributes kv_heads_of(const Key& key, const char* name, Id id, int64_t width) {
   const int64_t stride = key.all_kv_heads * width;
   return fe::graph::Tensor_attributes()
@@ -200,7 +200,7 @@ struct Keys {
   bool causal;
 };
 
-// The keys of a sequence, or of a part whose every query sees all keys, or all but those after it.
+// Returns the keys of a sequence, or of a part whose every query sees all keys, or all but those after it.
 // None: cuDNN cannot mask them so.
 std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
   if (!is_part) return z.rows == z.kv_rows ? std::optional(Keys{z.kv_rows, true}) : std::nullopt;

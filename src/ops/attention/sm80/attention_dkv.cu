@@ -82,7 +82,7 @@ struct Step {
   __device__ __forceinline__ float* delta() const { return lse2() + kQueries; }
   __device__ __forceinline__ int* doc_start() const { return reinterpret_cast<int*>(delta() + kQueries); }
 
-  // The keys that these queries see, of which the first is `row`.
+  // Returns the keys that these queries see, of which the first is `row`.
   __device__ __forceinline__ SeenKeys seen(const AttentionSizes& z, int row) const {
     const int end = min(row + kQueries, static_cast<int>(z.rows));
     return SeenKeys::of(z, row, end, z.doc_start ? doc_start()[0] : 0, z.doc_start ? doc_start()[end - 1 - row] : 0);

@@ -18,7 +18,7 @@ struct RowRange {
   int64_t expert, begin, end;
 };
 
-// The ranges of all experts, each cut into equal parts.
+// Returns the number of ranges of all experts, each cut into equal parts.
 inline int64_t num_ranges(const int32_t* offsets, int64_t num_experts) {
   int64_t n = 0;
   for (int64_t e = 0; e < num_experts; ++e) n += div_ceil(offsets[e + 1] - offsets[e], kRowsPerTask);
@@ -36,7 +36,7 @@ inline RowRange range_of(const int32_t* offsets, int64_t index) {
   }
 }
 
-// The dtype that an operand is multiplied in.
+// Returns the dtype that an operand is multiplied in.
 inline DType math_dtype(const Operand& x) { return x.is_plain() ? x.data.dtype : DType::f32; }
 
 // How a product of rows [num_rows, k] with num_cols columns is cut: panels, and panels of a task.

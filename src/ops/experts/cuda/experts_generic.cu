@@ -277,7 +277,7 @@ struct alignas(sizeof(T) * kNum) Chunk {
   T at[kNum];
 };
 
-// The expert of row r: how many experts end at or before it. By a whole warp.
+// Returns the expert of row r: how many experts end at or before it. By a whole warp.
 __device__ int expert_of_row(const int32_t* offsets, int num_experts, int64_t r) {
   int ended = 0;
   for (int first = 0; first < num_experts; first += 32) {

@@ -110,7 +110,7 @@ class Walk {
 
  private:
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
-  // The number of this cluster's tiles among the first n.
+  // Returns the number of this cluster's tiles among the first n.
   __device__ static int own_below(int n) {
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     return cluster < n ? (n - cluster + num_clusters - 1) / num_clusters : 0;
@@ -131,7 +131,7 @@ class Walk {
   int num_own_, num_cut_, step_ = 0;
 };
 
-// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
+// Returns the source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
 // lane / 8 % 2 in GatheredColumns; past the end, of the last row.
 __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);

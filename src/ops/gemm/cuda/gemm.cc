@@ -156,7 +156,7 @@ class CublasLt {
     return run_first(stream, problem, a, proposals);
   }
 
-  // The algorithm that run() chose for such a product.
+  // Returns the algorithm that run() chose for such a product.
   std::string chosen_text(const Gemm& a) const {
     const auto it = chosen_.find(moebius::describe(a));
     if (it == chosen_.end()) return "no algorithm chosen yet";
@@ -297,7 +297,7 @@ class CublasLt {
     return answer != 0;
   }
 
-  // The proposals that give the bits of the first one on operands that tell: with all of K, whose
+  // Returns the proposals that give the bits of the first one on operands that tell: with all of K, whose
   // order is what may differ, and few rows and columns. The second half of K takes away what the
   // first has summed, so that what is left is the rounding of that order alone, and a bf16 result
   // shows it; c, where it is added to, is as small.
@@ -380,7 +380,7 @@ void quantised_gemm(Stream& s, const Gemm& a) {
                          "gemm");
 }
 
-// The product as that of one expert of few rows.
+// Runs the product as that of one expert of few rows. Returns false where it does not apply.
 bool run_few_rows(Stream& s, const Gemm& a) {
   if (!a.few_rows || !a.a.is_plain() || sizes_of(a).k == 0 || a.trans_a || !a.trans_b || a.accumulate ||
       a.c_MN.dim(0) > kFewRows)

@@ -28,7 +28,7 @@ using WarpSums = float[4][8][4];
 template <PortableGemmConfig kConfig>
 struct WarpPlace {
   static constexpr uint32_t kAcross = kConfig.tile_n / 64;
-  // The warp's first row and column in the tile.
+  // Returns the warp's first row and column in the tile.
   static __device__ __forceinline__ int32_t row() { return static_cast<int32_t>(threadIdx.x / 32 / kAcross * 64); }
   static __device__ __forceinline__ int32_t col() { return static_cast<int32_t>(threadIdx.x / 32 % kAcross * 64); }
 };

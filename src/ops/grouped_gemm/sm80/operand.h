@@ -14,7 +14,7 @@ struct Source {
   uint32_t chunks;       // of 16 bytes in a row
 };
 
-// The row of the source that is row i; negative where not valid. Volatile: written as C++, the compiler
+// Returns the row of the source that is row i; negative where not valid. Volatile: written as C++, the compiler
 // moves conditional loads down to their use, one after the other, and each waits for the memory.
 __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
   int32_t row = valid && index == nullptr ? i : -1;
@@ -74,7 +74,7 @@ class RowsAlongK {
 
   __device__ __forceinline__ RowsAlongK() : to_(swizzled<kChunks>(first_row(), chunk())) {}
 
-  // The first row of the tile that this thread copies.
+  // Returns the first row of the tile that this thread copies.
   static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kChunks; }
 
   __device__ __forceinline__ void open(const char* rows, uint32_t chunks, const SourceRows& source_rows) {

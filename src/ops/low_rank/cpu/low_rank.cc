@@ -48,7 +48,7 @@ struct Groups {
   int64_t count, num_rows;
 };
 
-// The rows r of a window of x: in place, or gathered into `space`.
+// Returns the rows r of a window of x: in place, or gathered into `space`.
 template <class T>
 Matrix window_of(const Tensor& x, const Columns& columns, const int32_t* token, const Range& rows, void* space) {
   const int64_t ld = x.dim(1);

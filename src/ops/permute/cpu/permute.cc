@@ -23,7 +23,7 @@ struct Rows {
   int64_t num;
 };
 
-// A NaN whatever its payload: sums of it are such as store_pair takes.
+// Every NaN counts, whatever its payload: sums of it are such as store_pair takes.
 inline float without_payload(float weight) {
   return weight == weight ? weight : std::numeric_limits<float>::quiet_NaN();
 }

@@ -23,7 +23,7 @@ struct Index {
   int first_expert, num_experts, top_k;
 };
 
-// The expert here of a pair, or -1.
+// Returns the expert here of a pair, or -1.
 __device__ int expert_of(const Index& a, int64_t pair) {
   const int expert = a.topk_TK[pair] - a.first_expert;
   const bool dropped = a.kept_TK != nullptr && a.kept_TK[pair] < 0;

@@ -32,12 +32,12 @@ float lane_sum(const ScoreRow& s, int64_t n);
 void best_of(const float* value, int64_t n, int64_t k, int32_t* best);
 // The same among the experts of the best topk_groups groups.
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best);
-// The score that the weights come from. Sinkhorn chooses its own.
+// Returns the score that the weights come from. Sinkhorn chooses its own.
 ScoreFunction weight_score(const RouteRule& rule, int64_t top_k);
 // weight[k] of the chosen experts, normalised and scaled.
 void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
                const int32_t* chosen, int64_t top_k, float* weight);
-// A key that orders as floats do, NaN below every number.
+// Returns a key that orders as floats do, NaN below every number.
 int32_t order_of(float x);
 
 // The scratch of route_fwd: the place of each part. B blocks of tokens.

@@ -19,7 +19,7 @@ constexpr int64_t kNumTerms = 3;
 // Rows of 16 bytes' multiples are what the copy engine takes.
 inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16 && x_TD.dim(1) % 8 == 0; }
 
-// The alignment that the copy engine asks of an address.
+// Returns the alignment that the copy engine asks of an address.
 inline bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
 // Tile of a block: 128 rows by as many columns.

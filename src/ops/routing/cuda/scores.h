@@ -88,7 +88,7 @@ struct RowScores {
   float max, sum;  // softmax: of the logits, and of exp(logit - max); sigmoid: sum of the scores
 };
 
-// The score of one expert, before the division by a sum. max: of the logits; only softmax reads it.
+// Returns the score of one expert, before the division by a sum. max: of the logits; only softmax reads it.
 __device__ inline float score_of(ScoreFunction score, float logit, float max) {
   switch (score) {
     case ScoreFunction::softmax:
@@ -123,7 +123,7 @@ __device__ RowScores score_row(ScoreFunction score, const float (&logits)[N], in
   return row;
 }
 
-// A key that orders as floats do, NaN below every number; 0 is left for what cannot be chosen.
+// Returns a key that orders as floats do, NaN below every number; 0 is left for what cannot be chosen.
 __device__ inline uint32_t order_of(float x) {
   const int32_t bits = __float_as_int(__fadd_rn(x, 0.0f));  // -0 becomes 0: equal numbers, equal keys
   const uint32_t ordered = static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;
@@ -156,7 +156,7 @@ __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int l
   }
 }
 
-// The score that the weights come from. Sinkhorn chooses its own.
+// Returns the score that the weights come from. Sinkhorn chooses its own.
 inline ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   if (rule.choice != RouteChoice::sinkhorn) return rule.score;
   return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;

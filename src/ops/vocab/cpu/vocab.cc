@@ -17,7 +17,7 @@ int64_t row_of(int32_t token, int64_t vocab) {
   return token;
 }
 
-// The same in a table that may be a block of a larger one; -1: not in this block.
+// Returns the same in a table that may be a block of a larger one; -1: not in this block.
 template <class Op>
 int64_t row_of(const Op& a, int32_t token, int64_t vocab) {
   if (!a.is_block) return row_of(token, vocab);
@@ -50,7 +50,7 @@ float exponentials(float* x, int64_t n, float max) {
   return sum;
 }
 
-// The loss of one token from its logits, which become scratch; and the derivative by them,
+// Returns the loss of one token from its logits, which become scratch; and the derivative by them,
 // if asked for.
 template <class T>
 float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float weight, float scale) {

@@ -16,7 +16,7 @@ struct Table {
   int32_t first, rows;
   bool is_block;
 
-  // The row of a token; of a block `rows` for those of other blocks.
+  // Returns the row of a token; of a block `rows` for those of other blocks.
   __device__ __forceinline__ int32_t row(int32_t token) const {
     const int32_t row = token - first;
     const bool is_here = 0 <= row && row < rows;
@@ -47,7 +47,7 @@ struct Occurrence {
 constexpr int kSortThreads = 1024, kWarps = kSortThreads / 32;
 constexpr int kDigitBits = 6, kDigits = 1 << kDigitBits;
 
-// The lanes of this warp whose digit is this lane's; lanes without one have digit -1.
+// Returns the lanes of this warp whose digit is this lane's; lanes without one have digit -1.
 __device__ __forceinline__ uint32_t lanes_with(int digit) {
   uint32_t lanes = __ballot_sync(0xffffffffu, digit >= 0);
 #pragma unroll
