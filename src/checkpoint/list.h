@@ -30,7 +30,7 @@ struct VerifyReport {
   bool ok() const { return problems.empty(); }
 };
 
-// Reads every byte against its hash. Damage is in the report, never thrown.
+// Reads every byte and compares the hashes. Damage is reported in the result, and never thrown.
 VerifyReport verify_checkpoint(const std::string& folder);
 
 }  // namespace moebius

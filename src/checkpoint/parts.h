@@ -13,7 +13,7 @@ struct CheckpointManifest;
 
 // The progress of the other ranks, for the thread that waits for their files.
 struct PartsProgress {
-  std::atomic<bool> all_written{false};  // every rank reported it; a file that does not appear soon never will
+  std::atomic<bool> all_written{false};  // every rank has reported its write; a file that does not appear now is lost
   std::atomic<bool> aborted{false};      // a rank has failed
 };
 

@@ -34,9 +34,9 @@ class CheckpointReader {
   int64_t num_bytes() const;  // of the files
 
   // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
-  // into.converts, f32 and bf16 may take each other's place; f32 is then rounded to nearest even. With
-  // into.code, u8 codes may too, rounded to nearest; scales that the checkpoint does not have are then
-  // filled with their codes. It reads the parts of the files that hold it, and checks their hashes.
+  // into.converts, f32 and bf16 may replace each other; f32 is then rounded to nearest even. With into.code, u8 codes
+  // may too, rounded to nearest; scales that the checkpoint does not have are then filled with their codes. It reads
+  // the parts of the files that hold it, and checks their hashes.
   // Throws Error{input} when there is no such tensor, when its dtype or shape differs, or when its bytes are
   // not those that were saved; into.tensor is then undefined.
   // A tensor of a GPU is filled on the stream s of its device.

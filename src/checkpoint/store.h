@@ -1,5 +1,5 @@
-// Checkpoints: global named tensors in safetensors shards, and a manifest. The manifest is written last; without it a
-// folder is not a checkpoint.
+// Checkpoints: tensors with global names in safetensors shards, and a manifest. The manifest is written last; a folder
+// without it is not a checkpoint.
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder
 // appears whole, by one rename after everything in it is on the device. A crash can leave folders
@@ -9,7 +9,7 @@
 //
 // Every rank of a run writes the slices that it holds. The manifest says where each slice of the
 // global tensors is stored. So a checkpoint loads on any layout, and each rank reads the slices
-// that it needs. Every byte is covered by a hash: damage is an error at load, never a number.
+// that it needs. Hashes cover every byte, so damage is an error at load and never a wrong number.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +48,9 @@ class CheckpointStore {
   // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save
   // can lack memory.
   void hold_piece();
-  // Makes step-`step`, and replaces one that is there. Then it removes the checkpoints that `keep`
-  // leaves out, and those of later steps, which belong to an abandoned history. Each rank writes
-  // its slices, without replicas. Rank 0 waits for all of them, then publishes the checkpoint.
+  // Writes step-`step`, and replaces an existing one. Then it removes the checkpoints that `keep` leaves out, and those
+  // of later steps, which belong to an abandoned history. Each rank writes its slices, without replicas. Rank 0 waits
+  // for all of them, then publishes the checkpoint.
   //
   // async: waits for a save in flight, copies the tensors, then writes on threads of
   // its own. The error of an asynchronous save is thrown by the next save(), which then

@@ -37,12 +37,12 @@ CheckpointManifest write_share(const std::string& folder, const CheckpointConten
 void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest);
 
 // These are the steps of a save, for callers that make a folder of their own.
-// The name of the next shard.
+// Returns the name of the next shard.
 std::string shard_name(const CheckpointManifest& manifest, const CheckpointWriter& writer = {});
 // Closes a written shard, whose tensors are whole, and enters it in the manifest.
 void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
                  SafetensorsWriter& writer);
-// Writes the manifest: the last file of a checkpoint.
+// Writes the manifest, which is the last file of a checkpoint.
 void write_manifest(const std::string& folder, const std::string& text);
 
 }  // namespace moebius

@@ -173,11 +173,12 @@ bool contains(Budget& budget, const Value& container, const Value& value);
 // Returns the items of anything that can be iterated over: characters of a string, keys of a dict, none for
 // what is undefined. Fault for other values.
 std::vector<Value> items_of(Budget& budget, const Value& value);
-int64_t length_of(Budget& budget, const Value& value);  // Fault for what has no length
+int64_t length_of(Budget& budget, const Value& value);  // throws Fault for a value without a length
 std::vector<std::string> characters_of(std::string_view text);
 int64_t count_characters(std::string_view text);
 
-// str(value) of Python; "" for what is undefined. Fault for objects, whose text would hold an address.
+// Returns Python's str(value), and "" for an undefined value. Throws Fault for objects, since Python prints their
+// address.
 std::string to_text(Budget& budget, const Value& value);
 std::string to_repr(Budget& budget, const Value& value);
 std::string real_repr(double value);

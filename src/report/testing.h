@@ -29,7 +29,7 @@ inline std::string eval_line(int64_t step, double loss) {
 
 inline constexpr char kTestRecipe[] = "[run]\ndir = \"run\"\n[train]\nsteps = 20\n[optimizer]\nclip = 1.0\n";
 
-// Metrics, events and recipe of a run of `steps` steps that was started twice.
+// Writes the metrics, events and recipe of a run of `steps` steps that was started twice.
 inline void write_run(const std::string& dir, int64_t steps, const std::string& after = "") {
   std::filesystem::create_directories(dir + "/checkpoints/step-00000002");
   std::string lines;
