@@ -11,14 +11,15 @@
 
 namespace moebius {
 
-// This says whether the ranks that share the experts of a layer (etp x ep) can write to each other's memory, and why.
+// The result of testing whether the ranks that share the experts of a layer (etp x ep) can write to each other's
+// memory.
 struct PeerReach {
   bool all = false;
   std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked
   bool in_nodes = false;  // not all of them, but those of each node, which are whole (MeshShape::nodes_of_experts)
 };
 
-// The choice depends on these and on nothing else.
+// All inputs of the choice.
 struct DispatcherChoiceInputs {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
   int64_t ep = 1, etp = 1;

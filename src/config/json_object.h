@@ -14,7 +14,7 @@ class JsonObject {
   // Copies share the object, and nobody changes it. Throws Error{internal} for another value.
   JsonObject(const nlohmann::json& object);
   explicit operator bool() const { return value_ != nullptr; }
-  // REQUIRES: there is one.
+  // REQUIRES: the object is not empty.
   const nlohmann::json& operator*() const { return *value_; }
   const nlohmann::json* operator->() const { return value_.get(); }
   bool operator==(const JsonObject& other) const;

@@ -1,7 +1,7 @@
 // The layers of each pipeline stage. A layout is a string of letters, in the order of the model: E
 // (embedding), t (transformer layer), m (multi-token prediction layer) and L (final norm, head and loss).
 // A bar | separates stages; StagePlacement says which rank holds which. *n repeats the letter or the group
-// in parentheses before it; blanks mean nothing. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
+// in parentheses before it; blanks are ignored. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct StageSpec {
   bool operator==(const StageSpec&) const = default;
 };
 
-// It says which rank of a pipeline holds which stage, to everyone who asks.
+// The assignment of stages to the ranks of a pipeline.
 struct StagePlacement {
   int64_t num_ranks = 1;    // P, the size of the pp axis
   int64_t num_virtual = 1;  // V, stages of one rank

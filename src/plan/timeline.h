@@ -1,4 +1,4 @@
-// A predicted step as a Chrome trace (open it in Perfetto), and as a page of HTML with nothing outside it.
+// A predicted step as a Chrome trace (open it in Perfetto), and as a self-contained HTML page.
 #pragma once
 
 #include <string>

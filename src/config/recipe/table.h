@@ -1,4 +1,4 @@
-// The one list of recipe keys: it parses, checks ranges, prints, compares and suggests.
+// The list of recipe keys. Parsing, range checks, printing, comparison and suggestions all use it.
 #pragma once
 
 #include <functional>

@@ -23,7 +23,7 @@ struct ParamBucket {
   DType dtype = DType::bf16;
   bool sums_apart = false;
   int64_t layer = -1;           // HeldParam::layer of all of them, where layers are apart
-  bool shards_weights = false;  // a rank keeps its share alone
+  bool shards_weights = false;  // a rank keeps only its share
   bool shards_gradients = false;
   std::vector<HeldParam> params;
   int64_t sum = 0, numel = 0;  // numel: with padding
@@ -40,7 +40,7 @@ std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<He
 // Returns those of frozen weights that are sharded.
 std::vector<ParamBucket> frozen_buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
 
-// Returns the world rank whose memory is counted: the one that `moebius config` looks at.
+// Returns the world rank whose memory is counted, the same as in `moebius config`.
 RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank);
 int64_t rank_in_group(const EngineSpec& spec, const RankPlace& place, Axis axis);
 

@@ -49,7 +49,7 @@ struct ShardedTime {
 ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
                          const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages);
 
-// Returns the same of a rank's layers, with the times of their parts. Zeros where nothing is sharded.
+// Does the same for the layers of a rank, with the times of their parts. The result is zero if nothing is sharded.
 ShardedTime sharded_time(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius
