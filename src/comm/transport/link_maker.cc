@@ -14,10 +14,11 @@
 namespace moebius {
 namespace {
 
-// A machine that is down answers nothing. Attempts are repeated this often, so that a link that works again is used.
+// A machine that is down does not answer. Attempts are repeated this often, so that a link is used soon after its
+// repair.
 constexpr double kConnectS = 5;
 constexpr double kFirstRetryS = 0.05, kLongestRetryS = 1;
-constexpr double kLookS = 0.02;  // a look-up is looked after this often
+constexpr double kLookS = 0.02;  // the result of a name look-up is polled this often
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 
 double retry_s(int attempt) { return std::min(kLongestRetryS, kFirstRetryS * (1 << std::min(attempt, 10))); }
@@ -97,7 +98,8 @@ void LinkMaker::admit(std::span<const pollfd> polled) {
   }
 }
 
-// Whoever has proved the secret and is no rank that may connect is closed: another process with a rank's number.
+// Closes the connection of a process that proved the secret but is not a rank that may connect, such as another process
+// with the number of a rank.
 void LinkMaker::accept(HandshakeAcceptor::Member member) {
   const int from = member.greeting.rank;
   if (from <= rank_ || from >= size_ || has_come_[from]) return;
@@ -160,7 +162,7 @@ void LinkMaker::begin_attempt(Call& call) {
     call.due = deadline_in(kLookS);
     return;
   }
-  const NameLookup name = *std::exchange(call.name, std::nullopt);  // the next attempt looks anew
+  const NameLookup name = *std::exchange(call.name, std::nullopt);  // the next attempt looks it up again
   call.socket = begin_connect(to, *name.wait(Deadline()), call.attempt);
   MOEBIUS_CHECK(distributed, call.socket.is_open(), "{}", std::strerror(errno));
   call.due = deadline_in(kConnectS);

@@ -100,7 +100,7 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
   if (!links_.move_until(timeout_s(), all_ended)) fail_waiting(what, open);
 }
 
-// Processes what has arrived from the other ranks meanwhile.
+// Processes the messages that have arrived from other ranks.
 void TcpTransport::check() {
   links_.move_until(0, [&] {
     check_peers(recorder().last(), {});
@@ -149,8 +149,8 @@ std::string TcpTransport::unconnected(std::span<const int> ranks) const {
   return text;
 }
 
-// A machine acknowledges what it gets even where the process of its rank is stopped. So one that does not is down, or
-// the link to it is cut. Returns a text that names each such link; empty where all machines answer.
+// A machine acknowledges data even if the process of its rank is stopped. So a machine that does not is down, or the
+// link to it is cut. Returns a text that names each such link; empty where all machines answer.
 std::string TcpTransport::silence_of(std::span<const int> ranks) {
   std::vector<double> silent_s(ranks.size());
   links_.probe(ranks);
@@ -205,7 +205,7 @@ void TcpTransport::tell_verdicts(uint64_t own_hash) {
   for (int r = 1; r < size(); ++r) links_.say_verdict(r, {.was_said_before = !said.insert(hashes[r]).second});
 }
 
-// A rank that waits in vain reports before it is ended:
+// A rank whose wait cannot end reports before it is ended:
 // together the reports show which rank waits for which.
 void TcpTransport::tell_failure(const RankFailure& failure) {
   const auto is_through = [](const TcpLinks::Peer& p) {
@@ -216,7 +216,7 @@ void TcpTransport::tell_failure(const RankFailure& failure) {
   links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
 }
 
-// A rank hears of all others from rank 0, which ends last. So ranks that share no connection need none for this.
+// Rank 0 informs every rank about all others, and ends last. So ranks without a connection need none for this.
 void TcpTransport::leave() {
   if (options_.connections)
     options_.connections({.at_start = connections_at_start_, .at_end = links_.num_connections()});

@@ -22,7 +22,7 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
   return names_of_ranks(o.world, missing);
 }
 
-// Lets in all other ranks.
+// Accepts all other ranks.
 void accept_ranks(const TcpOptions& o, HandshakeAcceptor& acceptor, Deadline deadline, std::vector<Socket>& sockets,
                   const std::function<void(const HandshakeAcceptor::Member&)>& check) {
   for (int have = 1; have < o.size; ++have) {
@@ -49,11 +49,11 @@ std::string refusal(const TcpOptions& o, const RankGreeting& g, const std::vecto
   return "";
 }
 
-// The table's first line is empty when all is well, else the reason why the run cannot begin.
-// Then comes a line for each rank: host and port. An empty host is the one where rank 0 was found.
+// The first line of the table is empty, or the reason why the run cannot begin.
+// Then comes a line for each rank: host and port. An empty host stands for the host at which rank 0 was reached.
 constexpr const char* kTable = "the table of ranks";
 
-// A rank that has ended meanwhile is skipped: whoever uses the connection finds that it broke.
+// A rank that has ended meanwhile is skipped: the next use of its connection reports the error.
 void tell_all(const std::vector<Socket>& sockets, const std::string& table, Deadline deadline) {
   for (const Socket& s : sockets) {
     try {
@@ -74,8 +74,9 @@ Socket listen_as_master(const TcpOptions& o) {
 
 std::string key_of(const TcpOptions& o) { return "moebius/" + o.run; }
 
-// Leaves in torchrun's store where rank 0 listens, and the secret that it draws if none was given. A "-" in their
-// place: the host is that of the store, the secret was given to all ranks. Returns the secret of the job.
+// Writes to torchrun's store the address at which rank 0 listens, and the secret that it draws if none was given. A "-"
+// instead means that the host is that of the store, or that the secret was given to all ranks. Returns the secret of
+// the job.
 std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   TorchStore store(o.master, deadline);
   const std::string host = !o.host.empty() ? o.host : own_host(store.socket());
@@ -115,7 +116,7 @@ HostPort read_place(std::istream& from, const std::string& master_host) {
   return place;
 }
 
-// Where rank 0 listens, and the secret of the job.
+// The address at which rank 0 listens, and the secret of the job.
 struct Master {
   HostPort at;
   std::string secret;
@@ -167,7 +168,7 @@ Rendezvous rendezvous_as_other(const TcpOptions& o, Deadline deadline) {
   return result;
 }
 
-// Whoever reaches a port that is open to other machines must prove a secret.
+// A port that other machines can reach needs a secret.
 void check_secret(const TcpOptions& o) {
   if (!o.secret.empty() || o.has_store || is_loopback(o.master.host)) return;
   const std::string text = fmt::format(

@@ -1,4 +1,4 @@
-// The part of TcpLinks about the ends of ranks, and about the state of connections.
+// The part of TcpLinks that handles the end of ranks, and reports the state of connections.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -59,7 +59,8 @@ void TcpLinks::probe(std::span<const int> ranks) {
     if (links_[rank].is_made) queue(rank, {.header = {.kind = Kind::probe}});
 }
 
-// Without a window at the other end, as where a process has stopped, nothing is on its way, and the end is not silent.
+// If the other end's receive window is closed, as with a stopped process, nothing is in flight, and the end does not
+// count as silent.
 double TcpLinks::silent_s(int rank) const {
   tcp_info info{};
   socklen_t size = sizeof info;
