@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// The driver gives whole pages; pieces of less than half a page share one.
+// The driver allocates whole pages; pieces of less than half a page share one.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 // These sizes were measured on an H200 (docs/measurements/memory.md). Our kernels, those of
 // cuBLASLt, its handle and the CUDA graphs take 6 MiB in all models. With cuDNN it is 14 to 16 MiB.

@@ -25,7 +25,7 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 
 namespace {
 
-// The stages declare into `table`; they are dropped, and what they declared stays.
+// Constructs all stages, which declare their parameters in `table`, and destroys them; the declarations stay.
 void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, ParamTable& table) {
   const Tensor no_rope_table, no_loss_sum, no_mtp_loss_sum;
   const PrecisionSpec plain;  // names and shapes do not depend on it
@@ -39,7 +39,7 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
                                         .rope_table_Pd = no_rope_table,
                                         .precision = plain,
                                         .shape = shape,
-                                        .dispatcher = DispatcherKind::allgather,  // any: it has no parameters
+                                        .dispatcher = DispatcherKind::allgather,  // any: none has parameters
                                         .lora = c.lora},
                              .loss_sum_1 = no_loss_sum,
                              .mtp_loss_sum_D = no_mtp_loss_sum};
@@ -47,7 +47,7 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
   for (const StageSpec& stage : c.stages.empty() ? whole : c.stages) Stage(context, stage);
 }
 
-// The runs of `count` dotted parts of a name.
+// Returns all runs of `count` consecutive dotted parts of a name.
 std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   std::vector<size_t> begins{0};
   for (size_t at = 0; (at = name.find('.', at)) != name.npos;) begins.push_back(++at);
@@ -108,7 +108,7 @@ ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
 
 namespace {
 
-// Scales of weights that are held in few bits are no parameters of the model.
+// Scales of weights in few bits are not parameters of the model.
 int64_t numel_of(const ModelCatalog::Entry& entry) {
   if (entry.spec.name.ends_with(scales_name(""))) return 0;
   int64_t count = 0;

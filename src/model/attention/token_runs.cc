@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// A context rank of cp. Blocks of `sharing` neighbours share a sequence.
+// A rank of cp. Blocks of `sharing` neighbouring ranks share a sequence.
 struct Context {
   int64_t cp, rank, sharing;
 };

@@ -13,7 +13,7 @@ std::string matrix_of(const ParamPart& part) {
   return part.name.substr(0, part.name.size() - kWeight.size());
 }
 
-// W as rows and columns: one matrix, or one of each expert.
+// W as matrices: one matrix, or one for each expert.
 struct Matrices {
   explicit Matrices(const ParamSpec& w)
       : experts(w.shape.rank() == 3 ? w.shape[0] : 1),

@@ -12,7 +12,7 @@ GatedActivation activation_of(const ModelSpec& m) {
   return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
 }
 
-// The degrees are checked before anything is declared.
+// Checks the degrees of parallelism before anything is declared.
 const LayerContext& checked(const LayerContext& c) {
   check_expert_degrees(c.model, c.mesh.shape());
   return c;
@@ -23,8 +23,8 @@ ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// Returns the rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
-// are read by token are all there; others are as many as the last offset says.
+// The groups of rows sorted by expert, for an operand that is read in place and for one that is transposed. Rows that
+// are read by token are all present; otherwise the last offset gives their number.
 RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
 RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
 RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
@@ -236,8 +236,8 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
   if (!overlaps_) backward_weight(step, base);
 }
 
-// With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
-// Where h is recomputed, whole or the rows beyond a budget, x must be here first.
+// With overlap, the exchange of x overlaps with the product that needs only dy, and that of dx with the gradients of
+// weights. If h or the rows beyond a budget are recomputed, x must arrive first.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                                      bool with_weights, const ConcurrentWork& concurrent) const {
   open_gradients(step, saved);
@@ -298,7 +298,7 @@ Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) 
   return grads.weight_R;
 }
 
-// Activations are computed with h, and not used.
+// Computing h also computes the activations, which are not used here.
 void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const {
   if (rows_) {
     open_h(step, saved);

@@ -33,7 +33,8 @@ void LayerGradients::begin(Stream& s, const ParamSpan& span, bool first_of_step)
   });
 }
 
-// Gradients that have left have no memory, so that nobody reads those of another layer.
+// After a layer's gradients have left the buffer, their tensors have no memory, so that nothing reads those of another
+// layer by mistake.
 void LayerGradients::enter(Buffer& buffer, int layer) {
   if (buffer.layer >= 0 && buffer.layer != layer) {
     for (const LayerBuffers::Held& held : memory_.of(buffer.layer))
@@ -59,7 +60,7 @@ void LayerGradients::ready(Stream& s, const ParamSpan& span, bool overlap) {
   });
 }
 
-// The sums of one layer are in flight at a time: they share the memory of what arrives.
+// Only one layer's sums are in flight at a time, since all layers share the memory for arriving data.
 void LayerGradients::start_sums(Stream& s, Buffer& buffer) {
   finish(s);
   for (const LayerBuffers::Held& held : memory_.of(buffer.layer)) {

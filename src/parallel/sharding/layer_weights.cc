@@ -47,7 +47,8 @@ void LayerWeights::bring(Stream& s, int layer) {
   }
 }
 
-// Weights that have left have no memory, so that nobody reads those of another layer.
+// After a layer's weights have left the buffer, their tensors have no memory, so that nothing reads those of another
+// layer by mistake.
 void LayerWeights::leave(Buffer& buffer) {
   MOEBIUS_ASSERT(buffer.uses == 0 && "weights of a layer leave their buffer after its release");
   wait(buffer);

@@ -68,7 +68,7 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, DispatchHandle
 // Group rank q = etp + ETP ep gets the rows for the experts of its ep.
 void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllHandle& d) const {
   if (!d.send_rows.empty()) return;
-  // The null device has no counts: there every rank sends as many rows to each other one.
+  // The null device has no counts, so every rank sends the same number of rows to each other rank.
   const int64_t even = s.device() == DeviceKind::null ? std::min(T * spec_.top_k / ep_, max_rows(T) / W_) : 0;
   d.send_rows.assign(W_, even);
   d.recv_rows.assign(W_, even);
@@ -151,7 +151,7 @@ Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buff
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-// The words travel as rows of one f32, whose bits nothing looks at.
+// The indices are sent as rows of one f32; nothing interprets their bits.
 void AllToAllDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   Tensor words_T1 = index_T.view({index_T.dim(0), 1});

@@ -95,7 +95,7 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle
   d.has_begun = true;
 }
 
-// To the ops a node is like an expert, which a token chooses once at most.
+// For the ops of a route, a node takes the place of an expert, which a token chooses at most once.
 void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
@@ -129,7 +129,7 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   exchange_counts(step, count_M, d);
 }
 
-// The host waits here for the counts, once for each layer and micro-batch, and nowhere else.
+// The host waits for the counts only here, once for each layer and micro-batch.
 void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& d) const {
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
@@ -138,8 +138,8 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
-  // The null device has no counts: there experts are chosen evenly.
-  // No more than the pairs of tokens and nodes that there are, whatever is rounded up.
+  // The null device has no counts, so experts count as chosen evenly.
+  // Rounding must not give more than the existing pairs of tokens and nodes.
   const int64_t even = std::llround(even_rows_of_part(shape, M_)), pairs = d.route.topk_TK.dim(0) * A_;
   d.send_rows.assign(static_cast<size_t>(M_), std::min(even, pairs / M_));
   d.recv_rows = d.send_rows;
@@ -244,7 +244,7 @@ void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)
   for (Pending& transfer : transfers) transfer.wait();
 }
 
-// Rows may be narrower than the window's, and fewer: the sections follow each other as if these were the most.
+// Rows may be narrower than the window's, and fewer. The sections are placed as if the rows had this width and number.
 void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
                               const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {
@@ -289,7 +289,8 @@ Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHan
   return grads;
 }
 
-// The index travels as a route does. Routes have been unpacked on all ranks of the node after one more round.
+// The index is sent in the same way as a route. One more round ensures that all ranks of the node have unpacked their
+// routes.
 void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);
@@ -353,7 +354,7 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, 
   }
 }
 
-// Sums of bf16 rows are computed of their copies in f32, so that each is rounded once, at the end.
+// Sums of bf16 rows are computed from f32 copies, so that each sum is rounded only once, at the end.
 void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
                                         const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
