@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) clamp_fwd_kernel(T* y, const T* from
   store(y + i, x);
 }
 
-// The same.
+// A thread owns kNum elements.
 template <class T, int kNum>
 __global__ void __launch_bounds__(kThreads)
     clamp_bwd_kernel(T* dx, const T* dy, const T* from, int64_t n, float limit) {
