@@ -23,8 +23,8 @@ WordLanes widen(const uint16_t* x) {
   return __builtin_convertvector(half, WordLanes);
 }
 
-// How each kind of words is made:
-//   row     a register of words that follow each other along k
+// The ways to read each kind of words:
+//   row     a register of consecutive words along k
 //   across  one word of each lane, from one or two rows
 //   piece   32 bits along k of each lane, of one or two elements: the unit that B panels transpose
 struct PlainWords {
