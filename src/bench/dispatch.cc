@@ -125,7 +125,7 @@ class DispatchRank {
     step(stream(), plan_.stack(), timed);
   }
 
-  // One of the two, of what was announced.
+  // Each runs one call on the announced route.
   void dispatch_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
@@ -137,7 +137,7 @@ class DispatchRank {
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
     dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // Dispatch and combine of what was announced.
+  // Runs dispatch and combine on the announced route.
   void forward() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
@@ -190,7 +190,7 @@ class DispatchRank {
     }
     return rows;
   }
-  // Returns their expected number where experts are chosen evenly.
+  // Returns the expected number of these rows if experts are chosen evenly.
   double even_rows_for_others() const {
     if (window_) return even_direct_rows(dispatch_shape());
     const double W = group().size();
@@ -292,7 +292,7 @@ double bytes_of(const DispatchCost& cost, const std::string& call) {
   return (call == "combine_bwd" ? cost.combine_bwd : cost.dispatch_bwd).wire_bytes;
 }
 
-// rows: that leave the rank.
+// rows: the rows that leave the rank.
 DispatchCost cost_of(const DispatchRank& rank, double rows) {
   const DispatchShape shape = rank.dispatch_shape();
   if (rank.local() || rank.kind() == DispatcherKind::alltoall) return alltoall_dispatch_cost(shape, rows);
@@ -314,7 +314,7 @@ RowsLeft rows_left(const DispatchRank& rank, Control& control) {
   return {.all = mean(sent.others), .across = mean(sent.across), .inside = mean(sent.inside)};
 }
 
-// Returns their expected numbers where experts are chosen evenly.
+// Returns the expected numbers if experts are chosen evenly.
 RowsLeft even_rows_left(const DispatchRank& rank) {
   if (!rank.is_two_level()) return {.all = rank.even_rows_for_others()};
   const DispatchShape shape = rank.dispatch_shape();

@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// A layer with memory of its own. Subclasses declare it, and then call bind().
+// A layer with its own memory plan. Subclasses declare their tensors, and then call bind().
 class TimedLayer {
  public:
   TimedLayer(const RunSpec& run, const PrecisionSpec& precision)

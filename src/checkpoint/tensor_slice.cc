@@ -10,8 +10,7 @@
 namespace moebius {
 namespace {
 
-// A block as runs that are contiguous in the global tensor: run i is elements [first + i *
-// stride, + length).
+// A block as a list of runs that are contiguous in the global tensor: run i is elements [first + i * stride, + length).
 struct Runs {
   int64_t length = 0, stride = 0, first = 0;
 
@@ -37,7 +36,7 @@ bool is_all_of(const std::vector<int64_t>& shape, const Shard& shard) {
   return shard.dim < 0 || (shard.begin == 0 && shard.count == shape[shard.dim]);
 }
 
-// Ranges that tile a block; sorted by begin.
+// Returns whether the ranges tile a block. REQUIRES: they are sorted by begin.
 bool tiles(const std::vector<TensorSlice>& slices, size_t begin, size_t end) {
   int64_t next = 0;
   for (size_t i = begin; i < end; ++i) {

@@ -31,8 +31,7 @@ std::string checkpoints_dir(const std::string& path) {
   return fs::is_directory(path + "/checkpoints") ? path + "/checkpoints" : path;
 }
 
-// Returns the checkpoints of a folder. Throws Error{input} when it has none: then it is another folder
-// than was meant.
+// Returns the checkpoints of a folder. Throws Error{input} when it has none: then the path is probably wrong.
 std::vector<CheckpointInfo> checkpoints_of(const char* command, const std::string& path) {
   std::vector<CheckpointInfo> checkpoints = list_checkpoints(checkpoints_dir(path));
   MOEBIUS_CHECK(input, !checkpoints.empty(),

@@ -251,7 +251,7 @@ void print_comment(const std::string& text) {
   }
 }
 
-// Prints whether the recipe can be trained, as it is and here. It comes last, where it is seen.
+// Prints whether the recipe can be trained on this machine. It is printed last, so that it is seen.
 void print_verdict(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));

@@ -82,7 +82,7 @@ PlanMachine machine_of(const Options& o) {
   return machine;
 }
 
-// Options that another one is needed for are refused without it.
+// Refuses options that have no effect without another one.
 void check_options(const Options& o) {
   const SearchOptions& limits = o.limits;
   const bool has_limits = limits.memory_gb != 0 || limits.most_tp != 0 || !limits.recipes.empty();

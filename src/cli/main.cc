@@ -20,7 +20,7 @@
 
 namespace {
 
-// A signal handler can use nothing but static storage.
+// Static storage, since a signal handler can use nothing else.
 std::atomic<int> received_signal{0};
 std::atomic<pid_t> supervisor{0};             // of this rank's process, if it has one
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor

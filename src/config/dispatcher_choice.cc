@@ -43,7 +43,7 @@ double bytes_across_nodes(const DispatcherChoiceInputs& q, DispatcherKind kind) 
   return kind == DispatcherKind::allgather ? bytes.allgather : bytes.alltoall;
 }
 
-// two-level, if it can be and sends less across nodes than the choice.
+// Returns two-level if it is possible and sends fewer bytes across nodes than `choice`.
 DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const DispatcherChoice& choice) {
   const bool can_be = q.peers.in_nodes && !q.on_gpu && q.num_experts > 0 && has_nodes(q.ep, q.etp, q.ranks_per_node);
   if (!can_be || even_bytes_across_nodes(q).two_level >= bytes_across_nodes(q, choice.kind)) return choice;
@@ -74,7 +74,7 @@ DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
 
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts) {
   const double E = static_cast<double>(num_experts), elsewhere = E - E / static_cast<double>(parts);
-  double misses = 1;  // the probability that none of a token's experts is there
+  double misses = 1;  // the probability that none of a token's experts is in the part
   for (int64_t k = 0; k < top_k; ++k)
     misses *= std::max(0.0, elsewhere - static_cast<double>(k)) / (E - static_cast<double>(k));
   return 1 - misses;

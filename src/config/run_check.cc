@@ -254,7 +254,7 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
-// Weights and rows in the format of the recipe, and its figures in the metrics.
+// Checks the keys about weights and rows in the recipe's format, and about its statistics in the metrics.
 void check_held_in_recipe(const RunSpec& s) {
   const bool weights = s.precision.weights == PrecisionChoice::recipe,
              dispatch = s.precision.dispatch == PrecisionChoice::recipe;
@@ -408,13 +408,13 @@ void check_trace(const RunSpec& s) {
                 shown(s.log.trace), origin(s, "log.trace"));
 }
 
-// The values by themselves, in which the model's are not.
+// Checks single values, except those of the model.
 void check_values(const RunSpec& s) {
   check_required(s);
   check_ranges(s);
 }
 
-// The relations between the values.
+// Checks the relations between the values.
 void check_relations(const RunSpec& s, int64_t world_size) {
   s.parallel.check(world_size);
   check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout

@@ -50,7 +50,7 @@ class TurnFinder {
     return end_of_content(i, begin);
   }
 
-  // The text is the same after the content, whatever the content is.
+  // Finds the end of the content: the text after it is the same for any content.
   size_t end_of_content(size_t i, size_t begin) const {
     const jinja::Value* content = chat_.messages[i].dict().find(std::string("content"));
     if (content == nullptr || !content->is_text()) fail(i, "that prints it in another way when messages follow");
@@ -66,7 +66,7 @@ class TurnFinder {
     return text_.compare(end, token.size(), token) == 0 ? end + token.size() : end;
   }
 
-  // No text after the token is ever generated.
+  // Returns the position after the end-of-text token, since no text after it is ever generated.
   size_t after_end_token(size_t begin, size_t end) const {
     const std::string& token = template_.eos_token();
     if (token.empty()) return end;

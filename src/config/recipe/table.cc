@@ -276,7 +276,7 @@ std::vector<RecipeKey> moe_keys() {
       moe.key("aux_coeff", &BalanceSpec::aux_coeff, float_or_zero()),
       moe.key("z_coeff", &BalanceSpec::z_coeff, float_or_zero()),
       moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
-      // An expert has room for every token at a far lower value.
+      // A far lower value already gives an expert the capacity for every token.
       moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
       moe.key("rank_rows_factor", &BalanceSpec::rank_rows_factor, float_or_zero(1e6), free),
       moe.named("drop_policy", &BalanceSpec::drop_policy,

@@ -20,7 +20,7 @@ void check_offsets(const char* who, const char* name, const Tensor& offsets_e1) 
   check_tensor(who, name, offsets_e1, DType::i32, {offsets_e1.numel()});
 }
 
-// The parts of a copy, either way.
+// Checks the arguments of a copy in either direction.
 void check_copy(const char* who, const Tensor& pool_SM, const Tensor& x_RC, int64_t first) {
   MOEBIUS_CHECK(usage, (x_RC.dtype == DType::f32 || x_RC.dtype == DType::bf16) && x_RC.shape.rank() == 2,
                 "{}: x must be an f32 or bf16 matrix; got {}", who, to_string(x_RC));

@@ -15,7 +15,7 @@ int64_t now_ns() {
       .count();
 }
 
-// The pages that a pass holds become free.
+// Frees the pages of a pass.
 void release_pages(int32_t* free, int64_t* state, const int32_t* page, int32_t* held) {
   std::copy_n(page, held[1], free + state[0]);
   state[0] += held[1];
@@ -25,7 +25,7 @@ void release_pages(int32_t* free, int64_t* state, const int32_t* page, int32_t* 
 
 constexpr int64_t kGrain = 16;  // rows of a task
 
-// fn(row of the pool, row r of x, bytes) for the rows that have a page.
+// Calls fn(row of the pool, row r of x, bytes) for the rows that have a page.
 template <class Fn>
 void for_kept_rows(Stream& s, const Tensor& pool_SM, const Tensor& x_RC, const Tensor& page_Q, const Tensor& held_3,
                    int64_t first, Fn fn) {

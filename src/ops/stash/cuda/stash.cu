@@ -1,5 +1,5 @@
-// Pages are taken and given by one block each, so that their order is that of the stream. Copies run over the rows that
-// have a page; the grid is that of the whole GPU, whatever their number.
+// One block allocates or frees the pages, so that their order is that of the stream. Copies loop over the rows that
+// have a page, with a grid for the whole GPU whatever the number of rows.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -38,7 +38,7 @@ struct Pool {
   int64_t* state;
 };
 
-// The pages that a pass holds become free. All threads have the old values of held when it returns.
+// Frees the pages of a pass. Returns the old values of held to all threads.
 struct Held {
   int32_t kept, pages, asked;
 };
