@@ -365,7 +365,7 @@ Arguments Runtime::arguments_of(const Expr& expr, size_t first) {
   return arguments;
 }
 
-// Calls, filters and tests. `more` are arguments that the call itself does not spell out.
+// Evaluates calls, filters and tests. `more`: arguments besides those in the call.
 Value Runtime::eval_call(const Expr& expr, const Arguments* more) {
   const Value first = eval(*expr.kids[0]);
   Arguments arguments = arguments_of(expr, 1);

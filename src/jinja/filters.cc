@@ -76,7 +76,7 @@ Value absolute(Runtime&, const Value& input, const Arguments&) {
   return std::abs(input.integer());
 }
 
-// Ties go to the even digit, as in Python, in the decimal text of the number.
+// Ties are rounded to the even digit of the decimal text, as in Python.
 Value rounded(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("round", arguments, {"precision", "method"});
   const int64_t digits = p.integer_or(0, 0);
@@ -129,7 +129,7 @@ bool is_sequence(Runtime&, const Value& v, const Arguments&) {
          (iterable != nullptr && iterable->kind() == Iterable::Kind::range);
 }
 
-// value % by of a test, with the sign of `by` as in Python.
+// Returns value % by for a test, with the sign of `by` as in Python.
 double remainder_of(const char* test, const Value& value, const Value& by) {
   for (const Value* each : {&value, &by})
     if (!each->is_number()) throw Fault(fmt::format("test {}: expected a number; got '{}'", test, each->type_name()));
@@ -185,7 +185,7 @@ const std::unordered_map<std::string_view, Test>& tests() {
   return tests;
 }
 
-// Other names of tests.
+// Returns the canonical name of a test.
 std::string_view known_as(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> names{
       {"equalto", "eq"}, {"==", "eq"}, {"!=", "ne"},          {"<", "lt"}, {"lessthan", "lt"},

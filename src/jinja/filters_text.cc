@@ -15,7 +15,8 @@
 namespace moebius::jinja {
 namespace {
 
-// Python turns some characters into several, and a sigma by its place in the word.
+// Returns whether the character has a case rule that is not supported: Python maps some characters to several, and a
+// sigma depends on its position in the word.
 bool has_special_case(char32_t c) {
   return c == 0xDF || c == 0x130 || c == 0x149 || c == 0x1F0 || c == 0x390 || c == 0x3B0 || c == 0x3A3 || c == 0x587 ||
          (c >= 0x1E96 && c <= 0x1E9E) || (c >= 0x1F50 && c <= 0x1FFC) || (c >= 0xFB00 && c <= 0xFB17);

@@ -52,7 +52,7 @@ std::string text_value(const RecipeEntry& e) {
   return e.value.get<std::string>();
 }
 
-// TOML, or the same as JSON.
+// Parses TOML, or the same as JSON.
 std::vector<RecipeEntry> entries_of(const std::string& text, const std::string& name) {
   if (!text.starts_with('{')) return read_recipe(text, name);
   const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);

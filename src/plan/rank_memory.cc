@@ -58,7 +58,7 @@ void add_times(PassWork& sum, const PassWork& work, int64_t times) {
   }
 }
 
-// Masters, bucket by bucket, and then moments in the order of declaration.
+// Adds masters, bucket by bucket, and then moments in the order of declaration.
 void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_t owned) {
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const Life life = optimizer.offload ? Life::host : Life::optimizer;
@@ -74,7 +74,7 @@ void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, in
   if (bytes > 0) place(m, optimizer.offload ? Life::host : Life::master, owned, bytes == 4 ? DType::f32 : DType::u16);
 }
 
-// f32 gradients of the largest layer, where sums are in bf16.
+// Adds the f32 gradients of the largest layer, if sums are in bf16.
 void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   RankMemory one;
   for (const ParamSize& p : layer.params)
@@ -188,8 +188,8 @@ void add_batch(RankMemory& m, const EngineSpec& spec) {
   add(m, Life::state, 4 * aligned_numel(spec.max_positions * spec.model.rope_dim()));
 }
 
-// Activations that are on the host: every layer there, for each micro-batch in flight, and on the device the largest
-// layer of each slot.
+// Adds offloaded activations: on the host those of every layer for each micro-batch in flight, and on the device the
+// largest layer of each slot.
 void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use) {
   int64_t num_layers = 0;
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {
@@ -209,7 +209,7 @@ void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout,
   }
 }
 
-// Messages of hidden states: the widest that the rank's stages take or leave.
+// Adds the messages of hidden states: the widest that the rank's stages receive or send.
 void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use) {
   if (layout.stages.size() == 1) return;
   const int64_t last = std::ssize(layout.stages) - 1;
@@ -222,7 +222,7 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
   add(m, Life::saved, use.num_buffers * aligned_numel(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
 }
 
-// Rows of experts: one scratch, and a pool for the moment when most passes keep rows.
+// Adds the rows of experts: one scratch buffer, and a pool for the maximum number of passes that keep rows.
 void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use,
                      int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -243,7 +243,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Gradients of an embedding that stages share: a holder receives those of the others
+// Returns the gradients of an embedding that stages share: each of these stages receives those of the others
 // (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();

@@ -8,7 +8,7 @@ constexpr double kTableLine = 22;
 // The bytes of a handshake (comm/transport/handshake.h): a greeting, a challenge, an answer and the acceptance.
 constexpr double kProof = 4;
 
-// Groups of more than one rank, which need an identity on GPUs.
+// Returns the messages for the groups of more than one rank, which need an NCCL id on GPUs.
 double messages_of_groups(const MeshShape& mesh, bool first) {
   double messages = 0;
   for (int i = 0; i < kNumAxes; ++i) {

@@ -62,7 +62,7 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// In the memory of its device and of its host.
+// Returns whether the run fits into the memory of its device and of its host.
 bool fits(const Prediction& p) { return p.fits() && p.host_fits(); }
 
 // Returns the found layout in a few words; --json has its keys.

@@ -93,7 +93,7 @@ void add_run_list(Markup& out, const Runs& runs, double now_s) {
   out.close("ul");
 }
 
-// A comparison in numbers: a row a run.
+// Adds a table that compares the runs, with one row per run.
 void add_run_table(Markup& out, const Runs& runs) {
   std::vector<std::string> heads;
   for (const ShownRun& run : runs)

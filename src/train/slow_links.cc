@@ -9,8 +9,8 @@
 namespace moebius {
 namespace {
 
-// Returns the lower of the two in the middle: so a machine whose connections are half slow has a fast median. 0 of
-// none.
+// Returns the lower of the two middle values, so that the median is fast even if half of the connections are slow; 0
+// without values.
 double lower_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
@@ -18,7 +18,7 @@ double lower_median(std::vector<double> values) {
   return *middle;
 }
 
-// The three columns of one figure. is_slower orders the candidates.
+// Fills the three columns of one measurement. is_slower orders the candidates.
 void put_slowest(double* columns, const std::vector<const LinkMeasurement*>& all, double LinkMeasurement::*figure,
                  const std::function<bool(const LinkMeasurement&)>& may_be_slowest,
                  const std::function<bool(double, double)>& is_slower) {

@@ -23,11 +23,10 @@ std::string shard_name(size_t shard, size_t num_shards) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
 }
 
-// Scores are closer together than bf16 can distinguish, so their correction keeps its own dtype.
+// The differences of scores are too small for bf16, so their correction bias keeps its own dtype.
 bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
-// Released models carry the embedding and the head once more in each module
-// of multi-token prediction.
+// Released models repeat the embedding and the head in each module of multi-token prediction.
 void add_mtp_copies(const ModelSpec& model, std::vector<TensorCopy>& tensors) {
   const auto copy = [&](const char* original, const std::string& name) {
     const auto at =
@@ -144,7 +143,7 @@ json quantization_config(const ModelSpec& model, const std::vector<TensorCopy>& 
           {"modules_to_not_convert", plain_modules(tensors)}};
 }
 
-// torch_dtype says what all tensors are; where they differ it stays what it was.
+// torch_dtype is the dtype of all tensors; if they differ, it keeps its old value.
 json config_of(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
   json config = hf_from_model_spec(model);
   config.erase("quantization_config");  // the weights are unpacked
