@@ -205,7 +205,7 @@ class Rig {
 
 class BackwardPasses : public testing::TestWithParam<Case> {};
 
-TEST_P(BackwardPasses, ApartGiveTheBitsOfBoth) {
+TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
   Rig both(GetParam(), /*splits=*/false), apart(GetParam(), /*splits=*/true);
   for (int64_t m = 0; m < kMicroBatches; ++m) {
     both.forward(m);

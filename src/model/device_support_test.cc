@@ -52,7 +52,7 @@ std::vector<Limit> limits_of_gpus() {
        norms("model.num_attention_heads * head_dim with model.qk_norm = \"whole\"") + "set parallel.tp, or "}};
 }
 
-TEST(DeviceSupport, NamesTheKeyTheLimitWhatCameAndWhatToDo) {
+TEST(DeviceSupport, ErrorsNameKeyLimitValueAndRemedy) {
   for (const Limit& limit : limits_of_gpus()) {
     SCOPED_TRACE(limit.text);
     ModelSpec m;

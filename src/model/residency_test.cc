@@ -54,7 +54,7 @@ struct Recorder final : ParamResidency {
   std::vector<std::string> calls;
 };
 
-TEST(ParamTable, HandsTheVerbsOn) {
+TEST(ParamTable, ForwardsResidencyCalls) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   MemoryPlan plan;

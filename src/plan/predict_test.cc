@@ -225,7 +225,7 @@ TEST(Predict, ShardedLayers) {
 }
 
 // The rows of x once more, and those of dx, are two of the five ways of a micro-batch.
-TEST(Predict, ExpertOverlapHidesTwoWays) {
+TEST(Predict, ExpertOverlapHidesTwoExchanges) {
   PartLibrary parts;
   const auto step = [&](const char* overlap) {
     return predict(parts,

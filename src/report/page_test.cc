@@ -141,7 +141,7 @@ TEST_F(Page, RunsAreSideBySideAndTheirRecipesCompared) {
   EXPECT_FALSE(has(differences, "run.dir"));
 }
 
-TEST_F(Page, SaysHowARunStands) {
+TEST_F(Page, ShowsTheStateOfARun) {
   write_run(dir_.path("run"), 10);
   EXPECT_TRUE(has(page({"run"}), "step 10 of 20, stopped without a word"));
   EXPECT_TRUE(has(page({"run"}, folders_[0]->modified_s() + 5), "step 10 of 20, running"));

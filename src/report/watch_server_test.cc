@@ -130,7 +130,7 @@ TEST_F(Watch, TheRunIsFollowed) {
   EXPECT_THAT(after, HasSubstr("0.125"));
 }
 
-TEST_F(Watch, NoNewsIsNotSentAgain) {
+TEST_F(Watch, UnchangedDataIsNotSentAgain) {
   const WatchServer watch = server();
   std::string answer;
   for (int i = 0; i < 3 && !answer.starts_with("HTTP/1.1 304");
@@ -160,7 +160,7 @@ TEST_F(Watch, ARunThatIsRemovedIsNoCrash) {
   EXPECT_THAT(get(watch, "/data"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST_F(Watch, RubbishIsAnswered) {
+TEST_F(Watch, MalformedRequestsAreAnswered) {
   const WatchServer watch = server();
   exchange(watch.port(), "\r\n\r\n");
   exchange(watch.port(), "GET\r\n\r\n");

@@ -44,7 +44,7 @@ TEST(JobSecret, ProofsAreHmacSha256) {
   EXPECT_FALSE(is_same(prove("a", {}), prove("b", {})));
 }
 
-TEST(JobSecret, IsDrawnAnew) {
+TEST(JobSecret, IsDrawnForEachJob) {
   EXPECT_EQ(draw_secret().size(), 64);
   EXPECT_NE(draw_secret(), draw_secret());
   EXPECT_NE(draw_nonce(), draw_nonce());
@@ -94,7 +94,7 @@ std::string join_with(const Socket& s, const std::string& secret, int rank = 3, 
   });
 }
 
-TEST(HandshakeAcceptor, LetsInWhoKnowsTheSecret) {
+TEST(HandshakeAcceptor, AcceptsARankThatKnowsTheSecret) {
   Door door;
   Socket s = door.connect();
   const auto member = door.while_running(5, [&] { EXPECT_EQ(join_with(s, kSecret), ""); });
@@ -158,7 +158,7 @@ std::vector<std::byte> overheard(Door& door) {
   return kept;
 }
 
-TEST(HandshakeAcceptor, RefusesAProofThatWasOverheard) {
+TEST(HandshakeAcceptor, RefusesAReplayedProof) {
   Door door;
   const std::vector<std::byte> bytes = overheard(door);
   const std::string secret = kSecret;
@@ -221,7 +221,7 @@ TEST(HandshakeAcceptor, RefusesItsOwnProof) {
 
 // A stranger listens in place of rank 2, and passes what rank 3 sends there on to rank 0. Rank 3
 // gives it no answer, whether the challenge that comes back names rank 0 or was changed to rank 2.
-TEST(HandshakeAcceptor, AConnectorAnswersTheRankThatItSeeksOnly) {
+TEST(HandshakeAcceptor, AConnectorAnswersOnlyTheExpectedRank) {
   for (const bool renames : {false, true}) {
     Door door;
     const Socket in_place_of_2 = listen_at(0, /*loopback_only=*/true);
@@ -245,7 +245,7 @@ TEST(HandshakeAcceptor, AConnectorAnswersTheRankThatItSeeksOnly) {
 
 // Strangers that say nothing, send something else, or leave in the midst of a greeting, are there
 // first. A rank is let in at once all the same.
-TEST(HandshakeAcceptor, StrangersDoNotHoldUpARank) {
+TEST(HandshakeAcceptor, UnauthenticatedConnectionsDoNotDelayARank) {
   Door door;
   std::vector<Socket> strangers;
   for (int i = 0; i < 100; ++i) strangers.push_back(door.connect());
@@ -268,7 +268,7 @@ TEST(HandshakeAcceptor, StrangersDoNotHoldUpARank) {
   EXPECT_THAT(door.refused(), HasSubstr("before it had proved the job's secret; it calls itself rank 3"));
 }
 
-TEST(HandshakeAcceptor, ASilentStrangerIsClosedInTime) {
+TEST(HandshakeAcceptor, ASilentConnectionIsClosedInTime) {
   Door door;
   const Socket stranger = door.connect();
   door.while_running(HandshakeAcceptor::kHandshakeTimeoutS + 1, [&] {

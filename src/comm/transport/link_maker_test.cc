@@ -144,7 +144,7 @@ TEST(LinkMaker, CallsDoNotWaitForEachOther) {
 }
 
 // The machine of a stopped rank accepts connections that nobody answers. When the rank goes on it answers the newest.
-TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAnew) {
+TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAgain) {
   Socket stopped = listen_at(0, true);
   const HostPort place{.host = "127.0.0.1", .port = port_of(stopped)};
   Maker higher({.rank = 3, .places = {{}, place}, .answer_s = 0.5});
@@ -220,7 +220,7 @@ TEST(ConnectUntil, ReportsTheReasonOfAnEarlierLookUp) {
 
 // Strangers come while the ranks train: a silent one, another program, one with another secret. A rank that comes
 // later is let in at once. One that is let in already, or that should not call, is closed.
-TEST(LinkMaker, LateStrangersAreRefused) {
+TEST(LinkMaker, LateUnauthenticatedConnectionsAreRefused) {
   Maker lower({.rank = 1, .size = 5});
   const auto begin = std::chrono::steady_clock::now();
   const auto connect = [&] { return connect_until(lower.place, deadline_in(5)); };

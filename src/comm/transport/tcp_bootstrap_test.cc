@@ -15,11 +15,11 @@ using testing::StartsWith;
 
 constexpr const char* kSecret = "0123456789abcdef";
 
-TEST(TcpBootstrap, AWorldOfOneNeedsNobody) {
+TEST(TcpBootstrap, AWorldOfOneNeedsNoConnections) {
   expect_all_well(run_world(1, [](Transport& transport) { Member(transport).world->barrier(); }));
 }
 
-TEST(TcpBootstrap, WhoDoesNotComeIsNamed) {
+TEST(TcpBootstrap, MissingRanksAreNamed) {
   const Ends ends = run_world(
       3, [](Transport&) {},
       [](TcpOptions& o) {
@@ -48,7 +48,7 @@ TEST(TcpBootstrap, RanksOfAnotherWorldAreRefused) {
   EXPECT_EQ(twice.errors[0], "tcp: RANK=1 was given to two processes; give each its own number");
 }
 
-TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
+TEST(TcpBootstrap, APortInUseIsReported) {
   const Socket taken = listen_at(0, true);
   const Ends ends = run_world(
       1, [](Transport&) {},
@@ -62,7 +62,7 @@ TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
 
 // Other programs that listen at rank 0's address:
 // a silent one, one with another protocol, one that hangs up.
-TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
+TEST(TcpBootstrap, AnotherProgramInPlaceOfRank0IsReportedWithItsAddress) {
   for (const std::string answer : {"", "HTTP/1.1 400 Bad Request", "hang up"}) {
     const Socket other = listen_at(0, true);
     std::vector<std::jthread> visited;
@@ -92,7 +92,7 @@ TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
 
 // Strangers are there before the last rank: one that says nothing all the time, one that sends something
 // else, one that ends in the midst of its first message.
-TEST(TcpBootstrap, StrangersDoNotDisturb) {
+TEST(TcpBootstrap, UnauthenticatedConnectionsDoNotDisturb) {
   Socket silent;
   std::string warned;
   const auto begin = std::chrono::steady_clock::now();

@@ -124,7 +124,7 @@ TEST(TcpStar, AConnectionIsMadeWhileARankComputes) {
   }
 }
 
-TEST(TcpStar, AMessageThatIsGivenUpBeforeItsConnectionLeavesTheRestWhole) {
+TEST(TcpStar, AMessageWithdrawnBeforeItsConnectionLeavesOthersIntact) {
   expect_all_well(run_world(3, [&](Transport& transport) {
     Member m(transport);
     std::vector<float> x(7, 3), y(7, 4);

@@ -237,7 +237,7 @@ TEST(GemmDesc, SaysWhatIsMultiplied) {
   EXPECT_EQ(to_string(desc), "5 x 3 x 7, bf16 to f32, A transposed, accumulate, aligned to 16, 2 and 4");
 }
 
-TEST(GemmDesc, TellsProductsApart) {
+TEST(GemmDesc, DistinguishesProducts) {
   alignas(16) static float memory[64];
   const auto at = [](int64_t first) { return tensor_of(memory + first, {2, 2}); };
   const auto desc = [&](int64_t first, bool transposed) {

@@ -159,7 +159,7 @@ TEST_P(StashTest, RowsWithoutAPageAreNamed) {
 }
 
 // A forward pass without a backward keeps no page from the next one with its table.
-TEST(Stash, APassThatTakesAgainGivesFirst) {
+TEST(Stash, AllocatingAgainFreesFirst) {
   testing::on_each_device([](Stream& s) {
     Stash stash(s, 3, 4, DType::f32);
     auto a = stash.pass({100}, 128, 4, 0, 1);

@@ -407,7 +407,7 @@ TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
   expect_equal(got, expected);
 }
 
-TEST(Pipeline, HoldsAsManySetsAsReplaySays) {
+TEST(Pipeline, HoldsAsManySetsAsTheSimulation) {
   const ModelSpec model = tiny_model(4);
   const PipelineSpec spec{.num_virtual = 2, .num_micro_batches = 8};
   const SimulatedSchedule r = simulate(schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}),
@@ -478,7 +478,7 @@ void run_first_stage_ahead(bool overlap) {
   });
 }
 
-TEST(PipelineOverlap, SendsRunBehindCompute) {
+TEST(PipelineOverlap, SendsOverlapCompute) {
   EXPECT_NO_THROW(run_first_stage_ahead(/*overlap=*/true));
   try {
     run_first_stage_ahead(/*overlap=*/false);

@@ -379,7 +379,7 @@ TEST(SchedulePicture, ShowsEachRank) {
   EXPECT_THROW(picture(simulate(schedule_1f1b(plain), equal_times(plain)), 0), Error);
 }
 
-TEST(SchedulePicture, StandsInTheDocumentation) {
+TEST(SchedulePicture, IsInTheDocumentation) {
   std::stringstream page;
   page << std::ifstream(MOEBIUS_SOURCE_DIR "/docs/design/parallelism.md").rdbuf();
   for (const int64_t V : {1, 2}) {

@@ -89,7 +89,7 @@ void step_one_after_the_other(bool overlap) {
   EXPECT_FALSE(ranks_waited);
 }
 
-TEST(BucketExchange, GradientsAndWeightsTravelBehindThePasses) { step_one_after_the_other(/*overlap=*/true); }
+TEST(BucketExchange, GradientsAndWeightsOverlapWithPasses) { step_one_after_the_other(/*overlap=*/true); }
 
 TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
   expect_error(ErrorKind::distributed, "did not join: rank 1", [] { step_one_after_the_other(/*overlap=*/false); });

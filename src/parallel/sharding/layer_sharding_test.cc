@@ -78,7 +78,7 @@ TEST(LayerWeights, MayBeFrozen) {
   }
 }
 
-TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
+TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
   for (const bool overlap : {true, false}) {
     on_ranks([&](Transport& world) {
       ShardedRank rank(world, {.overlap = overlap, .shards_weights = true});
@@ -108,7 +108,7 @@ TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
   }
 }
 
-TEST(LayerWeights, TravelOnceForEachLayerThatIsNotInItsRoom) {
+TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
   on_ranks([](Transport& world) {
     ShardedRank rank(world, {.overlap = true, .shards_weights = true}, /*num_layers=*/4);
     rank.sharding->wait_for_weights(rank.s);
@@ -148,7 +148,7 @@ TEST(LayerWeights, StartOneLayerEarly) {
   });
 }
 
-TEST(LayerWeights, RefuseARoomThatIsInUse) {
+TEST(LayerWeights, RefuseABufferThatIsInUse) {
   expect_error(ErrorKind::internal, "weights of a layer leave their buffer after its release", [] {
     on_ranks([](Transport& world) {
       ShardedRank rank(world, {.overlap = true, .shards_weights = true});

@@ -107,7 +107,7 @@ TEST(Dispatcher, IsOfTheKindThatWasChosen) {
 
 // Room for half as much again as the even share: enough where experts are chosen evenly, and an error on every rank
 // where all tokens choose the experts of one.
-TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
+TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
   for (const Choice choice : {Choice::even, Choice::one}) {
     run_threads(2, {.timeout_s = 60}, [&](Transport& transport) {
       const Mesh mesh({.dp = 2, .ep = 2}, transport);

@@ -42,7 +42,7 @@ DirectRows direct_rows(const Case& c, int rank) {
   return rows;
 }
 
-TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
+TEST(DirectDispatcher, SendsARowOnceToEachRank) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
     const Case c{.mesh = mesh,
                  .dispatcher = DispatcherKind::direct,
@@ -75,7 +75,7 @@ TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
   }
 }
 
-TEST(TwoLevelDispatcher, ARowTravelsOnceToEachNode) {
+TEST(TwoLevelDispatcher, SendsARowOnceToEachNode) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
                                 {.dp = 6, .ep = 6, .ranks_per_node = 2},
                                 {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4},
