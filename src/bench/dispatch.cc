@@ -91,8 +91,8 @@ class DispatchRank {
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
   }
   bool is_two_level() const { return !local() && kind() == DispatcherKind::two_level; }
-  // Returns the bytes that this rank has sent to the ranks that share experts; of them those to other nodes, with
-  // two-level.
+  // Returns the bytes that this rank has sent to the ranks that share experts; of them those to other
+  // nodes, with two-level.
   int64_t sent_across() const { return is_two_level() ? group().sent_bytes() : 0; }
   int64_t sent_bytes() const {
     return group().sent_bytes() + (is_two_level() ? mesh_.node_of_experts().sent_bytes() : 0);

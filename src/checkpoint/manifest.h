@@ -48,8 +48,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& who)
 void check_complete(const CheckpointManifest& manifest, const std::string& who);
 
 // Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the first. A piece that
-// several ranks wrote is listed once. Throws Error{distributed} if they wrote different bytes, or disagree about a
-// tensor.
+// several ranks wrote is listed once. Throws Error{distributed} if they wrote different bytes, or disagree
+// about a tensor.
 CheckpointManifest merge_manifests(std::vector<CheckpointManifest> parts);
 
 }  // namespace moebius

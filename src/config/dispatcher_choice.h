@@ -11,8 +11,8 @@
 
 namespace moebius {
 
-// The result of testing whether the ranks that share the experts of a layer (etp x ep) can write to each other's
-// memory.
+// The result of testing whether the ranks that share the experts of a layer (etp x ep) can write to
+// each other's memory.
 struct PeerReach {
   bool all = false;
   std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked

@@ -17,8 +17,8 @@ std::string nearest(std::string_view name, const std::vector<std::string>& candi
 
 // Returns the nearest candidate if name is probably a typing error for it; else empty. The sections and the last dotted
 // parts differ by at most one edit for every three letters of the longer one. For a name without a dot, that holds for
-// a section or for a last part. A candidate of another section counts if it has the same last part, of more than four
-// letters.
+// a section or for a last part. A candidate of another section counts if it has the same last part, of more
+// than four letters.
 std::string nearest_if_near(std::string_view name, const std::vector<std::string>& candidates);
 
 }  // namespace moebius

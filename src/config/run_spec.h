@@ -75,8 +75,8 @@ RunSpec parse_run_spec(const std::string& text, const std::string& name, const s
 // a model as comments.
 std::string to_toml(const RunSpec& spec, bool with_provenance);
 
-// Every key that a recipe may hold, as "section.key", sorted. A test compares this list, so that no key is added by
-// accident.
+// Every key that a recipe may hold, as "section.key", sorted. A test compares this list, so that no key is
+// added by accident.
 std::vector<std::string> recipe_keys();
 
 // "key: a -> b" for each key that changes what is trained and whose values differ. These keys are not among

@@ -28,15 +28,15 @@ std::string hf_module(HfFamily family, const std::string& canonical);
 std::string canonical_module(HfFamily family, const std::string& module);
 
 // Returns the adapter_config.json of these adapters. modules: the linear layers that have an adapter; all_modules:
-// those that could have one. Names that differ only in their numbers and are all targets become one pattern in
-// target_modules.
+// those that could have one. Names that differ only in their numbers and are all targets become one
+// pattern in target_modules.
 nlohmann::json peft_config(const LoraSpec& lora, const std::string& base_model, const std::vector<std::string>& modules,
                            const std::vector<std::string>& all_modules);
 
 // Returns the rank and alpha of an adapter_config.json. who: the file, for messages.
 // Throws Error{input} for an adapter other than LoRA. Throws it also for a setting that changes the result of an
-// adapter and that Moebius does not have (DoRA, rank patterns, biases, saved modules, ...). The message names the
-// setting.
+// adapter and that Moebius does not have (DoRA, rank patterns, biases, saved modules, ...). The message
+// names the setting.
 LoraSpec parse_peft_config(std::string_view text, const std::string& who);
 
 // An open folder in the format of PEFT.

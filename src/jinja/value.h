@@ -177,8 +177,8 @@ int64_t length_of(Budget& budget, const Value& value);  // throws Fault for a va
 std::vector<std::string> characters_of(std::string_view text);
 int64_t count_characters(std::string_view text);
 
-// Returns Python's str(value), and "" for an undefined value. Throws Fault for objects, since Python prints their
-// address.
+// Returns Python's str(value), and "" for an undefined value. Throws Fault for objects, since Python
+// prints their address.
 std::string to_text(Budget& budget, const Value& value);
 std::string to_repr(Budget& budget, const Value& value);
 std::string real_repr(double value);

@@ -11,8 +11,8 @@
 namespace moebius {
 namespace {
 
-// The number of simulated micro-batches is at most this many times the pipeline's length, since more need no more
-// memory.
+// The number of simulated micro-batches is at most this many times the pipeline's length, since more need
+// no more memory.
 constexpr int64_t kRoundsOfMemory = 4;
 
 int64_t micro_batches_of_memory(const PipelineSpec& spec, int64_t num_ranks) {

@@ -210,8 +210,8 @@ class DryStage {
     }
     return all;
   }
-  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products are never
-  // quantised.
+  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products
+  // are never quantised.
   PassWork orthogonalised(const Param& p, const ParamPart& part) {
     const auto on_null = [](Shape shape, DType dtype) {
       return Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};

@@ -378,8 +378,8 @@ void Predicting::add_update() {
   add_sharded_layers();
 }
 
-// Adds the exchanges of sharded layers: weights are gathered in every pass, and gradients are summed after every
-// micro-batch.
+// Adds the exchanges of sharded layers: weights are gathered in every pass, and gradients are summed
+// after every micro-batch.
 void Predicting::add_sharded_layers() {
   const ShardedTime time = sharded_time(context_, parts_, layout_, slowest_);
   const auto add = [&](const char* phase, const LayerExchange& e) {
@@ -414,8 +414,8 @@ double Predicting::exchange_before(const std::map<Axis, double>& bytes, const st
   return all;
 }
 
-// Adds the work of Muon, which gathers the matrices that it updates and makes each semi-orthogonal. It overlaps with
-// nothing.
+// Adds the work of Muon, which gathers the matrices that it updates and makes each semi-orthogonal. It
+// overlaps with nothing.
 void Predicting::add_matrices(const RankParams& params) {
   const PassTime time = pass_time(context_, params.matrices);
   result_.phases["optimizer"] += time.compute();

@@ -71,8 +71,8 @@ struct PredictOptions {
 // number of its threads.
 RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
 
-// Throws Error{usage} for a run whose layers are sharded (parallel.fsdp, parallel.shard_gradients), which a search
-// refuses.
+// Throws Error{usage} for a run whose layers are sharded (parallel.fsdp, parallel.shard_gradients), which
+// a search refuses.
 void refuse_sharded_layers(const RunSpec& run, int64_t ranks);
 
 // Throws Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.

@@ -65,8 +65,8 @@ std::optional<std::string> agree(Control& control, const std::optional<std::stri
   return std::nullopt;
 }
 
-// A forward pass runs through the virtual stages, and through the ranks of each in order; a backward pass runs in
-// reverse.
+// A forward pass runs through the virtual stages, and through the ranks of each in order; a backward pass
+// runs in reverse.
 std::optional<std::string> first_of_forward(Stream& s, const Model& model, Control& control) {
   for (size_t v = 0; v < model.stages().size(); ++v) {
     if (auto found = agree(control, first_in_activations(s, model, v))) return found;

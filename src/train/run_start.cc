@@ -60,8 +60,8 @@ int64_t RunStart::start() {
 
 void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weights() : start_from_weights(); }
 
-// Checkpoints of adapters do not contain the model, so the model must not be one of the checkpoints that this run sets
-// aside.
+// Checkpoints of adapters do not contain the model, so the model must not be one of the checkpoints that this
+// run sets aside.
 void RunStart::check_base() const {
   if (!run_.lora.is_on()) return;
   const auto of_run = [&](const std::filesystem::path& path) {

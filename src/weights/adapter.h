@@ -32,8 +32,8 @@ std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const Model
 void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
 
 // Returns the folder of the model beside which a checkpoint's adapters were trained; empty for a checkpoint that holds
-// a whole model. Throws Error{input} when it has adapters and no such folder, or when that model is made of the same
-// adapters.
+// a whole model. Throws Error{input} when it has adapters and no such folder, or when that model is made of
+// the same adapters.
 std::string base_of_adapters(const std::string& checkpoint);
 
 // Returns the weights of a model with adapters added: W + scale * B A in f32 where there is an adapter, and

@@ -60,8 +60,8 @@ class EntryBytes {
   ReleasedScales released_;
 };
 
-// Writes one expert after the other. The elements between two first indices are complete once their parts have been
-// copied.
+// Writes one expert after the other. The elements between two first indices are complete once their parts
+// have been copied.
 void write_fused(SafetensorsWriter& writer, const TensorCopy& t, EntryBytes& entries) {
   const int64_t size = size_of(t.dtype), experts = t.shape[0], plane = t.shape.numel() / experts;
   const size_t parts_of_one = t.parts.size() / experts;

@@ -107,8 +107,8 @@ std::string list_problems(const std::vector<std::string>& problems) {
   return text;
 }
 
-// Returns the source of a slice's block. A parameter is rows x cols in TensorSource, and its blocks are ranges of
-// either.
+// Returns the source of a slice's block. A parameter is rows x cols in TensorSource, and its blocks are
+// ranges of either.
 TensorSource block_of(const TensorSource& source, const TensorSlice& slice) {
   const Shard& shard = slice.shard;
   if (shard.dim < 0) return source;

@@ -101,8 +101,8 @@ void UpcycledWeights::read(size_t entry, void* dst) const {
   }
 }
 
-// Reads [rows, cols] of the dense [R, C]. gate and up are cut by rows, and down by columns; the other dimension is
-// whole.
+// Reads [rows, cols] of the dense [R, C]. gate and up are cut by rows, and down by columns; the other
+// dimension is whole.
 void UpcycledWeights::read_slice(const WeightsEntry& entry, const Source& source, void* dst) const {
   const WeightsEntry& dense = dense_.entries()[source.dense];
   const int64_t rows = entry.shape[0], cols = entry.shape[1], element = size_of(dense.dtype);

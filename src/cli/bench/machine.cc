@@ -71,8 +71,8 @@ void assume_figures(PlanMachine& m) {
   set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
 }
 
-// Sets the values of a GPU that no benchmark measures. They are those of an H100 if the GPU's data sheet is not known
-// here.
+// Sets the values of a GPU that no benchmark measures. They are those of an H100 if the GPU's data sheet is
+// not known here.
 void assume_gpu(PlanMachine& m, double multiprocessors) {
   const std::string sheet = "assumed: as an H100";
   set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,

@@ -40,8 +40,8 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// Returns the proof of one end. The two ends prove different texts, so that an end cannot send back the proof that it
-// received.
+// Returns the proof of one end. The two ends prove different texts, so that an end cannot send back the proof
+// that it received.
 Proof proof_of(const Job& job, const char* end, const Greeting& greeting, const Challenge& challenge) {
   std::vector<std::byte> text;
   const auto add = [&](std::span<const std::byte> bytes) { text.insert(text.end(), bytes.begin(), bytes.end()); };

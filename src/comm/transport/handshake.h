@@ -46,8 +46,8 @@ class HandshakeConnector {
 
   void greet(const Socket& connection);
   // Answers the messages that have arrived, and does not wait. Returns whether the other end has accepted this rank.
-  // Throws Error{distributed} if the other end is another program or a rank of another job, or has closed the
-  // connection.
+  // Throws Error{distributed} if the other end is another program or a rank of another job, or has
+  // closed the connection.
   bool is_accepted(const Socket& connection);
   // Returns whether the other end has proved the secret and the answer was sent: then only the other end decides.
   bool has_answered() const;

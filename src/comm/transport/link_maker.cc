@@ -14,8 +14,8 @@
 namespace moebius {
 namespace {
 
-// A machine that is down does not answer. Attempts are repeated this often, so that a link is used soon after its
-// repair.
+// A machine that is down does not answer. Attempts are repeated this often, so that a link is used soon
+// after its repair.
 constexpr double kConnectS = 5;
 constexpr double kFirstRetryS = 0.05, kLongestRetryS = 1;
 constexpr double kLookS = 0.02;  // the result of a name look-up is polled this often

@@ -36,7 +36,7 @@ class Message {
 };
 using Messages = std::vector<std::unique_ptr<Message>>;
 
-// What the system has measured of the connection between this rank and another.
+// The system's measurement of the connection between this rank and another.
 struct LinkMeasurement {
   int peer = 0;
   bool crosses_machines = false;

@@ -22,8 +22,8 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
 // path, a date). Throws Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.
 RecipeEntry read_override(const std::string& assignment);
 
-// Returns the value as TOML on one line; floats have the fewest digits that read back the same. REQUIRES: no null
-// inside.
+// Returns the value as TOML on one line; floats have the fewest digits that read back the same. REQUIRES:
+// no null inside.
 std::string toml_text(const nlohmann::json& value);
 
 }  // namespace moebius

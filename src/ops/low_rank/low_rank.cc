@@ -16,8 +16,8 @@ void check_window(const char* who, const char* name, const Tensor& t, const Colu
                 to_string(t));
 }
 
-// Checks one matrix, or one of each expert; `count` of its rows from `first` on are used. Returns the number of
-// matrices.
+// Checks one matrix, or one of each expert; `count` of its rows from `first` on are used. Returns the
+// number of matrices.
 int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, const Columns& rows,
                       int64_t columns) {
   const int rank = w.shape.rank();

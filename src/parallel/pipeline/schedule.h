@@ -97,8 +97,8 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 Schedule schedule_1f1b(const PipelineShape& shape);
 
 // Returns the sequential schedule: each micro-batch passes forward and backward through all stages before the next one
-// starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works for any
-// shape.
+// starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works
+// for any shape.
 Schedule sequential_schedule(const PipelineShape& shape);
 
 // Returns the schedule with the wait for each send moved directly after the send.

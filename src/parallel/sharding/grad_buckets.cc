@@ -69,8 +69,8 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
   }
 }
 
-// Shards the frozen weights of layers that other ranks have too. Weights outside of layers stay whole, like trained
-// ones.
+// Shards the frozen weights of layers that other ranks have too. Weights outside of layers stay whole,
+// like trained ones.
 void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
   std::map<std::tuple<Axis, DType, int>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {

@@ -14,8 +14,8 @@ class LayerBuffers {
   explicit LayerBuffers(int num_buffers) : buffers_(static_cast<size_t>(num_buffers)) {}
   LayerBuffers(const LayerBuffers&) = delete;
 
-  // The bucket of a layer, whole and in this dtype, is in the layer's buffer after those added before. It outlives
-  // this.
+  // The bucket of a layer, whole and in this dtype, is in the layer's buffer after those added before.
+  // It outlives this.
   void add(const GradBucket& bucket, DType dtype);
   // Declares the buffers, each as large as its largest layer, as `name` and the buffer's number. No layers, no buffers.
   void declare(MemoryPlan& plan, const std::string& name, Life life);

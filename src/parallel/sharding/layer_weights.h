@@ -15,8 +15,8 @@ namespace moebius {
 
 class LayerWeights {
  public:
-  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one buffer of Life::comm, with overlap
-  // two.
+  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one buffer of Life::comm,
+  // with overlap two.
   LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan, bool overlap);
   LayerWeights(const LayerWeights&) = delete;
 

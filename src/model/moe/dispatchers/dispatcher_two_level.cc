@@ -289,8 +289,8 @@ Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHan
   return grads;
 }
 
-// The index is sent in the same way as a route. One more round ensures that all ranks of the node have unpacked their
-// routes.
+// The index is sent in the same way as a route. One more round ensures that all ranks of the node have
+// unpacked their routes.
 void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);

@@ -1,5 +1,5 @@
-// The backward of expert_down, fused with that of the gated activation: g exists only in the tile in which it is
-// computed.
+// The backward of expert_down, fused with that of the gated activation: g exists only in the tile in which
+// it is computed.
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"

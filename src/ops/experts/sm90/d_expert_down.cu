@@ -68,8 +68,8 @@ struct DDownGemmF8 {
   __device__ __forceinline__ static WarpTile rows_of(const TileNote& tile, int32_t row) {
     return {row, tile.end_row - row, tile.n};
   }
-  // Starts the copies of a tile's first gate and up, which overlap with its product. All buffers are free at this
-  // point.
+  // Starts the copies of a tile's first gate and up, which overlap with its product. All buffers are free
+  // at this point.
   __device__ __forceinline__ static void begin(const Params& p, const TileNote& tile, int32_t row,
                                                const WarpMemory& memory) {
     if (row < tile.end_row && threadIdx.x % 32 == 0)

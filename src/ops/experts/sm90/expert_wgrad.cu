@@ -288,8 +288,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   mbarrier_arrive(ring.full(at.stage));
 }
 
-// Computes the 64 x 256 sums of a warpgroup step by step. A slot is released after the wgmmas of the next slot are
-// queued.
+// Computes the 64 x 256 sums of a warpgroup step by step. A slot is released after the wgmmas of the next
+// slot are queued.
 template <class L>
 struct Product {
   const typename L::Ring& ring;

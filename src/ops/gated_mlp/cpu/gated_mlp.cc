@@ -1,5 +1,5 @@
-// On the CPU the time of the activation is small compared with the product, so it is a separate pass in both
-// directions.
+// On the CPU the time of the activation is small compared with the product, so it is a separate pass
+// in both directions.
 #include "ops/gated_mlp/gated_mlp.h"
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_backends.h"

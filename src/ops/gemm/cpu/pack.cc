@@ -39,8 +39,8 @@ inline void load_transposed(Words (&block)[kLanes], const void* rows, int64_t st
   exchange_all<1>(block);
 }
 
-// Packs kLanes columns of a panel from as many rows of the transpose, for as many p as one vector holds. Returns their
-// number.
+// Packs kLanes columns of a panel from as many rows of the transpose, for as many p as one vector holds.
+// Returns their number.
 inline int64_t pack_block(float* to, const float* b, int64_t ld) {
   Words block[kLanes];
   load_transposed(block, b, ld * static_cast<int64_t>(sizeof(float)));

@@ -233,8 +233,8 @@ class CublasLt {
   }
 
   // Returns the fastest algorithm on the real operands, after comparing its bits there too. Results are written to c,
-  // which the call overwrites anyway; with accumulation they are written to the memory for trials, with as many rows as
-  // fit.
+  // which the call overwrites anyway; with accumulation they are written to the memory for trials, with as many
+  // rows as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);

@@ -39,8 +39,8 @@ inline CUtensorMap weights_map(const Tensor& t, const GroupedGemmConfig& config,
   return make_tensor_map<3>(t.data, {{{K, 1, tile_k}, {N, K, tile_n}, {e, N * K, 1}}}, operand_map(config));
 }
 
-// Returns the same of weights B [e, K, N] that are MN-major: boxes of one column block and as many rows as a slot is
-// deep.
+// Returns the same of weights B [e, K, N] that are MN-major: boxes of one column block and as many rows as a
+// slot is deep.
 inline CUtensorMap mn_major_weights_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k);
   const int64_t e = t.dim(0), K = t.dim(1), N = t.dim(2);

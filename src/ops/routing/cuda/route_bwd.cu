@@ -63,8 +63,8 @@ __device__ Pairs<M> load_pairs(const Backward& a, int64_t t, int lane, const flo
   return pairs;
 }
 
-// Computes d, the gradient through the weights. A row in shared memory moves values from the lanes of pairs to those of
-// experts.
+// Computes d, the gradient through the weights. A row in shared memory moves values from the lanes of pairs to
+// those of experts.
 template <int M, int N>
 __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row,
                                 float (&d)[N]) {
