@@ -1,5 +1,4 @@
-// Finds whether this process was started alone or as one of several ranks. The environment of its
-// launcher says so.
+// Finds whether this process was started alone or as one of several ranks, from the environment that its launcher set.
 #pragma once
 
 #include <functional>

@@ -9,9 +9,8 @@
 
 namespace moebius {
 
-// Returns the options of run_ranks, from --timeout and from the layout. Messages name ranks by their place
-// in the layout, or by number if shape_of throws an Error, which body will report. Throws Error{usage} if
-// the timeout is out of range.
+// Returns the options of run_ranks, from --timeout and from the layout. Messages name ranks by their coordinates, or by
+// number if shape_of throws an Error, which body will report. Throws Error{usage} if the timeout is out of range.
 WorldOptions world_options(std::optional<double> timeout_s, const std::function<MeshShape()>& shape_of);
 
 // Returns when every rank has ended body. An error that every rank throws is thrown on every
@@ -27,7 +26,7 @@ std::string launch_text(const Launch& launch);
 // prints each text once.
 void warn_of_not_finite(Log& log, Control& control, const std::string& path, const std::vector<NotFinite>& found);
 
-// The share of a rank in the CPUs that it may use, which other ranks of its machine may use too;
+// Returns the number of CPUs for a rank: its share of those that it may use, which other ranks of its machine use too;
 // at least 1.
 int cpu_share(Control& control);
 

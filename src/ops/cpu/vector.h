@@ -42,7 +42,7 @@ inline float max_of(const float* x, int64_t n) {
   return m;
 }
 
-// fn(T{}) for the element type T of a dtype that ops compute in.
+// Calls fn(T{}) for the element type T of a dtype that ops compute in.
 template <class F>
 void with_float_type(DType dtype, F&& fn) {
   if (dtype == DType::bf16) return fn(bf16{});
@@ -50,7 +50,7 @@ void with_float_type(DType dtype, F&& fn) {
   fn(float{});
 }
 
-// sum[j] += sum over p of partial[p * ld + j], p in order: the second half of a reduction over fixed chunks.
+// Computes sum[j] += sum over p of partial[p * ld + j], p in order: the second half of a reduction over fixed chunks.
 inline void add_rows(ThreadPool& pool, float* sum, const float* partial, int64_t num_partials, int64_t width,
                      int64_t ld) {
   parallel_rows(pool, width, 1024, [&](int64_t begin, int64_t end) {

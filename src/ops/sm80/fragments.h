@@ -1,4 +1,4 @@
-// From swizzled tiles in shared memory (copy.h) to the registers of a warp.
+// Loads swizzled tiles from shared memory (copy.h) to the registers of a warp.
 #pragma once
 
 #include "ops/sm80/copy.h"

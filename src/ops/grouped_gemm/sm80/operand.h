@@ -1,5 +1,5 @@
-// An operand of a product on its way to the tensor cores: from rows in global memory to a swizzled tile
-// in a slot of shared memory, and from there to the registers of a warp.
+// The path of an operand to the tensor cores: from rows in global memory to a swizzled tile in a slot of shared memory,
+// and from there to the registers of a warp.
 #pragma once
 
 #include "ops/sm80/copy.h"
@@ -14,8 +14,8 @@ struct Source {
   uint32_t chunks;       // of 16 bytes in a row
 };
 
-// Returns the row of the source that is row i; negative where not valid. Volatile: written as C++, the compiler
-// moves conditional loads down to their use, one after the other, and each waits for the memory.
+// Returns the row of the source that is row i; negative where not valid. It is volatile assembly: with C++, the
+// compiler would move conditional loads to their uses, one after the other, and each would wait for the memory.
 __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
   int32_t row = valid && index == nullptr ? i : -1;
   asm volatile(
@@ -50,7 +50,7 @@ class KeptRows {
   int32_t rows_[kCopies] = {};
 };
 
-// The same for tiles of neighbouring rows, which take fewer registers: from first on, but none past last.
+// The same for tiles of consecutive rows, which need fewer registers: from `first` on, but none past `last`.
 template <int kCopies, int kRowsAtOnce>
 class NeighbouringRows {
  public:
@@ -63,8 +63,8 @@ class NeighbouringRows {
 };
 
 // Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of kCopies rows,
-// those that SourceRows names. Where the tile has fewer rows, it may name any: those only give elements of the
-// product that are not stored.
+// those that SourceRows names. If the tile has fewer rows, the others can be any rows, since their elements of the
+// product are not stored.
 template <int kRows, int kDepth, int kThreads, template <int, int> class SourceRowsOf>
 class RowsAlongK {
  public:

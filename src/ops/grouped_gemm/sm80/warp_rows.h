@@ -1,5 +1,5 @@
-// The sums of a warp as rows of bf16: a lane gets chunks of eight neighbouring columns, which leave in
-// one store of 16 bytes.
+// The sums of a warp as rows of bf16: a lane gets chunks of eight consecutive columns, which it writes with one store
+// of 16 bytes.
 #pragma once
 
 #include "ops/grouped_gemm/sm80/kernel.h"

@@ -76,8 +76,8 @@ struct SlotRing {
   }
 };
 
-// A note announces a tile to the other warps. Notes have a ring of their own, since walking the
-// tiles takes longer than a K step, and so does looking up the rows.
+// The description of a tile for the other warps. Notes have a separate ring, since finding the next tile and its rows
+// takes longer than a K step.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
   int32_t expert, shared;         // as in RowTile
@@ -92,8 +92,7 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 if there
-  // is no row.
+  // For gathered tiles, the offset of each row in chunks of 16 bytes; 0 if there is no row.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }

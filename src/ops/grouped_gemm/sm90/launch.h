@@ -32,14 +32,14 @@ inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}}, operand_map(config));
 }
 
-// Returns the same of weights B [e, N, K], in boxes of `columns` of the N.
+// Returns the tensor map of weights B [e, N, K], in boxes of `columns` of the N.
 inline CUtensorMap weights_map(const Tensor& t, const GroupedGemmConfig& config, int columns) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_n = static_cast<uint32_t>(columns);
   const int64_t e = t.dim(0), N = t.dim(1), K = t.dim(2);
   return make_tensor_map<3>(t.data, {{{K, 1, tile_k}, {N, K, tile_n}, {e, N * K, 1}}}, operand_map(config));
 }
 
-// Returns the same of weights B [e, K, N] that are MN-major: boxes of one column block and as many rows as a
+// Returns the tensor map of weights B [e, K, N], which are MN-major: boxes of one column block and as many rows as a
 // slot is deep.
 inline CUtensorMap mn_major_weights_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k);

@@ -1,4 +1,4 @@
-// Kernels over many tensors at once, each cut into pieces that blocks take turns with.
+// Kernels over many tensors at once. Each tensor is cut into pieces, which are distributed over the blocks.
 #pragma once
 
 #include <cuda_runtime.h>

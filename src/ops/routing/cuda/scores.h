@@ -130,7 +130,7 @@ __device__ inline uint32_t order_of(float x) {
   return x != x ? 1u : ordered;
 }
 
-// Takes the greatest key of the warp, at the lowest position among equals, and gives its position.
+// Removes the greatest key of the warp, at the lowest position among equals, and returns its position.
 template <int N>
 __device__ int take_best(uint32_t (&key)[N], int lane) {
   uint32_t greatest = key[0];
@@ -146,7 +146,7 @@ __device__ int take_best(uint32_t (&key)[N], int lane) {
   return static_cast<int>(position);
 }
 
-// The same with 0 for all that [begin, end) does not hold.
+// Does the same, with 0 for all keys outside of [begin, end).
 template <int N>
 __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int lane, uint32_t (&part)[N]) {
 #pragma unroll
