@@ -220,7 +220,7 @@ class RankedSave : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Async, RankedSave, testing::Bool());
 
 // Rank 1's disk is full, or a file of its shard cannot be made: every rank gets the error, nothing
-// is left, and the store goes on.
+// is left, and the store continues.
 TEST_P(RankedSave, OneRankThatFailsFailsAll) {
   const TestDir dir;
   save(dir.path(), {.dp = 2}, 1);

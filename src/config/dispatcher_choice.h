@@ -15,7 +15,7 @@ namespace moebius {
 // each other's memory.
 struct PeerReach {
   bool all = false;
-  std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked
+  std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: not tested
   bool in_nodes = false;  // not all of them, but those of each node, which are whole (MeshShape::nodes_of_experts)
 };
 

@@ -47,7 +47,7 @@ class ActivationOffload {
 
  private:
   struct Slot {
-    const OffloadedLayer* holder = nullptr;  // the layer whose tensors are in it, or on their way to it
+    const OffloadedLayer* holder = nullptr;  // the layer whose tensors are in it, or in flight to it
   };
   Slot& slot_of(const OffloadedLayer& layer) { return slots_[static_cast<size_t>(layer.slot)]; }
 

@@ -1,4 +1,4 @@
-// Tests of who is let in, and who is not. The two ends are threads of this process.
+// Tests of which connections are accepted. The two ends are threads of this process.
 #include "comm/transport/handshake.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ TEST(JobSecret, IsDrawnForEachJob) {
   EXPECT_NE(draw_nonce(), draw_nonce());
 }
 
-// A rank 0 that lets in others, on a thread, until it has let one in or five seconds are over.
+// A rank 0 that accepts others on a thread, until it has accepted one or five seconds are over.
 class Door {
  public:
   explicit Door(const std::string& secret = kSecret, const std::string& run = "run")
@@ -205,7 +205,7 @@ std::vector<std::byte> greeting_of_a_rank() {
   return read_bytes(accept_until(listener, deadline_in(5)), kGreetingBytes);
 }
 
-// A stranger sends back the proof that the acceptor has just given.
+// An unauthenticated connection sends back the acceptor's own proof.
 TEST(HandshakeAcceptor, RefusesItsOwnProof) {
   Door door;
   const auto member = door.while_running(0.5, [&] {
@@ -219,8 +219,8 @@ TEST(HandshakeAcceptor, RefusesItsOwnProof) {
             "; refused: 127.0.0.1, which did not prove that it knows the job's secret; it calls itself rank 3");
 }
 
-// A stranger listens in place of rank 2, and passes what rank 3 sends there on to rank 0. Rank 3
-// gives it no answer, whether the challenge that comes back names rank 0 or was changed to rank 2.
+// Another program listens in place of rank 2, and forwards the messages of rank 3 to rank 0. Rank 3 does not answer,
+// whether the challenge that comes back names rank 0 or was changed to rank 2.
 TEST(HandshakeAcceptor, AConnectorAnswersOnlyTheExpectedRank) {
   for (const bool renames : {false, true}) {
     Door door;
@@ -243,8 +243,8 @@ TEST(HandshakeAcceptor, AConnectorAnswersOnlyTheExpectedRank) {
   }
 }
 
-// Strangers that say nothing, send something else, or leave in the midst of a greeting, are there
-// first. A rank is let in at once all the same.
+// Connections that send nothing, send something else, or end within a greeting are made first. A rank is accepted at
+// once nevertheless.
 TEST(HandshakeAcceptor, UnauthenticatedConnectionsDoNotDelayARank) {
   Door door;
   std::vector<Socket> strangers;

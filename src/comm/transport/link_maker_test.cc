@@ -143,7 +143,7 @@ TEST(LinkMaker, CallsDoNotWaitForEachOther) {
   EXPECT_THAT(higher.why_with(2, "does not know"), HasSubstr("does not know the secret of this job"));
 }
 
-// The machine of a stopped rank accepts connections that nobody answers. When the rank goes on it answers the newest.
+// The machine of a stopped rank accepts connections that nobody answers. When the rank continues it answers the newest.
 TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAgain) {
   Socket stopped = listen_at(0, true);
   const HostPort place{.host = "127.0.0.1", .port = port_of(stopped)};
@@ -218,8 +218,8 @@ TEST(ConnectUntil, ReportsTheReasonOfAnEarlierLookUp) {
   names.may_end.set_value();
 }
 
-// Strangers come while the ranks train: a silent one, another program, one with another secret. A rank that comes
-// later is let in at once. One that is let in already, or that should not call, is closed.
+// Unauthenticated connections arrive during training: a silent one, another program, one with another secret. A rank
+// that comes later is accepted at once. One that is connected already, or that should not call, is closed.
 TEST(LinkMaker, LateUnauthenticatedConnectionsAreRefused) {
   Maker lower({.rank = 1, .size = 5});
   const auto begin = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// Ranks that find each other over TCP, and strangers that come instead.
+// The rendezvous over TCP, with ranks and with unauthenticated connections.
 #include "comm/transport/tcp_bootstrap.h"
 
 #include <thread>
@@ -90,8 +90,8 @@ TEST(TcpBootstrap, AnotherProgramInPlaceOfRank0IsReportedWithItsAddress) {
   }
 }
 
-// Strangers are there before the last rank: one that says nothing all the time, one that sends something
-// else, one that ends in the midst of its first message.
+// Unauthenticated connections are made before the last rank's: one that sends nothing, one that sends something else,
+// and one that ends within its first message.
 TEST(TcpBootstrap, UnauthenticatedConnectionsDoNotDisturb) {
   Socket silent;
   std::string warned;
@@ -118,8 +118,8 @@ TEST(TcpBootstrap, RanksThatKnowTheSecretMeet) {
       4, [](Transport& transport) { Member(transport).world->barrier(); }, [](TcpOptions& o) { o.secret = kSecret; }));
 }
 
-// One rank has another secret, or none. It ends at once and says why; rank 0 names who it missed and
-// who came instead.
+// One rank has another secret, or none. It ends at once and says why; rank 0 names the missing rank and
+// the refused connection.
 TEST(TcpBootstrap, ARankWithAnotherSecretIsRefused) {
   for (const std::string secret : {"another secret!!", ""}) {
     std::string warned;

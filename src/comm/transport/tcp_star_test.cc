@@ -142,7 +142,7 @@ TEST(TcpStar, AMessageWithdrawnBeforeItsConnectionLeavesOthersIntact) {
 
 // --- failures -------------------------------------------------------------------------------------------------------
 
-// Ranks 1 and 2 wait for each other in vain, and rank 3 has no connection to them.
+// Ranks 1 and 2 wait for each other forever, and rank 3 has no connection to them.
 TEST(TcpStar, RankZeroForwardsAFailure) {
   const auto begin = std::chrono::steady_clock::now();
   Counted counted(4);

@@ -98,7 +98,7 @@ class ExpertRows {
 
   // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
   //   [r, 0] rows without a page           [r, 1] the most rows that passes kept or would have kept at a time, over
-  //   [r, 2] ns of computing rows anew            the rows that the pool has
+  //   [r, 2] ns of recomputing rows               the rows that the pool has
   // Empty where no rows are kept.
   const Tensor& counts_W3() const { return counts_W3_; }
   void reduce_counts(Stream& s) const;  // gives every rank the counts of all

@@ -275,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, TwoLevelMoe, ::testing::Range<size_t>(0, kNode
 // most rows and others none.
 class BudgetedMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {
  protected:
-  // Outcomes by rank, and the rows that were computed anew.
+  // Outcomes by rank, and the rows that were recomputed.
   static std::pair<std::map<int, Outcome>, double> run(const MoeCase& c) {
     std::map<int, Outcome> all;
     double spilled = 0;

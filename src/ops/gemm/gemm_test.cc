@@ -128,7 +128,7 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
-// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits
+// Each GPU object chooses algorithms again, by times of its own: whichever wins, the bits
 // are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();

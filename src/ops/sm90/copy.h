@@ -95,7 +95,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most kPending groups of this thread's cp.async are still on their way.
+// Until at most kPending groups of this thread's cp.async are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

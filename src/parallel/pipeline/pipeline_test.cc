@@ -461,7 +461,7 @@ TEST(Pipeline, RefusesWithTheEquation) {
 }
 
 // The first stage goes on to its second micro-batch while the next stage has not begun. With sends that are waited for
-// the two wait for each other in vain.
+// the two wait for each other forever.
 void run_first_stage_ahead(bool overlap) {
   std::atomic<bool> is_ahead = false;
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {

@@ -72,7 +72,7 @@ TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   EXPECT_EQ(num_shapes, 1183u);
 }
 
-// Sends that are waited for at once block no rank for good, since receives are opened before them.
+// Sends that are waited for at once block no rank forever, since receives are opened before them.
 // The lists that take one micro-batch at a time can be simulated for any shape.
 TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
   for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {

@@ -30,7 +30,7 @@ class LayerWeights {
 
  private:
   struct Buffer {
-    int layer = -1;  // whose weights are there, or arrive; -1: nobody's
+    int layer = -1;  // whose weights are there, or arrive; -1: none
     int uses = 0;
     std::vector<Pending> arriving;
   };

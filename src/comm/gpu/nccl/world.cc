@@ -371,7 +371,7 @@ void NcclWorld::abandon() {
   }
 }
 
-// Streams and events stay alive until the communicators are gone, or for good when one
+// Streams and events stay alive until the communicators are gone, or forever if one
 // cannot be ended.
 bool NcclWorld::is_through() const {
   constexpr int kMostMs = 3000;

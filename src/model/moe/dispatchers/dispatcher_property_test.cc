@@ -105,8 +105,8 @@ TEST(Dispatcher, IsOfTheKindThatWasChosen) {
   });
 }
 
-// Room for half as much again as the even share: enough where experts are chosen evenly, and an error on every rank
-// where all tokens choose the experts of one.
+// A bound of 1.5 times the even share: enough if experts are chosen evenly, and an error on every rank if all tokens
+// choose the experts of one rank.
 TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
   for (const Choice choice : {Choice::even, Choice::one}) {
     run_threads(2, {.timeout_s = 60}, [&](Transport& transport) {
@@ -153,7 +153,7 @@ TEST(Dispatcher, ABoundIsNoMoreThanTheWorstCase) {
   });
 }
 
-// Another copy of the experts (edp) knows nothing of it, and ends because of it.
+// The other copy of the experts (edp) has no such error, and ends because of it.
 TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
   const auto body = [](Transport& transport) {
     const Mesh mesh({.dp = 4, .ep = 2, .edp = 2}, transport);

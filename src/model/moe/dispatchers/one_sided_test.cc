@@ -112,7 +112,7 @@ TEST(TwoLevelDispatcher, ARankThatThrowsOrStallsIsNamed) {
       rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.handle());
     };
   };
-  // Rank 0 waits for rank 2, which waits for rank 3. Whoever has waited longest is heard.
+  // Rank 0 waits for rank 2, which waits for rank 3. The rank that has waited longest reports first.
   try {
     run_threads(4, {.timeout_s = 0.5}, body(false));
     ADD_FAILURE() << "nobody missed rank 3";

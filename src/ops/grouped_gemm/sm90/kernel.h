@@ -196,7 +196,7 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
   using Shared = GemmShared<Op::kConfig>;
   constexpr int kTileM = Op::kConfig.tile_m;
   constexpr bool kFences = Op::kConfig.element_bytes == 1;
-  constexpr int kBehind = 2;  // slots whose copies are on their way before one is published
+  constexpr int kBehind = 2;  // slots whose copies are in flight before one is published
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
   const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;

@@ -6,7 +6,7 @@
 //                                               more experts than sm90/router_dx.cu holds
 // A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128
 // rows, half for each. Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums
-// are cut off, not rounded, so they end with each stage and go on in registers; but those of dx,
+// are cut off, not rounded, so they end with each stage and continue in registers; but those of dx,
 // which is rounded to bf16.
 #include <algorithm>
 

@@ -8,7 +8,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAtOnce = 16;  // rows on their way to a thread
+constexpr int kAtOnce = 16;  // rows in flight to a thread
 
 // The tokens that have rows in a table: [first, first + rows). A table that is not a block has all tokens.
 struct Table {
