@@ -26,7 +26,7 @@ struct PrecisionLine {
   bool is_kept = false;  // by precision.keep: never quantised, and not timed a second time
   PassTimes plain, quantised;
   double weights_ms = 0;  // quantising the weights, once a step
-  // Time of a micro-batch with the recipe, in relation to the time without.
+  // Returns the time of a micro-batch with the recipe, relative to the time without.
   double ratio(int64_t micro_batches) const {
     return (quantised.total_ms() + weights_ms / static_cast<double>(micro_batches)) / plain.total_ms();
   }

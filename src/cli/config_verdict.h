@@ -44,7 +44,7 @@ std::vector<std::string> data_lines(const RunSpec& run);
 // does not exist.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 
-// "to Hugging Face as qwen3_moe", or the reason why not.
+// Returns "to Hugging Face as qwen3_moe", or the reason why not.
 std::string export_text(const ModelSpec& model);
 
 }  // namespace moebius

@@ -32,7 +32,7 @@ struct LayoutOptions {
   std::optional<double> timeout_s;
 };
 void add_layout_options(CLI::App& command, LayoutOptions& options);
-// --ranks and --timeout alone
+// Adds --ranks and --timeout only.
 void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s);
 // Returns the layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
 // the rest of the recipe.

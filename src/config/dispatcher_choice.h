@@ -57,9 +57,10 @@ struct BytesAcrossNodes {
 };
 BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q);
 
-// two-level needs the ranks of etp x ep on two or more whole nodes, and each ep rank on one.
+// Returns whether two-level is possible: the ranks of etp x ep are on two or more whole nodes, and each ep rank
+// is on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
-// Throws Error{usage} unless it has. origin: the end of the message.
+// Throws Error{usage} unless has_nodes(). origin: the end of the message.
 void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin = "");
 
 struct DispatcherChoice {

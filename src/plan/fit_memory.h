@@ -18,7 +18,8 @@ struct MemoryFit {
   int64_t bytes = 0;       // that the fullest rank needs
   int64_t kept_bytes = 0;  // the same with nothing recomputed
   double more = 0;         // relative increase of the slowest rank's time of passes over that with nothing recomputed
-  // "memory.recompute = [...]: 78.9 GiB of 80GiB a rank; 131 GiB with nothing recomputed; passes take +4.1 % of time"
+  // Returns a text such as "memory.recompute = [...]: 78.9 GiB of 80GiB a rank; 131 GiB with nothing recomputed; passes
+  // take +4.1 % of time"
   std::string text() const;
 };
 

@@ -157,7 +157,7 @@ class LayoutParts {
  public:
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
-  // From now on uses PartLibrary::timed_part().
+  // Uses PartLibrary::timed_part() from now on.
   void time_alone() { times_alone_ = true; }
   // Returns the part of a layer. Layers of one kind share it; memory.offload may apply to some of them.
   const PartWork& layer(int64_t layer);

@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// {"traceEvents": [...]}: a line for each pipeline rank with its passes, in microseconds; then the
+// Returns {"traceEvents": [...]}: a line for each pipeline rank with its passes, in microseconds; then the
 // slowest rank's phases after the passes. Steps of many micro-batches show as many as are simulated.
 std::string plan_trace(const Prediction& p);
 // Returns the timeline of the pipeline, the phases, and each rank's memory by life. `text` is the plan's text.

@@ -55,7 +55,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
 void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);
-// "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
+// Returns a text such as "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
 std::string comm_text(const RanksReport& report);
 
 }  // namespace moebius

@@ -43,14 +43,14 @@ struct WeightsEntry {
 class WeightsReader {
  public:
   virtual ~WeightsReader() = default;
-  // In the order of the model's parameters. State that only training uses may be missing.
+  // Returns the entries in the order of the model's parameters. State that only training uses may be missing.
   virtual const std::vector<WeightsEntry>& entries() const = 0;
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
   // Reads the elements of a slice of it. This default reads the whole tensor to do so.
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
-  // How it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
-  // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and
-  // the scales of their blocks. REQUIRES: the shard and begin are at blocks.
+  // Returns how it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
+  // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and the
+  // scales of their blocks. REQUIRES: the shard and begin are at blocks.
   virtual ScaleLayout blocks_on_disk(size_t) const { return ScaleLayout::none; }
   virtual void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
                            void* scales) const;

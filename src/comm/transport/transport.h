@@ -93,9 +93,9 @@ std::unique_ptr<Transport> make_dry_run_transport(int rank, int size);
 // The work of one rank of a world, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;
 
-// "rank 3 (tp 1, cp 0, dp 0, pp 0)"
+// Returns a text such as "rank 3 (tp 1, cp 0, dp 0, pp 0)"
 std::string name_of_rank(const WorldOptions& options, int world_rank);
-// "rank 1 (...), rank 2 (...)"
+// Returns a text such as "rank 1 (...), rank 2 (...)"
 std::string names_of_ranks(const WorldOptions& options, std::span<const int> world_ranks);
 
 }  // namespace moebius

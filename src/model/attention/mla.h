@@ -73,7 +73,7 @@ class Mla {
   void project_down(Step& step, Tensor x_tD, Saved& saved) const;
   void project_up(Step& step, Tensor x_tD, Saved& saved) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
-  // Attention of the queries of a run, over the latents of all tokens of its sequence.
+  // Computes the attention of the queries of a run over the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
   void make_q_latent(Step& step, Tensor x_tD,

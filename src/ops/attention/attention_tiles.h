@@ -50,8 +50,8 @@ Visibility visibility_of(const Op& a, const Tensor& q, const Tensor& k) {
   return {a.doc_start_T, rows, kv_rows, a.window, a.is_part ? a.q_first : kv_rows - rows, a.is_part ? a.kv_first : 0};
 }
 
-// fn(keys) for the tiles of keys that cover `seen`, in order. Tiles begin at
-// multiples of their size, so that few sizes occur.
+// Calls fn(keys) for the tiles of keys that cover `seen`, in order. Tiles begin at multiples of their size, so that few
+// sizes occur.
 template <class F>
 void for_key_tiles(Range seen, F&& fn) {
   for (int64_t begin = seen.begin / kKeyTile * kKeyTile; begin < seen.end; begin += kKeyTile) {

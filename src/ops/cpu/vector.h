@@ -12,9 +12,9 @@
 
 namespace moebius::cpu {
 
-// e^x, within 2 ulp for x in [-87.3, 88.3]; clamped outside, so 0 is e^-87.3 = 1e-38 and nothing
-// overflows. NaN gives a NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, so that r is
-// exact to f32), e^r by its Taylor polynomial to r^7 / 7!.
+// Returns e^x, within 2 ulp for x in [-87.3, 88.3]; clamped outside, so 0 is e^-87.3 = 1e-38 and nothing overflows. NaN
+// gives a NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, so that r is exact to f32), e^r by its Taylor
+// polynomial to r^7 / 7!.
 inline float exp_f32(float x) {
   const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
   const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits

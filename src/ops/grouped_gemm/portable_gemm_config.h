@@ -30,7 +30,8 @@ struct PortableGemmConfig {
   }
 };
 
-// "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2 groups of 8"
+// Returns a text such as "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2
+// groups of 8"
 std::string to_string(const PortableGemmConfig& config);
 
 // The configs that the kernels in experts/sm80/ are compiled for.

@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// An element is kept where its word of random bits is not below this.
+// Returns the threshold: an element is kept if its word of random bits is not below it.
 inline uint32_t dropout_threshold(double rate) { return static_cast<uint32_t>(std::ldexp(rate, 32)); }
 
 // Returns the first element of a row, counted over the tokens of a step, all experts and all columns. Two

@@ -118,7 +118,7 @@ struct Ring {
   __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// Register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs
+// These set the register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs
 // __launch_bounds__(n, 1).
 template <uint32_t kNum>
 __device__ __forceinline__ void more_registers() {

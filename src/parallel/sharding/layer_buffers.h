@@ -37,7 +37,7 @@ class LayerBuffers {
   std::vector<std::vector<Held>> layers_;
 };
 
-// `bytes` of memory from an offset on, as elements of a dtype.
+// Returns `bytes` from an offset on, as elements of a dtype.
 Tensor elements_of(const Tensor& bytes, int64_t offset, int64_t numel, DType dtype);
 
 // Calls body(layer) for each layer that has parameters of the span.

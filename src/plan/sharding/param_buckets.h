@@ -30,7 +30,7 @@ struct ParamBucket {
   DType grad() const { return sums_apart ? DType::bf16 : DType::f32; }
 };
 
-// ceil(numel / kAlign) * kAlign.
+// Returns ceil(numel / kAlign) * kAlign.
 int64_t aligned_numel(int64_t numel);
 
 std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);

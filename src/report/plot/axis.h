@@ -15,8 +15,8 @@ struct PlotAxis {
   double at(double value) const;  // the position of a value
 };
 
-// An axis with round ends around these values, in at least 3 parts. It is logarithmic where all values are above 0
-// and the greatest is 100 times the `usual` one or more.
+// Returns an axis with round ends around these values, with at least 3 parts. It is logarithmic where all values are
+// above 0 and the greatest is 100 times the `usual` one or more.
 PlotAxis value_axis(double low, double high, double usual);
 // Returns about `about` tick marks with a step of 1, 2 or 5 times a power of ten; on a logarithmic axis powers of ten.
 std::vector<double> marks_of(const PlotAxis& axis, int about);

@@ -194,7 +194,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Sums as left operand, rounded to bf16.
+// Converts sums to a left operand, rounded to bf16.
 template <int kM, int kN>
 __device__ __forceinline__ void pack_words(uint32_t (&words)[kM][kN / 2][4], const float (&x)[kM][kN][4]) {
 #pragma unroll

@@ -21,7 +21,7 @@ constexpr int64_t kPanelCols = 32;
 // The ways to store elements in 32-bit words.
 enum class Words { f32, bf16_pairs, bf16_as_f32 };
 
-// k elements of one row as words; the last one is padded with zero.
+// Returns the number of words for k elements of one row; the last one is padded with zero.
 inline int64_t num_words(Words words, int64_t k) { return words == Words::bf16_pairs ? (k + 1) / 2 : k; }
 
 // tile[i * 32 + j] for i < num_rows <= 14.
@@ -49,8 +49,8 @@ inline int64_t strip_panel_words(int64_t num_words) {
 }
 void pack_strips(Words words, uint32_t* packed, const void* const* row, int64_t num_rows, int64_t k);
 
-// A B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k);
-// null lanes are zeros. Writes up to 32 words past the panel.
+// Packs a B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k); null lanes are
+// zeros. Writes up to 32 words past the panel.
 void pack_along(Words words, uint32_t* packed, const void* const* lane, int64_t k);
 
 // Rows of k: row k is at base + (index ? index[k] : k) * ld elements.

@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_one(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-// sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging as dw has them, in the
+// Writes sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging in the layout of dw, with the
 // swizzle of the copy engine. Along the plain side: 16 rows of 128 bytes; along the gathered side:
 // 32 rows of 64 bytes.
 template <bool kGatheredIsLeft, int kPiece, int kNum>

@@ -15,8 +15,8 @@ constexpr int64_t kRowPanel = 48;  // columns of the transpose of A, which are r
 template <class T>
 void widen(float* to, int64_t to_ld, const T* x, int64_t ld, int64_t rows, int64_t cols);
 
-// b[p * ld + j], k x n, as panels of kCols columns: to[(j / kCols * k + p) * kCols + j % kCols];
-// columns past n are zero. It reads b row by row, since sequential reads are fastest.
+// Packs b[p * ld + j], k x n, into panels of kCols columns: to[(j / kCols * k + p) * kCols + j % kCols]; columns past n
+// are zero. It reads b row by row, since sequential reads are fastest.
 template <int64_t kCols, class T>
 void pack_panels(float* to, const T* b, int64_t ld, int64_t k, int64_t n);
 

@@ -84,7 +84,7 @@ class RowsAlongK {
     source_rows_ = source_rows;
   }
 
-  // A part of the next slot of k: slots are copied in order, with next() between them.
+  // Copies a part of the next slot of k: slots are copied in order, with next() between them.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
@@ -118,7 +118,7 @@ class RowsAcrossK {
 
   __device__ __forceinline__ RowsAcrossK() : to_(swizzled<kChunks>(row(), chunk())) {}
 
-  // Rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
+  // Begins at rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
   // it only gives elements of the product that are not stored.
   __device__ __forceinline__ void open(const char* rows, const int32_t* index, uint32_t chunks, uint32_t first,
                                        int32_t k, int32_t end_k) {

@@ -92,7 +92,8 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // For gathered tiles, the offset of each row in chunks of 16 bytes; 0 if there is no row.
+  // For gathered tiles, returns the address of the rows' offsets in chunks of 16 bytes; an offset is 0 if there
+  // is no row.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }
@@ -134,7 +135,7 @@ struct NoteRing {
   __device__ __forceinline__ void release(uint32_t tile) const { mbarrier_arrive(empty(tile)); }
 };
 
-// One K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
+// Issues one K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
 template <Major kMajorB, GroupedGemmConfig kConfig>
 __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<kConfig>& ring, uint32_t slot,
                                               uint32_t group, bool accumulate) {

@@ -17,7 +17,7 @@ inline bool takes_rows(const Tensor& t) {
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
 
-// Rows are counted in 32 bits, including those of tiles past the last one.
+// Returns whether rows can be counted in 32 bits, including those of tiles past the last one.
 inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
 // Maps of operands have elements of bf16, or of 8 bits.

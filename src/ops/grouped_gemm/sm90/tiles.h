@@ -39,8 +39,8 @@ inline int persistent_blocks(const void* kernel, int shared_bytes) {
 struct GridStep {
   int row, col;
 };
-// Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then
-// the next column. So at any moment the blocks read a few rows and a few columns, which stay in L2.
+// Returns step i of an iteration over rows x cols in groups of rows: down the rows of a group, then the next column. So
+// at any moment the blocks read a few rows and a few columns, which stay in L2.
 __device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
   const int first = i / (group * cols) * group, within = i % (group * cols), height = min(group, rows - first);
   return {first + within % height, within / height};

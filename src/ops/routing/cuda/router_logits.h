@@ -58,7 +58,7 @@ void split_terms(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t c
 
 // sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, x at a multiple of 16 bytes.
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
-// dx, and the partials of dw.
+// Computes dx, and the partials of dw.
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
 
 // The same for any GPU of compute capability 8.0 and later: sm80/router_logits.cu.

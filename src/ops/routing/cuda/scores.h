@@ -16,7 +16,7 @@ namespace moebius::cuda {
 constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// fn<N>() for the registers that a row of num_experts <= 1024 needs.
+// Calls fn<N>() with the number of registers that a row of num_experts <= 1024 needs.
 template <class F>
 void with_row_registers(int64_t num_experts, F&& fn) {
   if (num_experts <= 32) return fn.template operator()<1>();
@@ -61,7 +61,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// Sum of a row in the CPU's order: 16 lanes over the row, then a tree.
+// Returns the sum of a row in the CPU's order: 16 lanes over the row, then a tree.
 template <int N>
 __device__ float row_sum(const float (&v)[N]) {
   float sum = 0;
