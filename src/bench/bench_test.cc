@@ -80,6 +80,17 @@ TEST(BenchStep, WarmsUpUntilStepsAreCaptured) {
   EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);
 }
 
+TEST(BenchStep, WeightsInEightBitsGiveTheSameBits) {
+  RunSpec run = testing::tiny_run();
+  run.precision.recipe = PrecisionRecipe::fp8_block;
+  run.precision.weights = PrecisionChoice::compute;
+  const StepBench compute = bench_step(run, {.steps = 1, .hash = true});
+  run.precision.weights = PrecisionChoice::recipe;
+  const StepBench eight_bits = bench_step(run, {.steps = 1, .hash = true});
+  EXPECT_EQ(eight_bits.first_loss, compute.first_loss);
+  EXPECT_EQ(eight_bits.masters_hash, compute.masters_hash);
+}
+
 TEST(Bench, DataSheetsOfHopper) {
   EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);

@@ -113,7 +113,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   if (on_gpu) measure_gpu(r, run);
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
-  engine.model().params().init(s, run.seed);
+  engine.init_weights(s, run.seed);
   RandomSequences source(run);
   std::optional<MatrixRate> rate;
   if (!on_gpu) rate.emplace(engine.spec().threads);

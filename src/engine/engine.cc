@@ -361,6 +361,13 @@ void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->weights_changed(s);
 }
 
+void Engine::init_weights(Stream& s, uint64_t seed) {
+  const ParamTable& params = model_->params();
+  params.init(s, seed);
+  // Weights in other formats have the same bits on every rank, so nothing is sent for them.
+  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); })) gather_weights(s);
+}
+
 void Engine::gather_weights(Stream& s) {
   sharding_->weights_changed(s);
   sharding_->wait_for_weights(s);

@@ -85,8 +85,7 @@ void RunStart::start_adapters() {
 
 void RunStart::start_from_random_weights() {
   Stream s = engine_.stream();
-  engine_.with_memory_advice([&] { engine_.model().params().init(s, run_.seed); });
-  if (run_.precision.weights == PrecisionChoice::recipe) engine_.gather_weights(s);
+  engine_.with_memory_advice([&] { engine_.init_weights(s, run_.seed); });
   say(log_, random_weights_note(run_));
 }
 

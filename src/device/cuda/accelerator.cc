@@ -1,5 +1,6 @@
 #include "device/accelerator.h"
 
+#include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
@@ -320,11 +321,13 @@ namespace cuda {
 
 void* allocate(int64_t num_bytes) {
   void* p = nullptr;
-  const cudaError_t status = cudaMalloc(&p, num_bytes);
+  size_t free = 0, total = 0;
+  MOEBIUS_CUDA(cudaMemGetInfo(&free, &total));
+  // More than the GPU has is not asked for: the driver may first use up the host's memory for its tables.
+  const cudaError_t status =
+      static_cast<size_t>(num_bytes) > total ? cudaErrorMemoryAllocation : cudaMalloc(&p, num_bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
         fmt::format("out of device memory: {:.3f} GiB were requested in one piece, {:.3f} of {:.3f} GiB are free; "
                     "stop other programs on this GPU, or compute with smaller shapes",
@@ -339,6 +342,11 @@ void* allocate(int64_t num_bytes) {
 void release(void* data) noexcept { cudaFree(data); }
 
 void* allocate_pinned(int64_t num_bytes) {
+  // Where memory is short, the system may kill the process instead of refusing to pin.
+  if (const int64_t available = available_memory_bytes(); num_bytes > available)
+    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU",
+                            fmt::format("this process can have {:.3f} GiB more of host memory",
+                                        static_cast<double>(available) / 1073741824.0));
   void* p = nullptr;
   const cudaError_t status = cudaMallocHost(&p, num_bytes);
   if (is_refused_pinning(status)) {
