@@ -214,8 +214,7 @@ DeviceMemory Engine::shared_device_memory() {
   return memory;
 }
 
-// --- the dry run: everything that a step can do, on tensors without memory
-// --------------------------------------------
+// --- the dry run: everything that a step can do, on tensors without memory ------------------------------------------
 
 int64_t Engine::measure_stack() {
   Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
