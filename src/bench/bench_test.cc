@@ -75,7 +75,7 @@ TEST(BenchShapes, ARouterWouldChooseTheRoute) {
 
 // The first two steps on a GPU run eagerly, and the third is captured. With fewer warm-up steps the
 // first timed one would include the capture.
-TEST(BenchStep, WarmsUpUntilStepsAreRecorded) {
+TEST(BenchStep, WarmsUpUntilStepsAreCaptured) {
   EXPECT_EQ(warm_up_steps(DeviceKind::cuda), 3);
   EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);
 }

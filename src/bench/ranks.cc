@@ -12,7 +12,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// All of a step; returns its loss.
+// Runs a whole step, and returns its loss.
 double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
   engine.step(source, step, run.optimizer.lr);
   const double loss = engine.loss();

@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
+// Runs a whole step, waits until the device has finished it, and returns its loss.
 double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
   engine.step(source, step, run.optimizer.lr);
   const double loss = engine.loss();

@@ -1,5 +1,5 @@
-// Budgets of rows of experts that hold all rows of a step, some of them, or nearly none: the bits of a step are those of
-// a plan for the worst case. On a GPU the sizes are such that each kernel of its architecture runs.
+// Budgets of rows of experts that hold all rows of a step, some of them, or nearly none: the bits of a step are those
+// of a plan for the worst case. On a GPU the sizes are such that each kernel of its architecture runs.
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"

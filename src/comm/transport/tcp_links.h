@@ -105,9 +105,9 @@ class TcpLinks {
   // The addresses of the two ends of its connection, as numbers.
   std::pair<std::string, std::string> addresses(int rank) const;
 
-  // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
-  // leave, if kEnoughBytes left in them. Else it is the one that the kernel has seen.
-  std::vector<LinkFigures> figures();
+  // Returns a measurement of each open connection. Its rate covers the periods since the last call in which more bytes
+  // waited to be sent, if at least kEnoughBytes were sent in them. Otherwise it is the kernel's estimate.
+  std::vector<LinkMeasurement> measurements();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's

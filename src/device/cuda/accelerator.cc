@@ -95,7 +95,7 @@ struct Accelerator::Impl {
   cudaEvent_t forked = nullptr, joined = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
-  std::vector<Timed> timed;      // ended on the host, not yet read
+  std::vector<Timed> timed;      // scopes that ended on the host, whose times are not read yet
   cudaEvent_t origin = nullptr;  // the trace's time zero, on the device
   double origin_us = 0;          // and on the host
 
@@ -111,7 +111,7 @@ struct Accelerator::Impl {
     return event;
   }
 
-  // The second stream begins before the first where both could: what it has is short, and uses few multiprocessors.
+  // The second stream has the higher priority: its work is short, and uses few multiprocessors.
   void make_side_stream() {
     int least = 0, greatest = 0;
     MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -233,8 +233,7 @@ void Accelerator::begin_op(const char* name, bool timed) {
   nvtxRangePushA(name);  // last, so that no range is open after an exception
 }
 
-// A scope may end because its body failed. Then that error is the one to report: nothing
-// is thrown here.
+// A scope may end because its body failed. That error is reported, so nothing is thrown here.
 void Accelerator::Impl::end_scope(Timed scope) noexcept {
   if (open_ops.empty()) return;
   scope.begin = open_ops.back();
