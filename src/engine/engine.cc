@@ -19,8 +19,7 @@ namespace {
 
 constexpr int64_t kLogitRows = 64;  // rows that are copied to the host at once
 
-// Modules of multi-token prediction that are not computed use no memory, except in training, which
-// saves them.
+// Modules of multi-token prediction that are not computed use no memory, except in training, which saves them.
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<HeldStage> stages = rank.stages();
   for (HeldStage& stage : stages) {
@@ -364,7 +363,8 @@ void Engine::init_weights(Stream& s, uint64_t seed) {
   const ParamTable& params = model_->params();
   params.init(s, seed);
   // Weights in other formats have the same bits on every rank, so nothing is sent for them.
-  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); })) gather_weights(s);
+  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); }))
+    gather_weights(s);
 }
 
 void Engine::gather_weights(Stream& s) {
