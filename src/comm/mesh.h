@@ -21,13 +21,13 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
-  // The block of `size` consecutive cp ranks that this rank is in.
+  // Returns the block of `size` consecutive cp ranks that this rank is in.
   // REQUIRES: shape().cp_dynamic; size is a power of two from 2 to cp.
   Group& cp_block(int64_t size) const;
-  // The ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
+  // Returns the ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
   Group& node_of_experts() const { return *node_of_experts_; }
-  // The bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, and the axis of the ranks
-  // that share experts (etp_ep, or ep if etp = 1) includes the node.
+  // Returns the bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, and the axis of
+  // the ranks that share experts (etp_ep, or ep if etp = 1) includes the node.
   int64_t sent_bytes(Axis axis) const;
   double seconds(Axis axis) const;
 

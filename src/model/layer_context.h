@@ -39,7 +39,7 @@ struct LayerContext {
   QuantizeStats* quantize_stats = nullptr;  // of log.precision (model/quantize_stats.h)
   LoraSpec lora = {};                       // which matrices have adapters (model/lora/adapter.h)
 
-  // The rows of the residual stream: t of this rank, and T of all tp ranks.
+  // Returns the rows of the residual stream: t of this rank, and T of all tp ranks.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
   int64_t rows() const { return stream_rows() * mesh.shape().tp; }
   float init_std() const { return static_cast<float>(model.initializer_range); }

@@ -1,5 +1,5 @@
-// Budgets of rows of experts that hold all rows of a step, some of them, or nearly none: the bits of a step are those of
-// a plan for the worst case. On a GPU the sizes are such that each kernel of its architecture runs.
+// Budgets of rows of experts that hold all rows of a step, some of them, or nearly none: the bits of a step are those
+// of a plan for the worst case. On a GPU the sizes are such that each kernel of its architecture runs.
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
@@ -82,6 +82,7 @@ TEST_P(ExpertRowBudgets, ChangeNoBitOnAGpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   const Case& c = GetParam();
+  if (c.dispatcher == DispatcherKind::two_level) GTEST_SKIP() << "the two-level dispatcher is for CPUs";
   run_ranks(c.ranks, [&](Transport& world) {
     expect_budgets_change_no_bit(world, spec_of(c, DeviceKind::cuda, DType::bf16),
                                  c.dispatcher != DispatcherKind::alltoall);

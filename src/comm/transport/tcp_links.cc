@@ -57,7 +57,7 @@ TcpLinks::~TcpLinks() {
 
 // --- connections ----------------------------------------------------------------------------------------------------
 
-// Both ends of a message name each other, so the higher rank asks too if it does not end before.
+// Both ends of a message request the connection, so the higher rank requests it too, unless it ends first.
 void TcpLinks::ask_for(int peer) {
   Link& link = links_[peer];
   if (link.is_made || link.is_asked_for || peer > rank_) return;
@@ -73,7 +73,7 @@ void TcpLinks::add(int rank, Socket socket) {
   link.socket = std::move(socket);
   open_.push_back(rank);
   send_some(link);
-  // Whoever polls does not poll this socket yet.
+  // The thread that polls does not poll this socket yet.
   rank_moves_ ? wake(rank_waker_) : wake_mover();
 }
 

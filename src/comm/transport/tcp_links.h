@@ -108,7 +108,7 @@ class TcpLinks {
   // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
   // leave, if kEnoughBytes left in them. Else it is that of the times in which this rank waited for the rest of a
   // message, if that shows the rate of the link (is_rate_of_link). Else it is the one that the kernel has seen.
-  std::vector<LinkFigures> figures();
+  std::vector<LinkMeasurement> measurements();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's
@@ -159,7 +159,7 @@ class TcpLinks {
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
     BusyTime full, awaited;     // of bytes that leave, and that arrive
-    int64_t longest_frame = 0;  // that was awaited since the last figures()
+    int64_t longest_frame = 0;  // that was awaited since the last measurements()
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far

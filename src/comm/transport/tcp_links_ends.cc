@@ -1,11 +1,11 @@
-// The part of TcpLinks about the ends of ranks, and about the state of connections.
+// The part of TcpLinks that handles the end of ranks, and reports the state of connections.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 
-#include "comm/transport/link_figures.h"
+#include "comm/transport/link_measurement.h"
 #include "comm/transport/tcp_links.h"
 
 namespace moebius {
@@ -59,7 +59,8 @@ void TcpLinks::probe(std::span<const int> ranks) {
     if (links_[rank].is_made) queue(rank, {.header = {.kind = Kind::probe}});
 }
 
-// Without a window at the other end, as where a process has stopped, nothing is on its way, and the end is not silent.
+// If the other end's receive window is closed, as with a stopped process, nothing is in flight, and the end does not
+// count as silent.
 double TcpLinks::silent_s(int rank) const {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -75,12 +76,12 @@ std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
   return {own_host(socket), peer_host(socket)};
 }
 
-std::vector<LinkFigures> TcpLinks::figures() {
+std::vector<LinkMeasurement> TcpLinks::measurements() {
   const std::lock_guard lock(mutex_);
-  std::vector<LinkFigures> all;
+  std::vector<LinkMeasurement> all;
   for (const int r : open_) {
-    all.push_back(link_figures(links_[r].socket));
-    LinkFigures& figures = all.back();
+    all.push_back(measure_link(links_[r].socket));
+    LinkMeasurement& figures = all.back();
     figures.peer = r;
     const auto set_rate = [&](BusyTime& time) {
       figures.bytes_per_s = static_cast<double>(time.bytes) / time.seconds;

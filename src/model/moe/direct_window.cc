@@ -13,10 +13,10 @@ constexpr int64_t kAlignBytes = 256;
 
 PeerReach peer_reach(Stream& s, const Mesh& mesh) {
   Group& world = mesh.group(Axis::world);
-  const std::string apart = why_apart(s, group_of_experts(mesh), world);
+  const std::string apart = why_no_peer_access(s, group_of_experts(mesh), world);
   if (!apart.empty()) {
     const bool has_nodes = mesh.shape().nodes_of_experts() > 1;
-    return {.why = apart, .in_nodes = has_nodes && why_apart(s, mesh.node_of_experts(), world).empty()};
+    return {.why = apart, .in_nodes = has_nodes && why_no_peer_access(s, mesh.node_of_experts(), world).empty()};
   }
   return {.all = true,
           .why = fmt::format("the {} ranks that share experts are on one machine and reach each other's memory",

@@ -169,7 +169,7 @@ class MoeRank {
   const Outcome& outcome() const { return outcome_; }
   const Moe& moe() const { return moe_; }
   const ParamTable& params() const { return params_; }
-  // Rows of all steps that were computed anew; 0 without a budget.
+  // Returns the rows of all steps that were recomputed; 0 without a budget.
   double spilled_rows() const { return spilled_rows_; }
   int64_t sent_to_experts() const { return group_of_experts(mesh_).sent_bytes(); }  // bytes of this rank
 

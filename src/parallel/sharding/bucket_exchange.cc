@@ -51,7 +51,7 @@ void BucketExchange::hold(const Param& p) {
 // --- gradients ------------------------------------------------------------------------------------------------------
 
 void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) {
-  MOEBIUS_ASSERT(!passes.closed || (!layer_weights_ && !layer_gradients_));  // a replay would not bring them
+  MOEBIUS_ASSERT(!passes.closed || (!layer_weights_ && !layer_gradients_));  // a replay would not gather them
   begin_passes(s, passes);
   runs_passes_ = true;
   body();
@@ -108,7 +108,7 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
   gradients_[slot].wait();
   const Tensor all = bucket.gradients();
   Tensor arrived = arrived_[slot].rows(0, bucket.numel);
-  arrived.dtype = all.dtype;  // in half of the memory where it is bf16
+  arrived.dtype = all.dtype;  // with bf16 it fills only half of the memory
   gradients_[slot] = bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived);
 }
 
@@ -136,7 +136,8 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   }
 }
 
-// --- quantised weights ------------------------------------------------------------------------------------------------
+// --- quantised weights
+// ------------------------------------------------------------------------------------------------
 
 namespace {
 

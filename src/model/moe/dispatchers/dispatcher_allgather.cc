@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-AllGatherDelivery& own(Delivery& delivery) { return dynamic_cast<AllGatherDelivery&>(delivery); }
+AllGatherHandle& own(DispatchHandle& handle) { return dynamic_cast<AllGatherHandle&>(handle); }
 
 }  // namespace
 
@@ -26,27 +26,27 @@ int64_t AllGatherDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
-std::unique_ptr<Delivery> AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<AllGatherDelivery>();
-  AllGatherDelivery& d = *delivery;
+std::unique_ptr<DispatchHandle> AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<AllGatherHandle>();
+  AllGatherHandle& d = *handle;
   const int64_t N = W_ * spec_.max_tokens, R = max_rows(spec_.max_tokens);
   plan.declare(d.rows.offsets_e1, prefix + ".offsets", {e_ + 1}, DType::i32, Life::saved);
   plan.declare(d.rows.token_R, prefix + ".row_token", {R}, DType::i32, Life::saved);
   plan.declare(d.pair_row_NL, prefix + ".pair_row", {N, L_}, DType::i32, Life::saved);
   plan.declare(d.k_NL, prefix + ".pair_k", {N, L_}, DType::i32, Life::saved);
   plan.declare(d.weight_NL, prefix + ".weight", {N, L_}, DType::f32, Life::saved);
-  return delivery;
+  return handle;
 }
 
-// The rows of x of all ranks, one rank after the other.
+// Returns the rows of x of all ranks, one rank after the other.
 Tensor AllGatherDispatcher::gathered(Step& step, Tensor x) const {
   const Tensor all = step.alloc({W_ * x.dim(0), x.dim(1)}, x.dtype);
   ranks_.all_gather(step.stream, all, x);
   return all;
 }
 
-void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  AllGatherDelivery& d = own(delivery);
+void AllGatherDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  AllGatherHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t N = W_ * route.topk_TK.dim(0);
   d.route = route;
@@ -67,18 +67,18 @@ void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& del
                            .first_expert = first_expert_});
 }
 
-Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  AllGatherDelivery& d = own(delivery);
+Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  AllGatherHandle& d = own(handle);
   const int64_t R = max_rows(x_TD.dim(0));
   return {.source = gathered(step, x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-void AllGatherDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery&) const {
+void AllGatherDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle&) const {
   ranks_.all_gather(step.stream, all_N, index_T);
 }
 
-void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  AllGatherDelivery& d = own(delivery);
+void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  AllGatherHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t N = W_ * y_TD.dim(0);
   const Tensor partial_ND = step.alloc({N, y_TD.dim(1)}, y_TD.dtype);
@@ -89,10 +89,10 @@ void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery
   ranks_.reduce_scatter_sum(step.stream, y_TD, partial_ND);
 }
 
-Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  AllGatherDelivery& d = own(delivery);
+Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  AllGatherHandle& d = own(handle);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
-  Dispatched grads = dispatch(step, dy_TD, delivery);
+  Dispatched grads = dispatch(step, dy_TD, handle);
   grads.weight_R = step.alloc({R}, DType::f32);
   local_pairs_to_rows(
       step.stream,
@@ -101,8 +101,8 @@ Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& 
 }
 
 void AllGatherDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                       Delivery& delivery) const {
-  AllGatherDelivery& d = own(delivery);
+                                       DispatchHandle& handle) const {
+  AllGatherHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t N = W_ * dx_TD.dim(0);
   const Tensor partial_ND = step.alloc({N, dx_TD.dim(1)}, dx_TD.dtype);

@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-DirectDelivery& own(Delivery& delivery) { return static_cast<DirectDelivery&>(delivery); }
+DirectHandle& own(DispatchHandle& handle) { return static_cast<DirectHandle&>(handle); }
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   MOEBIUS_CHECK(usage, spec.window != nullptr, "the direct dispatcher needs a window; make one for the layers");
@@ -36,9 +36,9 @@ int64_t DirectDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
-std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<DirectDelivery>();
-  DirectDelivery& d = *delivery;
+std::unique_ptr<DispatchHandle> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<DirectHandle>();
+  DirectHandle& d = *handle;
   const int64_t T = spec_.max_tokens, N = W_ * T;
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
@@ -52,20 +52,20 @@ std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, cons
   ints(d.rows.token_R, ".row_token", {max_rows(T)});
   ints(d.pair_row_NL, ".pair_row", {N, L_});
   plan.declare(d.weight_NL, prefix + ".weight", {N, L_}, DType::f32, Life::saved);
-  return delivery;
+  return handle;
 }
 
 void DirectDispatcher::round(Step& step, const char* phase) const {
   window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
 }
 
-void DirectDispatcher::begin(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::begin(Step& step, DirectHandle& d) const {
   if (!d.has_begun) round(step, "begin");
   d.has_begun = true;
 }
 
-void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+void DirectDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   d.route = route;
   window_.connect(step.stream);
   exchange_counts(step, d);
@@ -73,7 +73,7 @@ void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delive
   d.has_begun = true;
 }
 
-void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
   const Tensor slot_TJ = step.alloc({T, J_}, DType::i32), count_P = step.alloc({P_}, DType::i32);
@@ -99,7 +99,7 @@ void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
                                 .rank = rank_});
 }
 
-void DirectDispatcher::exchange_routes(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0), N = W_ * T, K = spec_.top_k;
   const Tensor routes_T2K = step.alloc({T, 2 * K}, DType::i32), topk_NL = step.alloc({N, L_}, DType::i32);
@@ -129,7 +129,7 @@ void DirectDispatcher::exchange_routes(Step& step, DirectDelivery& d) const {
                            .first_expert = e_ * spec_.mesh->place().ep});
 }
 
-void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& d) const {
+void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d) const {
   const int64_t T = x_TD.dim(0);
   push_rows(step.stream, {.sent_1 = window_.sent_1(),
                           .x_TD = x_TD,
@@ -148,8 +148,8 @@ Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_
   return all.view({all.numel()}).rows(0, N * D).view({N, D});
 }
 
-Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = x_TD.dim(0);
   begin(step, d);
   push(step, window_.tokens(), x_TD, d);
@@ -158,29 +158,28 @@ Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliver
 }
 
 // The index travels as a route does. Routes have been unpacked on all ranks after one more round.
-void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);
   const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
   fill_zero(step.stream, routes_T2L);
   copy_columns(step.stream, {.to_TA = routes_T2L, .from_TB = index_T.view({T, 1}), .count = 1});
   round(step, "token index (begin)");
-  push(step, window_.routes(), routes_T2L, own(delivery));
+  push(step, window_.routes(), routes_T2L, own(handle));
   round(step, "token index");
   copy_columns(step.stream,
                {.to_TA = all_N.view({N, 1}), .from_TB = window_.here(window_.routes()).rows(0, N), .count = 1});
 }
 
-void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
   d.has_begun = false;
   sum_of_ranks(step, y_TD, d);
 }
 
-void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T,
-                                   const DirectDelivery& d) const {
+void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d) const {
   const int64_t N = W_ * T;
   moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
                                      .y_RD = y_RD,
@@ -193,13 +192,13 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
                                      .rank = rank_});
 }
 
-void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectDelivery& d) const {
+void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& d) const {
   const Tensor back_row_TB = d.back_row_TB.rows(0, out_TD.dim(0));
   moebius::combine(step.stream, {.out_TD = out_TD, .y_RD = window_.here(window_.back()), .pair_row_TK = back_row_TB});
 }
 
-Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   begin(step, d);
   push(step, window_.grads(), dy_TD, d);
@@ -214,8 +213,8 @@ Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& del
 }
 
 void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                    Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+                                    DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = dx_TD.dim(0);
   return_sums(step, dx_RD, {}, T, d);
   return_pairs(step.stream, {.sent_1 = window_.sent_1(),

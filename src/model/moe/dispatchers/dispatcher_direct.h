@@ -33,7 +33,7 @@
 
 namespace moebius {
 
-struct DirectDelivery final : Delivery {
+struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // of the tokens here: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // of the N = W T rows that may arrive
   Tensor pair_row_NL, weight_NL;
@@ -46,26 +46,26 @@ class DirectDispatcher final : public Dispatcher {
   explicit DirectDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return W_ * T; }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-  void announce(Step& step, const Route& route, Delivery& delivery) const override;
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
-  void exchange_counts(Step& step, DirectDelivery& delivery) const;
-  void exchange_routes(Step& step, DirectDelivery& delivery) const;
+  void exchange_counts(Step& step, DirectHandle& handle) const;
+  void exchange_routes(Step& step, DirectHandle& handle) const;
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
-  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& delivery) const;
+  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle) const;
   // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
-  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectDelivery& delivery) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle) const;
   // Sums what came back to the tokens here over the ranks.
-  void sum_of_ranks(Step& step, Tensor out_TD, const DirectDelivery& delivery) const;
+  void sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& handle) const;
   void round(Step& step, const char* phase) const;
-  void begin(Step& step, DirectDelivery& delivery) const;  // a round, unless the pass has begun
+  void begin(Step& step, DirectHandle& handle) const;  // a round, unless the pass has begun
 
   DispatcherSpec spec_;
   DirectWindow& window_;

@@ -16,7 +16,7 @@
 namespace moebius {
 namespace {
 
-TwoLevelDelivery& own(Delivery& delivery) { return static_cast<TwoLevelDelivery&>(delivery); }
+TwoLevelHandle& own(DispatchHandle& handle) { return static_cast<TwoLevelHandle&>(handle); }
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   const MeshShape& shape = spec.mesh->shape();
@@ -49,9 +49,9 @@ int64_t TwoLevelDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
-std::unique_ptr<Delivery> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<TwoLevelDelivery>();
-  TwoLevelDelivery& d = *delivery;
+std::unique_ptr<DispatchHandle> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<TwoLevelHandle>();
+  TwoLevelHandle& d = *handle;
   const int64_t T = spec_.max_tokens, N = M_ * T;
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
@@ -69,22 +69,22 @@ std::unique_ptr<Delivery> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, co
   ints(d.rows.token_R, ".row_token", {max_rows(T)});
   ints(d.pair_row_NL, ".pair_row", {n_ * N, L_});
   plan.declare(d.weight_NL, prefix + ".weight", {n_ * N, L_}, DType::f32, Life::saved);
-  return delivery;
+  return handle;
 }
 
 void TwoLevelDispatcher::round(Step& step, const char* phase) const {
   window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
 }
 
-void TwoLevelDispatcher::begin(Step& step, TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::begin(Step& step, TwoLevelHandle& d) const {
   if (!d.has_begun) round(step, "begin");
   d.has_begun = true;
 }
 
 // --- announce -------------------------------------------------------------------------------------------------------
 
-void TwoLevelDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);
   d.route = route;
   window_.connect(step.stream);
@@ -97,8 +97,8 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, Delivery& deli
   d.has_begun = true;
 }
 
-// To the ops a node is like an expert, which a token chooses once at most.
-void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
+// For the ops of a route, a node takes the place of an expert, which a token chooses at most once.
+void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
   const Tensor dest_TA = step.alloc({T, A_}, DType::i32), slot_TA = step.alloc({T, A_}, DType::i32);
@@ -131,8 +131,8 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
   exchange_counts(step, count_M, d);
 }
 
-// The host waits here for the counts, once for each layer and micro-batch, and nowhere else.
-void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& d) const {
+// The host waits for the counts only here, once for each layer and micro-batch.
+void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& d) const {
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
   exchange(
@@ -140,8 +140,8 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
-  // The null device has no counts: there experts are chosen evenly.
-  // No more than the pairs of tokens and nodes that there are, whatever is rounded up.
+  // The null device has no counts, so experts count as chosen evenly.
+  // Rounding must not give more than the existing pairs of tokens and nodes.
   const int64_t even = std::llround(even_rows_of_part(shape, M_)), pairs = d.route.topk_TK.dim(0) * A_;
   d.send_rows.assign(static_cast<size_t>(M_), std::min(even, pairs / M_));
   d.recv_rows = d.send_rows;
@@ -154,7 +154,7 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   d.recv_rows.assign(received.begin(), received.end());
 }
 
-void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0), N = M_ * T;
   const Tensor topk_NL = step.alloc({n_ * N, L_}, DType::i32), slot_NJ = step.alloc({N, J_}, DType::i32);
@@ -219,7 +219,7 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
 // --- to the experts -------------------------------------------------------------------------------------------------
 
 TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC,
-                                                             const TwoLevelDelivery& d) const {
+                                                             const TwoLevelHandle& d) const {
   const int64_t T = x_TC.dim(0), C = x_TC.dim(1);
   const Tensor sorted_SC = step.alloc({T * A_, C}, x_TC.dtype), arrived_NC = step.alloc({M_ * T, C}, x_TC.dtype);
   gather_rows(
@@ -233,12 +233,12 @@ TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const T
   return here;
 }
 
-Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& d) {
+Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelHandle& d) {
   const int64_t begin = first_row(node, d);
   return sorted_SC.rows(begin, begin + d.send_rows[node]);
 }
 
-int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelDelivery& d) {
+int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelHandle& d) {
   return std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
 }
 
@@ -256,9 +256,9 @@ void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)
   for (Pending& transfer : transfers) transfer.wait();
 }
 
-// Rows may be narrower than the window's, and fewer: the sections follow each other as if these were the most.
+// Rows may be narrower than the window's, and fewer. The sections are placed as if the rows had this width and number.
 void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
-                              const TwoLevelDelivery& d) const {
+                              const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {
     const int64_t num = d.recv_rows[m];
     push_rows(step.stream, {.sent_1 = window_.sent_1(),
@@ -273,7 +273,7 @@ void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const S
 }
 
 Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
-                                     TwoLevelDelivery& d) const {
+                                     TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = x_TD.dim(0), N = M_ * n_ * T, D = x_TD.dim(1);
   const Sections x = send_across(step, x_TD, d);
@@ -285,12 +285,12 @@ Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, 
           .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
-Dispatched TwoLevelDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  return bring(step, window_.tokens(), "dispatch", x_TD, own(delivery));
+Dispatched TwoLevelDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  return bring(step, window_.tokens(), "dispatch", x_TD, own(handle));
 }
 
-Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   Dispatched grads = bring(step, window_.grads(), "combine_bwd", dy_TD, d);
   grads.weight_R = step.alloc({R}, DType::f32);
@@ -300,9 +300,10 @@ Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d
   return grads;
 }
 
-// The index travels as a route does. Routes have been unpacked on all ranks of the node after one more round.
-void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+// The index is sent in the same way as a route. One more round ensures that all ranks of the node have
+// unpacked their routes.
+void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);
   const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
@@ -318,8 +319,8 @@ void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T
 
 // --- and back -------------------------------------------------------------------------------------------------------
 
-void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
   d.has_begun = false;
@@ -327,8 +328,8 @@ void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery&
 }
 
 void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                      Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+                                      DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   const int64_t T = dx_TD.dim(0);
   return_sums(step, dx_RD, {}, T, d);
   for (int64_t m = 0; m < M_; ++m) {
@@ -348,7 +349,7 @@ void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_T
 }
 
 void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T,
-                                     const TwoLevelDelivery& d) const {
+                                     const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {
     moebius::return_sums(step.stream,
                          {.sent_1 = window_.sent_1(),
@@ -364,7 +365,7 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, 
 }
 
 // Sums of bf16 rows are computed of their copies in f32, so that each is rounded once, at the end.
-void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = out_TD.dim(0), D = out_TD.dim(1), B = T * J_ * etp_;
   const Tensor all = window_.here(window_.back()),
@@ -382,7 +383,7 @@ void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLev
   sum_over_nodes(step, out_TD, sum_of_node, d);
 }
 
-void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& d) const {
   const int64_t T = out_TK.dim(0), B = T * J_ * etp_;
   const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
     const int64_t begin = m * T, end = begin + sum.dim(0);
@@ -400,7 +401,7 @@ void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLe
 
 void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
                                         const std::function<void(int64_t, const Tensor&)>& sum_of_node,
-                                        const TwoLevelDelivery& d) const {
+                                        const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = out_TC.dim(0), C = out_TC.dim(1);
   const bool is_bf16 = out_TC.dtype == DType::bf16;
@@ -418,7 +419,7 @@ void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
 }
 
 void TwoLevelDispatcher::sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level,
-                                        int64_t block, const TwoLevelDelivery& d) const {
+                                        int64_t block, const TwoLevelHandle& d) const {
   if (level == block_level_) {
     moebius::combine(step.stream, {.out_TD = out_TC,
                                    .y_RD = sorted_SC.rows(first_row(block * block_size_, d),

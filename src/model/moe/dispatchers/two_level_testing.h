@@ -53,17 +53,17 @@ inline void expect_two_level_traffic(const Case& c, Transport& transport) {
   EXPECT_EQ(across(), (nodes - 1) * 4 + rows.left * c.K * 8);
   EXPECT_EQ(inside(), (n - 1) * mesh.ep * 4 + rows.out * L * 8);
   Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
-  const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+  const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.handle());
   EXPECT_EQ(across(), rows.left * row_bytes);
   EXPECT_EQ(inside(), rows.out * row_bytes);
-  rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+  rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.handle());
   EXPECT_EQ(across(), rows.passed_on * sum_bytes);
   EXPECT_EQ(inside(), rows.back * row_bytes);
-  rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+  rank.dispatcher().combine_bwd(step, x.tensor(), rank.handle());
   EXPECT_EQ(across(), rows.left * row_bytes);
   EXPECT_EQ(inside(), rows.out * row_bytes);
   rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
-                                 rank.delivery());
+                                 rank.handle());
   EXPECT_EQ(across(), rows.passed_on * (sum_bytes + c.K * 4));
   EXPECT_EQ(inside(), rows.back * (row_bytes + L * 4));
 }

@@ -1,4 +1,4 @@
-#include "comm/transport/link_figures.h"
+#include "comm/transport/link_measurement.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@ namespace moebius {
 namespace {
 
 // A message of 60 KB over a link with round trips of 0.2 ms.
-TEST(LinkFigures, ARateIsTheLinksIfAMessageTookManyRoundTrips) {
+TEST(LinkMeasurement, ARateIsTheLinksIfAMessageTookManyRoundTrips) {
   constexpr double kTrip = 2e-4;
   EXPECT_FALSE(is_rate_of_link(kTrip, 45'000, 3 * kTrip, 60'000)) << "it took few: the link may be faster";
   EXPECT_TRUE(is_rate_of_link(kTrip, 45'000, 0.045, 60'000));

@@ -8,7 +8,7 @@ namespace moebius {
 
 // All but the peer, and whether there were always more bytes to send. Nothing is sent. Where the kernel does not know a
 // figure, it is 0.
-LinkFigures link_figures(const Socket& connection);
+LinkMeasurement measure_link(const Socket& connection);
 
 // num_bytes arrived while a rank waited `seconds` for the rest of messages, the longest of which has longest_message
 // bytes. Returns whether num_bytes / seconds is the rate of the link, and not that of short messages: kLongBytes
