@@ -206,7 +206,7 @@ TEST(Layout, RefusesWithTheEquationThatFails) {
   EXPECT_EQ(error_text({.tp = 3, .dp = 2, .pp = 5, .etp = 2, .edp = 3}), "no error");
 }
 
-TEST(Layout, TableSaysWhoIsWhereAndWhatEachGroupIsFor) {
+TEST(Layout, TableShowsRanksAndThePurposeOfEachGroup) {
   const std::string text = layout_table({.tp = 2, .dp = 2, .pp = 2, .ep = 4});
   EXPECT_THAT(text, HasSubstr("8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x pp 2\n"));
   EXPECT_THAT(text, HasSubstr("\n     7     1   0   1   1     0   3   0\n"));

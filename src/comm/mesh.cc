@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// The axis of all ranks that share the experts of a layer.
+// Returns the axis of all ranks that share the experts of a layer.
 Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
 
 // Hidden states go from stage to stage, and keys from rank to rank.
@@ -66,7 +66,7 @@ void Mesh::make_groups(Transport& transport, GpuLinks* links) {
   make_node(transport);
 }
 
-// The group carries memory of the CPU, so that it costs nothing where no dispatcher uses it.
+// The group carries host memory, so that it costs nothing if no dispatcher uses it.
 void Mesh::make_node(Transport& transport) {
   if (shape_.nodes_of_experts() == 1) return;
   std::vector<int> ranks(static_cast<size_t>(shape_.ranks_per_node));

@@ -21,10 +21,10 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
-  // The block of `size` consecutive cp ranks that this rank is in.
+  // Returns the block of `size` consecutive cp ranks that this rank is in.
   // REQUIRES: shape().cp_dynamic; size is a power of two from 2 to cp.
   Group& cp_block(int64_t size) const;
-  // The ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
+  // Returns the ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
   Group& node_of_experts() const { return *node_of_experts_; }
   // The shard_size() consecutive ranks of a group of kGradAxes that this rank is in; the group itself if that is all.
   Group& shard_group(Axis grad_axis) const;

@@ -43,7 +43,7 @@ struct LayerContext {
   // With parallel.fsdp the mesh over which the weights of layers are sharded; else one rank.
   MeshShape sharded_over = {};
 
-  // The rows of the residual stream: t of this rank, and T of all tp ranks.
+  // Returns the rows of the residual stream: t of this rank, and T of all tp ranks.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
   int64_t rows() const { return stream_rows() * mesh.shape().tp; }
   // Returns whether the rank has the whole weights only while a pass uses the layer.

@@ -17,7 +17,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = wh
 
 namespace {
 
-// The tokens of a micro-batch that the experts take at a time.
+// Returns the tokens of a micro-batch that the experts take at a time.
 int64_t tokens_of_experts(const ModelContext& c) {
   const MeshShape& mesh = c.mesh.shape();
   return expert_chunk(rows_between_projections(c.shape, mesh), c.lora, mesh.etp * mesh.ep);
@@ -25,6 +25,7 @@ int64_t tokens_of_experts(const ModelContext& c) {
 
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
   const DirectSizes sizes{.max_tokens = tokens_of_experts(c),
+                          .num_experts = c.model.num_experts,
                           .top_k = c.model.top_k,
                           .width = c.model.hidden_size,
                           .dtype = c.precision.compute,
@@ -79,7 +80,7 @@ Model::Model(const ModelContext& c)
   params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
-    // Two backward passes of a layer would leave dw to other layers in between.
+    // With two separate backward passes, other layers would overwrite the shared dw between them.
     MOEBIUS_ASSERT(c.optimizer.grad == GradFormat::f32 || !held.splits_backward);
     const size_t begin = params_.all().size();
     const LayerContext layers{.params = params_,

@@ -22,7 +22,7 @@ struct HeldStage {
   // (MemoryPlan::split_backward).
   bool splits_backward = false;
 };
-// The model as one stage.
+// Returns the model as one stage.
 std::vector<HeldStage> whole_model(const ModelSpec& model);
 
 // The stage of a pass, as its index among this rank's virtual stages, and the micro-batch's set of saved tensors.
@@ -79,7 +79,7 @@ class Model {
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
 
-  // The offload of activations; null without memory.offload, and in inference.
+  // Returns the offload of activations; null without memory.offload, and in inference.
   ActivationOffload* offload() const { return offload_.get(); }
   // Called before and after a list of passes with gradients, for the offload (memory/activation_offload.h).
   void begin_passes();
@@ -100,9 +100,9 @@ class Model {
   // Declares one cache for each layer on this rank, in the order of the stages. num_tokens: of all sequences.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t num_tokens) const;
 
-  // The catalog of the whole model, including the stages and shards of other ranks.
+  // Returns the catalog of the whole model, including the stages and shards of other ranks.
   ModelCatalog whole_catalog() const { return catalog(lora_); }
-  // The same without adapters, as a folder of weights holds the model.
+  // Returns the same without adapters, as a folder of weights holds the model.
   ModelCatalog base_catalog() const { return catalog({}); }
 
   ParamTable& params() { return params_; }

@@ -30,7 +30,7 @@ Tensor Param::master() const {
 }
 
 namespace {
-// Weights of few bits and their scales are only read.
+// Weights of few bits and their scales are loaded, never initialised randomly.
 bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
 
 Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
@@ -248,7 +248,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
                        .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
                        .std = drawn ? p.spec.init_std : 0.0f,
                        .uniform = uniform};
-  // The weights of other owners are rounded from f32 as theirs are.
+  // The weights of other owners are rounded from f32 in the same way as on their owners.
   const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
     if (p.is_quantised()) {  // from the masters, in Engine::gather_weights()

@@ -31,7 +31,8 @@ MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, doubl
   return report;
 }
 
-// A stage of the pipeline knows its own layers; the others add zeros to them.
+// Gathers the reports of all layers. A pipeline stage has the values of its own layers, to which the other
+// stages add zeros.
 void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
   Group& stages = engine.mesh().group(Axis::pp);
   if (stages.size() == 1) return;

@@ -35,7 +35,7 @@ struct StepReport {
   std::optional<int64_t> offload_bytes;  // with memory.offload: activations that this rank copied to the host
   // With a budget of rows of experts (memory.expert_rows), of the ranks.
   struct ExpertRowsReport {
-    int64_t spilled_rows = 0;     // rows that were computed anew in backward, of all ranks
+    int64_t spilled_rows = 0;     // rows that were recomputed in backward, of all ranks
     double spill_time_s = 0;      // that this took the rank which it took longest
     double peak_over_budget = 0;  // of the fullest rank: the most rows that were to be kept at a time, over the budget
   };

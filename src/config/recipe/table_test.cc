@@ -16,7 +16,7 @@ namespace {
 // Returns whether it is a key of Hugging Face's config.json.
 bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf_key(key.substr(6)); }
 
-// Adding a key is a visible act.
+// The test lists all keys, so that no key is added by accident.
 TEST(RecipeKeys, AreTheseAndNoOthers) {
   const std::string keys =
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "

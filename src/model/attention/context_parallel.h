@@ -5,7 +5,7 @@
 //   allgather  Every rank gathers all keys and values, and attends with its two pieces of queries
 //              (Llama 3, arXiv 2407.21783, section 3.3.2). In the backward their gradients are
 //              summed on the ranks that own them.
-//   ring       Keys and values go round the ranks, and results over each block are merged by their
+//   ring       Keys and values are sent around the ring of ranks, and results over each block are merged by their
 //              log-sums (Ring Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431). In the
 //              backward the gradients travel along with them.
 //   alltoall   Ranks exchange rows for heads, and each attends with all rows of its heads

@@ -160,7 +160,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
-  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
+  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
   r.doc_start_T = step.batch.attention_starts(T);
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);

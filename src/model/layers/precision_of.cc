@@ -75,7 +75,7 @@ ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
 
 namespace {
 
-// The operand of weights that are held quantised.
+// Returns the operand of weights that are held quantised.
 Operand operand_of(const Param& param) { return {param.w, param.scales, ScaleLayout::square_blocks}; }
 
 }  // namespace

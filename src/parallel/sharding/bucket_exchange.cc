@@ -110,7 +110,7 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
   gradients_[slot].wait();
   const Tensor all = bucket.gradients();
   Tensor arrived = arrived_[slot].rows(0, bucket.numel);
-  arrived.dtype = all.dtype;  // in half of the memory where it is bf16
+  arrived.dtype = all.dtype;  // with bf16 it fills only half of the memory
   gradients_[slot] = bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived);
 }
 
@@ -138,7 +138,8 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   }
 }
 
-// --- quantised weights ------------------------------------------------------------------------------------------------
+// --- quantised weights
+// ------------------------------------------------------------------------------------------------
 
 namespace {
 

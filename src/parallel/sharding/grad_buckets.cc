@@ -69,7 +69,8 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
   }
 }
 
-// Frozen weights of layers that other ranks hold too. Those of no layer stay whole, as trained ones do.
+// Shards the frozen weights of layers that other ranks have too. Weights outside of layers stay whole,
+// like trained ones.
 void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
   std::map<std::tuple<Axis, DType, int>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {

@@ -9,8 +9,8 @@
 // With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. What is sharded
 // has no place in the plan: the bucket declares this rank's share of it.
 //
-// Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and no
-// update: the owner of a share keeps it and sends it.
+// Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and
+// no update: the owner of a share keeps it and sends it.
 #pragma once
 
 #include <vector>
@@ -61,9 +61,9 @@ class GradBuckets {
   GradBuckets(const GradBuckets&) = delete;  // parameters refer to shares
 
   const std::vector<GradBucket>& all() const { return buckets_; }  // of trained parameters
-  // Those that shard their weights, of trained and of frozen parameters.
+  // Returns those that shard their weights, of trained and of frozen parameters.
   std::vector<const GradBucket*> with_sharded_weights() const;
-  // The index of the bucket that holds a parameter, by its index in the table; -1: none.
+  // Returns the index of the bucket that holds a parameter, by its index in the table; -1: none.
   int bucket_of(size_t param) const { return bucket_of_[param]; }
 
  private:

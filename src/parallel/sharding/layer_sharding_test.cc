@@ -79,7 +79,7 @@ TEST(LayerWeights, MayBeFrozen) {
   }
 }
 
-TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
+TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
   for (const bool overlap : {true, false}) {
     on_ranks([&](Transport& world) {
       ShardedRank rank(world, {.overlap = overlap, .shards_weights = true});
@@ -100,7 +100,7 @@ TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
           }
           EXPECT_EQ(p.shards_weights(), p.layer >= 0);
         }
-        // The last room of the backward pass is layer 0's, and with two rooms the other is still that of layer 1.
+        // The last buffer of the backward pass is layer 0's, and with two buffers the other is still that of layer 1.
         EXPECT_NE(params.all()[1].w.data, nullptr);
         EXPECT_EQ(params.all()[3].w.data != nullptr, overlap);
         EXPECT_EQ(params.all()[5].w.data, nullptr);
@@ -109,7 +109,7 @@ TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
   }
 }
 
-TEST(LayerWeights, TravelOnceForEachLayerThatIsNotInItsRoom) {
+TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
   on_ranks([](Transport& world) {
     ShardedRank rank(world, {.overlap = true, .shards_weights = true}, /*num_layers=*/4);
     rank.sharding->wait_for_weights(rank.s);
@@ -210,7 +210,7 @@ TEST(LayerWeights, StartOneLayerEarly) {
     const int64_t before = rank.sent();
     rank.params.gather(rank.s, rank.span(1));
     EXPECT_GT(rank.sent(), before);
-    EXPECT_EQ(ShardedRank::different(rank.params.all()[1], 0), 0) << "layer 0 is in use, in the other room";
+    EXPECT_EQ(ShardedRank::different(rank.params.all()[1], 0), 0) << "layer 0 is in use, in the other buffer";
     rank.params.release(rank.s, rank.span(0));
     const int64_t gathered = rank.sent();
     rank.params.ready(rank.s, rank.span(1));
@@ -220,8 +220,8 @@ TEST(LayerWeights, StartOneLayerEarly) {
   });
 }
 
-TEST(LayerWeights, RefuseARoomThatIsInUse) {
-  expect_error(ErrorKind::internal, "weights of a layer leave their room after its release", [] {
+TEST(LayerWeights, RefuseABufferThatIsInUse) {
+  expect_error(ErrorKind::internal, "weights of a layer leave their buffer after its release", [] {
     on_ranks([](Transport& world) {
       ShardedRank rank(world, {.overlap = true, .shards_weights = true});
       rank.params.ready(rank.s, rank.span(0));

@@ -32,7 +32,7 @@ void LayerWeights::ready(Stream& s, const ParamSpan& span) {
 
 void LayerWeights::release(const ParamSpan& span) {
   for_layers(params_, span, [&](int layer) {
-    if (!memory_.of(layer).empty()) --room_of(layer).uses;
+    if (!memory_.of(layer).empty()) --buffer_of(layer).uses;
   });
 }
 
@@ -73,11 +73,11 @@ void LayerWeights::keep_shards(Stream& s, int layer) {
 }
 
 void LayerWeights::bring(Stream& s, int layer) {
-  Room& room = room_of(layer);
-  if (memory_.of(layer).empty() || room.layer == layer) return;
-  leave(room);
-  room.layer = layer;
-  for (const LayerRooms::Held& held : memory_.of(layer)) {
+  Buffer& buffer = buffer_of(layer);
+  if (memory_.of(layer).empty() || buffer.layer == layer) return;
+  leave(buffer);
+  buffer.layer = layer;
+  for (const LayerBuffers::Held& held : memory_.of(layer)) {
     const GradBucket& bucket = *held.bucket;
     const Tensor whole = memory_.whole(layer, held);
     bucket.for_params(whole, [&](size_t i, void* at) { params_.set_weights(i, at, whole.device); });
@@ -91,19 +91,20 @@ void LayerWeights::bring(Stream& s, int layer) {
   }
 }
 
-// Weights that have left have no memory, so that nobody reads those of another layer.
-void LayerWeights::leave(Room& room) {
-  MOEBIUS_ASSERT(room.uses == 0 && "weights of a layer leave their room after its release");
-  wait(room);
-  if (room.layer < 0) return;
-  for (const LayerRooms::Held& held : memory_.of(room.layer))
+// After a layer's weights have left the buffer, their tensors have no memory, so that nothing reads those of another
+// layer by mistake.
+void LayerWeights::leave(Buffer& buffer) {
+  MOEBIUS_ASSERT(buffer.uses == 0 && "weights of a layer leave their buffer after its release");
+  wait(buffer);
+  if (buffer.layer < 0) return;
+  for (const LayerBuffers::Held& held : memory_.of(buffer.layer))
     for (const size_t i : held.bucket->indices) params_.set_weights(i, nullptr, DeviceKind::null);
-  room.layer = -1;
+  buffer.layer = -1;
 }
 
-void LayerWeights::wait(Room& room) {
-  for (Pending& each : room.arriving) each.wait();
-  room.arriving.clear();
+void LayerWeights::wait(Buffer& buffer) {
+  for (Pending& each : buffer.arriving) each.wait();
+  buffer.arriving.clear();
 }
 
 }  // namespace moebius

@@ -13,19 +13,20 @@
 
 #include <vector>
 
-#include "parallel/sharding/layer_rooms.h"
+#include "parallel/sharding/layer_buffers.h"
 
 namespace moebius {
 
 class LayerWeights {
  public:
-  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one room of Life::comm, with overlap two.
+  // buckets: GradBuckets::with_sharded_weights(); they outlive this. Declares one buffer of Life::comm,
+  // with overlap two.
   LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan, bool overlap);
   LayerWeights(const LayerWeights&) = delete;
 
   // These act on the layers of a span, as ParamResidency says.
   void gather(Stream& s, const ParamSpan& span);
-  // Error{internal} where another layer in the same room is in use.
+  // Throws Error{internal} where another layer in the same buffer is in use.
   void ready(Stream& s, const ParamSpan& span);
   void release(const ParamSpan& span);
   // The owners have changed their shares: what is in the rooms, and the shards, are old.
@@ -36,12 +37,12 @@ class LayerWeights {
   void end_closed(Stream& s);
 
  private:
-  struct Room {
-    int layer = -1;  // whose weights are there, or arrive; -1: nobody's
+  struct Buffer {
+    int layer = -1;  // whose weights are there, or arrive; -1: none
     int uses = 0;
     std::vector<Pending> arriving;
   };
-  Room& room_of(int layer) { return rooms_[memory_.room_of(layer)]; }
+  Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
   void bring(Stream& s, int layer);
   void leave(Room& room);
   void leave_rooms();

@@ -36,8 +36,8 @@ int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
 namespace cpu {
 namespace {
 
-// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new
-// maximum, and the old output scaled to it.
+// Adds a row of scores to the running softmax. Probabilities (0 outside `seen`) are relative to the new maximum, and
+// the old output is rescaled to it.
 template <class T>
 void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
                  float* out, int64_t width) {
@@ -45,7 +45,7 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   std::fill(probabilities + seen.end, probabilities + num_keys, T{});
   if (seen.size() == 0) return;
   const float new_max = std::max(max, scale * max_of(scores + seen.begin, seen.size()));
-  // Two loops: GCC makes better code of the exponentials when narrow stores are not among them.
+  // There are two loops, because GCC vectorises the exponentials better without narrow stores among them.
   float tile_sum = 0;
 #pragma omp simd reduction(+ : tile_sum)
   for (int64_t j = seen.begin; j < seen.end; ++j) {
@@ -54,7 +54,7 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   }
 #pragma omp simd
   for (int64_t j = seen.begin; j < seen.end; ++j) probabilities[j] = from_f32<T>(scores[j]);
-  const float correction = exp_f32(max - new_max);  // 1e-38 at the first tile, times 0
+  const float correction = exp_f32(max - new_max);  // 1e-38 for the first tile, which multiplies 0
   max = new_max;
   sum = sum * correction + tile_sum;
 #pragma omp simd
