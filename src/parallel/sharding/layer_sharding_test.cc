@@ -163,7 +163,7 @@ TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
   }
 }
 
-// A CUDA graph gathers what it reads, whatever was in the rooms when it was captured.
+// A CUDA graph gathers what it reads, whatever was in the buffers when it was captured.
 TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
   for (const int64_t shard : {0, 2}) {
     run_threads(4, {.timeout_s = 30}, [&](Transport& world) {

@@ -8,7 +8,7 @@ namespace moebius {
 
 LayerWeights::LayerWeights(ParamTable& params, const std::vector<const GradBucket*>& buckets, MemoryPlan& plan,
                            bool overlap)
-    : params_(params), overlap_(overlap), memory_(overlap ? 2 : 1), rooms_(memory_.num_rooms()) {
+    : params_(params), overlap_(overlap), memory_(overlap ? 2 : 1), buffers_(memory_.num_buffers()) {
   for (const GradBucket* bucket : buckets) {
     memory_.add(*bucket, bucket->weight_share.dtype);
     has_shards_.resize(std::max(has_shards_.size(), static_cast<size_t>(bucket->layer) + 1));
@@ -23,10 +23,10 @@ void LayerWeights::gather(Stream& s, const ParamSpan& span) {
 void LayerWeights::ready(Stream& s, const ParamSpan& span) {
   for_layers(params_, span, [&](int layer) {
     bring(s, layer);
-    wait(room_of(layer));
+    wait(buffer_of(layer));
     if (memory_.of(layer).empty()) return;
     keep_shards(s, layer);
-    ++room_of(layer).uses;
+    ++buffer_of(layer).uses;
   });
 }
 
@@ -52,7 +52,7 @@ void LayerWeights::end_closed(Stream& s) {
 }
 
 void LayerWeights::leave_rooms() {
-  for (Room& room : rooms_) leave(room);
+  for (Buffer& buffer : buffers_) leave(buffer);
 }
 
 // A replay of the work leaves the same on the host.
@@ -61,10 +61,10 @@ void LayerWeights::set_shards(Stream& s, bool are_new) {
   if (s.capture()) s.capture()->after_replay([this, are_new] { has_shards_.assign(has_shards_.size(), are_new); });
 }
 
-// The weights of the layer are in its room, and were gathered from their owners if the shards are old.
+// The weights of the layer are in its buffer, and were gathered from their owners if the shards are old.
 void LayerWeights::keep_shards(Stream& s, int layer) {
   if (has_shards_[static_cast<size_t>(layer)]) return;
-  for (const LayerRooms::Held& held : memory_.of(layer)) {
+  for (const LayerBuffers::Held& held : memory_.of(layer)) {
     const Tensor& shard = held.bucket->weight_shard;
     const int64_t first = held.bucket->shard_group->rank() * shard.numel();
     if (!shard.empty()) copy(s, shard, memory_.whole(layer, held).rows(first, first + shard.numel()));
@@ -85,7 +85,7 @@ void LayerWeights::bring(Stream& s, int layer) {
     Group& group = from_shards ? *bucket.shard_group : *bucket.group;
     const Tensor& mine = from_shards ? bucket.weight_shard : bucket.weight_share;
     if (overlap_)
-      room.arriving.push_back(group.start_all_gather(s, whole, mine));
+      buffer.arriving.push_back(group.start_all_gather(s, whole, mine));
     else
       group.all_gather(s, whole, mine);
   }

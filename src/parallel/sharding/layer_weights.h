@@ -1,9 +1,9 @@
 // The weights of layers, of which each rank keeps 1/n (ZeRO-3, arXiv 1910.02054; FSDP, arXiv 2304.11277). n is the
 // number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts. They may be frozen.
 //
-// A pass gathers the weights of a layer into a room (layer_rooms.h) when it comes to the layer. With overlap that
-// starts one layer early, in both directions, while the layer before computes in the other room. A layer that is still
-// in its room is not gathered again: the last two at the turn of forward and backward, and the first two in the next
+// A pass gathers the weights of a layer into a buffer (layer_buffers.h) when it comes to the layer. With overlap that
+// starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is still
+// in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in the next
 // forward. Weights travel as their owners hold them, so no bit depends on this.
 //
 // With parallel.fsdp_shard the first gather of a layer after an update is over all n ranks. It leaves a shard of the
@@ -29,9 +29,9 @@ class LayerWeights {
   // Throws Error{internal} where another layer in the same buffer is in use.
   void ready(Stream& s, const ParamSpan& span);
   void release(const ParamSpan& span);
-  // The owners have changed their shares: what is in the rooms, and the shards, are old.
+  // The owners have changed their shares: what is in the buffers, and the shards, are old.
   void changed(Stream& s);
-  // Passes that a CUDA graph may capture begin and end with empty rooms, so that each replay gathers what it reads. The
+  // Passes that a CUDA graph may capture begin and end with empty buffers, so that each replay gathers what it reads. The
   // first ones of a step gather from the owners, and all others from shards.
   void begin_closed(Stream& s, bool first_of_step);
   void end_closed(Stream& s);
@@ -44,16 +44,16 @@ class LayerWeights {
   };
   Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
   void bring(Stream& s, int layer);
-  void leave(Room& room);
+  void leave(Buffer& buffer);
   void leave_rooms();
   void set_shards(Stream& s, bool are_new);
-  static void wait(Room& room);
+  static void wait(Buffer& buffer);
   void keep_shards(Stream& s, int layer);
 
   ParamTable& params_;
   bool overlap_;
-  LayerRooms memory_;
-  std::vector<Room> rooms_;
+  LayerBuffers memory_;
+  std::vector<Buffer> buffers_;
   std::vector<bool> has_shards_;  // [layer]: weight_shard of its buckets has the weights of the last update
 };
 
