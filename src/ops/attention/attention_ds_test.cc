@@ -117,7 +117,7 @@ bool has_nan(const std::vector<uint16_t>& words) {
 
 double value_of(uint16_t word) { return std::bit_cast<float>(uint32_t{word} << 16); }
 
-// The distance of a bf16 number from the next larger one.
+// Returns the distance of a bf16 number from the next larger one.
 double spacing(uint16_t word) {
   const auto magnitude = static_cast<uint16_t>(word & 0x7fff);
   return value_of(static_cast<uint16_t>(magnitude + 1)) - value_of(magnitude);
@@ -138,7 +138,7 @@ double difference_of_sums(const std::vector<uint16_t>& x, const std::vector<uint
 // 2^-23 of it. With sums on the way of at most twice the largest result, an order is off by (rows / 16) 2^-23 2.
 double tolerance_of_sums(int64_t rows) { return 2 * static_cast<double>(rows) / 16 * 0x1p-23 * 2; }
 
-TEST(AttentionBwdOnGpu, KeptDsAndScoresComputedAgainGiveTheSameBits) {
+TEST(AttentionBwdOnGpu, KeptDsAndRecomputedScoresGiveTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
   Stream s(*testing::accelerator(), pool);

@@ -23,7 +23,7 @@ struct DsSizes {
   int64_t window = 0;  // 0: none
   bool has_documents = false;
   int64_t num_tiles() const { return (rows + kDsEdge - 1) / kDsEdge; }
-  // Key tiles that a query tile sees, at most.
+  // Returns the maximum number of key tiles that a query tile attends to.
   int64_t band() const {
     const int64_t seen = window > 0 ? (window - 1 + kDsEdge - 1) / kDsEdge + 1 : num_tiles();
     return std::min(seen, num_tiles());
