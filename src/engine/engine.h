@@ -31,6 +31,7 @@
 #include "model/model.h"
 #include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/qk_clipping.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
 
@@ -87,6 +88,8 @@ class Engine {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const Tensor& grad_norm() const { return grad_norm_->norm(); }  // f32 [1] of the last step, before clipping
+  // Draws all weights from the seed, and quantises those that are stored in 8 bits. All ranks call it together.
+  void init_weights(Stream& s, uint64_t seed);
   // Sends the weights of their owners to all ranks. Call it after masters were loaded, and after ParamTable::sync();
   // all ranks call it together.
   void gather_weights(Stream& s);
@@ -189,6 +192,7 @@ class Engine {
   std::unique_ptr<Sharding> sharding_;
   std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<QkClipping> qk_clipping_;  // null without optimizer.qk_clip
   std::vector<KvCache> caches_;
 };
 

@@ -1,5 +1,5 @@
-// The style sheet of the page. Colours of lines keep apart for readers who are colour-blind: they differ in
-// lightness too. Colours of heat maps rise in lightness contrast with the background.
+// The style sheet of the page. The colours of lines differ in lightness too, so that colour-blind readers can
+// distinguish them. The colours of heat maps have more contrast with the background for larger values.
 #pragma once
 
 namespace moebius {

@@ -63,9 +63,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_fwd_kernel(NormRowsF
   }
 }
 
-// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The
-// next row is on its way while one is summed. kKept: rstd is given and dx is added to; else both
-// are made here.
+// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is loaded
+// while one is summed. kKept: rstd is given and dx is added to; else both are computed here.
 template <class T, int kNum, int kVectors, bool kKept>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_bwd_kernel(NormRowsBwd<T> a) {
   __shared__ float shared[2][32], shared_squares[2][32];
@@ -127,7 +126,7 @@ void check_width(const char* who, int64_t width) {
                 kMaxGpuNormWidth, width);
 }
 
-// 32 elements a thread keep enough loads in flight at the occupancy that their registers leave.
+// 32 elements per thread keep enough loads in flight at the occupancy that their registers allow.
 template <class T, int kNum>
 void fwd(cudaStream_t stream, const NormRowsFwd<T>& a) {
   const int threads = whole_warps(div_ceil(a.width, 32));
