@@ -4,12 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <regex>
 #include <string>
-
-#include "core/error.h"
 
 namespace moebius {
 namespace {

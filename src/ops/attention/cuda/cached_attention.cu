@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
       ahead[u].fetch_from(valid && j < pos ? cached(cache, j) : newest, in_row ? c : 0, a.width, valid);
     }
   };
-  // Visits the piece's rows, of which the first are in `ahead`: body(index in the piece, whether it is a key, its
-  // elements).
+  // Visits the piece's rows, of which the first are in `ahead`. The body gets the index in the piece, whether it is a
+  // key, and its elements.
   const auto for_rows = [&](Ahead& ahead, T* cache, const T* newest, auto&& body) {
     for (int i0 = 0; i0 < end - first; i0 += kRows * kAhead) {
       if (i0 > 0) fetch_rows(ahead, cache, newest, i0);
