@@ -86,8 +86,8 @@ __device__ __forceinline__ ExpertRows expert_rows(const Params& p) {
   return by_row && rows.begin != row ? ExpertRows{0, 0, 0} : rows;
 }
 
-// The blocks that a multiprocessor holds together.
-constexpr int blocks_together(int tiles, int warps) { return (tiles == 1 ? 32 : tiles == 2 ? 24 : 16) / warps; }
+// The blocks that a multiprocessor holds together. With fewer registers the compiler loads one word after the other.
+constexpr int blocks_together(int tiles, int warps) { return (tiles == 2 ? 24 : 16) / warps; }
 
 // kTiles: groups of 8 rows that read the weights together. Y: of the result. kGated: the block's 16
 // rows are 8 gate rows and the 8 up rows of the same f.
@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   constexpr int kThreads = kWarps * 32, kRows = kTiles * 8;
   constexpr int kAhead = kTiles * kWarps > 32 ? 2 : 4;  // steps whose loads are on their way at once
   constexpr int kStride = kWarps * kStepK, kRound = kAhead * kStride;
+  constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
   __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
   __shared__ float sums[kRows][kMatrixRows];
   let_next_start();
@@ -106,12 +107,13 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   const int64_t row_bytes = int64_t{p.K} * 2;
   MatrixRows w{.low = nullptr, .high = nullptr, .has_low = low < (kGated ? F : p.N), .has_high = high < p.N};
   // Puts the weights on their way: a round of them to registers, the others to the L2 cache.
-  Steps<kAhead> a;
+  Steps<kAhead> next;
   const auto open = [&](int32_t expert) {
     const char* matrix = p.w + int64_t{expert} * p.N * row_bytes;
     w.low = matrix + (w.has_low ? low : 0) * row_bytes;
     w.high = matrix + (w.has_high ? high : 0) * row_bytes;
-    a.fetch_from(w, own_k, kStride, p.K);
+    next.fetch_from(w, own_k, kStride, p.K);
+    if (kIsDouble && p.offsets) return;
     for (int32_t j = warp; j < kMatrixRows; j += kWarps) {
       const int32_t row = kGated && j >= 8 ? F + first + j - 8 : first + j;
       if (row >= (kGated && j < 8 ? F : p.N)) continue;
@@ -136,7 +138,9 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
     }
     float acc[kTiles][4] = {};
     for (int32_t k0 = warp * kStepK; k0 < p.K; k0 += kRound) {
-      if (r0 != rows.begin || k0 >= kRound) a.fetch_from(w, k0 + quad * 8, kStride, p.K);
+      const bool is_here = kIsDouble ? k0 >= kRound || r0 == rows.begin : k0 < kRound && r0 == rows.begin;
+      if (!is_here) next.fetch_from(w, k0 + quad * 8, kStride, p.K);
+      const Steps<kAhead> a = next;
       uint4 b[kAhead][kTiles];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
@@ -146,6 +150,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
         for (int i = 0; i < kTiles; ++i)
           b[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + at), k < p.K && has_row[i]);
       }
+      if constexpr (kIsDouble) next.fetch_from(w, k0 + quad * 8 + kRound, kStride, p.K);
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const uint32_t first_a[4] = {a.low[u].x, a.high[u].x, a.low[u].y, a.high[u].y},
