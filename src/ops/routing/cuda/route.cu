@@ -199,14 +199,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
 }
 
 // All of a route of at most kTokensPerBlock tokens. index_at: where the index is in shared memory, in bytes.
-template <int N, int M>
+template <int N>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     route_kernel(Choose a, Index index, int64_t* load_E, int index_at) {
   static_assert(kWarps * kWarpSize == kIndexThreads);
   extern __shared__ int32_t shared[];
   let_next_start();
   wait_for_inputs();
-  choose_block<N, M>(a, shared);
+  choose_block<N, 1>(a, shared);
   if (load_E != nullptr) {
     for (int i = threadIdx.x; i < a.num_experts; i += kIndexThreads) load_E[i] += shared[i];
   }
@@ -249,18 +249,27 @@ void choose(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   });
 }
 
-// The whole route. REQUIRES: at least one token, at most kTokensPerBlock, no Sinkhorn and no bound by weights.
+// Returns whether one block computes the whole route. Wider ones are rare, and their kernels would be large.
+bool takes_block(const RouteFwd& a, bool by_weight) {
+  const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
+  return 0 < T && T <= kTokensPerBlock && E <= 8 * kWarpSize && K <= kWarpSize && !by_weight &&
+         a.rule.choice != RouteChoice::sinkhorn;
+}
+
+// REQUIRES: takes_block.
 void route_block(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   const int64_t E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
   const int64_t index_at = div_ceil(choose_shared_bytes(E, K), 8) * 8;
   const size_t shared_bytes = static_cast<size_t>(index_at) + block_index_bytes(E);
   Index index = index_of(a, scratch, /*dropped_before=*/false);
   index.start_BE = nullptr;
-  with_row_registers(E, K, [&]<int N, int M>() {
-    allow_shared(route_kernel<N, M>, shared_bytes);
-    launch_kernel(s, true, {.blocks = 1, .threads = kIndexThreads, .shared_bytes = shared_bytes}, route_kernel<N, M>,
-                  arguments(a, scratch), index, a.load_E.empty() ? nullptr : a.load_E.ptr<int64_t>(),
-                  static_cast<int>(index_at));
+  with_row_registers(E, [&]<int N>() {
+    if constexpr (N <= 8) {
+      allow_shared(route_kernel<N>, shared_bytes);
+      launch_kernel(s, true, {.blocks = 1, .threads = kIndexThreads, .shared_bytes = shared_bytes}, route_kernel<N>,
+                    arguments(a, scratch), index, a.load_E.empty() ? nullptr : a.load_E.ptr<int64_t>(),
+                    static_cast<int>(index_at));
+    }
   });
 }
 
@@ -271,7 +280,7 @@ void route_fwd(Stream& s, const RouteFwd& a) {
   const RouteScratch scratch(a.scratch.data, T, E, K, a.rule);
   const bool by_weight = a.rule.capacity > 0 && a.rule.drop == RouteDrop::probs && T > 0;
   const bool is_sinkhorn = a.rule.choice == RouteChoice::sinkhorn;
-  if (0 < T && T <= kTokensPerBlock && !by_weight && !is_sinkhorn) return route_block(s, a, scratch);
+  if (takes_block(a, by_weight)) return route_block(s, a, scratch);
   if (is_sinkhorn && T > 0) sinkhorn(s, a, scratch);
   choose(s, a, scratch);
   scan_blocks(s, a, scratch, true);
