@@ -1,4 +1,4 @@
-// What an engine does to generate text (engine.h).
+// The methods of an engine that generate text (engine.h).
 #include <algorithm>
 
 #include "engine/engine.h"

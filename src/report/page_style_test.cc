@@ -73,7 +73,7 @@ TEST_P(PageStyle, GraphicsHaveAContrastOfThree) {
   for (const char* name : {"c0", "c1", "c2"}) expect_contrast(name, "bg", 3);
 }
 
-// So values can be told apart without their hues.
+// So a reader can distinguish values without their hues.
 TEST_P(PageStyle, HeatMapsChangeInLuminanceFromStepToStep) {
   const auto of = [&](const std::string& name) { return luminance(colour(name)); };
   for (int i = 1; i < 10; ++i) {

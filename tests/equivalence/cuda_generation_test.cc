@@ -104,8 +104,8 @@ TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
   EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1), texts_with(DeviceKind::cpu, DType::f32, true, 1));
 }
 
-// The ids that the GPU draws while the host is a pass behind are those that the host draws from the logits of each
-// token, and so is where a text ends: at its length, at an end id, and where the caller says.
+// The GPU draws ids while the host reads those of the pass before. They are the ids that the host draws from the logits
+// of each token. A text ends at its length, at an end id, and where the caller says.
 TEST(OnGpuGeneration, TokensThatTheGpuDrawsAreThoseOfTheHost) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;

@@ -15,7 +15,7 @@
 
 namespace moebius {
 
-// As plain data: it is copied whole to the device, so a replay of a CUDA graph reads new values.
+// The struct is plain data: it is copied whole to the device, so a replay of a CUDA graph reads new values.
 struct DrawRule {
   double temperature = 1.0;
   int64_t num_ids = 0;                         // the ids [0, num_ids) are drawn from

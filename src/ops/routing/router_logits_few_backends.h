@@ -1,4 +1,4 @@
-// What CUDA implements for router_logits_few; the CPU computes few rows as any others. The arguments have been checked,
+// This is what CUDA implements for router_logits_few; the CPU computes few rows as any others. Arguments were checked,
 // and there is work to do.
 #pragma once
 

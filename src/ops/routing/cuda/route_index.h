@@ -60,7 +60,7 @@ struct Index {
   bool dropped_before;
   int num_tokens, num_experts, top_k;
 };
-// Of a whole route, whose pairs over capacity are dropped here unless dropped_before.
+// Returns the index of a whole route, whose pairs over capacity are dropped with it unless dropped_before.
 Index index_of(const RouteFwd& a, const RouteScratch& scratch, bool dropped_before);
 
 __device__ inline void store_counts(const Index& a, const int32_t* offset_E1) {
