@@ -1,9 +1,7 @@
 // route_fwd: each warp chooses for one token after the other; then the pairs are counted,
 // dropped over capacity, and indexed. Counts never leave the device: three launches without a
-// bound by weights, and one for the tokens of one block.
+// bound by weights.
 #include "device/cuda/cuda.h"
-#include "ops/cuda/early_launch.h"
-#include "ops/routing/cuda/route_index.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
 #include "ops/routing/routing_backends.h"
@@ -163,10 +161,11 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
   }
 }
 
-// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and leaves at the start of
-// shared how often each expert was chosen in the block. It ends with a barrier.
+// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and
+// how often each expert was chosen in the block.
 template <int N, int M>
-__device__ __forceinline__ void choose_block(const Choose& a, int32_t* shared) {
+__global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
+  extern __shared__ int32_t shared[];
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   int32_t* count_E = shared;
   int32_t* own = shared + a.num_experts + warp * (a.num_experts + a.top_k);
@@ -188,88 +187,33 @@ __device__ __forceinline__ void choose_block(const Choose& a, int32_t* shared) {
     __syncwarp();
   }
   __syncthreads();
-}
-
-template <int N, int M>
-__global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
-  extern __shared__ int32_t shared[];
-  choose_block<N, M>(a, shared);
   for (int i = threadIdx.x; i < a.num_experts; i += blockDim.x)
-    a.start_BE[static_cast<int64_t>(blockIdx.x) * a.num_experts + i] = shared[i];
-}
-
-// All of a route of at most kTokensPerBlock tokens. index_at: where the index is in shared memory, in bytes.
-template <int N>
-__global__ void __launch_bounds__(kWarps* kWarpSize)
-    route_kernel(Choose a, Index index, int64_t* load_E, int index_at) {
-  static_assert(kWarps * kWarpSize == kIndexThreads);
-  extern __shared__ int32_t shared[];
-  let_next_start();
-  wait_for_inputs();
-  choose_block<N, 1>(a, shared);
-  if (load_E != nullptr) {
-    for (int i = threadIdx.x; i < a.num_experts; i += kIndexThreads) load_E[i] += shared[i];
-  }
-  index.total_E = shared;
-  index_block(index, block_index(reinterpret_cast<char*>(shared) + index_at, a.num_experts));
-}
-
-Choose arguments(const RouteFwd& a, const RouteScratch& scratch) {
-  const int64_t K = a.route.topk_TK.dim(1);
-  return {.topk_TK = a.route.topk_TK.ptr<int32_t>(),
-          .weight_TK = a.route.weight_TK.ptr<float>(),
-          .start_BE = scratch.start_BE,
-          .logits_TE = a.logits_TE.ptr<float>(),
-          .bias_E = a.bias_E.empty() ? nullptr : a.bias_E.ptr<float>(),
-          .cost_TE = scratch.cost_TE,
-          .column_scale_E = scratch.column_scale_E,
-          .rule = a.rule,
-          .score = weight_score(a.rule, K),
-          .num_tokens = static_cast<int>(a.logits_TE.dim(0)),
-          .num_experts = static_cast<int>(a.logits_TE.dim(1)),
-          .top_k = static_cast<int>(K)};
-}
-
-template <class Kernel>
-void allow_shared(Kernel kernel, size_t num_bytes) {
-  if (num_bytes > 48 * 1024)
-    MOEBIUS_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(num_bytes)));
+    a.start_BE[static_cast<int64_t>(blockIdx.x) * a.num_experts + i] = count_E[i];
 }
 
 void choose(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
   if (T == 0) return;
+  const Choose args{.topk_TK = a.route.topk_TK.ptr<int32_t>(),
+                    .weight_TK = a.route.weight_TK.ptr<float>(),
+                    .start_BE = scratch.start_BE,
+                    .logits_TE = a.logits_TE.ptr<float>(),
+                    .bias_E = a.bias_E.empty() ? nullptr : a.bias_E.ptr<float>(),
+                    .cost_TE = scratch.cost_TE,
+                    .column_scale_E = scratch.column_scale_E,
+                    .rule = a.rule,
+                    .score = weight_score(a.rule, K),
+                    .num_tokens = static_cast<int>(T),
+                    .num_experts = static_cast<int>(E),
+                    .top_k = static_cast<int>(K)};
   const auto blocks = static_cast<unsigned>(div_ceil(T, kTokensPerBlock));
   const auto shared_bytes = static_cast<size_t>(choose_shared_bytes(E, K));
   with_row_registers(E, K, [&]<int N, int M>() {
-    allow_shared(choose_kernel<N, M>, shared_bytes);
-    choose_kernel<N, M><<<blocks, kWarps * kWarpSize, shared_bytes, cuda_stream(s)>>>(arguments(a, scratch));
+    if (shared_bytes > 48 * 1024)
+      MOEBIUS_CUDA(cudaFuncSetAttribute(choose_kernel<N, M>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_bytes)));
+    choose_kernel<N, M><<<blocks, kWarps * kWarpSize, shared_bytes, cuda_stream(s)>>>(args);
     check_launch("route_fwd");
-  });
-}
-
-// Returns whether one block computes the whole route. Wider ones are rare, and their kernels would be large.
-bool takes_block(const RouteFwd& a, bool by_weight) {
-  const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
-  return 0 < T && T <= kTokensPerBlock && E <= 8 * kWarpSize && K <= kWarpSize && !by_weight &&
-         a.rule.choice != RouteChoice::sinkhorn;
-}
-
-// REQUIRES: takes_block.
-void route_block(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
-  const int64_t E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
-  const int64_t index_at = div_ceil(choose_shared_bytes(E, K), 8) * 8;
-  const size_t shared_bytes = static_cast<size_t>(index_at) + block_index_bytes(E);
-  Index index = index_of(a, scratch, /*dropped_before=*/false);
-  index.start_BE = nullptr;
-  with_row_registers(E, [&]<int N>() {
-    if constexpr (N <= 8) {
-      allow_shared(route_kernel<N>, shared_bytes);
-      launch_kernel(s, true, {.blocks = 1, .threads = kIndexThreads, .shared_bytes = shared_bytes}, route_kernel<N>,
-                    arguments(a, scratch), index, a.load_E.empty() ? nullptr : a.load_E.ptr<int64_t>(),
-                    static_cast<int>(index_at));
-    }
   });
 }
 
@@ -279,9 +223,7 @@ void route_fwd(Stream& s, const RouteFwd& a) {
   const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
   const RouteScratch scratch(a.scratch.data, T, E, K, a.rule);
   const bool by_weight = a.rule.capacity > 0 && a.rule.drop == RouteDrop::probs && T > 0;
-  const bool is_sinkhorn = a.rule.choice == RouteChoice::sinkhorn;
-  if (takes_block(a, by_weight)) return route_block(s, a, scratch);
-  if (is_sinkhorn && T > 0) sinkhorn(s, a, scratch);
+  if (a.rule.choice == RouteChoice::sinkhorn && T > 0) sinkhorn(s, a, scratch);
   choose(s, a, scratch);
   scan_blocks(s, a, scratch, true);
   if (by_weight) {
