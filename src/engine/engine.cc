@@ -27,7 +27,7 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& r
   return stages;
 }
 
-// At the moment of a step when they are most.
+// Returns the maximum over a step of the micro-batches in flight in MoE layers.
 int64_t moe_passes_in_flight(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<int64_t> layers;
   for (const HeldStage& stage : held_stages(spec, rank))
@@ -45,8 +45,7 @@ Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
 
-// During unwinding it aborts what the GPU waits for from other ranks; else freeing device memory
-// would block.
+// During unwinding, aborts the communication that the GPU waits for; otherwise freeing device memory would block.
 class AbortCommOnUnwind {
  public:
   explicit AbortCommOnUnwind(GpuLinks* links) : links_(links) {}
@@ -148,6 +147,7 @@ void Engine::make_model() {
                                                 .expert_overlap = spec_.expert_overlap,
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
+                                                .shards_weights = spec_.fsdp,
                                                 .expert_rows = spec_.expert_rows,
                                                 .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
                                                 .optimizer = spec_.optimizer.value_or(OptimizerSpec{}),
@@ -166,7 +166,9 @@ void Engine::make_optimizer() {
   spec.shards_gradients = spec_.shard_gradients;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()});
+  const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
+  optimizer_ = moebius::make_optimizer(context);
+  if (model_->max_logits()) qk_clipping_ = std::make_unique<QkClipping>(context, *model_->max_logits());
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -192,8 +194,8 @@ void Engine::warm_up() {
   batch.training = true;
   pipeline_->run_once(s, plan_.stack(), batch);
   for (int life = 0; life < kNumLives; ++life) {
-    // Each pass writes its rows and its messages before it reads them. Where ranks write to each other's memory, that
-    // of messages also has the addresses of the others (comm/peer_window.h), which stay.
+    // Each pass writes its rows and its messages before it reads them. The memory of messages can also have the
+    // addresses of other ranks' windows (comm/peer_window.h), which must stay.
     if (static_cast<Life>(life) == Life::rows || static_cast<Life>(life) == Life::comm) continue;
     const int64_t bytes = plan_.bytes(static_cast<Life>(life));
     if (bytes == 0) continue;
@@ -201,7 +203,7 @@ void Engine::warm_up() {
     all.device = s.device();
     fill_zero(s, all);
   }
-  if (spec_.fsdp) gather_weights(s);  // those of layers that the passes left are cleared too
+  if (spec_.fsdp) gather_weights(s);  // the weights that the passes left in the layer buffers are cleared too
 }
 
 DeviceMemory Engine::shared_device_memory() {
@@ -214,7 +216,7 @@ DeviceMemory Engine::shared_device_memory() {
   return memory;
 }
 
-// --- the dry run: everything that a step can do, on tensors without memory --------------------------------------------
+// --- the dry run: everything that a step can do, on tensors without memory ------------------------------------------
 
 int64_t Engine::measure_stack() {
   Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
@@ -258,7 +260,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   batches_->set_lr_and_step(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
   has_gradients_ = true;
-  // This names a rank whose host hangs; the wait for the GPU alone would not.
+  // If the host of a rank hangs, the barrier names that rank; the wait for the GPU would not.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();  // the host waits for the device only here
   clock_.read(gpu_.get());
@@ -284,8 +286,8 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   clock_.end_update(gpu_.get());
 }
 
-// Once for all passes of a step, which do not change the weights. Where they arrive during the first passes,
-// each is quantised when it is there.
+// Quantises the weights once for all passes of a step, which do not change them. Weights that arrive during the first
+// passes are quantised on arrival.
 void Engine::quantise_weights(Stream& s) {
   ParamTable& params = model_->params();
   if (!params.has_copies()) return;
@@ -302,7 +304,7 @@ void Engine::load_batch(Stream& s, BatchSource& source, const Round& round) {
   batches_->upload(s, round.first, round.count);
 }
 
-// The pipeline's list says in which order forwards and backwards of the round run.
+// The action list of the pipeline gives the order of the forward and backward passes of the round.
 void Engine::forward_backward(Stream& s, const Round& round) {
   PhaseScope phase(s, "micro-batch", round.first);
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
@@ -315,7 +317,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   });
 }
 
-// The sums of a step become those of all ranks.
+// Reduces the sums of a step over all ranks.
 void Engine::reduce(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
   if (model_->expert_rows()) model_->expert_rows()->reduce_counts(s);
@@ -331,12 +333,22 @@ void Engine::reduce_loss(Stream& s) {
   }
 }
 
-// Gradients are reduced, clipped, and the weights updated.
+// Reduces and clips the gradients, and updates the weights.
 void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->reduce(s);
   grad_norm_->measure(s, stack);
-  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2});
+  const OptimizerStepArgs args{.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2};
+  optimizer_->update(s, stack, args);
+  if (qk_clipping_) qk_clipping_->update(s, stack, args);
   sharding_->weights_changed(s);
+}
+
+void Engine::init_weights(Stream& s, uint64_t seed) {
+  const ParamTable& params = model_->params();
+  params.init(s, seed);
+  // Weights in other formats have the same bits on every rank, so nothing is sent for them.
+  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); }))
+    gather_weights(s);
 }
 
 void Engine::gather_weights(Stream& s) {
@@ -356,6 +368,7 @@ void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
   if (const auto* stats = model_->quantize_stats()) stats->clear(s);
+  if (const auto* logits = model_->max_logits()) logits->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);

@@ -32,6 +32,7 @@
 #include "model/model.h"
 #include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/qk_clipping.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
 
@@ -88,6 +89,8 @@ class Engine {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const Tensor& grad_norm() const { return grad_norm_->norm(); }  // f32 [1] of the last step, before clipping
+  // Draws all weights from the seed, and quantises those that are stored in 8 bits. All ranks call it together.
+  void init_weights(Stream& s, uint64_t seed);
   // Sends the weights of their owners to all ranks. Call it after masters were loaded, and after ParamTable::sync();
   // all ranks call it together.
   void gather_weights(Stream& s);

@@ -18,7 +18,7 @@ struct Largest {
   bool all_finite;
 };
 
-// In one pass over several logits at a time: vocabularies are large.
+// One pass over the logits, several at a time, since vocabularies are large.
 Largest largest_of(std::span<const float> logits) {
   float top = -std::numeric_limits<float>::infinity();
   int64_t num_odd = 0;

@@ -82,7 +82,7 @@ class Started {
   ~Started() {
     if (process_ > 0) end(SIGKILL);
   }
-  // The first line of its output, once that is there.
+  // Returns the first line of its output, once that is there.
   std::string line() const {
     for (int i = 0; i < 600; ++i) {
       const std::string text = std::filesystem::exists(out_) ? read_file(out_) : "";
@@ -155,7 +155,7 @@ class Browser : public CliReport {
   std::string program_;
 };
 
-// The middle of an element, for the mouse.
+// Moves the mouse to the middle of an element.
 nlohmann::json move_to(const std::string& selector, double part) { return {{"move_to", {selector, part}}}; }
 // The tags of parts that are not wholly between the sides of the window, but for those that scroll by themselves.
 const std::string kOutside =

@@ -41,7 +41,7 @@ class CliTrain : public ::testing::Test {
     for (std::string line; std::getline(lines, line);) records.push_back(nlohmann::json::parse(line));
     return records;
   }
-  // The path, size and time of each file in the run's folder, but for the lock.
+  // Returns the path, size and time of each file in the run's folder, but for the lock.
   std::vector<std::string> files_of_run() {
     std::vector<std::string> files;
     for (const auto& file : std::filesystem::recursive_directory_iterator(dir_.path("run"))) {
@@ -55,7 +55,7 @@ class CliTrain : public ::testing::Test {
   TestDir dir_;
 };
 
-TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
+TEST_F(CliTrain, WritesThePromisedFiles) {
   const Ran ran = train({"data.valid=[\"set\"]", "train.eval_every=3", "moe.z_coeff=1e-3", "log.trace=run/trace.json"});
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_EQ(ran.out, "");
@@ -192,7 +192,7 @@ TEST_F(CliTrain, AFinishedRunHasNothingToDo) {
 }
 
 // A signal can end a run between its last step and the evaluation of that step.
-TEST_F(CliTrain, AnEvaluationThatIsOwedIsStillDone) {
+TEST_F(CliTrain, AMissingEvaluationIsDoneOnResume) {
   ASSERT_EQ(train({"data.valid=[\"set\"]"}).code, 0);
   const std::string whole = read_file(dir_.path("run/metrics.jsonl"));
   const size_t eval = whole.rfind("\n", whole.size() - 2) + 1;

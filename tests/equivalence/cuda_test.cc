@@ -54,7 +54,7 @@ TEST_P(OnGpu, TheSameRunGivesTheSameBits) {
   }
 }
 
-TEST_P(OnGpu, NothingIsAllocatedOnceTheStepIsRecorded) {
+TEST_P(OnGpu, NothingIsAllocatedAfterCapture) {
   Engine engine(on_gpu(wide_spec_on));
   train(initialised(engine), 3);
   Accelerator& gpu = engine.stream().accelerator();
@@ -182,7 +182,7 @@ RunSpec evaluation_of(const EngineSpec& spec, const std::string& prefix) {
 
 // Evaluation uses the buffers of the first micro-batch, and sums of its own. Its loss is that
 // of the CPU.
-TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
+TEST_P(OnGpu, EvaluationBetweenCapturedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
   for (const auto spec : {balanced_on, recomputed_on}) {
@@ -383,7 +383,7 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
 }
 
 // One expert gets every token, and others get none. The captured step must not have kept a count.
-TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
+TEST(OnGpuRouting, ACapturedStepFollowsTheRouter) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   Engine gpu(wide_spec_on(DeviceKind::cuda, DType::f32)), cpu(wide_spec_on(DeviceKind::cpu, DType::f32));

@@ -29,9 +29,9 @@ struct MachineMeasurements {
 // Runs the workloads on the spec's device, and with several ranks (threads of this process) their collectives.
 MachineMeasurements measure_machine(const BenchSpec& spec, int64_t ranks);
 
-// The machine file. What cannot be measured is said to be so in its source. A measurement whose runs differ says
-// "noisy" there, and by how much.
-// Error{usage} with the figure where a measured one is outside the values that a machine file may have.
+// Returns the machine file. The source of a value that cannot be measured says so. The source of a measurement whose
+// runs differ says "noisy", and by how much.
+// Throws Error{usage} with the value if a measured one is outside of the range that a machine file may have.
 PlanMachine machine_of(const MachineMeasurements& measured);
 
 // Prints it as TOML, with --json as JSON. Warns of noisy measurements.

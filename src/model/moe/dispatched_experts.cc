@@ -12,19 +12,19 @@ GatedActivation activation_of(const ModelSpec& m) {
   return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
 }
 
-// The degrees are checked before anything is declared.
+// Checks the degrees of parallelism before anything is declared.
 const LayerContext& checked(const LayerContext& c) {
   check_expert_degrees(c.model, c.mesh.shape());
   return c;
 }
 
-// The experts of this rank among all.
+// Returns the experts of this rank among all.
 ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// Rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
-// are read by token are all there; others are as many as the last offset says.
+// The groups of rows sorted by expert, for an operand that is read in place and for one that is transposed. Rows that
+// are read by token are all present; otherwise the last offset gives their number.
 RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
 RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
 RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
@@ -85,7 +85,7 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
                                                                        const std::string& prefix) const {
   auto own = std::make_unique<Saved>();
   Saved& saved = *own;
-  saved.delivery = dispatcher_->declare_saved(plan, prefix + ".delivery");
+  saved.handle = dispatcher_->declare_saved(plan, prefix + ".handle");
   const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
   if (rows_) {
     saved.h_R2F.declare_in_place({R, 2 * F_}, dtype_);
@@ -117,7 +117,7 @@ void DispatchedExperts::find_tokens(Step& step, int64_t T, Saved& saved) const {
   StackScope scope(step.stack);
   const Adapter& any = w1_adapter_.is_empty() ? w2_adapter_ : w1_adapter_;
   const Tensor all_N = saved.token_index_N.rows(0, dispatcher_->source_rows(T));
-  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.delivery);
+  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.handle);
 }
 
 Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
@@ -129,7 +129,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                                 const ConcurrentWork& concurrent) const {
   Saved& saved = own(base);
   saved.x_TD = x_TD;
-  dispatcher_->announce(step, route, *saved.delivery);
+  dispatcher_->announce(step, route, *saved.handle);
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
@@ -142,7 +142,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   up(step, a_RF, in, saved);
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
   down(step, y_RD, a_RF, in, saved);
-  dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
+  dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
 void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
@@ -236,8 +236,8 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
   if (!overlaps_) backward_weight(step, base);
 }
 
-// With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
-// Where h is recomputed, whole or the rows beyond a budget, x must be here first.
+// With overlap, the exchange of x overlaps with the product that needs only dy, and that of dx with the gradients of
+// weights. If h or the rows beyond a budget are recomputed, x must arrive first.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                                      bool with_weights, const ConcurrentWork& concurrent) const {
   open_gradients(step, saved);
@@ -261,7 +261,7 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved);
   SideWork going(step, overlaps_,
-                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
+                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.handle); });
   if (with_weights) {
     down_gradient(step, saved);
     going.use_whole_gpu();
@@ -272,13 +272,13 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
 }
 
 Dispatched DispatchedExperts::dispatch(Step& step, const Tensor& x_TD, Saved& saved) const {
-  Dispatched in = dispatcher_->dispatch(step, wire_.pack(step, x_TD), *saved.delivery);
+  Dispatched in = dispatcher_->dispatch(step, wire_.pack(step, x_TD), *saved.handle);
   in.source = wire_.unpack(step, in.source);
   return in;
 }
 
 Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const {
-  Dispatched in = dispatcher_->combine_bwd(step, wire_.pack(step, dy_TD), *saved.delivery);
+  Dispatched in = dispatcher_->combine_bwd(step, wire_.pack(step, dy_TD), *saved.handle);
   in.source = wire_.unpack(step, in.source);
   return in;
 }
@@ -286,7 +286,7 @@ Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Sa
 void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
-  bring_back_h(step, tokens, saved);
+  unstash_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
 }
 
@@ -298,8 +298,8 @@ Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) 
   return grads.weight_R;
 }
 
-// Activations are computed with h, and not used.
-void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const {
+// Computing h also computes the activations, which are not used here.
+void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const {
   if (rows_) {
     open_h(step, saved);
     return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {

@@ -1,5 +1,5 @@
 // Routed experts as separate calls: dispatch, two grouped products, combine. A Dispatcher moves the rows.
-// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the delivery. Neither the outputs of the
+// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the handle. Neither the outputs of the
 // experts nor their gradients are saved.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace moebius {
 class DispatchedExperts final : public RoutedExperts {
  public:
   struct Saved final : RoutedExperts::Saved {
-    std::unique_ptr<Delivery> delivery;
+    std::unique_ptr<DispatchHandle> handle;
     Tensor x_TD;  // the caller's
     SavedTensor h_R2F;
     ExpertRows::Held held;  // with a budget of rows
@@ -64,7 +64,7 @@ class DispatchedExperts final : public RoutedExperts {
   void open_gradients(Step& step, Saved& saved) const;
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
-  void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
+  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may travel in 8 bits.

@@ -91,7 +91,7 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
     plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
-// T: rows here of the micro-batch.
+// T: rows of the micro-batch on this rank.
 RouteRule Router::rule(bool training, int64_t T) const {
   RouteRule rule;
   rule.score = model_.score;
@@ -102,7 +102,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
   rule.group_score = model_.group_score;
   if (balance_.sinkhorn && training) rule.choice = RouteChoice::sinkhorn;
   if (balance_.force_balance) rule.choice = RouteChoice::forced;
-  // Capacity bounds a training step; what a token computes afterwards must not depend on its neighbours.
+  // Capacity bounds a training step; in inference the result of a token must not depend on other tokens.
   if (training && balance_.capacity_factor > 0) {
     const int64_t pairs = T * ranks_of_batch() * K_;
     rule.capacity = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / E_ * balance_.capacity_factor));
@@ -111,7 +111,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
   return rule;
 }
 
-// The jittered input, on the step stack; x itself without jitter. A draw depends on the token's
+// Returns the jittered input, on the step stack; x itself without jitter. A draw depends on the token's
 // index in the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
@@ -149,7 +149,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
                   .logits_TE = logits_TE,
                   .bias_E = bias_ ? bias_->w : Tensor{},
                   .rule = how};
-  if (ranks_of_batch() > 1 && looks_at_batch(how)) {
+  if (ranks_of_batch() > 1 && depends_on_batch(how)) {
     route_batch(step, choose, shape_, mesh_);
   } else {
     choose.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
@@ -216,7 +216,7 @@ void Router::init_state(Stream& s) const {
   if (bias_) fill_zero(s, bias_->w);
   if (last_load_) {
     const Rng none(0, RngSite::init);
-    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // an even load favours no expert
+    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // no expert is favoured
   }
 }
 

@@ -53,7 +53,7 @@ class Router {
 
  private:
   RouteRule rule(bool training, int64_t T) const;
-  // The number of ranks that the rows of a micro-batch are spread over.
+  // Returns the number of ranks that the rows of a micro-batch are spread over.
   int64_t ranks_of_batch() const { return mesh_.shape().tp * mesh_.shape().cp; }
   Tensor segments(Step& step) const;
   Tensor router_input(Step& step, Tensor x_TD) const;

@@ -36,7 +36,7 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
-// The config of the kernel that runs the op on the GPU of s, or "fallback kernel".
+// Returns the config of the kernel that runs the op on the GPU of s, or "fallback kernel".
 std::string kernel_text(const Stream& s, const ExpertUp& a);
 std::string kernel_text(const Stream& s, const ExpertDown& a);
 std::string kernel_text(const Stream& s, const DExpertDown& a);

@@ -338,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_ea
                          [](const auto& info) {
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
-// Those that run on tensor cores.
+// Returns those that run on tensor cores.
 std::vector<testing::On<Case>> cases_in_bf16_tiles() {
   std::vector<testing::On<Case>> tiles = testing::on_each_device(cases());
   std::erase_if(tiles, [](const testing::On<Case>& on) {

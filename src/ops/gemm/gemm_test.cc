@@ -128,7 +128,7 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
-// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits
+// Each GPU object chooses algorithms again, by times of its own: whichever wins, the bits
 // are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
@@ -237,7 +237,7 @@ TEST(GemmDesc, SaysWhatIsMultiplied) {
   EXPECT_EQ(to_string(desc), "5 x 3 x 7, bf16 to f32, A transposed, accumulate, aligned to 16, 2 and 4");
 }
 
-TEST(GemmDesc, TellsProductsApart) {
+TEST(GemmDesc, DistinguishesProducts) {
   alignas(16) static float memory[64];
   const auto at = [](int64_t first) { return tensor_of(memory + first, {2, 2}); };
   const auto desc = [&](int64_t first, bool transposed) {

@@ -263,7 +263,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   }
 }
 
-// The scratch that the device needs.
+// Returns the scratch that the device needs.
 int64_t RouteFwd::scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule,
                                 const Stream& s) {
   if (s.target() == DeviceKind::cuda)

@@ -11,17 +11,23 @@ std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& l
   int64_t num_layers = 0;
   for (int64_t v = 0; v < layout.num_virtual(); ++v) num_layers += layout.at(pp_rank, v).num_layers;
   std::vector<LayerTraffic> layers(static_cast<size_t>(num_layers));
-  const auto add = [&](std::map<Axis, LayerTraffic::Sent> LayerTraffic::*to, const ParamBucket& bucket, DType dtype) {
-    const auto n = static_cast<double>(group_size(spec.mesh, bucket.axis));
+  const auto add = [&](std::map<Axis, LayerTraffic::Sent> LayerTraffic::*to, const ParamBucket& bucket, DType dtype,
+                       int64_t ranks) {
+    const auto n = static_cast<double>(ranks);
     LayerTraffic::Sent& sent = (layers[static_cast<size_t>(bucket.layer)].*to)[bucket.axis];
     sent.wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
+    sent.ranks = ranks;
     ++sent.calls;
   };
   const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
-      if (bucket.shards_weights) add(&LayerTraffic::weights, bucket, bucket.dtype);
-      if (bucket.shards_gradients) add(&LayerTraffic::gradients, bucket, DType::f32);
+      const int64_t all = group_size(spec.mesh, bucket.axis);
+      if (bucket.shards_weights) {
+        add(&LayerTraffic::weights, bucket, bucket.dtype, shard_size(spec.mesh, bucket.axis));
+        if (spec.mesh.fsdp_shard > 0) add(&LayerTraffic::first_weights, bucket, bucket.dtype, all);
+      }
+      if (bucket.shards_gradients) add(&LayerTraffic::gradients, bucket, DType::f32, all);
     }
   return layers;
 }
@@ -36,7 +42,8 @@ class ShardedStep {
         passes_(passes),
         buffers_(c.spec.overlap ? 2 : 1, kNone),
         arrived_(layers.size()),
-        gather_s_(layers.size()) {}
+        gather_s_(layers.size()),
+        was_gathered_(layers.size()) {}
 
   // Layers [begin, end) are a stage.
   void forward(size_t begin, size_t end) {
@@ -70,7 +77,9 @@ class ShardedStep {
     if (layers_[i].weights.empty() || holder == i) return;
     holder = i;
     const double before = time_.weights.all_s;
-    arrived_[i] = send(layers_[i].weights, GroupCall::all_gather, time_.weights);
+    const bool first = !was_gathered_[i] && !layers_[i].first_weights.empty();
+    was_gathered_[i] = true;
+    arrived_[i] = send(first ? layers_[i].first_weights : layers_[i].weights, GroupCall::all_gather, time_.weights);
     gather_s_[i] = time_.weights.all_s - before;
   }
   // While sums of gradients before the gather occupy the link, the pass waits for them.
@@ -91,7 +100,8 @@ class ShardedStep {
     double all = 0;
     for (const auto& [axis, of_axis] : sent) {
       const std::string name(name_of(axis));
-      const RankSpan span = span_of(c_.spec.mesh, name);
+      RankSpan span = span_of(c_.spec.mesh, name);
+      if (of_axis.ranks > 0) span.size = of_axis.ranks;
       const auto calls = static_cast<double>(of_axis.calls);
       const double seconds = calls * group_seconds(c_, span, call, of_axis.wire_bytes / calls);
       exchange.bytes[name] += of_axis.wire_bytes;
@@ -112,11 +122,12 @@ class ShardedStep {
   const TimeContext& c_;
   const std::vector<LayerTraffic>& layers_;
   const std::vector<LayerSeconds>& passes_;
-  std::vector<size_t> buffers_;   // the layer whose weights are there
-  std::vector<double> arrived_;   // [layer]: the time of its last gather's end
-  std::vector<double> gather_s_;  // [layer]: the seconds of that gather
-  double now_ = 0, link_ = 0;     // link_: when it is free
-  double summed_ = 0;             // when the last sum has arrived
+  std::vector<size_t> buffers_;     // the layer whose weights are there
+  std::vector<double> arrived_;     // [layer]: the time of its last gather's end
+  std::vector<double> gather_s_;    // [layer]: the seconds of that gather
+  std::vector<bool> was_gathered_;  // [layer]: in this step
+  double now_ = 0, link_ = 0;       // link_: when it is free
+  double summed_ = 0;               // when the last sum has arrived
   ShardedTime time_;
 };
 

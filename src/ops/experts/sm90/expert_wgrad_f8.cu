@@ -15,7 +15,7 @@
 //   consume  two warpgroups, half a slot of 64 x 128 x 128 at a time, which is added, scaled, to f32
 //            sums in registers (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
 //
-// All of them walk the tiles by themselves.
+// Each role iterates over the tiles independently.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
@@ -69,9 +69,9 @@ class WgradWalk {
 };
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
-// The scales of a slot's columns, in the place of the notes, which are not used here. A thread reads those of
-// its columns 8 j + 2 (lane % 4) + {0, 1} of half a slot in four pieces of 16 bytes, and so chunk c of a
-// half has the columns 32 (c / 4) + 8 i + 2 (c % 4) + {0, 1} for i < 4.
+// The scales of a slot's columns, stored in place of the notes, which this kernel does not use. A thread reads those of
+// its columns 8 j + 2 (lane % 4) + {0, 1} of half a slot in four pieces of 16 bytes, and so chunk c of a half has the
+// columns 32 (c / 4) + 8 i + 2 (c % 4) + {0, 1} for i < 4.
 constexpr uint32_t kChunksOfHalf = 16, kScaleBytes = 2 * kChunksOfHalf * 16;  // of a slot
 
 template <GroupedGemmConfig kConfig>
@@ -116,7 +116,7 @@ __device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring)
   WgradWalk<kConfig> walk(p);
   for (WgradTile tile; walk.next(tile);) {
     const float* scales = p.scales_b + tile.first_k;
-    int32_t from[8];  // registers are few
+    int32_t from[8];  // int32_t, since few registers are left
     float scale[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -142,7 +142,7 @@ __device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring)
   }
 }
 
-// Scales of a thread's two rows: where they begin, neighbours along K.
+// The scales of a thread's two rows: pointers to the first ones; consecutive scales along K follow.
 struct RowScales {
   const float* of[2];
 };
@@ -204,7 +204,7 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConf
   }
 }
 
-// A warp's 16 x 256 sums are stored in dw, or added to it, by way of its staging.
+// Stores a warp's 16 x 256 sums to dw, or adds them, through its staging buffer.
 __device__ __forceinline__ void write_sums(const WgradParams& p, uint32_t staging, const float (&sum)[128], int32_t row,
                                            int32_t column, int32_t expert) {
   const bool issues = threadIdx.x % 32 == 0;

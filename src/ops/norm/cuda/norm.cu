@@ -25,9 +25,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_fwd_kernel(NormRowsF
   norm_row_fwd<T, kNum, kVectors>(a, blockIdx.x, blockDim.x, shared);
 }
 
-// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The
-// next row is on its way while one is summed. kKept: rstd is given and dx is added to; else both
-// are made here.
+// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is loaded
+// while one is summed. kKept: rstd is given and dx is added to; else both are computed here.
 template <class T, int kNum, int kVectors, bool kKept>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_bwd_kernel(NormRowsBwd<T> a) {
   __shared__ float shared[2][32], shared_squares[2][32];

@@ -22,7 +22,7 @@ struct Sum {
   bool accumulate;
 };
 
-// A thread owns a vector of out; kAtOnce rows are on their way to it.
+// A thread owns a vector of out, and loads kAtOnce rows at a time.
 template <int kAtOnce, class T, int kNum>
 __global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T> a) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -130,7 +130,7 @@ void combine(Stream& s, const Combine& a) {
   check_launch("combine");
 }
 
-// The widest words that rows are made of and begin at.
+// Copies with the widest words to which rows are aligned and of which they consist.
 void gather_rows(Stream& s, const GatherRows& a) {
   const auto places = reinterpret_cast<uintptr_t>(a.to_RD.data) | reinterpret_cast<uintptr_t>(a.from_ND.data) |
                       static_cast<uintptr_t>(a.to_RD.dim(1) * size_of(a.to_RD.dtype));

@@ -9,15 +9,14 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAtOnce = 16;  // rows on their way to a thread
+constexpr int kAtOnce = 16;  // rows in flight to a thread
 
-// The tokens that have rows in a table: [first, first + rows). A table that is no block
-// has all tokens.
+// The tokens that have rows in a table: [first, first + rows). A table that is not a block has all tokens.
 struct Table {
   int32_t first, rows;
   bool is_block;
 
-  // The row of a token; of a block `rows` for those of other blocks.
+  // Returns the row of a token; of a block `rows` for those of other blocks.
   __device__ __forceinline__ int32_t row(int32_t token) const {
     const int32_t row = token - first;
     const bool is_here = 0 <= row && row < rows;
@@ -30,7 +29,7 @@ Table table_of(const Op& a, int64_t rows) {
   return {narrow<int32_t>(a.first), narrow<int32_t>(rows), a.is_block};
 }
 
-// Blocks [t, part]: 128 vectors of row t.
+// Block [t, part] copies 128 vectors of row t.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_fwd_kernel(T* x, const int32_t* token, const T* w, Table table, int64_t width) {
@@ -50,7 +49,7 @@ struct Occurrence {
 constexpr int kSortThreads = 1024, kWarps = kSortThreads / 32;
 constexpr int kDigitBits = 6, kDigits = 1 << kDigitBits;
 
-// The lanes of this warp whose digit is this lane's; lanes without one have digit -1.
+// Returns the lanes of this warp whose digit is this lane's; lanes without one have digit -1.
 __device__ __forceinline__ uint32_t lanes_with(int digit) {
   uint32_t lanes = __ballot_sync(0xffffffffu, digit >= 0);
 #pragma unroll
@@ -62,7 +61,7 @@ __device__ __forceinline__ uint32_t lanes_with(int digit) {
 }
 
 struct Sort {
-  Occurrence *even, *odd;  // what even and odd passes read; the result is where the next pass would
+  Occurrence *even, *odd;  // the inputs of even and odd passes; the result is in the input of the pass after the last
   const int32_t* token;
   Table table;
   int64_t tokens;
@@ -91,9 +90,8 @@ __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t
   }
 }
 
-// One block sorts all tokens by their rows, one digit a pass from the lowest; equal ones stay in
-// the order of t. A warp has a part of consecutive occurrences; places[digit][warp] is where its
-// next one with that digit goes.
+// One block sorts all tokens by their rows: one digit per pass, from the lowest. Equal rows stay in the order of t. A
+// warp has a part of consecutive occurrences; places[digit][warp] is where its next one with that digit goes.
 __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   __shared__ int32_t places[kDigits][kWarps + 1];  // + 1: columns in different banks
   __shared__ int32_t totals[kDigits];
@@ -108,7 +106,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
       __syncwarp();
     });
     __syncthreads();
-    // Counts become places: first within a digit, then after all smaller digits.
+    // Converts counts to positions: first within a digit, then after all smaller digits.
     if (threadIdx.x < kDigits) {
       int32_t sum = 0;
       for (int w = 0; w < kWarps; ++w) {
@@ -139,8 +137,8 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   }
 }
 
-// Blocks [i, part]: where occurrence i is the first of its row, 128 vectors of that row of dw. Row
-// `rows` is none.
+// Block [i, part]: if occurrence i is the first of its row, it computes 128 vectors of that row of dw. Row `rows`
+// stands for no row.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads, 4) add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted,
                                                                       int64_t tokens, int64_t rows, int64_t width) {
