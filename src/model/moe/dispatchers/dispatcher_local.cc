@@ -5,8 +5,8 @@
 
 namespace moebius {
 
-Dispatched LocalDispatcher::dispatch(Step&, Tensor x_TD, Delivery& delivery) const {
-  const Route& route = delivery.route;
+Dispatched LocalDispatcher::dispatch(Step&, Tensor x_TD, DispatchHandle& handle) const {
+  const Route& route = handle.route;
   return {.source = x_TD, .rows = {.offsets_e1 = route.offsets_E1, .token_R = route.row_token_R}, .weight_R = {}};
 }
 
@@ -20,9 +20,9 @@ void LocalDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHand
                    {.out_TD = y_TD, .y_RD = y_RD, .pair_row_TK = route.pair_row_TK, .weight_TK = route.weight_TK});
 }
 
-Dispatched LocalDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  const Route& route = delivery.route;
-  Dispatched grads = dispatch(step, dy_TD, delivery);
+Dispatched LocalDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  const Route& route = handle.route;
+  Dispatched grads = dispatch(step, dy_TD, handle);
   grads.weight_R = step.alloc({route.row_pair_R.dim(0)}, DType::f32);
   pairs_to_rows(step.stream, {.to_R = grads.weight_R,
                               .from_TK = route.weight_TK,
