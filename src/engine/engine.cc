@@ -17,9 +17,8 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLogitRows = 64;  // rows that are copied to the host at once
-
-// Modules of multi-token prediction that are not computed use no memory, except in training, which saves them.
+// Modules of multi-token prediction that are not computed use no memory, except in training, which
+// saves them.
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<HeldStage> stages = rank.stages();
   for (HeldStage& stage : stages) {
@@ -104,7 +103,7 @@ Engine::Engine(const EngineSpec& spec)
   choose_dispatcher(spec.dispatcher);
   make_model();
   if (spec_.optimizer) make_optimizer();
-  if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_sequences * spec_.cache_tokens);
+  if (spec_.cache_tokens > 0) declare_generation();
   const int64_t stack_bytes = measure_stack();
   check_memory(plan_, stack_bytes, spec_, gpu_.get(), gpu_ranks_.get());
   with_memory_advice([&] { allocate(stack_bytes); });
@@ -177,6 +176,7 @@ void Engine::allocate(int64_t stack_bytes) {
     plan_.bind(spec_.device, stack_bytes);
     batches_->bind(plan_, spec_.device);
     if (gpu_) metrics_ = HostMirror(plan_, Life::metrics);
+    if (gpu_ && spec_.cache_tokens > 0) draws_.bind(spec_.cache_sequences);
   });
   Stream s = stream();
   model_->prepare_offload(s);
@@ -237,27 +237,6 @@ void Engine::dry_run(Step& step) {
   pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch);
   tied_embedding_->sum_gradients(step.stream, step.stack);
   if (optimizer_) update(step.stream, step.stack, step.batch.lr_and_step_2());
-}
-
-void Engine::run_cached(Step& step, std::span<const CachedRun> runs) {
-  int64_t num_tokens = 0;
-  for (const CachedRun& run : runs) num_tokens += run.count;
-  pipeline_->run_cached(step.stream, step.stack, step.batch,
-                        {.caches = caches_, .rows = {runs, spec_.cache_tokens}, .num_tokens = num_tokens});
-}
-
-// The first chunk of a prompt, one in the middle, and a single token may be computed in different
-// ways, and so may one token of every sequence.
-void Engine::dry_run_cached(Step& step) {
-  const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp, S = spec_.cache_sequences, U = spec_.cache_tokens;
-  for (const CachedRun& run : {CachedRun{0, 0, T}, CachedRun{0, U - T, T}, CachedRun{0, U - one, one}})
-    run_cached(step, std::span(&run, 1));
-  std::vector<CachedRun> every;
-  for (int64_t s = 0; s < S; ++s) every.push_back({s, U - one, 1});
-  every.back().count += div_ceil(S, one) * one - S;
-  run_cached(step, every);
-  StackScope scope(step.stack);
-  if (model_->has_head()) model_->row_logits(step, step.alloc({1, spec_.model.vocab_size}, DType::f32), 0, one);
 }
 
 // --- the step -------------------------------------------------------------------------------------------------------
@@ -423,53 +402,12 @@ void Engine::forward_backward(int64_t m) {
   has_gradients_ = true;
 }
 
-void Engine::forward_cached(std::span<const CachedRun> runs) {
-  const bool captures = CachedRows{runs}.are_single() && !links_ && !spec_.model.is_latent();
-  Stream s = stream();
-  batches_->upload(s, 0, 1);
-  synchronize(s);  // from here on the caller may fill the next batch
-  const auto body = [&](Stream& on) {
-    Step step{on, plan_.stack(), batches_->on_device(0)};
-    run_cached(step, runs);
-  };
-  with_memory_advice([&] {
-    if (!captures) return body(s);
-    graphs_.run(StepPart::single_tokens(std::ssize(runs)), s, body);
-  });
-}
-
 // --- results --------------------------------------------------------------------------------------------------------
 
 void Engine::read_metrics() {
   if (!gpu_) return;
   Stream s = stream();
   metrics_.to_host(s);
-}
-
-void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t depth) {
-  Stream s = stream();
-  const int64_t V = spec_.model.vocab_size;
-  for (int64_t first = begin; first < end; first += kLogitRows) {
-    StackScope scope(plan_.stack());
-    const int64_t last = std::min(end, first + kLogitRows);
-    const Tensor chunk_CV = plan_.stack().alloc({last - first, V}, DType::f32);
-    Step step{s, plan_.stack(), batches_->on_device(0)};
-    with_memory_advice([&] { model_->logits(step, chunk_CV, first, last, depth); });
-    copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
-  }
-}
-
-void Engine::read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens) {
-  if (!model_->has_head()) return;
-  if (spec_.mesh.tp == 1) return read_logits(logits, first, first + num_rows);
-  Stream s = stream();
-  StackScope scope(plan_.stack());
-  const Tensor logits_1V = plan_.stack().alloc({1, spec_.model.vocab_size}, DType::f32);
-  Step step{s, plan_.stack(), batches_->on_device(0)};
-  for (int64_t i = 0; i < num_rows; ++i) {
-    with_memory_advice([&] { model_->row_logits(step, logits_1V, first + i, num_tokens); });
-    copy_to_host(s, logits + i * spec_.model.vocab_size, logits_1V.data, logits_1V.num_bytes());
-  }
 }
 
 // --- what an engine is and holds ------------------------------------------------------------------------------------

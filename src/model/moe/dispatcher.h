@@ -35,7 +35,7 @@ namespace moebius {
 struct Dispatched {
   Tensor source;  // [source_rows, D]
   Rows rows;
-  Tensor weight_R;  // f32, each row's weight in its token's sum; only from the local dispatcher, and from combine_bwd
+  Tensor weight_R;  // f32, each row's weight in its token's sum; only from combine_bwd
 };
 
 // The state of one micro-batch that the calls of a dispatcher share, kept from forward to backward: above all the

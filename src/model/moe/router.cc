@@ -6,6 +6,8 @@
 #include "model/frozen.h"
 #include "model/moe/batch_route.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/routing/router_logits_few.h"
 
 namespace moebius {
 namespace {
@@ -126,14 +128,6 @@ Tensor Router::router_input(Step& step, Tensor x_TD) const {
   return y_TD;
 }
 
-// Evaluation uses separate metrics, so that it does not change the reports and the balancing of training steps.
-RouterMetrics Router::unused_metrics(Step& step) const {
-  RouterMetrics unused{.load_E = step.alloc({E_}, DType::i64), .dropped_1 = step.alloc({1}, DType::i64)};
-  fill_zero(step.stream, unused.load_E);
-  fill_zero(step.stream, unused.dropped_1);
-  return unused;
-}
-
 Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   saved.x_TD = x_TD;
@@ -142,11 +136,13 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
   RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
   gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
-  router_logits_fwd(step.stream, gate);
+  const bool is_few = !step.batch.training && T <= kFewRows;
+  is_few ? router_logits_few(step.stream, gate) : router_logits_fwd(step.stream, gate);
   adapter_.forward(step, logits_TE, gate.x_TD);
   if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
-  const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
+  // Evaluation must not count towards what a training step reports or learns from.
+  const RouterMetrics sums = step.batch.training ? metrics_ : RouterMetrics{};
   RouteFwd choose{.route = route,
                   .load_E = sums.load_E,
                   .dropped_1 = sums.dropped_1,

@@ -5,13 +5,9 @@
 
 namespace moebius {
 
-Dispatched LocalDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+Dispatched LocalDispatcher::dispatch(Step&, Tensor x_TD, DispatchHandle& handle) const {
   const Route& route = handle.route;
-  const Tensor weight_R = step.alloc({route.row_pair_R.dim(0)}, DType::f32);
-  pairs_to_rows(
-      step.stream,
-      {.to_R = weight_R, .from_TK = route.weight_TK, .row_pair_R = route.row_pair_R, .offsets_E1 = route.offsets_E1});
-  return {.source = x_TD, .rows = {.offsets_e1 = route.offsets_E1, .token_R = route.row_token_R}, .weight_R = weight_R};
+  return {.source = x_TD, .rows = {.offsets_e1 = route.offsets_E1, .token_R = route.row_token_R}, .weight_R = {}};
 }
 
 void LocalDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle&) const {
@@ -25,7 +21,14 @@ void LocalDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHand
 }
 
 Dispatched LocalDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
-  return dispatch(step, dy_TD, handle);
+  const Route& route = handle.route;
+  Dispatched grads = dispatch(step, dy_TD, handle);
+  grads.weight_R = step.alloc({route.row_pair_R.dim(0)}, DType::f32);
+  pairs_to_rows(step.stream, {.to_R = grads.weight_R,
+                              .from_TK = route.weight_TK,
+                              .row_pair_R = route.row_pair_R,
+                              .offsets_E1 = route.offsets_E1});
+  return grads;
 }
 
 void LocalDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,

@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/cuda/add_rows.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_backends.h"
@@ -162,6 +163,8 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
       group < g.rows * groups_of_row ? static_cast<int>(group - t * groups_of_row) * kHeadsAtOnce : per_row;
   using P = Pairs<kNum, kVectors>;
   typename P::template InMemory<T> raw[kHeadsAtOnce];
+  let_next_start();
+  wait_for_inputs();
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
     raw[i] = P::fetch_from(f.qkv + (t * per_row + first + i) * g.width, g, lane, first + i < per_row);
@@ -328,11 +331,13 @@ template <class T, int kNum, int kVectors>
 void launch_fwd(Stream& s, Fwd<T> f) {
   f.g.num_lanes = lanes_for("rope_fwd", f.g, kNum * kVectors);
   const int64_t groups = f.g.rows * div_ceil(f.g.per_row(), kHeadsAtOnce);
-  const int blocks = num_blocks(groups, kThreads / f.g.num_lanes);
+  const LaunchShape how{.blocks = static_cast<unsigned>(num_blocks(groups, kThreads / f.g.num_lanes)),
+                        .threads = kThreads};
+  const bool early = f.g.rows <= kEarlyRows;
   if (f.q_norm || f.k_norm)
-    rope_fwd_kernel<T, kNum, kVectors, true><<<blocks, kThreads, 0, cuda_stream(s)>>>(f);
+    launch_kernel(s, early, how, rope_fwd_kernel<T, kNum, kVectors, true>, f);
   else
-    rope_fwd_kernel<T, kNum, kVectors, false><<<blocks, kThreads, 0, cuda_stream(s)>>>(f);
+    launch_kernel(s, early, how, rope_fwd_kernel<T, kNum, kVectors, false>, f);
 }
 
 template <class T, int kNum, int kVectors>

@@ -1,5 +1,6 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"
 #include "ops/vocab/vocab_backends.h"
@@ -33,6 +34,8 @@ template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_fwd_kernel(T* x, const int32_t* token, const T* w, Table table, int64_t width) {
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kNum, t = blockIdx.x;
+  let_next_start();
+  wait_for_inputs();
   if (column >= width) return;
   const int64_t from = table.row(token[t]);
   *reinterpret_cast<Raw<T, kNum>*>(x + t * width + column) =
@@ -181,6 +184,7 @@ int num_passes(int64_t num_rows) {
 
 void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   const int64_t tokens = a.x_TD.dim(0), width = a.x_TD.dim(1);
+  const bool early = tokens <= kEarlyRows;
   const Table table = table_of(a, a.w_VD.dim(0));
   const int32_t* token = a.token_T.ptr<int32_t>();
   with_float_type(a.x_TD.dtype, [&](auto zero) {
@@ -189,10 +193,11 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
     T* x = a.x_TD.ptr<T>();
     const T* w = a.w_VD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), x, w))
-      embedding_fwd_kernel<kNum>
-          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
+      launch_kernel(s, early, {blocks_of(tokens, width, kNum), kThreads}, embedding_fwd_kernel<kNum, T>, x, token, w,
+                    table, width);
     else
-      embedding_fwd_kernel<1><<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
+      launch_kernel(s, early, {blocks_of(tokens, width, 1), kThreads}, embedding_fwd_kernel<1, T>, x, token, w, table,
+                    width);
     if (!rows_are_aligned(width, sizeof(T), x, w)) note_odd_rows(s, "embedding_fwd", a.x_TD.dtype, width);
   });
   check_launch("embedding_fwd");
