@@ -15,7 +15,7 @@ inline bool is_under_address_sanitizer() { return __asan_init != nullptr; }
 // the system may name the program by a path that is outside the process's root.
 inline const std::filesystem::path kTestProgram = std::filesystem::read_symlink("/proc/self/exe");
 
-// The path of a program that was built beside this one: build/NAME of build/tests/...,
+// Returns the path of a program that was built beside this one: build/NAME of build/tests/...,
 // build/asan/NAME of build/asan/tests/...
 inline std::string built_program(const std::string& name) { return kTestProgram.parent_path().parent_path() / name; }
 

@@ -89,7 +89,7 @@ def main():
     TABLE.write_text(
         f"// Generated: python3.11 tools/unicode_later.py, with tokenizers {tokenizers.__version__} and Unicode 14.0.0.\n"
         "#pragma once\n\nnamespace moebius {\n\n"
-        "struct LaterRange {\n  char32_t first, last, stand_in;\n};\n"
+        "struct LaterRange {\n  char32_t first, last, substitute;\n};\n"
         f"inline constexpr LaterRange kLaterRanges[] = {{{', '.join(f'{{{row}}}' for row in rows)}}};\n\n"
         "struct LaterLower {\n  char32_t upper, lower;\n};\n"
         f"inline constexpr LaterLower kLaterLower[] = {{{', '.join(f'{{{row}}}' for row in lowers)}}};\n\n"

@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMaxBenchHeadDim = 256;  // what attention takes on a GPU
+constexpr int64_t kMaxBenchHeadDim = 256;  // the maximum on a GPU
 
 // Returns, from the cost of causal sequences, the cost of the keys that the mask leaves.
 Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
@@ -23,7 +23,7 @@ Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
   return cost;
 }
 
-// An op, and where its lines go.
+// An op, and the report to which its lines are added.
 template <class Op>
 struct TimedAttention {
   BenchReport& report;
@@ -44,7 +44,7 @@ void add_line(BenchDevice& device, const TimedAttention<Op>& timed, Op op, Bench
   timed.report.lines.push_back(std::move(line));
 }
 
-// A line of the kernels that a run takes; two where there is a choice.
+// Adds a line for the kernels that a run uses; two lines if there is a choice.
 template <class Op>
 void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool is_portable) {
   if (!device.is_gpu() || is_portable || !cudnn_can(op)) return add_line(device, timed, op, {.name = timed.name});

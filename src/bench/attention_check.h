@@ -22,8 +22,7 @@ class SeenKeys {
   int64_t document_, window_;
 };
 
-// Compares o and lse. Throws Error{numerics} where they are not those of `mask`, whatever mask the
-// arguments have.
+// Compares o and lse with those of `mask`, whatever mask the arguments have. Throws Error{numerics} if they differ.
 void check_attention(Stream& s, BenchLine& line, const AttentionFwd& a, const BenchMask& mask);
 // Compares dq, dk and dv, computed from the o and lse that the op was given.
 void check_attention(Stream& s, BenchLine& line, const AttentionBwd& a, const BenchMask& mask);

@@ -75,9 +75,20 @@ TEST(BenchShapes, ARouterWouldChooseTheRoute) {
 
 // The first two steps on a GPU run eagerly, and the third is captured. With fewer warm-up steps the
 // first timed one would include the capture.
-TEST(BenchStep, WarmsUpUntilStepsAreRecorded) {
+TEST(BenchStep, WarmsUpUntilStepsAreCaptured) {
   EXPECT_EQ(warm_up_steps(DeviceKind::cuda), 3);
   EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);
+}
+
+TEST(BenchStep, WeightsInEightBitsGiveTheSameBits) {
+  RunSpec run = testing::tiny_run();
+  run.precision.recipe = PrecisionRecipe::fp8_block;
+  run.precision.weights = PrecisionChoice::compute;
+  const StepBench compute = bench_step(run, {.steps = 1, .hash = true});
+  run.precision.weights = PrecisionChoice::recipe;
+  const StepBench eight_bits = bench_step(run, {.steps = 1, .hash = true});
+  EXPECT_EQ(eight_bits.first_loss, compute.first_loss);
+  EXPECT_EQ(eight_bits.masters_hash, compute.masters_hash);
 }
 
 TEST(Bench, DataSheetsOfHopper) {

@@ -104,7 +104,7 @@ void check_sample(BenchLine& line, const std::string& result, const BenchSample&
   line.checksum += sample.sum_of_got();
   line.expected += sample.sum_of_expected();
   const double error = line.errors[result] = sample.relative_error();
-  MOEBIUS_CHECK(numerics, error <= tolerance && sample.is_off_by_less_than_a_third(),
+  MOEBIUS_CHECK(numerics, error <= tolerance && sample.error_is_below_third(),
                 "bench {}: expected {} within {:.2g} of plain loops, relative to its size; "
                 "got {:.2g}; the result is wrong",
                 line.name, result, tolerance, error);

@@ -54,7 +54,7 @@ class BenchSample {
   double relative_error() const;
   // Returns whether the norm of the errors is below a third of the norm of the expected values, or
   // the latter is 0.
-  bool is_off_by_less_than_a_third() const { return expected_squares_ == 0 || 9 * squares_off_ < expected_squares_; }
+  bool error_is_below_third() const { return expected_squares_ == 0 || 9 * squares_off_ < expected_squares_; }
   double sum_of_got() const { return got_; }
   double sum_of_expected() const { return expected_; }
 

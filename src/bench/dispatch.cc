@@ -70,7 +70,7 @@ class DispatchRank {
                                                                            .mesh = &mesh_,
                                                                            .window = window_.get(),
                                                                            .layer = "the bench"})),
-        delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
+        handle_(dispatcher_->declare_saved(plan_, "handle")) {
     if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
     if (spec.sms > 0 && on_gpu()) device_.gpu->state<BlockLimit>().blocks = spec.sms;
     make_route();
@@ -91,13 +91,14 @@ class DispatchRank {
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
   }
   bool is_two_level() const { return !local() && kind() == DispatcherKind::two_level; }
-  // Bytes that this rank has sent to the ranks that share experts; of them those to other nodes, with two-level.
+  // Returns the bytes that this rank has sent to the ranks that share experts; of them those to other
+  // nodes, with two-level.
   int64_t sent_across() const { return is_two_level() ? group().sent_bytes() : 0; }
   int64_t sent_bytes() const {
     return group().sent_bytes() + (is_two_level() ? mesh_.node_of_experts().sent_bytes() : 0);
   }
   int64_t rows_here() {
-    const HostRows offsets(stream(), delivery_->rows.offsets_e1, 0, 1);
+    const HostRows offsets(stream(), handle_->rows.offsets_e1, 0, 1);
     return std::llround(offsets.at(0, shape_.E / mesh_.shape().ep));
   }
   const Route& route() const { return route_; }
@@ -110,42 +111,42 @@ class DispatchRank {
     Step step{s, stack, batch_};
     const int64_t R = dispatcher_->max_rows(shape_.T());
     Dispatched rows, grads;
-    timed("announce", [&] { dispatcher_->announce(step, route_, *delivery_); });
-    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, *delivery_); });
+    timed("announce", [&] { dispatcher_->announce(step, route_, *handle_); });
+    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, *handle_); });
     const Tensor y_RD = step.alloc({R, shape_.D}, DType::bf16), dweight_R = step.alloc({R}, DType::f32);
     copy_rows(s, y_RD, rows);
-    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, *delivery_); });
-    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, *delivery_); });
+    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, *handle_); });
+    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, *handle_); });
     copy_rows(s, y_RD, grads);
-    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, *delivery_); });
+    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, *handle_); });
   }
   template <class Timed>
   void step(Timed&& timed) {
     step(stream(), plan_.stack(), timed);
   }
 
-  // One of the two, of what was announced.
+  // Each runs one call on the announced route.
   void dispatch_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
-    dispatcher_->dispatch(step, x_TD_, *delivery_);
+    dispatcher_->dispatch(step, x_TD_, *handle_);
   }
   void combine_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
-    dispatcher_->combine(step, y_TD_, y_RD, *delivery_);
+    dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // Dispatch and combine of what was announced.
+  // Runs dispatch and combine on the announced route.
   void forward() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
-    dispatcher_->dispatch(step, x_TD_, *delivery_);
+    dispatcher_->dispatch(step, x_TD_, *handle_);
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
-    dispatcher_->combine(step, y_TD_, y_RD, *delivery_);
+    dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // The median time from when all ranks begin until all have done it. On a GPU it is a CUDA graph, replayed often
-  // enough that beginning and end do not count.
+  // Returns the median time from when all ranks begin until all have done it. On a GPU it is a CUDA graph, replayed
+  // often enough that beginning and end do not count.
   double median_ms(int64_t runs, const std::function<void()>& body) {
     body();
     GraphCapture capture;
@@ -166,8 +167,8 @@ class DispatchRank {
   }
 
   // Returns how many rows go to ranks, and of these to others, when each row goes to the ranks of its expert. With the
-  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go on
-  // to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
+  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go
+  // on to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
   struct RowsSent {
     int64_t all = 0, others = 0, across = 0, inside = 0;
   };
@@ -189,7 +190,7 @@ class DispatchRank {
     }
     return rows;
   }
-  // Returns their expected number where experts are chosen evenly.
+  // Returns the expected number of these rows if experts are chosen evenly.
   double even_rows_for_others() const {
     if (window_) return even_direct_rows(dispatch_shape());
     const double W = group().size();
@@ -223,7 +224,8 @@ class DispatchRank {
 
  private:
   std::unique_ptr<DirectWindow> make_window() {
-    const DirectSizes sizes{.max_tokens = shape_.T(), .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16};
+    const DirectSizes sizes{
+        .max_tokens = shape_.T(), .num_experts = shape_.E, .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16};
     return make_direct_window(plan_, mesh_, sizes, spec_.dispatcher, /*num_moe_layers=*/1);
   }
   void make_route() {
@@ -270,7 +272,7 @@ class DispatchRank {
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<Delivery> delivery_;
+  std::unique_ptr<DispatchHandle> handle_;
   std::vector<int32_t> topk_;
   Route route_;
   Tensor x_TD_ = tensors_.normal({shape_.T(), shape_.D}, DType::bf16, 1.0f);
@@ -291,7 +293,7 @@ double bytes_of(const DispatchCost& cost, const std::string& call) {
   return (call == "combine_bwd" ? cost.combine_bwd : cost.dispatch_bwd).wire_bytes;
 }
 
-// rows: that leave the rank.
+// rows: the rows that leave the rank.
 DispatchCost cost_of(const DispatchRank& rank, double rows) {
   const DispatchShape shape = rank.dispatch_shape();
   if (rank.local() || rank.kind() == DispatcherKind::alltoall) return alltoall_dispatch_cost(shape, rows);
@@ -313,7 +315,7 @@ RowsLeft rows_left(const DispatchRank& rank, Control& control) {
   return {.all = mean(sent.others), .across = mean(sent.across), .inside = mean(sent.inside)};
 }
 
-// Returns their expected numbers where experts are chosen evenly.
+// Returns the expected numbers if experts are chosen evenly.
 RowsLeft even_rows_left(const DispatchRank& rank) {
   if (!rank.is_two_level()) return {.all = rank.even_rows_for_others()};
   const DispatchShape shape = rank.dispatch_shape();
@@ -395,7 +397,7 @@ void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& r
   });
 }
 
-// Rows that dispatch and combine of a rank read and write, in the mean over the ranks.
+// Returns the rows that dispatch and combine of a rank read and write, in the mean over the ranks.
 //   local    combine reads the row of each pair and writes the tokens; dispatch reads in place
 //   direct   dispatch reads the tokens and writes `sent` rows; combine reads the row of each pair, writes `sent` sums,
 //            reads as many that return, and writes the tokens

@@ -166,7 +166,7 @@ void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad
   check_sample(line, "dw", sample, kF32SumTolerance);
 }
 
-// The grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
+// Returns the grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
 template <class Op>
 std::string text_of_kernel(const Stream& s, const Op& op) {
   if (s.device() != DeviceKind::cuda) return "";

@@ -193,8 +193,8 @@ void BenchMoeLayer::route_tokens(Step& step) {
 
 void BenchMoeLayer::experts_forward(Step& step) {
   StackScope scope(step.stack);
-  dispatcher_.announce(step, saved_.router.route, *experts_saved().delivery);
-  const Dispatched in = dispatcher_.dispatch(step, x_TD, *experts_saved().delivery);
+  dispatcher_.announce(step, saved_.router.route, *experts_saved().handle);
+  const Dispatched in = dispatcher_.dispatch(step, x_TD, *experts_saved().handle);
   const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
                y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
   run(step,
@@ -213,7 +213,7 @@ void BenchMoeLayer::experts_forward(Step& step) {
                  .b2_eC = bias("mlp.experts.down_proj_bias"),
                  .rows = {.offsets_e1 = in.rows.offsets_e1}},
       expert_down);
-  dispatcher_.combine(step, y_TD, y_RD, *experts_saved().delivery);
+  dispatcher_.combine(step, y_TD, y_RD, *experts_saved().handle);
 }
 
 void BenchMoeLayer::experts_backward(Step& step) {
@@ -221,7 +221,7 @@ void BenchMoeLayer::experts_backward(Step& step) {
   const Tensor dh_R2F = step.alloc({R, 2 * F}, DType::bf16), sa_RF = step.alloc({R, F}, DType::bf16),
                dweight_R = step.alloc({R}, DType::f32), dweight_TK = step.alloc({T, shape_.K}, DType::f32),
                dx_RD = step.alloc({R, D}, DType::bf16);
-  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, *experts_saved().delivery);
+  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, *experts_saved().handle);
   const Rows own{.offsets_e1 = grads.rows.offsets_e1};
   run(step,
       DExpertDown{.dh_R2F = dh_R2F,
@@ -236,7 +236,7 @@ void BenchMoeLayer::experts_backward(Step& step) {
                   .activation = shape_.activation},
       d_expert_down);
   run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
-  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().delivery);
+  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().handle);
   const bool accumulate = !step.batch.first_of_step;
   run(step,
       ExpertWgrad{.dw_eMN = w2_.dw,

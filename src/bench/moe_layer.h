@@ -8,13 +8,13 @@
 
 namespace moebius {
 
-// The tensors of a route for tokens of the shape.
+// Declares the tensors of a route for tokens of the shape.
 void declare_route(MemoryPlan& plan, const BenchShape& shape, Route& route);
 // Fills them with a route and equal weights, without a router.
 void upload_route(Stream& s, const BenchShape& shape, const BenchRoute& route, const Route& to);
 
-// With its router it is Moe as a model runs it. Without, it is the part of Moe after the logits. It
-// computes in bf16, with gradients in f32.
+// With a router it is Moe as a model runs it. Without a router it is the part of Moe after the logits. It computes in
+// bf16, with gradients in f32.
 // The router's weights are the identity, so the logits of token t are x[t, 0 .. E).
 class BenchMoeLayer {
  public:

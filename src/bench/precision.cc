@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// A layer with memory of its own. Subclasses declare it, and then call bind().
+// A layer with its own memory plan. Subclasses declare their tensors, and then call bind().
 class TimedLayer {
  public:
   TimedLayer(const RunSpec& run, const PrecisionSpec& precision)
@@ -167,7 +167,7 @@ bool keeps(const PrecisionSpec& precision, const ParamSpec& spec) {
   return matches_any(precision.keep, spec.parts.front().name);
 }
 
-// The products that recipes quantise, each shape once. Experts are listed by their first matrix.
+// Returns the products that recipes quantise, each shape once. Experts are listed by their first matrix.
 std::vector<Timed> timed_products(const RunSpec& run) {
   std::vector<Timed> all;
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);

@@ -26,7 +26,7 @@ struct PrecisionLine {
   bool is_kept = false;  // by precision.keep: never quantised, and not timed a second time
   PassTimes plain, quantised;
   double weights_ms = 0;  // quantising the weights, once a step
-  // Time of a micro-batch with the recipe, in relation to the time without.
+  // Returns the time of a micro-batch with the recipe, relative to the time without.
   double ratio(int64_t micro_batches) const {
     return (quantised.total_ms() + weights_ms / static_cast<double>(micro_batches)) / plain.total_ms();
   }
@@ -36,13 +36,13 @@ struct PrecisionBench {
   PrecisionRecipe recipe = PrecisionRecipe::none;
   int64_t rows = 0, micro_batches = 1;  // rows of a micro-batch; micro-batches of a step
   std::vector<PrecisionLine> lines;
-  // The time of a micro-batch through all that are not kept, in relation to the time without the recipe.
+  // Returns the time of a micro-batch through all that are not kept, in relation to the time without the recipe.
   double ratio() const;
 };
 
 // Times each distinct projection and the experts of the model, one after another, with memory for one
 // at a time. Tokens are routed evenly. runs: as in BenchSpec.
-// Error{usage} for a recipe "none", and what the layers refuse.
+// Throws Error{usage} for a recipe "none", and what the layers refuse.
 PrecisionBench bench_precision(const RunSpec& run, int64_t runs);
 
 }  // namespace moebius

@@ -12,7 +12,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// All of a step; returns its loss.
+// Runs a whole step, and returns its loss.
 double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
   engine.step(source, step, run.optimizer.lr);
   const double loss = engine.loss();
@@ -39,7 +39,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
   spec.world = &world;
   Engine engine(spec);
   Stream s = engine.stream();
-  engine.model().params().init(s, run.seed);
+  engine.init_weights(s, run.seed);
   RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   r.links = engine.links_text();
   r.planned_bytes = engine.plan().total_bytes();

@@ -21,8 +21,8 @@ struct RanksBench {
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };
 
-// Steps before the timed ones: first touch of memory and kernels, and on a GPU two eager ones and
-// one that is captured.
+// Returns the number of steps before the timed ones. They touch memory and load kernels; on a GPU two are eager and one
+// is captured.
 int64_t warm_up_steps(DeviceKind device);
 // Runs on all ranks of the world together. The report is that of rank 0.
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);

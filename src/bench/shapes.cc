@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// The function u of the routing rule.
+// Returns the function u of the routing rule.
 double uniform(uint64_t seed, uint64_t i) {
   uint64_t x = seed + (i + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

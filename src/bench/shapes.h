@@ -29,7 +29,7 @@ const std::vector<BenchShape>& bench_shapes();
 // lists the names.
 BenchShape bench_shape(const std::string& name, double scale = 1.0);
 
-// max(1, round(size * scale)).
+// Returns max(1, round(size * scale)).
 int64_t scaled(int64_t size, double scale);
 
 // The rule that routes tokens to experts:

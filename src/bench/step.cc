@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
+// Runs a whole step, waits until the device has finished it, and returns its loss.
 double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
   engine.step(source, step, run.optimizer.lr);
   const double loss = engine.loss();
@@ -113,7 +113,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   if (on_gpu) measure_gpu(r, run);
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
-  engine.model().params().init(s, run.seed);
+  engine.init_weights(s, run.seed);
   RandomSequences source(run);
   std::optional<MatrixRate> rate;
   if (!on_gpu) rate.emplace(engine.spec().threads);

@@ -46,7 +46,7 @@ class BenchDevice {
   // Returns the time of every op of body, summed over the runs. The ops run one after the other, in
   // the order of body.
   std::map<std::string, OpTotal> profile(int64_t runs, const std::function<void(Stream&)>& body);
-  // The size of the square matrices whose rate is measured.
+  // Returns the size of the square matrices whose rate is measured.
   int64_t matrix_size(double scale) const { return scaled(is_gpu() ? 8192 : 2048, scale); }
   Ceilings measure_ceilings(double scale);
 

@@ -1,7 +1,6 @@
-// Names in a checkpoints folder. step-00000100 is a checkpoint;
-// step-00000100.tmp-0123456789abcdef is a save or a removal that did not finish. old-1, old-2,
-// ... hold checkpoints that were set aside. The first line of the file `lock` names the process
-// that writes here, the second line its run.
+// The files of a checkpoints folder. step-00000100 is a checkpoint. step-00000100.tmp-0123456789abcdef is a save or a
+// removal that did not finish. old-1, old-2, ... have checkpoints that were set aside. The first line of the file
+// `lock` names the process that writes here, and the second line its run.
 #pragma once
 
 #include <cstdint>
@@ -19,29 +18,29 @@ struct StepFolder {
   std::string path;
 };
 
-// In ascending order of step; empty if there is no such folder.
+// Returns the step folders in ascending order of step; none if `dir` does not exist.
 std::vector<StepFolder> step_folders(const std::string& dir);
 std::vector<std::string> unfinished_folders(const std::string& dir);  // paths
 
-void make_dirs(const std::string& dir);  // with its parents, durable
+void make_dirs(const std::string& dir);  // creates its parents too, durably
 void rename_folder(const std::string& from, const std::string& to);
 // Swaps the two folders in one atomic operation. Afterwards b is complete, and the old b is the
 // unfinished folder.
 void exchange_folders(const std::string& unfinished, const std::string& b);
-void remove_folder(const std::string& path);  // with all that is in it
+void remove_folder(const std::string& path);  // with its contents
 
 // Keeps other writers out of a checkpoints folder, of this process or another, until the object is
 // destroyed or its process ends.
 class CheckpointLock {
  public:
-  // Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
+  // Throws Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
   // without a lock.
   explicit CheckpointLock(const std::string& dir);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
-  // Writes a unique text into the lock and returns it; the run's ranks look for it. Error{io}.
+  // Writes a unique text into the lock and returns it; the run's ranks look for it. Throws Error{io}.
   std::string sign() const;
 
  private:

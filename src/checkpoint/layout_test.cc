@@ -62,7 +62,7 @@ std::vector<std::pair<int64_t, int64_t>> random_ranges(std::mt19937& random, int
   return ranges;
 }
 
-// The tensors that a rank has of the model. Norms and state are whole on every tp rank; then only
+// Returns the tensors that a rank has of the model. Norms and state are whole on every tp rank; then only
 // the first saves them.
 std::vector<Held> held_by(const Layout& layout, int rank) {
   const int tp = rank % layout.tp, dp = rank / layout.tp % layout.dp, pp = rank / layout.tp / layout.dp;
@@ -220,7 +220,7 @@ class RankedSave : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Async, RankedSave, testing::Bool());
 
 // Rank 1's disk is full, or a file of its shard cannot be made: every rank gets the error, nothing
-// is left, and the store goes on.
+// is left, and the store continues.
 TEST_P(RankedSave, OneRankThatFailsFailsAll) {
   const TestDir dir;
   save(dir.path(), {.dp = 2}, 1);

@@ -15,11 +15,11 @@ struct CheckpointInfo {
   std::string problem;  // the reason why it cannot be used; empty when complete
 };
 
-// The step folders of `dir` in ascending order, with their manifests and file sizes checked; empty
+// Returns the step folders of `dir` in ascending order, with their manifests and file sizes checked; empty
 // if there is no such folder.
 std::vector<CheckpointInfo> list_checkpoints(const std::string& dir);
 
-// The folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer
+// Returns the folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer
 // one that is skipped, with the reason.
 std::optional<std::string> newest_checkpoint(const std::string& dir, std::vector<std::string>* rejected);
 
@@ -30,7 +30,7 @@ struct VerifyReport {
   bool ok() const { return problems.empty(); }
 };
 
-// Reads every byte against its hash. Damage is in the report, never thrown.
+// Reads every byte and compares the hashes. Damage is reported in the result, and never thrown.
 VerifyReport verify_checkpoint(const std::string& folder);
 
 }  // namespace moebius

@@ -134,7 +134,7 @@ void check_places(const CheckpointManifest& manifest, const std::string& who) {
     for (const CheckpointPiece& p : t.pieces) check_piece(manifest, name, t, p, who);
 }
 
-// Adds what another rank wrote of a tensor.
+// Adds the pieces of a tensor that another rank wrote.
 void add_pieces(CheckpointTensor& into, const CheckpointTensor& from, const std::string& name) {
   if (into.pieces.empty()) {
     into = from;

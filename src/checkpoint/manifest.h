@@ -6,10 +6,10 @@
 //    "tensors": {NAME: {"dtype", "shape",
 //                       "pieces": [{"file", "offset", "bytes", "block", "range", "xxh3"}]}},
 //    "manifest_xxh3": HASH}
-// A piece without "block" [dim, begin, count] is of the whole tensor; a piece without "range"
-// [begin, end] is all of its block. HASH covers all the bytes before its key. The hash of a file's
-// header and those of the pieces cover the whole file. Version 1 is of one rank: it has one piece
-// per tensor, with its fields beside "dtype". It is read, not written.
+// A piece without "block" [dim, begin, count] has the whole tensor as its block; a piece without "range" [begin, end]
+// is all of its block. HASH covers all bytes before its key. The hashes of a file's header and of its pieces cover the
+// whole file. Version 1 is for one rank: it has one piece per tensor, with its fields beside "dtype". It can be read,
+// and is not written.
 #pragma once
 
 #include <cstdint>
@@ -40,16 +40,16 @@ struct CheckpointManifest {
 
 std::string to_text(const CheckpointManifest& manifest);
 
-// Error{input} naming `who` unless `text` is whole, of a known version, and every piece is
-// inside a file of the manifest.
+// Throws Error{input} that names `who` unless `text` is complete and of a known version, and every piece is inside a
+// file of the manifest.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& who);
 
-// Error{input} naming `who` unless the pieces of every tensor hold each of its elements once.
+// Throws Error{input} that names `who` unless the pieces of every tensor have each of its elements once.
 void check_complete(const CheckpointManifest& manifest, const std::string& who);
 
-// Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the
-// first. A piece that several ranks wrote is entered once: Error{distributed} when they wrote
-// different bytes, or disagree about a tensor.
+// Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the first. A piece that
+// several ranks wrote is listed once. Throws Error{distributed} if they wrote different bytes, or disagree
+// about a tensor.
 CheckpointManifest merge_manifests(std::vector<CheckpointManifest> parts);
 
 }  // namespace moebius

@@ -8,8 +8,8 @@
 namespace moebius {
 
 // Removes every checkpoint older than the newest `keep` ones that verify, and returns their folders;
-// none when fewer verify. Error{usage} unless keep >= 1, or when a run has the folder open.
-// Error{input} when the folder has no checkpoint: nothing is written to it.
+// none when fewer verify. Throws Error{usage} unless keep >= 1, or when a run has the folder open.
+// Throws Error{input} when the folder has no checkpoint: nothing is written to it.
 std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep);
 
 // The two below REQUIRE that the caller holds the folder's CheckpointLock, and throw Error{io}.

@@ -63,7 +63,7 @@ bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
          slice.numel() == asked.tensor.numel();
 }
 
-// The values in another dtype; codes of u8 are rounded to nearest, and get their scales.
+// Returns the values in another dtype; codes of u8 are rounded to nearest, and get their scales.
 std::vector<std::byte> as_dtype(const std::vector<float>& values, const NamedTensor& into, std::vector<float>& scales) {
   std::vector<std::byte> to(bytes_of(into.tensor.dtype, std::ssize(values)));
   if (into.tensor.dtype == DType::f32) {
@@ -79,7 +79,7 @@ std::vector<std::byte> as_dtype(const std::vector<float>& values, const NamedTen
   return to;
 }
 
-// In memory of the stream's device, or of the CPU without one.
+// Copies to memory of the stream's device, or of the CPU without a stream.
 void fill(const Tensor& to, const void* from, Stream* s) {
   if (!s) {
     std::memcpy(to.data, from, to.num_bytes());
@@ -222,7 +222,7 @@ void CheckpointReader::read(const std::string& name, const Tensor& into, Stream*
   read({.name = name, .tensor = into}, s);
 }
 
-// Returns what is saved, in f32.
+// Returns the saved values in f32.
 std::vector<float> CheckpointReader::values_of(const NamedTensor& into) const {
   const CheckpointTensor& saved = at(into.name);
   const TensorSlice slice = slice_of(into);
@@ -268,7 +268,7 @@ void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
 
 namespace {
 
-// The names that may be saved: with a code, those of scales too.
+// Returns the names that may be saved: with a code, those of scales too.
 std::vector<std::string> names_of(const std::vector<NamedTensor>& into) {
   std::vector<std::string> names;
   for (const NamedTensor& t : into) {
@@ -310,8 +310,8 @@ void CheckpointReader::read_all(const std::vector<NamedTensor>& into, Stream* s)
 
 namespace {
 
-// Every name that some rank asks for. The list is long: a rank has a name for each tensor of its
-// share of the model.
+// Returns every name that some rank reads. The list is long, since a rank has a name for each tensor of its share of
+// the model.
 std::set<std::string> names_of_all(Control& ranks, const std::vector<NamedTensor>& into) {
   std::string mine;
   for (const std::string& name : names_of(into)) mine += name + '\n';

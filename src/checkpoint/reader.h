@@ -21,7 +21,7 @@ struct CheckpointManifest;
 // and their headers.
 class CheckpointReader {
  public:
-  // Error{input} when the manifest is missing, damaged or of another version, or a file is
+  // Throws Error{input} when the manifest is missing, damaged or of another version, or a file is
   // missing or damaged. check_files = false leaves the check of the files to read(). It is for
   // all ranks but the one that checks them.
   explicit CheckpointReader(const std::string& folder, bool check_files = true);
@@ -34,10 +34,10 @@ class CheckpointReader {
   int64_t num_bytes() const;  // of the files
 
   // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
-  // into.converts, f32 and bf16 may take each other's place; f32 is then rounded to nearest even. With
-  // into.code, u8 codes may too, rounded to nearest; scales that the checkpoint does not have are then
-  // filled with their codes. It reads the parts of the files that hold it, and checks their hashes.
-  // Error{input} when there is no such tensor, when its dtype or shape differs, or when its bytes are
+  // into.converts, f32 and bf16 may replace each other; f32 is then rounded to nearest even. With into.code, u8 codes
+  // may too, rounded to nearest; scales that the checkpoint does not have are then filled with their codes. It reads
+  // the parts of the files that hold it, and checks their hashes.
+  // Throws Error{input} when there is no such tensor, when its dtype or shape differs, or when its bytes are
   // not those that were saved; into.tensor is then undefined.
   // A tensor of a GPU is filled on the stream s of its device.
   void read(const NamedTensor& into, Stream* s = nullptr) const;
@@ -45,7 +45,7 @@ class CheckpointReader {
   void verify(const std::string& name) const;                                         // reads every byte and keeps none
 
   // Reads all of the checkpoint into exactly these tensors: checks every name, shape and dtype
-  // before the first byte is read. Error{input} listing what is missing, unexpected or different
+  // before the first byte is read. Throws Error{input} listing what is missing, unexpected or different
   // (the first 20 of each, and how many).
   void read_all(const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
   // The same, called by all ranks together, each with the slices that it needs: a tensor is

@@ -17,7 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// One checkpoint of two shards, saved anew for each test.
+// One checkpoint of two shards, saved again for each test.
 class CheckpointRead : public testing::Test {
  protected:
   CheckpointRead() {

@@ -50,7 +50,7 @@ std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, cons
   return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
 }
 
-// Runs body. Its error gets the name of the save in front.
+// Runs body, and puts the name of the save before the text of its error.
 template <class Body>
 auto with_save_name(const std::string& what, Body&& body) {
   try {
@@ -77,7 +77,7 @@ State state_of(const std::shared_future<T>& future) {
 
 }  // namespace
 
-struct CheckpointStore::Alone {
+struct CheckpointStore::OneRankWorld {
   std::unique_ptr<Transport> transport = make_self_transport();
   Control ranks{*transport};
 };
@@ -88,12 +88,12 @@ CheckpointStore::CheckpointStore(Control& ranks, std::string dir, int64_t keep, 
 }
 
 CheckpointStore::CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes)
-    : CheckpointStore(std::make_unique<Alone>(), std::move(dir), keep, async_save, shard_bytes) {}
+    : CheckpointStore(std::make_unique<OneRankWorld>(), std::move(dir), keep, async_save, shard_bytes) {}
 
-CheckpointStore::CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save,
+CheckpointStore::CheckpointStore(std::unique_ptr<OneRankWorld> alone, std::string dir, int64_t keep, bool async_save,
                                  int64_t shard_bytes)
-    : alone_(std::move(alone)),
-      ranks_(alone_->ranks),
+    : one_rank_world_(std::move(alone)),
+      ranks_(one_rank_world_->ranks),
       dir_(std::move(dir)),
       keep_(keep),
       async_save_(async_save),
@@ -116,7 +116,7 @@ void CheckpointStore::open() {
   if (ranks_.size() > 1) check_shared(ranks_.from_root(signature));
 }
 
-// A rank that sees another folder would find out at its first save, and read no checkpoint.
+// Without this check, a rank that sees another folder would only fail at its first save, and would find no checkpoint.
 void CheckpointStore::check_shared(const std::string& signature) {
   ranks_.together([&] {
     const std::string got = why_not_signed(dir_, signature);
@@ -128,13 +128,13 @@ void CheckpointStore::check_shared(const std::string& signature) {
 }
 
 CheckpointStore::~CheckpointStore() {
-  progress_.aborted = ranks_.size() > 1;  // what others have not written by now may never arrive
+  progress_.aborted = ranks_.size() > 1;  // parts that other ranks have not written yet may never arrive
   if (!async_save_) return;
   if (share_.valid()) share_.wait();
   if (publication_.valid()) publication_.wait();
 }
 
-// A folder for the next save, the same for every rank.
+// Returns a folder for the next save, the same for every rank.
 std::string CheckpointStore::make_folder(int64_t step, const std::string& what) {
   const std::string folder = dir_ + "/" + ranks_.from_root(unfinished_name(step));
   ranks_.on_root([&] {
@@ -184,7 +184,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   if (!async_save_) wait();
 }
 
-// Rank 0, once it has written its share.
+// Publishes the checkpoint. Rank 0 runs it after it has written its share.
 void CheckpointStore::publish(const std::string& what, const Share& share, const std::string& folder) {
   std::vector<CheckpointManifest> shares{*share.get()};
   const int64_t step = shares[0].step;

@@ -1,5 +1,5 @@
-// Checkpoints: global named tensors in safetensors shards, and a manifest. The manifest is written last; without it a
-// folder is not a checkpoint.
+// Checkpoints: tensors with global names in safetensors shards, and a manifest. The manifest is written last; a folder
+// without it is not a checkpoint.
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder
 // appears whole, by one rename after everything in it is on the device. A crash can leave folders
@@ -9,7 +9,7 @@
 //
 // Every rank of a run writes the slices that it holds. The manifest says where each slice of the
 // global tensors is stored. So a checkpoint loads on any layout, and each rank reads the slices
-// that it needs. Every byte is covered by a hash: damage is an error at load, never a number.
+// that it needs. Hashes cover every byte, so damage is an error at load and never a wrong number.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class CheckpointStore {
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
   static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // bytes that are written, and copied from a GPU, at once
 
-  // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it
+  // Creates the folder, and removes what a crash left in it. Throws Error{usage} when another run has it
   // open, or when a rank sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   // The same on every rank; `ranks` outlives the store.
@@ -48,9 +48,9 @@ class CheckpointStore {
   // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save
   // can lack memory.
   void hold_piece();
-  // Makes step-`step`, and replaces one that is there. Then it removes the checkpoints that `keep`
-  // leaves out, and those of later steps, which belong to an abandoned history. Each rank writes
-  // its slices, without replicas. Rank 0 waits for all of them, then publishes the checkpoint.
+  // Writes step-`step`, and replaces an existing one. Then it removes the checkpoints that `keep` leaves out, and those
+  // of later steps, which belong to an abandoned history. Each rank writes its slices, without replicas. Rank 0 waits
+  // for all of them, then publishes the checkpoint.
   //
   // async: waits for a save in flight, copies the tensors, then writes on threads of
   // its own. The error of an asynchronous save is thrown by the next save(), which then
@@ -66,19 +66,20 @@ class CheckpointStore {
   // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of
   // `beside` that exist. They no longer count as checkpoints of this run, and are never removed.
   // Returns the folder, on every rank; empty when there was no checkpoint. A run that starts over
-  // calls this, so that its history does not mix with the old one wherever it stops. Error{io}.
+  // calls this, so that its history does not mix with the old one wherever it stops. Throws Error{io}.
   std::string set_aside(const std::vector<std::string>& beside = {});
 
   std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
 
   int64_t pinned_bytes() const { return piece_.num_bytes(); }    // of the host buffer for pieces
   int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
-  // The host memory that an asynchronous save of these tensors will hold, in bytes.
+  // Returns the host memory that an asynchronous save of these tensors will hold, in bytes.
   static int64_t snapshot_bytes_of(const std::vector<NamedTensor>& tensors);
 
  private:
-  struct Alone;  // a world of one rank
-  CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes);
+  struct OneRankWorld;  // a world of one rank
+  CheckpointStore(std::unique_ptr<OneRankWorld> alone, std::string dir, int64_t keep, bool async_save,
+                  int64_t shard_bytes);
   void open();
   void check_shared(const std::string& signature);
   using Share = std::shared_future<std::shared_ptr<const CheckpointManifest>>;
@@ -87,7 +88,7 @@ class CheckpointStore {
   void publish(const std::string& what, const Share& share, const std::string& folder);
   std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s);
 
-  std::unique_ptr<Alone> alone_;
+  std::unique_ptr<OneRankWorld> one_rank_world_;
   Control& ranks_;
   std::string dir_;
   int64_t keep_;

@@ -150,7 +150,7 @@ TEST_P(Checkpoint, ADamagedOneDoesNotCountAsKept) {
 }
 
 // A run that started over must not resume from the checkpoints of the run before it.
-TEST_P(Checkpoint, AHistoryThatWasGivenUpGoes) {
+TEST_P(Checkpoint, AnAbandonedHistoryIsRemoved) {
   CheckpointStore store(path_, 0, GetParam());
   for (int64_t step : {5, 200, 300}) save(store, step);
   save(store, 10);

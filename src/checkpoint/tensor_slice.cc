@@ -10,8 +10,7 @@
 namespace moebius {
 namespace {
 
-// A block as runs that are contiguous in the global tensor: run i is elements [first + i *
-// stride, + length).
+// A block as a list of runs that are contiguous in the global tensor: run i is elements [first + i * stride, + length).
 struct Runs {
   int64_t length = 0, stride = 0, first = 0;
 
@@ -26,7 +25,7 @@ struct Runs {
   }
   int64_t global(int64_t position) const { return first + position / length * stride + position % length; }
   int64_t left(int64_t position) const { return length - position % length; }
-  // The first position at or after a global element.
+  // Returns the first position at or after a global element.
   int64_t at_or_after(int64_t element) const {
     const int64_t run = element / stride, inside = element % stride - first;
     return run * length + std::clamp<int64_t>(inside, 0, length);
@@ -37,7 +36,7 @@ bool is_all_of(const std::vector<int64_t>& shape, const Shard& shard) {
   return shard.dim < 0 || (shard.begin == 0 && shard.count == shape[shard.dim]);
 }
 
-// Ranges that tile a block; sorted by begin.
+// Returns whether the ranges tile a block. REQUIRES: they are sorted by begin.
 bool tiles(const std::vector<TensorSlice>& slices, size_t begin, size_t end) {
   int64_t next = 0;
   for (size_t i = begin; i < end; ++i) {

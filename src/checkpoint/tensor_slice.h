@@ -22,7 +22,7 @@ struct TensorSlice {
   bool operator==(const TensorSlice&) const = default;
 };
 
-// The scales of the blocks of codes of a slice. REQUIRES: has_code_blocks, and no block is cut.
+// Returns the scales of the blocks of codes of a slice. REQUIRES: has_code_blocks, and no block is cut.
 TensorSlice scales_slice(const TensorSlice& codes);
 
 TensorSlice whole_slice(std::vector<int64_t> shape);
@@ -34,7 +34,7 @@ bool is_whole(const TensorSlice& slice);
 // from a file may be neither.
 bool is_legal(const TensorSlice& slice);
 
-// The slice as numpy would index it: "w" for the whole tensor, "w[4:8]" for rows, "w[:, 4:8]" for
+// Returns the slice as numpy would index it: "w" for the whole tensor, "w[4:8]" for rows, "w[:, 4:8]" for
 // columns, "w[4:8].flat[10:20]" for a range of that block.
 std::string slice_name(const std::string& name, const TensorSlice& slice);
 
@@ -44,7 +44,7 @@ struct CommonRun {
   int64_t in_a = 0, in_b = 0, count = 0;
   bool operator==(const CommonRun&) const = default;
 };
-// The elements that both slices hold, in ascending order of position, in as few runs as possible.
+// Returns the elements that both slices hold, in ascending order of position, in as few runs as possible.
 // REQUIRES: legal slices of one shape.
 std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b);
 

@@ -18,7 +18,7 @@ TensorSlice slice(Dims shape, Shard shard, int64_t begin, int64_t end) {
   return {.shape = std::move(shape), .shard = shard, .begin = begin, .end = end};
 }
 
-// The definition: global element of each position, by loops over indices.
+// Defines the order of elements: returns the global element of each position, by loops over indices.
 Dims elements_of(const TensorSlice& s) {
   Dims all;
   const int64_t numel = numel_of(s.shape);
@@ -74,7 +74,7 @@ Dims random_shape(std::mt19937& random) {
   return shape;
 }
 
-// The slices of one tensor on a random layout: equal blocks of a dimension, each cut into ranges
+// Returns the slices of one tensor on a random layout: equal blocks of a dimension, each cut into ranges
 // of any length.
 std::vector<TensorSlice> random_layout(std::mt19937& random, const Dims& shape) {
   std::vector<Shard> blocks{{}};

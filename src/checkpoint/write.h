@@ -28,7 +28,7 @@ struct CheckpointWriter {
   std::byte* piece = nullptr;                          // with a device: a host buffer of kPieceBytes
 };
 
-// Writes the shards of this rank: its slices, without replicas. Error{io} names the save.
+// Writes the shards of this rank: its slices, without replicas. The text of an Error{io} names the save.
 CheckpointManifest write_share(const std::string& folder, const CheckpointContent& content,
                                const CheckpointWriter& writer);
 
@@ -36,13 +36,13 @@ CheckpointManifest write_share(const std::string& folder, const CheckpointConten
 // at its end replaces a checkpoint of the same step in one atomic operation.
 void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest);
 
-// The steps of a save, for callers that make a folder of their own.
-// The name of the next shard.
+// These are the steps of a save, for callers that make a folder of their own.
+// Returns the name of the next shard.
 std::string shard_name(const CheckpointManifest& manifest, const CheckpointWriter& writer = {});
 // Closes a written shard, whose tensors are whole, and enters it in the manifest.
 void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
                  SafetensorsWriter& writer);
-// Writes the manifest: the last file of a checkpoint.
+// Writes the manifest, which is the last file of a checkpoint.
 void write_manifest(const std::string& folder, const std::string& text);
 
 }  // namespace moebius

@@ -25,7 +25,7 @@ struct Options : GenerationOptions {
   int64_t context = 4096;
 };
 
-// A signal handler can use nothing but static storage.
+// Static storage, since a signal handler can use nothing else.
 std::atomic<int> num_interrupts{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -33,7 +33,7 @@ void on_interrupt(int signal) {
   if (++num_interrupts > 1) std::_Exit(128 + signal);
 }
 
-// While it lives, the first Ctrl-C is only noted. The second ends the program at once.
+// While an object exists, the first Ctrl-C is only noted. The second ends the program at once.
 class NotedInterrupt {
  public:
   NotedInterrupt() {

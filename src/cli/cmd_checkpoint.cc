@@ -24,15 +24,14 @@ struct Options {
   bool json = false;
 };
 
-// The folder that holds the step folders: the path itself, or PATH/checkpoints of a run.
+// Returns the folder that holds the step folders: the path itself, or PATH/checkpoints of a run.
 std::string checkpoints_dir(const std::string& path) {
   MOEBIUS_CHECK(input, fs::is_directory(path), "checkpoint: expected a folder at {}; got {}; check the path", path,
                 fs::exists(path) ? "a file" : "nothing there");
   return fs::is_directory(path + "/checkpoints") ? path + "/checkpoints" : path;
 }
 
-// The checkpoints of a folder. Error{input} when it has none: then it is another folder
-// than was meant.
+// Returns the checkpoints of a folder. Throws Error{input} when it has none: then the path is probably wrong.
 std::vector<CheckpointInfo> checkpoints_of(const char* command, const std::string& path) {
   std::vector<CheckpointInfo> checkpoints = list_checkpoints(checkpoints_dir(path));
   MOEBIUS_CHECK(input, !checkpoints.empty(),
@@ -41,7 +40,7 @@ std::vector<CheckpointInfo> checkpoints_of(const char* command, const std::strin
   return checkpoints;
 }
 
-// The weights of one checkpoint or of a Hugging Face folder, under the names
+// Lists the weights of one checkpoint or of a Hugging Face folder, under the names
 // that train.freeze matches.
 int list_tensors(const Options& o) {
   const WeightsFolder from = find_weights(o.path);
@@ -75,7 +74,7 @@ int run_ls(const Options& o) {
   return 0;
 }
 
-// One checkpoint, or all of a folder.
+// Returns one checkpoint, or all of a folder.
 std::vector<std::string> folders_of(const std::string& path) {
   if (fs::exists(path + "/manifest.json")) return {path};
   std::vector<std::string> folders;

@@ -44,7 +44,7 @@ struct Resolved {
   int64_t ranks_per_machine = 8;
 };
 
-// The dispatcher that a run of this recipe takes when so many ranks start on a machine.
+// Returns the dispatcher that a run of this recipe takes when so many ranks start on a machine.
 DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
   const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
@@ -125,7 +125,7 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
-// The memory beside the plan. That of a GPU is given only if its plan is known.
+// Returns the memory beside the plan. That of a GPU is given only if its plan is known.
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
@@ -251,7 +251,7 @@ void print_comment(const std::string& text) {
   }
 }
 
-// Prints whether the recipe can be trained, as it is and here. It comes last, where it is seen.
+// Prints whether the recipe can be trained on this machine. It is printed last, so that it is seen.
 void print_verdict(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));

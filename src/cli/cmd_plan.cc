@@ -25,7 +25,7 @@ struct Options {
   bool json = false, search = false, leave_one_out = false;
 };
 
-// The machines of the working directory, or those beside the folder of the program.
+// Returns the machines of the working directory, or those beside the folder of the program.
 std::string machines_folder() {
   if (std::filesystem::is_directory("machines")) return "machines";
   std::error_code ignored;
@@ -82,7 +82,7 @@ PlanMachine machine_of(const Options& o) {
   return machine;
 }
 
-// Options that another one is needed for are refused without it.
+// Refuses options that have no effect without another one.
 void check_options(const Options& o) {
   const SearchOptions& limits = o.limits;
   const bool has_limits = limits.memory_gb != 0 || limits.most_tp != 0 || !limits.recipes.empty();

@@ -23,7 +23,7 @@ struct Options {
   bool json = false;
 };
 
-// So that a slip does not write over a file of a run.
+// Checks the ending of a path, so that a typing error does not overwrite a file of a run.
 void check_ending(const char* option, const std::string& path, const char* ending) {
   MOEBIUS_CHECK(usage, path.empty() || path.ends_with(ending),
                 "report {} {}: expected a name that ends in {}; give one", option, path, ending);
@@ -40,7 +40,7 @@ void check(const Options& o) {
                 "report --csv: expected one run; got {}; write a file for each", o.runs.size());
 }
 
-// Names of folders, or paths where two folders have one name.
+// The names are those of the folders, or their paths if two folders have the same name.
 std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& folders) {
   std::vector<ShownRun> runs;
   for (const auto& folder : folders) {

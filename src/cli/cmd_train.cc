@@ -21,8 +21,8 @@ struct TrainArgs {
   std::optional<double> timeout_s;
 };
 
-// The recipe, or the error of reading it. A rank that cannot read it reports the error once the
-// ranks have met, so that all end together.
+// The recipe, or the error of reading it. A rank that cannot read it reports the error after the rendezvous, so that
+// all ranks end together.
 struct Recipe {
   RunSpec run;
   std::string fit;  // what memory.fit decided; empty without it

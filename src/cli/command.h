@@ -14,7 +14,7 @@ class App;
 
 namespace moebius {
 
-// The things that a command gets from main.
+// The arguments that a command gets from main.
 struct Cli {
   CLI::App& app;
   Log& log;                        // standard error

@@ -18,33 +18,33 @@ struct MemoryVerdict {
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
-// Host memory that the ranks of one machine pin for their GPUs: of the machine whose ranks pin most.
+// The host memory that ranks pin for their GPUs, on the machine whose ranks pin the most.
 struct PinnedMemory {
   int64_t bytes = 0, num_ranks = 1;
 };
 // of_stage: bytes that a rank of each pipeline stage pins. Machines have ranks with consecutive numbers.
 PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>& of_stage, int64_t ranks_per_machine);
 
-// The end of a sentence that gives the memory of one rank on its GPU. It says that the figure holds
-// for a rank with a GPU of its own. If the run has more ranks than this machine has GPUs, it gives
-// the sum on a shared GPU as well. Empty for one rank.
+// Returns the end of a sentence about the memory of one rank on its GPU. It says that the value is for a rank with its
+// own GPU. If the run has more ranks than this machine has GPUs, it gives the sum on a shared GPU as well. It is empty
+// for one rank.
 std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
 
-// The verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
+// Returns the verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
 // this machine. available: bytes of host memory here. A run on GPUs compares `pinned` with it, as `train` does when it
 // starts; a run on the CPU compares what all of its ranks need.
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
                              int64_t available);
 
-// One line with the tokens of the run, and one for each dataset of data.train that exists: how
-// often it is read.
+// Returns one line with the tokens of the run, and one for each existing dataset of data.train that says how often it
+// is read.
 std::vector<std::string> data_lines(const RunSpec& run);
 
-// A line for each thing that `train` would refuse at once: a key that is not given, a dataset that
+// Returns a line for each thing that `train` would refuse at once: a key that is not given, a dataset that
 // does not exist.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 
-// "to Hugging Face as qwen3_moe", or the reason why not.
+// Returns "to Hugging Face as qwen3_moe", or the reason why not.
 std::string export_text(const ModelSpec& model);
 
 }  // namespace moebius

@@ -12,10 +12,10 @@ struct BuiltForFeature {
   bool present;  // this CPU has it
 };
 
-// Every instruction set that the compiler can be asked to use and can look for in a CPU.
+// Returns every instruction set that the compiler can use and detect in a CPU.
 std::vector<BuiltForFeature> built_for_features();
 
-// The names of features that are needed and not present, separated by commas; empty if the
+// Returns the names of features that are needed and not present, separated by commas; empty if the
 // program can run.
 std::string missing_cpu_features(const std::vector<BuiltForFeature>& features);
 

@@ -31,17 +31,17 @@ class ModelTokenizer {
   ModelTokenizer(const std::string& who, const GenerationOptions& o);
   const Tokenizer& operator*() const { return *tokenizer_; }
   const Tokenizer* operator->() const { return tokenizer_.get(); }
-  // Warnings, empty where there are none: of the tokenizer; that ids mean something else to the model.
+  // Returns warnings, or an empty text: about the tokenizer, and if ids have another meaning for the model.
   std::string notice() const { return tokenizer_->notice(); }
   std::string other_tokenizer_notice() const;
-  // The spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
+  // Returns the spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
   // at those that eos_token_id of the model's generation_config.json lists.
   GenerateSpec spec() const;
-  // The ids of a text, or of a new document where the text is empty.
+  // Returns the ids of a text, or of a new document where the text is empty.
   std::vector<int32_t> prompt_ids(const std::string& text) const;
   // Reads the chat template, once; chat_ids does so too. Throws the errors of ChatTemplate.
   void open_template();
-  // The ids of a chat up to where an answer begins.
+  // Returns the ids of a chat up to where an answer begins.
   std::vector<int32_t> chat_ids(const Chat& chat);
 
  private:
@@ -52,7 +52,7 @@ class ModelTokenizer {
   std::optional<ChatTemplate> template_;
 };
 
-// "64 tokens in 1.5 s, 42.7 tokens/s; prompts of 20 tokens in 0.3 s"
+// Returns a text such as "64 tokens in 1.5 s, 42.7 tokens/s; prompts of 20 tokens in 0.3 s"
 std::string times_text(const GenerateTimes& times);
 
 }  // namespace moebius

@@ -56,7 +56,7 @@ std::string text_of(const Environment& environment, const char* name) {
 
 bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
 
-// The four variables that ranks need to find each other over TCP.
+// Returns whether the four variables are set by which ranks find each other over TCP.
 bool says_where_rank_0_is(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }

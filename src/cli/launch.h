@@ -1,5 +1,4 @@
-// Finds whether this process was started alone or as one of several ranks. The environment of its
-// launcher says so.
+// Finds whether this process was started alone or as one of several ranks, from the environment that its launcher set.
 #pragma once
 
 #include <functional>
@@ -32,19 +31,19 @@ using Environment = std::function<const char*(const char* name)>;
 Environment process_environment();
 
 // Reads the variables of torchrun, of mpirun, of other launchers with PMI, and of srun, or RANK,
-// WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Throws Error{usage} if a value is not a number, or
 // if some of the last four are missing, since the processes would train the run several times.
 // For ranks over TCP it also reads MOEBIUS_HOST, MOEBIUS_SECRET, and the file that MOEBIUS_SECRET_FILE
 // names: Error{usage} if both are set, the file cannot be read, or the secret is too short.
 Launch detect_launch(const Environment& environment);
-// The rank of this process by the same variables; 0 if they give nothing that can be used.
+// Returns the rank of this process by the same variables; 0 if they give nothing that can be used.
 int launcher_rank(const Environment& environment);
 
-// For a command that runs in one process. Error{usage} if a launcher started several, since they
+// For a command that runs in one process. Throws Error{usage} if a launcher started several, since they
 // would do the same work and write the same files. Only the error of the first process has a text.
 void check_alone(const std::string& command, const Launch& launch);
 
-// The ranks that `--ranks` asks for, as threads. Error{usage} if a launcher has
+// Returns the ranks that `--ranks` asks for, as threads. Throws Error{usage} if a launcher has
 // started several processes.
 Launch launch_threads(int64_t num_ranks, const Launch& detected);
 

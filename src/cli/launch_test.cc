@@ -102,7 +102,7 @@ TEST(Launch, TheSecretOfTheJob) {
 }
 
 // MASTER_ADDR and its like are often exported for all; mpirun's own variables say more.
-TEST(Launch, TheNearestLauncherCounts) {
+TEST(Launch, TheInnermostLauncherCounts) {
   EXPECT_EQ(detect_launch(of(with({{"OMPI_COMM_WORLD_SIZE", "4"}}))).kind, Launch::Kind::mpi);
   EXPECT_EQ(detect_launch(of(with({{"SLURM_STEP_NUM_TASKS", "2"}}))).kind, Launch::Kind::tcp);
   const Launch slurm = detect_launch(of({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_LOCALID", "1"}, {"WORLD_SIZE", "9"}}));
@@ -147,7 +147,7 @@ TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
   }
 }
 
-TEST(Launch, NumbersThatAreNone) {
+TEST(Launch, InvalidNumbers) {
   expect_error(ErrorKind::usage, "OMPI_COMM_WORLD_SIZE must be a whole number; got \"two\"", [] {
     detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "two"}}));
   });

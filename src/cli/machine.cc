@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// The value of the first line "key : value" of /proc/cpuinfo.
+// Returns the value of the first line "key : value" of /proc/cpuinfo.
 std::string cpuinfo(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {

@@ -21,7 +21,7 @@ struct CpuFeature {
 const std::vector<CpuFeature>& cpu_features();
 
 Machine this_machine();
-// "AMD EPYC 9454 (2 CPUs, avx2 avx512f avx512_bf16), 23.5 GiB": heads every benchmark.
+// Returns a text such as "AMD EPYC 9454 (2 CPUs, avx2 avx512f avx512_bf16), 23.5 GiB": heads every benchmark.
 std::string machine_line(const Machine& machine);
 
 }  // namespace moebius

@@ -20,7 +20,7 @@
 
 namespace {
 
-// A signal handler can use nothing but static storage.
+// Static storage, since a signal handler can use nothing else.
 std::atomic<int> received_signal{0};
 std::atomic<pid_t> supervisor{0};             // of this rank's process, if it has one
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
@@ -88,7 +88,7 @@ void check_launch(const CLI::App& app) {
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 
-// The command line up to the command that was asked for, as in "moebius checkpoint ls".
+// Returns the command line up to the command that was asked for, as in "moebius checkpoint ls".
 std::string command_name(const CLI::App& app) {
   const std::vector<CLI::App*> asked = app.get_subcommands();
   return asked.empty() ? app.get_name() : app.get_name() + " " + command_name(*asked.front());

@@ -21,7 +21,7 @@ void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
 void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(CLI::App& command, bool& json);             // --json
 void add_shard_bytes_option(CLI::App& command, int64_t& bytes);  // --shard-bytes
-void check_shard_bytes(int64_t bytes);                           // Error{usage} unless it is at least 1
+void check_shard_bytes(int64_t bytes);                           // throws Error{usage} unless it is at least 1
 // The help of the command ends with this line, which a user may type.
 void add_example(CLI::App& command, const std::string& line);
 
@@ -32,13 +32,13 @@ struct LayoutOptions {
   std::optional<double> timeout_s;
 };
 void add_layout_options(CLI::App& command, LayoutOptions& options);
-// --ranks and --timeout alone
+// Adds --ranks and --timeout only.
 void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s);
-// The layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
+// Returns the layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
 // the rest of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);
 
-// Error{usage} if there is no GPU, or this build has no CUDA backend.
+// Throws Error{usage} if there is no GPU, or this build has no CUDA backend.
 DeviceKind device_kind(const std::string& device);
 DType compute_dtype(const std::string& dtype);  // "f32" or "bf16"; Error{usage} for others
 int num_threads(int asked);

@@ -58,8 +58,8 @@ Control::Control(Transport& transport) : transport_(transport), rank_(transport.
   group_ = transport.make_group("control", all);
 }
 
-// Texts of up to kShort bytes, as nearly all are, travel with their length, so that they take one call.
-// When one is longer, all are sent once more.
+// Texts of up to kShort bytes are sent together with their lengths, in one call. Nearly all texts are that short. If
+// one is longer, a second call sends all of them.
 namespace {
 
 constexpr int64_t kShort = 120;

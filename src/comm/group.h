@@ -37,7 +37,7 @@ class Pending {
   class Transfer {
    public:
     virtual ~Transfer() = default;
-    virtual void wait() = 0;  // Error{distributed} as above
+    virtual void wait() = 0;  // throws Error{distributed} as above
   };
   Pending() = default;
   explicit Pending(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}

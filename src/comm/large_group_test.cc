@@ -75,7 +75,7 @@ float value(int rank, int64_t i) {
   return std::ldexp(static_cast<float>(random() % 4001) - 2000, exponent);
 }
 
-// The definition: the sum over the digits of level `level` and below, each in its order, in f32.
+// Defines the result: returns the sum over the digits of level `level` and below, each in its order, in f32.
 float sum_over(const CollectiveLevels& levels, const std::vector<float>& values, int level, int first, int stride) {
   if (level < 0) return values[first];
   const int below = stride / levels.radix(level);

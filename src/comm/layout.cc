@@ -77,6 +77,18 @@ int64_t bounded_product(std::initializer_list<int64_t> factors) {
   return product;
 }
 
+void check_fsdp_shard(const MeshShape& shape) {
+  MOEBIUS_CHECK(usage, shape.fsdp_shard == 0 || shape.fsdp_shard >= 2,
+                "mesh: fsdp_shard must be at least 2, or 0 for all ranks that hold the same weights; got {}",
+                shape.fsdp_shard);
+  for (const Axis axis : kGradAxes) {
+    const int64_t size = group_size(shape, axis), shard = shard_size(shape, axis);
+    MOEBIUS_CHECK(usage, size % shard == 0,
+                  "mesh: fsdp_shard must divide the size of the group {}, {} % {} must be 0; choose a divisor of {}",
+                  name_of(axis), size, shard, size);
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Axis axis) { return def_of(axis).name; }
@@ -100,6 +112,7 @@ void MeshShape::check() const {
                 "mesh: cp_inner must divide cp, {} % {} must be 0; choose a divisor of cp", cp, cp_inner);
   MOEBIUS_CHECK(usage, ranks_per_node >= 1 && ranks_per_node <= CollectiveLevels::kMostAtOnce,
                 "mesh: ranks_per_node must be from 1 to {}; got {}", CollectiveLevels::kMostAtOnce, ranks_per_node);
+  check_fsdp_shard(*this);
 }
 
 RankPlace place_of(const MeshShape& shape, int world_rank) {
@@ -121,6 +134,11 @@ int64_t group_size(const MeshShape& shape, Axis axis) {
   int64_t size = 1;
   for (int i = 0; i < kDigits; ++i) size *= def.varies[i] ? radix[i] : 1;
   return size;
+}
+
+int64_t shard_size(const MeshShape& shape, Axis grad_axis) {
+  const int64_t size = group_size(shape, grad_axis);
+  return shape.fsdp_shard == 0 ? size : std::min(size, shape.fsdp_shard);
 }
 
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank) {

@@ -52,13 +52,14 @@ struct MeshShape {
   int64_t cp_inner = 1;     // ranks of a group of Axis::cp_inner
   bool cp_dynamic = false;  // blocks of 2, 4, ... consecutive cp ranks are groups too (Mesh::cp_block)
   int64_t ranks_per_node = 8;
+  int64_t fsdp_shard = 0;  // parallel.fsdp_shard: ranks over which the weights of a layer are sharded; 0: all
   int64_t cp_outer() const { return cp / cp_inner; }
   // Returns the number of nodes of the ranks of etp x ep, if these are all ranks of the nodes; else 1.
   int64_t nodes_of_experts() const { return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1; }
   int64_t world() const { return tp * cp * dp * pp; }
   // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
-  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, and ranks_per_node is from 1 to 8. There are at most
-  // INT32_MAX ranks.
+  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, ranks_per_node is from 1 to 8, and fsdp_shard is 0, or at least 2 and
+  // divides every larger group of ranks that hold the same parameters. There are at most INT32_MAX ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };
@@ -77,6 +78,12 @@ int rank_in_expert_view(const MeshShape& shape, const RankPlace& place);  // rea
 // Returns the world ranks in world_rank's group of this axis, ascending.
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank);
 int64_t group_size(const MeshShape& shape, Axis axis);
+
+// The axes of ranks that hold the same parameters (ParamSpec::grad_axis).
+inline constexpr std::array kGradAxes = {Axis::dp_cp, Axis::tp_cp_dp, Axis::edp, Axis::etp_edp};
+// Returns the number of consecutive ranks of a group of such an axis over which the weights of a layer are sharded with
+// parallel.fsdp: fsdp_shard, and all of a group that is not larger or where fsdp_shard is 0.
+int64_t shard_size(const MeshShape& shape, Axis grad_axis);
 
 std::string to_string(const RankPlace& place);  // "tp 0, cp 1, dp 0, pp 0, etp 0, ep 1, edp 0"
 

@@ -178,6 +178,18 @@ TEST(Layout, RanksThatShareExpertsAreOnNodes) {
 }
 
 // etp changes fastest, as tp does: a folded expert group consists of whole tensor-parallel groups.
+TEST(Layout, ShardsAreBlocksOfRanksThatHoldTheSame) {
+  const MeshShape shape{.tp = 2, .dp = 4, .ep = 4, .edp = 2, .fsdp_shard = 2};
+  shape.check();
+  EXPECT_EQ(shard_size(shape, Axis::dp_cp), 2);
+  EXPECT_EQ(shard_size(shape, Axis::tp_cp_dp), 2);
+  EXPECT_EQ(shard_size(shape, Axis::edp), 2);
+  EXPECT_EQ(shard_size({.dp = 4, .edp = 4}, Axis::dp_cp), 4);  // all
+  EXPECT_THAT(error_text({.dp = 6, .edp = 6, .fsdp_shard = 4}),
+              HasSubstr("fsdp_shard must divide the size of the group dp_cp, 6 % 4 must be 0"));
+  EXPECT_THAT(error_text({.fsdp_shard = 1}), HasSubstr("fsdp_shard must be at least 2"));
+}
+
 TEST(Layout, ExpertTensorParallelRanksAreNeighbours) {
   const MeshShape shape{.tp = 4, .dp = 2, .etp = 2, .ep = 2, .edp = 2};
   EXPECT_THAT(ranks_of_group(shape, Axis::etp, 3), ElementsAre(2, 3));
@@ -194,7 +206,7 @@ TEST(Layout, RefusesWithTheEquationThatFails) {
   EXPECT_EQ(error_text({.tp = 3, .dp = 2, .pp = 5, .etp = 2, .edp = 3}), "no error");
 }
 
-TEST(Layout, TableSaysWhoIsWhereAndWhatEachGroupIsFor) {
+TEST(Layout, TableShowsRanksAndThePurposeOfEachGroup) {
   const std::string text = layout_table({.tp = 2, .dp = 2, .pp = 2, .ep = 4});
   EXPECT_THAT(text, HasSubstr("8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x pp 2\n"));
   EXPECT_THAT(text, HasSubstr("\n     7     1   0   1   1     0   3   0\n"));

@@ -1,5 +1,6 @@
 #include "comm/mesh.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "comm/gpu/gpu_links.h"
@@ -7,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// The axis of all ranks that share the experts of a layer.
+// Returns the axis of all ranks that share the experts of a layer.
 Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
 
 // Hidden states go from stage to stage, and keys from rank to rank.
@@ -55,10 +56,17 @@ void Mesh::make_groups(Transport& transport, GpuLinks* links) {
     cp_blocks_.push_back(
         make(fmt::format("cp_{}", size), ranks_of_group(blocks, Axis::cp_inner, transport.rank()), Axis::cp));
   }
+  for (size_t i = 0; i < kGradAxes.size(); ++i) {
+    const Axis axis = kGradAxes[i];
+    const int64_t size = shard_size(shape_, axis);
+    if (size == group_size(shape_, axis)) continue;
+    const auto first = group(axis).ranks().begin() + group(axis).rank() / size * size;
+    shard_groups_[i] = make(fmt::format("{}_shard", name_of(axis)), {first, first + size}, axis);
+  }
   make_node(transport);
 }
 
-// The group carries memory of the CPU, so that it costs nothing where no dispatcher uses it.
+// The group carries host memory, so that it costs nothing if no dispatcher uses it.
 void Mesh::make_node(Transport& transport) {
   if (shape_.nodes_of_experts() == 1) return;
   std::vector<int> ranks(static_cast<size_t>(shape_.ranks_per_node));
@@ -75,19 +83,31 @@ Group& Mesh::cp_block(int64_t size) const {
   return group(Axis::cp);
 }
 
+Group& Mesh::shard_group(Axis grad_axis) const {
+  const auto* at = std::find(kGradAxes.begin(), kGradAxes.end(), grad_axis);
+  MOEBIUS_ASSERT(at != kGradAxes.end());
+  const auto& block = shard_groups_[static_cast<size_t>(at - kGradAxes.begin())];
+  return block ? *block : group(grad_axis);
+}
+
+template <class Body>
+void Mesh::for_parts(Axis axis, Body&& body) const {
+  if (axis == axis_of_experts(shape_) && node_of_experts_) body(*node_of_experts_);
+  if (axis == Axis::cp)
+    for (const auto& block : cp_blocks_) body(*block);
+  for (size_t i = 0; i < kGradAxes.size(); ++i)
+    if (axis == kGradAxes[i] && shard_groups_[i]) body(*shard_groups_[i]);
+}
+
 int64_t Mesh::sent_bytes(Axis axis) const {
   int64_t bytes = group(axis).sent_bytes();
-  if (axis == axis_of_experts(shape_) && node_of_experts_) return bytes + node_of_experts_->sent_bytes();
-  if (axis != Axis::cp) return bytes;
-  for (const auto& block : cp_blocks_) bytes += block->sent_bytes();
+  for_parts(axis, [&](const Group& part) { bytes += part.sent_bytes(); });
   return bytes;
 }
 
 double Mesh::seconds(Axis axis) const {
   double seconds = group(axis).seconds();
-  if (axis == axis_of_experts(shape_) && node_of_experts_) return seconds + node_of_experts_->seconds();
-  if (axis != Axis::cp) return seconds;
-  for (const auto& block : cp_blocks_) seconds += block->seconds();
+  for_parts(axis, [&](const Group& part) { seconds += part.seconds(); });
   return seconds;
 }
 

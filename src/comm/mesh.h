@@ -21,26 +21,32 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
-  // The block of `size` consecutive cp ranks that this rank is in.
+  // Returns the block of `size` consecutive cp ranks that this rank is in.
   // REQUIRES: shape().cp_dynamic; size is a power of two from 2 to cp.
   Group& cp_block(int64_t size) const;
-  // The ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
+  // Returns the ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
   Group& node_of_experts() const { return *node_of_experts_; }
-  // The bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, and the axis of the ranks
-  // that share experts (etp_ep, or ep if etp = 1) includes the node.
+  // The shard_size() consecutive ranks of a group of kGradAxes that this rank is in; the group itself if that is all.
+  Group& shard_group(Axis grad_axis) const;
+  // The bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, the axis of the ranks
+  // that share experts (etp_ep, or ep if etp = 1) includes the node, and those of kGradAxes include shard_group().
   int64_t sent_bytes(Axis axis) const;
   double seconds(Axis axis) const;
 
  private:
   void make_groups(Transport& transport, GpuLinks* links);
   void make_node(Transport& transport);
+  // Calls body(group) for the groups whose traffic counts as that of an axis, but for group(axis).
+  template <class Body>
+  void for_parts(Axis axis, Body&& body) const;
 
   std::unique_ptr<Transport> self_;  // only in the mesh of a single rank
   MeshShape shape_;
   RankPlace place_;
   std::array<std::unique_ptr<Group>, kNumAxes> groups_;
-  std::vector<std::unique_ptr<Group>> cp_blocks_;  // [i]: of 2^(i + 1) ranks
-  std::unique_ptr<Group> node_of_experts_;         // null: they are on one node
+  std::vector<std::unique_ptr<Group>> cp_blocks_;                      // [i]: of 2^(i + 1) ranks
+  std::unique_ptr<Group> node_of_experts_;                             // null: they are on one node
+  std::array<std::unique_ptr<Group>, kGradAxes.size()> shard_groups_;  // null: all ranks of the group
 };
 
 }  // namespace moebius

@@ -27,7 +27,7 @@ double bytes_for_others(const AllToAllV& a, int rank) {
   return all == 0 ? 0 : bytes_of(a.in) / static_cast<double>(all) * static_cast<double>(rows);
 }
 
-// Adds the seconds of its lifetime.
+// Adds the seconds of its lifetime to a counter.
 class Timed {
  public:
   explicit Timed(double& seconds) : seconds_(seconds) {}
@@ -169,7 +169,8 @@ void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   transport_.recorder().end(record);
 }
 
-// Goes down the levels. Before a level, the ranks whose digits up to this one are the root's have x.
+// Goes from the top level down. Before a level, x is on the ranks whose lower digits, up to that of the level, equal
+// the root's.
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
   check_member(*this, "broadcast: root", root);
   if (!moves("broadcast", s, {x})) return;
@@ -308,7 +309,7 @@ void MessageGroup::sum_exchange_at(int level, Stream& s, Tensor own, DType dtype
 
 void MessageGroup::sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record) {
   Tensor sums_N = x_N;  // the slices that this rank still sums
-  int first = 0;        // and the place of the first of them
+  int first = 0;        // the place of the first of them
   for (int level = 0; level < levels_.count(); ++level) {
     const int width = levels_.width(level), from = first;
     const auto begin_of = [&](int place) { return x_N.numel() * place / size() - x_N.numel() * from / size(); };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kTriedBytes = int64_t{2} << 20;  // CUDA shares whole pages of this size with other processes
 
-// A rank tells this to all others before it sends handles. Texts end in zeros.
+// Each rank sends this to all others before it sends handles. Texts are padded with zeros.
 struct Introduction {
   ProcessId process;
   char machine[160] = {};
@@ -20,7 +20,7 @@ struct Introduction {
 };
 
 struct Answer {
-  char why[400] = {};  // it cannot reach a rank; empty: it reaches all
+  char why[400] = {};  // the reason why it cannot access a rank's memory; empty: it can access that of all
 };
 
 template <size_t kSize>
@@ -120,7 +120,7 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
   return pages;
 }
 
-std::string why_apart(Stream& s, Group& group, Group& world) {
+std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
   const PeerMemory memory(s.device(), kTriedBytes);
   const Tensor window{.data = memory.data(), .shape = {kTriedBytes}, .dtype = DType::u8, .device = s.device()};
   Answer answer;

@@ -23,6 +23,6 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
 // Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
 // Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. All ranks of
 // the world call it together, and get the same text. Throws Error{usage} when the device has no memory for the test.
-std::string why_apart(Stream& s, Group& group, Group& world);
+std::string why_no_peer_access(Stream& s, Group& group, Group& world);
 
 }  // namespace moebius

@@ -39,7 +39,7 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
   if (s.device() == DeviceKind::cuda) {
     synchronize(s);
     gpu_ = std::make_unique<GpuRounds>(
-        s, flags_, [this] { return group_.timeout_s(); }, [this] { look(); }, [this] { throw_late(); });
+        s, flags_, [this] { return group_.timeout_s(); }, [this] { look(); }, [this] { throw_reported(); });
   }
   traffic_ = gpu_ ? gpu_->traffic() : std::make_shared<PeerTraffic>();
   group.count_also(traffic_);
@@ -137,11 +137,11 @@ void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
 }
 
 void PeerWindow::look() {
-  throw_late();
+  throw_reported();
   group_.check();
 }
 
-void PeerWindow::throw_late() {
+void PeerWindow::throw_reported() {
   if (const std::optional<RoundReport> report = gpu_->report())
     fail(report->rank, report->expected, report->seen, places_[report->place]);
 }

@@ -34,7 +34,7 @@ struct RoundPlace {
 
 class PeerWindow {
  public:
-  // Bytes at the beginning of a window that are reserved for flags.
+  // Returns the bytes at the beginning of a window that are reserved for flags.
   static int64_t control_bytes(int num_ranks);
 
   // All ranks of the group construct it together. window: zeroed u8, part of memory, at a multiple of 256 bytes. s: a
@@ -61,7 +61,7 @@ class PeerWindow {
   [[noreturn]] void fail(int rank, uint64_t expected, uint64_t seen, const RoundPlace& place) const;
   // On a GPU: these throw what its rounds reported, and look() also that another rank has failed.
   void look();
-  void throw_late();
+  void throw_reported();
 
   Group& group_;
   RoundFlags flags_;

@@ -8,8 +8,8 @@ namespace moebius {
 
 namespace {
 
-// The choice of ranks that do not reach each other's memory.
-DispatcherChoice choice_by_messages(const DispatcherQuestion& q) {
+// Returns the choice of ranks that do not reach each other's memory.
+DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {
     return {allgather, "allgather",
@@ -31,20 +31,20 @@ DispatcherChoice choice_by_messages(const DispatcherQuestion& q) {
 }
 
 // " (0.996 rows of a token, 1 with all-gather, 4 with all-to-all)"
-std::string rows_text(const DispatcherQuestion& q) {
+std::string rows_text(const DispatcherChoiceInputs& q) {
   if (q.num_experts == 0) return "";
   const RowsOfToken rows = even_rows_of_token(q.num_experts, q.top_k, q.ep, q.etp);
   return fmt::format(" ({:.3g} rows of a token with even experts, {:.3g} with all-gather, {:.3g} with all-to-all)",
                      rows.direct, rows.allgather, rows.alltoall);
 }
 
-double bytes_across_nodes(const DispatcherQuestion& q, DispatcherKind kind) {
+double bytes_across_nodes(const DispatcherChoiceInputs& q, DispatcherKind kind) {
   const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
   return kind == DispatcherKind::allgather ? bytes.allgather : bytes.alltoall;
 }
 
-// two-level, if it can be and sends less across nodes than the choice.
-DispatcherChoice choice_in_nodes(const DispatcherQuestion& q, const DispatcherChoice& choice) {
+// Returns two-level if it is possible and sends fewer bytes across nodes than `choice`.
+DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const DispatcherChoice& choice) {
   const bool can_be = q.peers.in_nodes && !q.on_gpu && q.num_experts > 0 && has_nodes(q.ep, q.etp, q.ranks_per_node);
   if (!can_be || even_bytes_across_nodes(q).two_level >= bytes_across_nodes(q, choice.kind)) return choice;
   const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
@@ -57,7 +57,7 @@ DispatcherChoice choice_in_nodes(const DispatcherQuestion& q, const DispatcherCh
                   q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
 }
 
-DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
+DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
   if (q.peers.all) {
     return {DispatcherKind::direct, "direct",
             fmt::format("\"auto\" takes it because {}: a token is written once to each rank that has any of its "
@@ -74,7 +74,7 @@ DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
 
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts) {
   const double E = static_cast<double>(num_experts), elsewhere = E - E / static_cast<double>(parts);
-  double misses = 1;  // the probability that none of a token's experts is there
+  double misses = 1;  // the probability that none of a token's experts is in the part
   for (int64_t k = 0; k < top_k; ++k)
     misses *= std::max(0.0, elsewhere - static_cast<double>(k)) / (E - static_cast<double>(k));
   return 1 - misses;
@@ -87,7 +87,7 @@ RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, i
           .direct = (W - 1) * chance_of_part(num_experts, top_k, ep)};
 }
 
-BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q) {
+BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q) {
   constexpr double kSumBytes = 4;
   const int64_t nodes = q.ep * q.etp / q.ranks_per_node;
   const double others = static_cast<double>(nodes - 1), b = q.element_bytes;
@@ -112,7 +112,7 @@ void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::str
       ep, etp, ranks_per_node, ep * etp, origin);
 }
 
-DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
+DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q) {
   if (!q.has_moe_layers) return {q.asked, "none", "the model has no MoE layer"};
   if (q.ep * q.etp == 1) return {q.asked, "local", "each rank holds all experts of its layers (parallel.ep * etp = 1)"};
   if (q.asked == DispatcherKind::automatic) return automatic_choice(q);

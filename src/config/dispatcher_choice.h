@@ -11,15 +11,16 @@
 
 namespace moebius {
 
-// This says whether the ranks that share the experts of a layer (etp x ep) can write to each other's memory, and why.
+// The result of testing whether the ranks that share the experts of a layer (etp x ep) can write to
+// each other's memory.
 struct PeerReach {
   bool all = false;
-  std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: nobody has asked
+  std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: not tested
   bool in_nodes = false;  // not all of them, but those of each node, which are whole (MeshShape::nodes_of_experts)
 };
 
-// The choice depends on these and on nothing else.
-struct DispatcherQuestion {
+// All inputs of the choice.
+struct DispatcherChoiceInputs {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
   int64_t ep = 1, etp = 1;
   int64_t top_k = 1;           // of the model's MoE layers
@@ -41,7 +42,7 @@ struct RowsOfToken {
   double allgather = 0, alltoall = 0, direct = 0;
 };
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
-// The probability that one of a token's K experts is in a given part of the E, of E / parts:
+// Returns the probability that one of a token's K experts is in a given part of the E, of E / parts:
 // 1 - C(E - E/parts, K) / C(E, K), where experts are chosen evenly.
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
 
@@ -54,11 +55,12 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
 struct BytesAcrossNodes {
   double allgather = 0, alltoall = 0, two_level = 0;
 };
-BytesAcrossNodes even_bytes_across_nodes(const DispatcherQuestion& q);
+BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q);
 
-// two-level needs the ranks of etp x ep on two or more whole nodes, and each ep rank on one.
+// Returns whether two-level is possible: the ranks of etp x ep are on two or more whole nodes, and each ep rank
+// is on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
-// Error{usage} unless it has. origin: the end of the message.
+// Throws Error{usage} unless has_nodes(). origin: the end of the message.
 void check_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node, const std::string& origin = "");
 
 struct DispatcherChoice {
@@ -69,7 +71,7 @@ struct DispatcherChoice {
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
 };
 
-// The first rule that applies decides:
+// Returns the choice. The first rule that applies decides:
 //   no MoE layer             none
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
@@ -79,9 +81,9 @@ struct DispatcherChoice {
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
 // Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level on GPUs or without nodes.
-DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
+DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
-// The choice for training this run. A run on a GPU with run.graph may capture its steps.
+// Returns the choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
 // "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.
@@ -89,7 +91,7 @@ inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, Dispa
                                                 DispatcherKind::alltoall, DispatcherKind::direct,
                                                 DispatcherKind::two_level};
 const char* name_of(DispatcherKind kind);
-// Error{usage} that begins with `who` if the name is none of these.
+// Throws Error{usage} that begins with `who` if the name is none of these.
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);
 
 }  // namespace moebius

@@ -62,7 +62,7 @@ TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
                 "its experts, which sends the least");
     }
   }
-  const DispatcherQuestion apart{.ep = 8, .top_k = 4, .peers = {.why = "rank 4 is on another machine than rank 0"}};
+  const DispatcherChoiceInputs apart{.ep = 8, .top_k = 4, .peers = {.why = "rank 4 is on another machine than rank 0"}};
   EXPECT_EQ(resolve_dispatcher(apart).kind, DispatcherKind::alltoall);
   EXPECT_EQ(resolve_dispatcher(apart).reason,
             "\"auto\" takes it because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather; "
@@ -88,7 +88,7 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
 
 // A token chooses 8 of 128 experts, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
 TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
-  const DispatcherQuestion q{
+  const DispatcherChoiceInputs q{
       .ep = 16, .top_k = 8, .num_experts = 128, .ranks_per_node = 8, .element_bytes = 2, .peers = {.in_nodes = true}};
   const double hit = chance_of_part(128, 8, 2);
   EXPECT_NEAR(1 - hit, 4426165368.0 / 1429702652400.0, 1e-9);
@@ -100,11 +100,11 @@ TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
 }
 
 TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
-  const DispatcherQuestion q{.ep = 16,
-                             .top_k = 8,
-                             .num_experts = 128,
-                             .element_bytes = 2,
-                             .peers = {.why = "they are apart", .in_nodes = true}};
+  const DispatcherChoiceInputs q{.ep = 16,
+                                 .top_k = 8,
+                                 .num_experts = 128,
+                                 .element_bytes = 2,
+                                 .peers = {.why = "they are apart", .in_nodes = true}};
   EXPECT_EQ(resolve_dispatcher(q).kind, DispatcherKind::two_level);
   EXPECT_EQ(resolve_dispatcher(q).name, "two_level");
   EXPECT_EQ(resolve_dispatcher(q).reason,
@@ -112,7 +112,7 @@ TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
             "a token goes once to a node: 14 bytes across nodes for each column of a token in a layer's step with even "
             "experts, 14 with all-gather, 40 with all-to-all");
   const auto with = [&](auto&& change) {
-    DispatcherQuestion changed = q;
+    DispatcherChoiceInputs changed = q;
     change(changed);
     return resolve_dispatcher(changed).kind;
   };
@@ -158,7 +158,8 @@ TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
       resolve_dispatcher({.asked = DispatcherKind::direct, .ep = 8, .top_k = 4, .captures = true});
   EXPECT_EQ(direct.kind, DispatcherKind::direct);
   EXPECT_EQ(direct.name, "direct");
-  const DispatcherQuestion captured{.asked = DispatcherKind::alltoall, .ep = 2, .captures = true, .origin = " [r:1]"};
+  const DispatcherChoiceInputs captured{
+      .asked = DispatcherKind::alltoall, .ep = 2, .captures = true, .origin = " [r:1]"};
   EXPECT_EQ(error_text(ErrorKind::usage, [&] { resolve_dispatcher(captured); }),
             "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in CUDA "
             "graphs; set run.graph = false, or dispatcher = \"allgather\" [r:1]");

@@ -11,10 +11,10 @@ namespace moebius {
 class JsonObject {
  public:
   JsonObject() = default;  // none
-  // Copies share the object, and nobody changes it. Error{internal} for another value.
+  // Copies share the object, and nobody changes it. Throws Error{internal} for another value.
   JsonObject(const nlohmann::json& object);
   explicit operator bool() const { return value_ != nullptr; }
-  // REQUIRES: there is one.
+  // REQUIRES: the object is not empty.
   const nlohmann::json& operator*() const { return *value_; }
   const nlohmann::json* operator->() const { return value_.get(); }
   bool operator==(const JsonObject& other) const;

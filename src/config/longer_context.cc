@@ -13,7 +13,7 @@ constexpr const char *kPositions = "max_position_embeddings", *kTrained = "origi
                      *kTheta = "rope_theta", *kTable = "rope_scaling";
 constexpr const char* kTables[] = {"rope_parameters", kTable};
 
-// The entry of the old tables, or of the config itself; null where there is none.
+// Returns the entry of the old tables, or of the config itself; null where there is none.
 json old_value(const json& config, const char* name) {
   for (const char* table : kTables) {
     const auto found = config.find(table);

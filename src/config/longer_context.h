@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// max_position_embeddings, rope_theta and rope_scaling.
+// Returns whether the key is max_position_embeddings, rope_theta or rope_scaling.
 bool extends_context(const std::string& hf_key);
 
 // Returns config with the values of `changes`, an object of such keys. A theta in either spelling of

@@ -15,7 +15,7 @@ double progress(int64_t step, int64_t begin, int64_t end) {
   return std::max(0.0, static_cast<double>(step - begin) / static_cast<double>(end - begin));
 }
 
-// Exactly a at w = 1 and exactly b at w = 0.
+// Returns a weighted mean that is exactly a at w = 1 and exactly b at w = 0.
 double mix(double a, double b, double w) { return a * w + b * (1.0 - w); }
 
 }  // namespace

@@ -13,8 +13,8 @@ namespace {
 // The FFN weights of one layer that one token uses, divided by hidden_size: gate, up and down.
 constexpr int64_t kGatedMatrices = 3;
 
-// The products of latent attention: with x, with the query's latent (or x), with the latent of keys
-// and values, and with o.
+// Returns the parameters of the matrices of latent attention: with x, with the query's latent (or x), with the latent
+// of keys and values, and with o.
 int64_t latent_matrices(const ModelSpec& m) {
   const int64_t q = m.q_lora_rank > 0 ? m.q_lora_rank * (m.hidden_size + m.q_size()) : m.hidden_size * m.q_size();
   const int64_t down = m.hidden_size * (m.kv_lora_rank + m.qk_rope_head_dim);
@@ -41,7 +41,7 @@ int64_t embedding_parameters(const ModelSpec& m) {
   return (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
 }
 
-// An MoE block of which num_experts experts are counted.
+// Returns the parameters of an MoE block of which num_experts experts are counted.
 int64_t moe_parameters(const ModelSpec& m, int64_t num_experts) {
   const int64_t router = m.num_experts * (m.hidden_size + (m.router_bias ? 1 : 0));
   const int64_t biases = m.expert_proj_bias ? num_experts * (2 * m.moe_intermediate_size + m.hidden_size) : 0;

@@ -118,17 +118,17 @@ struct ModelSpec {
   // are not counted (Megatron's convention).
   double train_flops_per_token(int64_t seq_len) const;
 
-  // Error{usage} if a shape is not positive, a division has a rest, top_k is above the experts,
+  // Throws Error{usage} if a shape is not positive, a division has a rest, top_k is above the experts,
   // groups do not fit, or the keys of this family cannot express the model (a "qwen3_moe" has
   // no shared expert).
   void check() const;
   bool operator==(const ModelSpec&) const = default;
 };
 
-// The model types that Moebius computes, by name.
+// Returns the model types that Moebius computes, by name.
 std::vector<std::string> model_families();
 
-// The model of a config.json. `who` is the file's name in messages. Missing keys take the defaults of the
+// Returns the model of a config.json. `who` is the file's name in messages. Missing keys take the defaults of the
 // family's config class in transformers; "moebius" has no default shapes. Layer i is an MoE layer if the
 // model has experts and all of these that are given agree:
 //   i >= first_k_dense_replace
@@ -137,9 +137,9 @@ std::vector<std::string> model_families();
 //   i is not in mlp_only_layers
 // Keys of training (router_aux_loss_coef, router_jitter_noise, ...) are kept in source and have no effect:
 // [moe] has keys of its own.
-// Error{input} that names the key if Moebius does not compute this model.
+// Throws Error{input} that names the key if Moebius does not compute this model.
 ModelSpec model_spec_from_hf(const nlohmann::json& config, const std::string& who);
-// The config.json of a model, in v4 spelling: source, with the keys of the spec written over it.
+// Returns the config.json of a model, in v4 spelling: source, with the keys of the spec written over it.
 nlohmann::json hf_from_model_spec(const ModelSpec& spec);
 
 }  // namespace moebius

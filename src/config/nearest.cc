@@ -18,8 +18,8 @@ int distance(std::string_view name, std::string_view candidate) {
   return last_part(name) == last_part(candidate) ? std::min(whole, 1) : whole;
 }
 
-// A slip in the last part counts the same if the section is wrong too. A name alone may
-// be a section.
+// Returns the distance of two keys. A typing error in the last part counts the same if the section is wrong too. A name
+// without a dot may be a section.
 int distance_of_keys(std::string_view name, std::string_view candidate) {
   int last = edit_distance(last_part(name), last_part(candidate));
   if (name.find('.') == std::string_view::npos) last = std::min(last, edit_distance(name, first_part(candidate)));
@@ -33,13 +33,13 @@ std::string closest(std::string_view name, const std::vector<std::string>& candi
   return *std::min_element(candidates.begin(), candidates.end(), closer);
 }
 
-// One edit for every three letters. Two swapped letters are two edits, which a word of five
+// Allows one edit for every three letters. Two swapped letters are two edits, which a word of five
 // letters may have.
 bool is_near(std::string_view a, std::string_view b) {
   return edit_distance(a, b) <= (static_cast<int>(std::max(a.size(), b.size())) + 1) / 3;
 }
 
-// In another section only the same word counts, and a short word says too little.
+// In another section only an equal word counts, and it must not be too short.
 bool is_slip(std::string_view name, std::string_view candidate) {
   const std::string_view last = last_part(candidate), section = first_part(candidate);
   if (name.find('.') == std::string_view::npos) return is_near(name, section) || is_near(name, last);

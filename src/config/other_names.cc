@@ -18,6 +18,7 @@ constexpr std::string_view
     kNoLowPrecision = "precision.compute (\"bf16\" or \"f32\"), which holds for the whole model",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kShardedWeights = "parallel.fsdp for weights, parallel.shard_gradients for gradients",
+    kShards = "parallel.fsdp_shard, the ranks that share a layer; groups of as many ranks have copies",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
 // Names in Hugging Face's trainers and config files, in Megatron, in torchtitan and in DeepSpeed.
@@ -56,6 +57,7 @@ constexpr OtherName kOtherNames[] = {
     {"max_grad_norm", "optimizer.clip"},
     {"clip_grad", "optimizer.clip"},
     {"gradient_clipping", "optimizer.clip"},
+    {"qk_clip_threshold", "optimizer.qk_clip"},
     {"adam_beta1", "optimizer.beta1"},
     {"adam_beta2", "optimizer.beta2"},
     {"adam_epsilon", "optimizer.eps"},
@@ -92,6 +94,10 @@ constexpr OtherName kOtherNames[] = {
     {"use_megatron_fsdp", kShardedWeights},
     {"fully_shard", kShardedWeights},
     {"data_parallel_sharding_strategy", kShardedWeights},
+    {"outer_dp_sharding_strategy", kShards},
+    {"data_parallel_replicate_degree", kShards},
+    {"data_parallel_shard_degree", kShards},
+    {"zero_hpz_partition_size", kShards},
     {"zero_stage", kShardedWeights},
     {"token_dispatcher_type", "parallel.dispatcher"},
     {"moe_token_dispatcher_type", "parallel.dispatcher"},

@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// "; here that is optimizer.lr", if the key or its last part (learning_rate) is another name of one
+// Returns "; here that is optimizer.lr", if the key or its last part (learning_rate) is another name of one
 // of our keys; else empty. Hyphens count as underscores.
 std::string other_name_hint(std::string_view key);
 

@@ -32,6 +32,26 @@ void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t wor
 
 }  // namespace
 
+namespace {
+
+// The ranks that hold the same weights of a layer; larger groups of them are shared out in blocks of fsdp_shard.
+void check_fsdp_shard(const ParallelSpec& p, int64_t world_size) {
+  const int64_t shard = p.fsdp_shard, dp_cp = p.dp(world_size) * p.cp, edp = p.edp(world_size);
+  MOEBIUS_CHECK(usage, shard == 0 || shard >= 2,
+                "parallel.fsdp_shard: expected at least 2 ranks, or 0 for all that hold the same weights; got {}",
+                shard);
+  if (shard == 0) return;
+  const std::pair<const char*, int64_t> groups[] = {
+      {"dp * cp", dp_cp}, {"tp * dp * cp", p.tp * dp_cp}, {"edp", edp}, {"etp * edp", p.etp * edp}};
+  for (const auto& [name, size] : groups)
+    MOEBIUS_CHECK(usage, size <= shard || size % shard == 0,
+                  "parallel.fsdp_shard = {} must divide the {} = {} ranks that hold the same weights; set it to a "
+                  "divisor of {}, or to 0 for all of them",
+                  shard, name, size, size);
+}
+
+}  // namespace
+
 void ParallelSpec::check(int64_t world_size) const {
   MOEBIUS_CHECK(usage, world_size >= 1, "parallel: the number of ranks must be at least 1; got {}", world_size);
   check_degree("tp", tp);
@@ -44,6 +64,7 @@ void ParallelSpec::check(int64_t world_size) const {
                 "parallel.vpp = {} splits the stages of a pipeline; got pp = 1; set parallel.pp", vpp);
   check_view("tp * cp * pp", tp, cp, pp, world_size);
   check_view("etp * ep * pp", etp, ep, pp, world_size);
+  check_fsdp_shard(*this, world_size);
 }
 
 int64_t ParallelSpec::dp(int64_t world_size) const { return div_exact(world_size, tp * cp * pp, "parallel: dp"); }

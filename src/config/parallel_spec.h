@@ -38,6 +38,7 @@ struct ParallelSpec {
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
   bool fsdp = false;             // each rank keeps a shard of the weights of a layer; changes no bit
+  int64_t fsdp_shard = 0;        // the ranks over which these are sharded; 0: all that hold the same weights
   bool shard_gradients = false;  // and a shard of the sums of its gradients
   bool overlap = true;           // overlaps messages of gradients, weights and stages with compute; changes no bit
 

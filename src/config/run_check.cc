@@ -12,6 +12,7 @@
 
 #include "config/check/context_parallel_check.h"
 #include "config/check/offload_check.h"
+#include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
 #include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
@@ -254,7 +255,7 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
-// Weights and rows in the format of the recipe, and its figures in the metrics.
+// Checks the keys about weights and rows in the recipe's format, and about its statistics in the metrics.
 void check_held_in_recipe(const RunSpec& s) {
   const bool weights = s.precision.weights == PrecisionChoice::recipe,
              dispatch = s.precision.dispatch == PrecisionChoice::recipe;
@@ -335,7 +336,7 @@ void check_lora(const RunSpec& s) {
                 s.train.mtp_coeff, origin(s, "train.mtp_coeff"));
 }
 
-// Error{usage} unless the degree of parallelism divides the size.
+// Throws Error{usage} unless the degree of parallelism divides the size.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
                 size, d);
@@ -408,13 +409,13 @@ void check_trace(const RunSpec& s) {
                 shown(s.log.trace), origin(s, "log.trace"));
 }
 
-// The values by themselves, in which the model's are not.
+// Checks single values, except those of the model.
 void check_values(const RunSpec& s) {
   check_required(s);
   check_ranges(s);
 }
 
-// The relations between the values.
+// Checks the relations between the values.
 void check_relations(const RunSpec& s, int64_t world_size) {
   s.parallel.check(world_size);
   check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout
@@ -432,6 +433,7 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_precision(s);
   check_lora(s);
   check_sharding(s);
+  check_qk_clip(s);
   check_supported(s);
   check_pipeline(s, world_size);
 }
@@ -444,7 +446,7 @@ void RunSpec::check(int64_t world_size) const {
   check_relations(*this, world_size);
 }
 
-void check_beside_model(const RunSpec& run, int64_t world_size) {
+void check_except_model(const RunSpec& run, int64_t world_size) {
   check_values(run);
   check_relations(run, world_size);
 }

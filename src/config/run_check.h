@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// RunSpec::check() without ModelSpec::check(). REQUIRES: run.model.check() has passed.
-void check_beside_model(const RunSpec& run, int64_t world_size);
+// Does the same as RunSpec::check(), without ModelSpec::check(). REQUIRES: run.model.check() has passed.
+void check_except_model(const RunSpec& run, int64_t world_size);
 
 }  // namespace moebius

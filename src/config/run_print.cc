@@ -25,7 +25,7 @@ bool is_said_by_config(const RunSpec& spec, const RecipeKey& key) {
   return spec.model.source && section_of(key.name) == "model" && find_hf_key(bare_name(key));
 }
 
-// One line without its line break; empty if there is nothing to print.
+// Returns one line without its line break; empty if there is nothing to print.
 std::string line_of(const RunSpec& spec, const RecipeKey& key, bool with_provenance) {
   constexpr int kColumn = 44;  // where the origins line up
   const json value = key.write(spec);

@@ -66,7 +66,8 @@ class RandomSpec {
                    .beta1 = unit(),
                    .beta2 = unit(),
                    .eps = positive(),
-                   .clip = positive()};
+                   .clip = positive(),
+                   .qk_clip = positive()};
     s.moe = {.aux = coin(),
              .seq_aux = coin(),
              .global_aux = coin(),
@@ -95,6 +96,7 @@ class RandomSpec {
                   .ranks_per_node = 1 + upto(7),
                   .expert_overlap = ExpertOverlap(upto(1)),
                   .fsdp = coin(),
+                  .fsdp_shard = upto(9),
                   .shard_gradients = coin()};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));

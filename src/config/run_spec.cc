@@ -66,7 +66,7 @@ const RecipeKey& find_key(const RecipeEntry& entry) {
 
 bool is_empty_section(const RecipeEntry& entry) { return entry.value == json::object() && is_section(entry.key); }
 
-// Returns whether the entry has a retired key, which is then passed over. Error{usage} unless it
+// Returns whether the entry has a retired key, which is then passed over. Throws Error{usage} unless it
 // has its accepted value.
 bool is_retired(const RecipeEntry& entry) {
   const auto& keys = retired_keys();
@@ -86,7 +86,7 @@ void apply(RunSpec& spec, const RecipeEntry& entry) {
   spec.provenance[entry.key] = entry.where;
 }
 
-// The config.json key of "model.KEY"; empty for keys of other sections, model.hf,
+// Returns the config.json key of "model.KEY"; empty for keys of other sections, model.hf,
 // model.config and model.init_from.
 std::string inline_model_key(const std::string& name) {
   if (section_of(name) != "model") return "";
@@ -104,7 +104,7 @@ void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
   }
 }
 
-// Error{usage} for keys that the family does not have: they would have no effect.
+// Throws Error{usage} for keys that the family does not have: they would have no effect.
 void refuse_foreign_keys(const RunSpec& spec) {
   const json type = spec.model.source->value("model_type", json("moebius"));
   for (const auto& [name, where] : spec.provenance) {
@@ -160,7 +160,7 @@ void balance_by_bias(RunSpec& spec) {
   spec.provenance["model.expert_bias"] = "moe.balance";
 }
 
-// The origin of a model key's value: its own entry, or that of another spelling of the property.
+// Returns the origin of a model key's value: its own entry, or that of another spelling of the property.
 std::string model_origin(const RunSpec& spec, const json& config, const HfKey& key) {
   const auto property = [](const HfKey& k) { return k.written_as.empty() ? k.name : k.written_as; };
   std::string origin = "default";

@@ -44,12 +44,12 @@ struct RunSpec {
   // "moe.balance", "model.hf". After a load every key that to_toml prints has an entry.
   std::map<std::string, std::string> provenance;
 
-  // Error{usage} if a value is out of its range, a spec's own check() fails, or two specs do not
+  // Throws Error{usage} if a value is out of its range, a spec's own check() fails, or two specs do not
   // fit each other. A run without data or folder passes, so that `config` and `bench` need neither.
   void check(int64_t world_size) const;
-  // The depths of multi-token prediction that are trained.
+  // Returns the depths of multi-token prediction that are trained.
   int64_t num_mtp() const { return train.mtp_coeff > 0 ? model.num_mtp_layers : 0; }
-  // Error{usage} if something is missing that `train` needs beyond check(): run.dir, data.train,
+  // Throws Error{usage} if something is missing that `train` needs beyond check(): run.dir, data.train,
   // data.valid if an evaluation is asked for, a folder for log.trace.
   void check_trainable() const;
   bool operator==(const RunSpec&) const = default;
@@ -60,30 +60,30 @@ struct RunSpec {
 // does not give it. Keys of the model beside model.hf are an error. moe.balance with "bias" turns
 // model.expert_bias on if the family has one ("moebius"). Retired keys with their accepted value are passed
 // over (config/recipe/table.h).
-// Error{usage} with file:line for unknown keys (it names the nearest), wrong types and values out
-// of range. Error{io} if the recipe or DIR/config.json cannot be read.
-// Error{input} if DIR/config.json is not a model that Moebius computes.
+// Throws Error{usage} with file:line for unknown keys (it names the nearest), wrong types and values out
+// of range. Throws Error{io} if the recipe or DIR/config.json cannot be read.
+// Throws Error{input} if DIR/config.json is not a model that Moebius computes.
 // It does not call check().
 RunSpec load_run_spec(const std::string& path, const std::vector<std::string>& overrides);
-// The same from the text of a recipe. Messages and provenance give `name` as its file.
+// Returns the same from the text of a recipe. Messages and provenance give `name` as its file.
 RunSpec parse_run_spec(const std::string& text, const std::string& name, const std::vector<std::string>& overrides);
 
-// The resolved recipe as TOML. load_run_spec reads it back to the same spec, except for
+// Returns the resolved recipe as TOML. load_run_spec reads it back to the same spec, except for
 // provenance. Floats have the fewest digits that read back to the same value. A model that
 // came from a config.json is held whole in model.config, so that its folder is not needed
 // again. with_provenance adds its origin to the line of each value, and shows the keys of such
 // a model as comments.
 std::string to_toml(const RunSpec& spec, bool with_provenance);
 
-// Every key that a recipe may hold, as "section.key", sorted. A test holds this list: adding a key
-// is a visible act.
+// Every key that a recipe may hold, as "section.key", sorted. A test compares this list, so that no key is
+// added by accident.
 std::vector<std::string> recipe_keys();
 
 // "key: a -> b" for each key that changes what is trained and whose values differ. These keys are not among
 // them and may change on resume: run.* except the seed, train.steps, the evaluation, [parallel], [memory],
 // [checkpoint], [log].
 std::vector<std::string> config_diff(const RunSpec& a, const RunSpec& b);
-// The keys that change what is trained with their values, one "key = value" a line. Two texts are equal if
+// Returns the keys that change what is trained with their values, one "key = value" a line. Two texts are equal if
 // and only if config_diff is empty.
 std::string train_identity(const RunSpec& spec);
 

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
 
-// The fewest ranks that the degrees of a recipe allow.
+// Returns the fewest ranks that the degrees of a recipe allow.
 int64_t ranks_of(const ParallelSpec& p) { return std::lcm(p.tp * p.cp, p.etp * p.ep) * p.pp; }
 
 TEST(Recipes, AllParseAndCheck) {

@@ -81,7 +81,7 @@ class Expansion {
 
   const std::string& text_;
   size_t at_ = 0;
-  std::vector<Group> open_ = {{}};  // the whole, then the groups that have not ended
+  std::vector<Group> open_ = {{}};  // the whole string, then the open groups
   std::string last_;                // the text that a * would repeat
 };
 
@@ -140,8 +140,7 @@ void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec
                 request.text);
 }
 
-// Each stage has as many layers as another. Layers that are left go to the stages after stage
-// 0, one each.
+// All stages get the same number of layers. The remaining layers go to the stages after stage 0, one each.
 std::vector<StageSpec> stages_without_layout(const StageLayoutRequest& request) {
   const int64_t S = request.num_ranks * request.num_virtual;
   std::vector<StageSpec> stages;

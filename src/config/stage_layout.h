@@ -1,7 +1,7 @@
 // The layers of each pipeline stage. A layout is a string of letters, in the order of the model: E
 // (embedding), t (transformer layer), m (multi-token prediction layer) and L (final norm, head and loss).
 // A bar | separates stages; StagePlacement says which rank holds which. *n repeats the letter or the group
-// in parentheses before it; blanks mean nothing. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
+// in parentheses before it; blanks are ignored. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct StageSpec {
   bool operator==(const StageSpec&) const = default;
 };
 
-// It says which rank of a pipeline holds which stage, to everyone who asks.
+// The assignment of stages to the ranks of a pipeline.
 struct StagePlacement {
   int64_t num_ranks = 1;    // P, the size of the pp axis
   int64_t num_virtual = 1;  // V, stages of one rank
@@ -51,7 +51,7 @@ struct StageLayoutRequest {
   int64_t num_layers = 0, num_mtp = 0;  // of the model
 };
 
-// Error{usage} that names the wrong character or stage if the string cannot be read, its letters
+// Throws Error{usage} that names the wrong character or stage if the string cannot be read, its letters
 // are not the model's in order, there are not P * V stages, a stage is empty, or m is on more than
 // one stage. Without a string Error{usage} with the equation if the layers do not split evenly.
 StageLayout stage_layout(const StageLayoutRequest& request);
@@ -59,7 +59,7 @@ StageLayout stage_layout(const StageLayoutRequest& request);
 // Checks beyond that: Error{usage} if m is on rank 0 before the stage of L.
 void check_mtp_stage(const StageLayout& layout);
 
-// The layout as a string without groups, "E t*2 | t*3 | t*2 m L": stage_layout reads it back.
+// Returns the layout as a string without groups, "E t*2 | t*3 | t*2 m L": stage_layout reads it back.
 std::string print(const StageLayout& layout);
 
 }  // namespace moebius

@@ -36,7 +36,7 @@ inline ModelSpec tiny_model() {
           .shared_expert_gate = true};
 }
 
-// The text of the Error that call throws; the test fails when it throws none or one
+// Returns the text of the Error that call throws; the test fails when it throws none or one
 // of another kind.
 inline std::string error_text(ErrorKind kind, const std::function<void()>& call) {
   try {

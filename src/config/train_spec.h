@@ -70,6 +70,7 @@ struct OptimizerSpec {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw only
   double momentum = 0.9;                         // sgd only; 0: no state
   double clip = 1.0;                             // global gradient norm; 0: no clipping
+  double qk_clip = 0.0;                          // largest attention logit of a head; 0: heads are not clipped
 
   // The learning rate of step t (the first is 1) of a run of N = num_steps, with w = warmup_steps:
   //   t <= w     lr t / w

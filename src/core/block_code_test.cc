@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// The definition in decimal: zeros before the first set bit are decades.
+// Defines the value of a code in decimal: zeros before the first set bit are decades.
 double value_of(int k, int bits) {
   if (k == 0) return 0;
   const int i = static_cast<int>(std::log2(k));

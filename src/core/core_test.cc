@@ -151,7 +151,7 @@ TEST(Rng, MomentsAndIndependenceOfKeys) {
   EXPECT_NE(rng.bits(0), Rng(3, RngSite::init, 0, 1).bits(0));
 }
 
-TEST(StepStack, GivesBackInScopesAndKeepsTheHighWaterMark) {
+TEST(StepStack, FreesInScopesAndKeepsTheHighWaterMark) {
   alignas(StepStack::kAlign) char memory[1024];
   constexpr int64_t kTaken = StepStack::kAlign;  // bytes of each of the two tensors
   StepStack stack(DeviceKind::cpu, memory, sizeof memory);

@@ -28,7 +28,7 @@ enum class DType : uint8_t {
   e8m0
 };
 
-int64_t size_of(DType dtype);  // bytes of an element. Error{internal} for f4_e2m1, which has half a byte
+int64_t size_of(DType dtype);  // bytes of an element; throws Error{internal} for f4_e2m1, which has half a byte
 // Returns the bytes of count elements, rounded up to whole bytes.
 int64_t bytes_of(DType dtype, int64_t count);
 std::string_view name_of(DType dtype);  // "f32", "bf16", ...

@@ -19,7 +19,7 @@ struct Definition {
     const double fraction = std::ldexp(code & ((1 << mantissa_bits) - 1), -mantissa_bits);
     return exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias);
   }
-  // The code of a magnitude: the nearest number, of two the one with the even code, the largest at most.
+  // Returns the code of a magnitude: the nearest number, of two the one with the even code, the largest at most.
   int nearest(double x) const {
     int low = 0;
     while (low < max_code && value(low + 1) <= x) ++low;
@@ -31,7 +31,7 @@ struct Definition {
 };
 constexpr Definition kE4M3{4, 3, 0x7e}, kE5M2{5, 2, 0x7b}, kE2M1{2, 1, 7};
 
-// All codes, the middles between neighbours, and the f32 on both sides of each.
+// Returns the values of all codes, the middles between neighbours, and the f32 on both sides of each.
 std::vector<float> interesting(const Definition& d) {
   std::vector<float> all{0.0f, 0x1p-149f, 0x1p-126f, std::numeric_limits<float>::max(), kInf};
   for (int code = 0; code <= d.max_code; ++code) {

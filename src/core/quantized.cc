@@ -7,7 +7,7 @@ namespace {
 
 int64_t blocks_in(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// MXFP4 is f4_e2m1 with mx_blocks: quantize() does not make it, and released weights have it.
+// MXFP4 is f4_e2m1 with mx_blocks. Released weights have this format; quantize() does not write it.
 bool is_element(DType dtype, ScaleLayout layout) {
   if (layout == ScaleLayout::nv_blocks) return dtype == DType::f4_e2m1;
   if (layout == ScaleLayout::mx_blocks && dtype == DType::f4_e2m1) return true;

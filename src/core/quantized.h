@@ -69,7 +69,7 @@ struct Operand {
 inline constexpr int64_t kGroupAlign = 128;
 constexpr int64_t group_begin(int64_t offset, int64_t expert) { return (offset / kGroupAlign + expert) * kGroupAlign; }
 constexpr int64_t padded_rows(int64_t R, int64_t num_experts) { return group_begin(R, num_experts); }
-// The same without experts: R rounded up to a multiple of kGroupAlign.
+// Returns the same without experts: R rounded up to a multiple of kGroupAlign.
 constexpr int64_t padded_rows(int64_t R) { return (R + kGroupAlign - 1) / kGroupAlign * kGroupAlign; }
 
 // Returns "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]", after "transposed " if the operand is transposed.

@@ -39,7 +39,7 @@ TEST(Quantised, FourBitsAreHalfAByte) {
   EXPECT_THROW(size_of(DType::f4_e2m1), Error);
 }
 
-// No two experts share a block of 128 columns, whatever their numbers of rows.
+// Experts never share a block of 128 columns, whatever their numbers of rows.
 TEST(Quantised, ExpertsBeginAtBlocksOfTheirOwn) {
   for (const std::vector<int64_t>& counts :
        {std::vector<int64_t>{0, 0, 0}, {1, 1, 1}, {128, 128, 1}, {127, 129, 0, 128}, {1, 127, 128, 300, 0, 5}}) {

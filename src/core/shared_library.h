@@ -17,7 +17,7 @@ SharedLibrary open_library(const std::string& name, const std::string& path);
 
 // Returns null when the library has no such function.
 void* find_symbol(const SharedLibrary& library, const char* name);
-// The same, with a type. Function is the type in the library's header: decltype(&f).
+// Returns the same, with a type. Function is the type in the library's header: decltype(&f).
 template <class Function>
 Function find_function(const SharedLibrary& library, const char* name) {
   return reinterpret_cast<Function>(find_symbol(library, name));

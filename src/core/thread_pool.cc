@@ -55,7 +55,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
   fn_ = &fn;
   num_tasks_ = num_tasks;
   next_task_ = 0;
-  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, with no worker inside
+  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // the loop is open, with no worker inside
   if (num_sleeping_ > 0) {
     std::lock_guard lock(mutex_);
     wake_.notify_all();
@@ -89,7 +89,7 @@ bool ThreadPool::enter(uint64_t& seen) {
   uint64_t now = loop_;
   while (now / kNextLoop != seen) {
     if (now & kClosed) {
-      seen = now / kNextLoop;  // too late for this one
+      seen = now / kNextLoop;  // this loop has already ended
       return false;
     }
     if (loop_.compare_exchange_weak(now, now + 1)) {

@@ -12,7 +12,8 @@ struct Bin {
   std::vector<int32_t> documents;
 };
 
-// The bin for a document of this length: the one that `better` prefers, of those with room. Null if there is none.
+// Returns the bin for a document of this length: the one that `better` prefers, of those with enough free tokens; null
+// if there is none.
 template <class Better>
 Bin* best_bin(std::vector<Bin>& bins, int64_t length, Better&& better) {
   Bin* best = nullptr;

@@ -25,9 +25,9 @@ struct Chat {
   std::string who;                                         // names the chat in messages, such as file:line
 };
 
-// Throws Error{input} "WHO: ..." for a line that is no chat.
+// Throws Error{input} "WHO: ..." for a line that is not a chat.
 Chat read_chat(std::string_view line, const std::string& who);
-// One message of a chat.
+// Makes one message of a chat.
 jinja::Value chat_message(const std::string& role, const std::string& content);
 std::string role_of(const jinja::Value& message);
 
@@ -39,7 +39,8 @@ class ChatTemplate {
   // Throws Error{input} that names the folder when it has none, and the line of a wrong one.
   static ChatTemplate open(const std::string& dir, const std::tm& now);
 
-  // Renders the first num_messages messages. with_prompt: up to where an answer begins.
+  // Renders the first num_messages messages. with_prompt: adds the text that asks the assistant for an answer
+  // (add_generation_prompt of transformers).
   // Throws Error{input} "WHO: ..." when the template refuses the chat, such as a role.
   // Several threads may call it at once.
   jinja::Rendered render(const Chat& chat, size_t num_messages, bool with_prompt) const;

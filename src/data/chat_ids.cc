@@ -50,7 +50,7 @@ class TurnFinder {
     return end_of_content(i, begin);
   }
 
-  // The text is the same after the content, whatever the content is.
+  // Finds the end of the content: the text after it is the same for any content.
   size_t end_of_content(size_t i, size_t begin) const {
     const jinja::Value* content = chat_.messages[i].dict().find(std::string("content"));
     if (content == nullptr || !content->is_text()) fail(i, "that prints it in another way when messages follow");
@@ -66,7 +66,7 @@ class TurnFinder {
     return text_.compare(end, token.size(), token) == 0 ? end + token.size() : end;
   }
 
-  // No text after the token is ever generated.
+  // Returns the position after the end-of-text token, since no text after it is ever generated.
   size_t after_end_token(size_t begin, size_t end) const {
     const std::string& token = template_.eos_token();
     if (token.empty()) return end;
@@ -87,7 +87,7 @@ void mark(const std::vector<size_t>& starts, size_t num_bytes, const jinja::Span
   }
 }
 
-// The number of ids before a place of the text: those that the text up to there has too.
+// Returns the number of ids before a place of the text: those that the text up to there has too.
 size_t ids_before(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, std::string_view text) {
   std::vector<int32_t> before;
   tokenizer.encode(text, &before);

@@ -11,16 +11,16 @@ namespace moebius {
 
 struct ChatIds {
   std::vector<int32_t> ids;
-  std::vector<bool> is_target;  // one for each of the ids: the model is to learn it
+  std::vector<bool> is_target;  // for each id: whether the loss is on it
 };
 
-// Returns the text of the assistant's turns, as bytes of the whole text, which `whole` has.
+// Returns the spans of the assistant's turns, in bytes of the rendered chat `whole`.
 //
-// Where the template has {% generation %}, the turns are what it encloses. Elsewhere a turn begins
-// where the template would ask the assistant to answer, and ends where the template ends with that
-// turn, or after its last end-of-text token. Where a later message changes how the template prints
-// the turn, the turn ends after its content, and after the end-of-text token that follows it.
-// Throws Error{input} "WHO: ..." where a turn cannot be found.
+// If the template has {% generation %}, the turns are the parts that it encloses. Otherwise a turn begins where the
+// template would ask the assistant to answer. It ends at the end of the chat rendered up to that turn, or after the
+// last end-of-text token there. If a later message changes how the template prints the turn, the turn ends after its
+// content and the end-of-text token that follows.
+// Throws Error{input} "WHO: ..." if a turn cannot be found.
 std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
                                          const jinja::Rendered& whole);
 

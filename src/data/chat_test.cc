@@ -30,7 +30,7 @@ class ChatFolder {
 
 Chat chat_of(const std::string& line) { return read_chat(line, "a.jsonl:7"); }
 
-// The text of the turns, one after the other.
+// Returns the text of the turns, one after the other.
 std::string turns(const std::string& text, const std::string& line) {
   const ChatTemplate chat_template = ChatFolder(text).open();
   const Chat chat = chat_of(line);

@@ -30,7 +30,7 @@ struct Encoded {
   std::string unlearned;      // where one of them is
 };
 
-// How chats become ids. It is opened by the first chat, so that other documents need no template.
+// Converts chats to ids. The first chat opens the template, so that other documents need none.
 class Chats {
  public:
   Chats(const Tokenizer& tokenizer, const std::tm& now) : name_(tokenizer.name()), now_(now) {}

@@ -46,8 +46,7 @@ struct DatasetInfo {
 // added after the ids of a chat (data/chat_ids.h), whose template is that of the tokenizer's folder.
 // Memory: some ten MiB per thread, and what the writer keeps (data/token_data.h). A file that is
 // not jsonl is one document, which is held in memory whole.
-// Throws Error{input} when there is no text at all. No file appears under the prefix unless all
-// input was read.
+// Throws Error{input} if the inputs have no text. Files appear under the prefix only after all input was read.
 // Throws Error{usage} when a file of such a dataset exists and `replace` is off.
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 

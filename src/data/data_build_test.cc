@@ -152,7 +152,7 @@ TEST(DataBuild, GivenIdsAreTakenAsTheyAre) {
   EXPECT_THAT(data.document_begins(), testing::ElementsAre(0, 5, 8, 9, 9, 10));
 }
 
-TEST(DataBuild, RefusesIdsThatAreNone) {
+TEST(DataBuild, RefusesInvalidIds) {
   const TestDir dir;
   const auto refuse = [&](const std::string& line, const std::string& text) {
     write_file_atomic(dir.path("a.jsonl"), line);

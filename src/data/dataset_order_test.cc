@@ -149,7 +149,7 @@ TEST(Blend, AFarSampleOfShortWeightsIsReachedAtOnce) {
   EXPECT_EQ(blend.at(far - 1).dataset, 1);
 }
 
-TEST(Blend, RefusesWeightsThatAreNone) {
+TEST(Blend, RefusesInvalidWeights) {
   expect_error(ErrorKind::usage, "expected at least one dataset", [] { Blend({}); });
   expect_error(ErrorKind::usage, "finite weights > 0; got 0", [] { Blend({1, 0}); });
   expect_error(ErrorKind::usage, "got -1", [] { Blend({-1}); });

@@ -60,7 +60,7 @@ bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::
   return value == 1;
 }
 
-// Padding must be neither learned nor attended to.
+// Refuses padding, on which there must be neither a loss nor attention.
 void refuse_padding(const json& record, size_t num_ids, const std::string& who) {
   const auto mask = record.find("attention_mask");
   if (mask == record.end()) return;
@@ -76,7 +76,7 @@ void refuse_padding(const json& record, size_t num_ids, const std::string& who) 
   }
 }
 
-// An unknown mask could say which ids are not to be learned.
+// Refuses unknown masks, since they could exclude ids from the loss.
 void refuse_unknown_masks(const json& record, const std::string& who) {
   for (const auto& [key, value] : record.items()) {
     const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
@@ -115,8 +115,7 @@ void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::str
                 who);
 }
 
-// A text beside a chat is ambiguous. Ids beside a chat are not: a chat template may have made them
-// from the messages.
+// Refuses a text beside a chat, which is ambiguous. Ids beside a chat are not: a chat template may have produced them.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
   MOEBIUS_CHECK(input, !record.contains("messages"),
                 "{}: expected one document; got a text and a chat in \"messages\", and either could be meant; "

@@ -23,7 +23,7 @@ TEST(TargetSpans, RoundTrip) {
   EXPECT_EQ(parse_target_spans(spans_text({}), 9, "P"), std::vector<TokenSpan>{});
 }
 
-TEST(TargetSpans, RefusesWhatIsNone) {
+TEST(TargetSpans, RefusesInvalidSpans) {
   const std::string good = spans_text({{0, 2}});
   refuse("", "P.targets: expected target spans of version 1; got 0 other bytes");
   refuse("X" + good.substr(1), "expected target spans of version 1");

@@ -126,7 +126,7 @@ TEST(JsonText, RefusesWhatTheLibraryLetsPass) {
                [] { parse_json("{\n}}", "W"); });
 }
 
-TEST(Utf8, TakesAndRefusesWhatUnicodeSays) {
+TEST(Utf8, FollowsTheUnicodeStandard) {
   for (const char* good : {"", "plain ascii, more than eight", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
                            "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
     EXPECT_EQ(find_invalid_utf8(good), -1) << good;

@@ -43,9 +43,8 @@ int64_t group_available(const std::string& dir, const char* limit, const char* u
   return std::max<int64_t>(0, *most - std::max<int64_t>(0, used));
 }
 
-// Returns the least that the group at `path` below `top`, or any group around it, leaves.
-// In a container the path may be the host's.
-// Its folders then do not exist; `top` itself is the container's group.
+// Returns the minimum that the group at `path` below `top`, or any enclosing group, leaves. In a container the path may
+// be the host's. Its folders then do not exist, and `top` itself is the container's group.
 int64_t groups_available(const std::string& top, std::string path, bool is_v2) {
   int64_t least = INT64_MAX;
   for (;;) {
@@ -73,7 +72,8 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
                     "or compute with smaller shapes",
                     num_bytes / 1073741824.0, std::strerror(errno)));
   }
-  // Large arenas have fewer page faults and TLB misses so. It is advice: a refusal does not matter.
+  // With huge pages, large arenas have fewer page faults and TLB misses. This is advice to the kernel: a refusal does
+  // not matter.
   if (num_bytes >= (8 << 20)) madvise(p, num_bytes, MADV_HUGEPAGE);
   data_ = p;
 }
@@ -137,7 +137,7 @@ OpScope::OpScope(Stream& s, const char* name, Cost cost) : s_(s), name_(name), c
   }
 }
 
-// On the null device an op takes no time, and is counted alone.
+// On the null device an op takes no time, and is only counted.
 OpScope::~OpScope() {
   if (s_.device() == DeviceKind::cuda) {
     s_.accelerator().end_op(name_, s_.trace(), cost_);

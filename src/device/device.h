@@ -79,8 +79,8 @@ class Stream {
   DeviceKind target() const { return target_; }
   ThreadPool& pool() const { return *pool_; }
   Trace* trace() const { return trace_; }
-  Accelerator& accelerator() const;  // Error{internal} on another device
-  // The graph that this stream's work is being captured for; null when the work runs.
+  Accelerator& accelerator() const;  // throws Error{internal} on another device
+  // Returns the graph that this stream's work is being captured for; null when the work runs.
   GraphCapture* capture() const { return capture_; }
   void set_capture(GraphCapture* capture) { capture_ = capture; }
 

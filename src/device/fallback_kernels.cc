@@ -5,7 +5,7 @@
 namespace moebius {
 
 std::string fallback_kernels_text(const FallbackKernels& slow, DType compute) {
-  std::map<std::string, std::string> ops;  // by why
+  std::map<std::string, std::string> ops;  // by the reason
   for (const auto& [op, why] : slow.why) ops[why] += (ops[why].empty() ? "" : ", ") + op;
   std::string text;
   const auto add = [&](const std::string& what) { text += (text.empty() ? "fallback kernels: " : "; ") + what; };

@@ -18,7 +18,7 @@ bool has_kernels_for(const GpusFound& found, const GpuFound& gpu) {
 
 std::string capability_text(int capability) { return fmt::format("{}.{}", capability / 10, capability % 10); }
 
-// The native code that a GPU runs; 0: none, so that it needs PTX.
+// Returns the native code that a GPU runs; 0: none, so that it needs PTX.
 int native_code_for(const GpusFound& found, const GpuFound& gpu) {
   int best = 0;
   for (const int native : found.native) {

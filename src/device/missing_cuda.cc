@@ -2,6 +2,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "device/gpu_limits.h"
+#include "device/gpu_mark.h"
 #include "device/gpus_found.h"
 #include "device/peer_memory.h"
 #include "device/pinned_memory.h"
@@ -43,6 +44,8 @@ void run_on_side_stream(Accelerator&, const std::function<void()>&) { missing();
 void join_side_stream(Accelerator&) { missing(); }
 void GpuEvent::record(Accelerator&) { missing(); }
 double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }
+void GpuMark::set(Accelerator&) { missing(); }
+void GpuMark::wait() const { missing(); }
 
 namespace cuda {
 

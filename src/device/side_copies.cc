@@ -16,7 +16,8 @@ class NoCopies final : public SideCopies {
   void wait_to_device(Stream&, int) override {}
 };
 
-// Each direction runs its copies in the order in which they were started, as late as a wait allows.
+// Each direction runs its copies in the order in which they were started, but only when a wait needs them. This shows
+// missing waits in tests.
 class LateCopies final : public SideCopies {
  public:
   void to_host(Stream&, int slot, std::span<const Copy> copies) override { leaving_.push_back(started(slot, copies)); }
@@ -43,7 +44,7 @@ class LateCopies final : public SideCopies {
   Started started(int slot, std::span<const Copy> copies) {
     return {.number = next_++, .slot = slot, .copies = {copies.begin(), copies.end()}};
   }
-  // The number of the slot's last copies that have not run; -1 where there are none.
+  // Returns the number of the slot's last copies that have not run; -1 if there are none.
   static int64_t last_of(const std::deque<Started>& queue, int slot) {
     const auto last = std::find_if(queue.rbegin(), queue.rend(), [&](const Started& c) { return c.slot == slot; });
     return last == queue.rend() ? -1 : last->number;

@@ -53,7 +53,7 @@ int64_t resident_bytes(const SpillBuffer& buffer) {
   return page * std::count_if(is_resident.begin(), is_resident.end(), [](unsigned char flags) { return flags & 1; });
 }
 
-// Pages that nobody writes take no memory. A page may be a huge one.
+// Pages that are never written take no memory. A page may be a huge one.
 TEST(SpillBuffer, TakesWhatIsUsed) {
   constexpr int64_t kBytes = int64_t{64} << 30;
   const SpillBuffer buffer(DeviceKind::cpu, kBytes, {{0, kAlign}});

@@ -3,7 +3,7 @@
 namespace moebius {
 namespace {
 
-// The m-th buffer, or the only one, which the micro-batches use one after the other.
+// Returns the m-th buffer, or the only one, which the micro-batches use one after the other.
 template <class All>
 auto& of_micro_batch(All& all, int64_t m) {
   return all[all.size() == 1 ? 0 : static_cast<size_t>(m)];

@@ -55,7 +55,7 @@ TEST_F(SequenceSourceTest, TargetsAreTheTokensThatFollow) {
   EXPECT_TRUE(batch.training);
 }
 
-TEST_F(SequenceSourceTest, ADepthHasNoTargetBehindTheSequence) {
+TEST_F(SequenceSourceTest, ADepthHasNoTargetAfterTheSequence) {
   const MicroBatch& batch = filled({.dp = 2}, 0, /*num_mtp=*/2);
   EXPECT_EQ(ids(batch.targets(2).target_T), (std::vector<int32_t>{2003, 2004, 0, 0}));
   EXPECT_EQ(weights(batch.targets(2).weight_T), (std::vector<float>{1, 1, 0, 0}));

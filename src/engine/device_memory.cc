@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// The driver gives whole pages; pieces of less than half a page share one.
+// The driver allocates whole pages; pieces of less than half a page share one.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 // These sizes were measured on an H200 (docs/measurements/memory.md). Our kernels, those of
 // cuBLASLt, its handle and the CUDA graphs take 6 MiB in all models. With cuDNN it is 14 to 16 MiB.
@@ -31,7 +31,7 @@ int64_t pages_of(const std::array<int64_t, kNumLives>& life_bytes) {
   return whole + whole_pages(shared);
 }
 
-// The bytes that are held whatever the batch is.
+// Returns the bytes that are held whatever the batch is.
 int64_t fixed_bytes(const MemoryPlan& plan) {
   int64_t bytes = 0;
   for (const Life life : {Life::param, Life::master, Life::grad, Life::layer_grad, Life::optimizer, Life::state})

@@ -17,8 +17,6 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLogitRows = 64;  // rows that are copied to the host at once
-
 // Modules of multi-token prediction that are not computed use no memory, except in training, which
 // saves them.
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& rank) {
@@ -29,7 +27,7 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& r
   return stages;
 }
 
-// At the moment of a step when they are most.
+// Returns the maximum over a step of the micro-batches in flight in MoE layers.
 int64_t moe_passes_in_flight(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<int64_t> layers;
   for (const HeldStage& stage : held_stages(spec, rank))
@@ -47,8 +45,7 @@ Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
 
-// During unwinding it aborts what the GPU waits for from other ranks; else freeing device memory
-// would block.
+// During unwinding, aborts the communication that the GPU waits for; otherwise freeing device memory would block.
 class AbortCommOnUnwind {
  public:
   explicit AbortCommOnUnwind(GpuLinks* links) : links_(links) {}
@@ -106,7 +103,7 @@ Engine::Engine(const EngineSpec& spec)
   choose_dispatcher(spec.dispatcher);
   make_model();
   if (spec_.optimizer) make_optimizer();
-  if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_sequences * spec_.cache_tokens);
+  if (spec_.cache_tokens > 0) declare_generation();
   const int64_t stack_bytes = measure_stack();
   check_memory(plan_, stack_bytes, spec_, gpu_.get(), gpu_ranks_.get());
   with_memory_advice([&] { allocate(stack_bytes); });
@@ -150,6 +147,7 @@ void Engine::make_model() {
                                                 .expert_overlap = spec_.expert_overlap,
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
+                                                .shards_weights = spec_.fsdp,
                                                 .expert_rows = spec_.expert_rows,
                                                 .moe_passes_in_flight = moe_passes_in_flight(spec_, rank),
                                                 .optimizer = spec_.optimizer.value_or(OptimizerSpec{}),
@@ -168,7 +166,9 @@ void Engine::make_optimizer() {
   spec.shards_gradients = spec_.shard_gradients;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
-  optimizer_ = moebius::make_optimizer({*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()});
+  const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
+  optimizer_ = moebius::make_optimizer(context);
+  if (model_->max_logits()) qk_clipping_ = std::make_unique<QkClipping>(context, *model_->max_logits());
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -176,6 +176,7 @@ void Engine::allocate(int64_t stack_bytes) {
     plan_.bind(spec_.device, stack_bytes);
     batches_->bind(plan_, spec_.device);
     if (gpu_) metrics_ = HostMirror(plan_, Life::metrics);
+    if (gpu_ && spec_.cache_tokens > 0) draws_.bind(spec_.cache_sequences);
   });
   Stream s = stream();
   model_->prepare_offload(s);
@@ -193,8 +194,8 @@ void Engine::warm_up() {
   batch.training = true;
   pipeline_->run_once(s, plan_.stack(), batch);
   for (int life = 0; life < kNumLives; ++life) {
-    // Each pass writes its rows and its messages before it reads them. Where ranks write to each other's memory, that
-    // of messages also has the addresses of the others (comm/peer_window.h), which stay.
+    // Each pass writes its rows and its messages before it reads them. The memory of messages can also have the
+    // addresses of other ranks' windows (comm/peer_window.h), which must stay.
     if (static_cast<Life>(life) == Life::rows || static_cast<Life>(life) == Life::comm) continue;
     const int64_t bytes = plan_.bytes(static_cast<Life>(life));
     if (bytes == 0) continue;
@@ -202,7 +203,7 @@ void Engine::warm_up() {
     all.device = s.device();
     fill_zero(s, all);
   }
-  if (spec_.fsdp) gather_weights(s);  // those of layers that the passes left are cleared too
+  if (spec_.fsdp) gather_weights(s);  // the weights that the passes left in the layer buffers are cleared too
 }
 
 DeviceMemory Engine::shared_device_memory() {
@@ -215,7 +216,7 @@ DeviceMemory Engine::shared_device_memory() {
   return memory;
 }
 
-// --- the dry run: everything that a step can do, on tensors without memory --------------------------------------------
+// --- the dry run: everything that a step can do, on tensors without memory ------------------------------------------
 
 int64_t Engine::measure_stack() {
   Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
@@ -236,27 +237,6 @@ void Engine::dry_run(Step& step) {
   pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch);
   tied_embedding_->sum_gradients(step.stream, step.stack);
   if (optimizer_) update(step.stream, step.stack, step.batch.lr_and_step_2());
-}
-
-void Engine::run_cached(Step& step, std::span<const CachedRun> runs) {
-  int64_t num_tokens = 0;
-  for (const CachedRun& run : runs) num_tokens += run.count;
-  pipeline_->run_cached(step.stream, step.stack, step.batch,
-                        {.caches = caches_, .rows = {runs, spec_.cache_tokens}, .num_tokens = num_tokens});
-}
-
-// The first chunk of a prompt, one in the middle, and a single token may be computed in different
-// ways, and so may one token of every sequence.
-void Engine::dry_run_cached(Step& step) {
-  const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp, S = spec_.cache_sequences, U = spec_.cache_tokens;
-  for (const CachedRun& run : {CachedRun{0, 0, T}, CachedRun{0, U - T, T}, CachedRun{0, U - one, one}})
-    run_cached(step, std::span(&run, 1));
-  std::vector<CachedRun> every;
-  for (int64_t s = 0; s < S; ++s) every.push_back({s, U - one, 1});
-  every.back().count += div_ceil(S, one) * one - S;
-  run_cached(step, every);
-  StackScope scope(step.stack);
-  if (model_->has_head()) model_->row_logits(step, step.alloc({1, spec_.model.vocab_size}, DType::f32), 0, one);
 }
 
 // --- the step -------------------------------------------------------------------------------------------------------
@@ -280,7 +260,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   batches_->set_lr_and_step(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
   has_gradients_ = true;
-  // This names a rank whose host hangs; the wait for the GPU alone would not.
+  // If the host of a rank hangs, the barrier names that rank; the wait for the GPU would not.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();  // the host waits for the device only here
   clock_.read(gpu_.get());
@@ -306,8 +286,8 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   clock_.end_update(gpu_.get());
 }
 
-// Once for all passes of a step, which do not change the weights. Where they arrive during the first passes,
-// each is quantised when it is there.
+// Quantises the weights once for all passes of a step, which do not change them. Weights that arrive during the first
+// passes are quantised on arrival.
 void Engine::quantise_weights(Stream& s) {
   ParamTable& params = model_->params();
   if (!params.has_copies()) return;
@@ -324,7 +304,7 @@ void Engine::load_batch(Stream& s, BatchSource& source, const Round& round) {
   batches_->upload(s, round.first, round.count);
 }
 
-// The pipeline's list says in which order forwards and backwards of the round run.
+// The action list of the pipeline gives the order of the forward and backward passes of the round.
 void Engine::forward_backward(Stream& s, const Round& round) {
   PhaseScope phase(s, "micro-batch", round.first);
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
@@ -337,7 +317,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   });
 }
 
-// The sums of a step become those of all ranks.
+// Reduces the sums of a step over all ranks.
 void Engine::reduce(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
   if (model_->expert_rows()) model_->expert_rows()->reduce_counts(s);
@@ -353,12 +333,22 @@ void Engine::reduce_loss(Stream& s) {
   }
 }
 
-// Gradients are reduced, clipped, and the weights updated.
+// Reduces and clips the gradients, and updates the weights.
 void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->reduce(s);
   grad_norm_->measure(s, stack);
-  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2});
+  const OptimizerStepArgs args{.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2};
+  optimizer_->update(s, stack, args);
+  if (qk_clipping_) qk_clipping_->update(s, stack, args);
   sharding_->weights_changed(s);
+}
+
+void Engine::init_weights(Stream& s, uint64_t seed) {
+  const ParamTable& params = model_->params();
+  params.init(s, seed);
+  // Weights in other formats have the same bits on every rank, so nothing is sent for them.
+  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); }))
+    gather_weights(s);
 }
 
 void Engine::gather_weights(Stream& s) {
@@ -378,6 +368,7 @@ void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   if (model_->expert_rows()) model_->expert_rows()->end_of_step(s);
   if (const auto* stats = model_->quantize_stats()) stats->clear(s);
+  if (const auto* logits = model_->max_logits()) logits->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_added_grads(s);
@@ -411,53 +402,12 @@ void Engine::forward_backward(int64_t m) {
   has_gradients_ = true;
 }
 
-void Engine::forward_cached(std::span<const CachedRun> runs) {
-  const bool captures = CachedRows{runs}.are_single() && !links_ && !spec_.model.is_latent();
-  Stream s = stream();
-  batches_->upload(s, 0, 1);
-  synchronize(s);  // from here on the caller may fill the next batch
-  const auto body = [&](Stream& on) {
-    Step step{on, plan_.stack(), batches_->on_device(0)};
-    run_cached(step, runs);
-  };
-  with_memory_advice([&] {
-    if (!captures) return body(s);
-    graphs_.run(StepPart::single_tokens(std::ssize(runs)), s, body);
-  });
-}
-
 // --- results --------------------------------------------------------------------------------------------------------
 
 void Engine::read_metrics() {
   if (!gpu_) return;
   Stream s = stream();
   metrics_.to_host(s);
-}
-
-void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t depth) {
-  Stream s = stream();
-  const int64_t V = spec_.model.vocab_size;
-  for (int64_t first = begin; first < end; first += kLogitRows) {
-    StackScope scope(plan_.stack());
-    const int64_t last = std::min(end, first + kLogitRows);
-    const Tensor chunk_CV = plan_.stack().alloc({last - first, V}, DType::f32);
-    Step step{s, plan_.stack(), batches_->on_device(0)};
-    with_memory_advice([&] { model_->logits(step, chunk_CV, first, last, depth); });
-    copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
-  }
-}
-
-void Engine::read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens) {
-  if (!model_->has_head()) return;
-  if (spec_.mesh.tp == 1) return read_logits(logits, first, first + num_rows);
-  Stream s = stream();
-  StackScope scope(plan_.stack());
-  const Tensor logits_1V = plan_.stack().alloc({1, spec_.model.vocab_size}, DType::f32);
-  Step step{s, plan_.stack(), batches_->on_device(0)};
-  for (int64_t i = 0; i < num_rows; ++i) {
-    with_memory_advice([&] { model_->row_logits(step, logits_1V, first + i, num_tokens); });
-    copy_to_host(s, logits + i * spec_.model.vocab_size, logits_1V.data, logits_1V.num_bytes());
-  }
 }
 
 // --- what an engine is and holds ------------------------------------------------------------------------------------

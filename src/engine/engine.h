@@ -22,6 +22,7 @@
 #include "device/out_of_memory.h"
 #include "engine/batch_buffers.h"
 #include "engine/batch_source.h"
+#include "engine/device_draws.h"
 #include "engine/device_memory.h"
 #include "engine/engine_memory.h"
 #include "engine/engine_spec.h"
@@ -31,6 +32,7 @@
 #include "model/model.h"
 #include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/qk_clipping.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
 
@@ -87,6 +89,8 @@ class Engine {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const Tensor& grad_norm() const { return grad_norm_->norm(); }  // f32 [1] of the last step, before clipping
+  // Draws all weights from the seed, and quantises those that are stored in 8 bits. All ranks call it together.
+  void init_weights(Stream& s, uint64_t seed);
   // Sends the weights of their owners to all ranks. Call it after masters were loaded, and after ParamTable::sync();
   // all ranks call it together.
   void gather_weights(Stream& s);
@@ -111,6 +115,14 @@ class Engine {
   // must sum to a multiple of tp. Every dp rank computes the same. With one GPU, passes of one token per sequence are
   // captured as CUDA graphs, unless attention is latent.
   void forward_cached(std::span<const CachedRun> runs);
+  // Returns whether draw_cached() can be called: on one GPU.
+  bool draws_on_device() const;
+  // Computes one token of each sequence and draws the next ones on the GPU, by ops/draw/draw.h. Returns before the GPU
+  // has ended. Pass 0 computes the tokens in batch(); each later pass of a series has the same sequences, one position
+  // on, and computes what the pass before it drew. `rule` is that of pass 0. Before a pass is launched, the last but one
+  // must have been waited for.
+  void draw_cached(std::span<const CachedRun> runs, int64_t pass, const DrawRule& rule);
+  const DeviceDraws& draws() const { return draws_; }  // the ids
   // Writes the logits of num_rows rows of the last forward_cached(), from row `first` on, to host memory: f32
   // [num_rows, V]. num_tokens: of all its runs. In a pipeline only the ranks of the last stage write them.
   void read_row_logits(float* logits, int64_t first, int64_t num_rows, int64_t num_tokens);
@@ -146,6 +158,7 @@ class Engine {
   struct Round {
     int64_t first = 0, count = 1;
   };
+  static constexpr int64_t kLogitRows = 64;  // rows whose logits are computed at once
 
   void choose_dispatcher(DispatcherKind asked);
   void make_model();
@@ -160,6 +173,8 @@ class Engine {
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
   void dry_run(Step& step);
+  void declare_generation();
+  bool captures_tokens() const;
   void dry_run_cached(Step& step);
   void run_cached(Step& step, std::span<const CachedRun> runs);
   int64_t measure_stack();
@@ -189,7 +204,9 @@ class Engine {
   std::unique_ptr<Sharding> sharding_;
   std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
+  // In generation.
   std::vector<KvCache> caches_;
+  DeviceDraws draws_;
 };
 
 }  // namespace moebius

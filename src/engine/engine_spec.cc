@@ -15,7 +15,8 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .edp = p.edp(world_size),
           .cp_inner = p.cp_inner,
           .cp_dynamic = p.dynamic_cp,
-          .ranks_per_node = p.ranks_per_node};
+          .ranks_per_node = p.ranks_per_node,
+          .fsdp_shard = p.fsdp_shard};
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {

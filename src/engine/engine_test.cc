@@ -61,7 +61,7 @@ TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
                   " are available; weights, gradients and the optimizer alone take ", "memory plan\n"});
 }
 
-TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
+TEST(Engine, OutOfMemoryShowsTheMemoryTable) {
   Engine engine(
       {.model = huge_spec(DeviceKind::cpu).model, .shape = {.batch = 1, .seq = 3}, .device = DeviceKind::null});
   try {
@@ -155,7 +155,7 @@ TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
                [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
-// One dense and one MoE layer.
+// Returns one dense and one MoE layer.
 EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
   return {.model = {.vocab_size = vocab,
                     .hidden_size = size,
@@ -230,7 +230,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
 
 // Kernels of cuDNN are part of the prediction where cuDNN takes this attention, and where the build has cuDNN. It takes
 // no heads of 16.
-TEST(DeviceMemory, KnowsWhoComputesAttention) {
+TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,

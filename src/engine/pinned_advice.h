@@ -6,8 +6,8 @@
 
 namespace moebius {
 
-// Error{usage} with the bytes that were refused, what the plan keeps in pinned memory and by which key, what to change,
-// and the plan's table.
+// Throws Error{usage} with the bytes that were refused, what the plan keeps in pinned memory and by which key, what to
+// change, and the plan's table.
 [[noreturn]] void fail_pinning(const MemoryPlan& plan, const OutOfPinnedMemory& refused);
 
 // Runs body, which allocates the memory of the plan.

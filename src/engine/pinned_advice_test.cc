@@ -12,7 +12,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// The error of a plan for whose memory a GPU's backend refuses to pin 3 GiB.
+// Returns the error of a plan for whose memory a GPU's backend refuses to pin 3 GiB.
 std::string error_of(const MemoryPlan& plan) {
   try {
     with_pinned_advice(plan, [] {

@@ -18,10 +18,10 @@ namespace moebius {
 // The key of a part. The first passes of a step store gradients, to which later ones add, and gather the weights that
 // the last step changed; the last passes reduce gradients.
 struct StepPart {
-  enum class Kind { weights, passes, update, end_of_step, single_tokens };
+  enum class Kind { weights, passes, update, end_of_step, single_tokens, drawn_tokens };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
-  int64_t rows = 0;                  // of single_tokens
+  int64_t rows = 0;                  // of single_tokens and drawn_tokens
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart weights() { return {.kind = Kind::weights}; }
@@ -29,6 +29,7 @@ struct StepPart {
   static StepPart update() { return {.kind = Kind::update}; }
   static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
   static StepPart single_tokens(int64_t rows) { return {.kind = Kind::single_tokens, .rows = rows}; }
+  static StepPart drawn_tokens(int64_t rows) { return {.kind = Kind::drawn_tokens, .rows = rows}; }
 };
 
 // The interface that captures the work of a GPU. Tests implement it without a GPU.

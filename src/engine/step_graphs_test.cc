@@ -32,7 +32,7 @@ class NotedGraphs final : public GraphDevice {
 
 class StepGraphsTest : public ::testing::Test {
  protected:
-  // The lines that one run of the part leaves.
+  // Returns the lines that one run of the part leaves.
   Lines run(const StepPart& part, Trace* trace = nullptr) {
     lines_.clear();
     Stream s(DeviceKind::cpu, pool_, trace);

@@ -112,8 +112,7 @@ void HfFolder::open_shards() {
                 index, missing.size(), name_list(missing), unlisted.size(), name_list(unlisted));
 }
 
-// A file of weights that is not read belongs to another model, or the index is not that
-// of this model.
+// Refuses files of weights that are not read: they belong to another model, or the index does.
 void HfFolder::refuse_stray_files() const {
   std::set<std::string> read;
   for (const SafetensorsFile& file : files_) read.insert(fs::path(file.path()).filename().string());

@@ -33,7 +33,7 @@ class HfFolder {
   std::vector<std::string> names() const;                   // sorted
 
   const SafetensorsEntry* find(const std::string& name) const;  // null when there is none
-  const SafetensorsEntry& at(const std::string& name) const;    // Error{input} when there is none
+  const SafetensorsEntry& at(const std::string& name) const;    // throws Error{input} when there is none
   void read(const std::string& name, void* dst) const;
   void read(const std::string& name, int64_t byte_begin, int64_t byte_end, void* dst) const;
 

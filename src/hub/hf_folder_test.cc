@@ -368,7 +368,7 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
                locate(kExperts + "0.up_proj.weight", {2, 5}, 3));
 }
 
-// A matrix of 3 x 4 eight-bit floats, all 1.5, in blocks of 2 x 3.
+// Returns a matrix of 3 x 4 eight-bit floats, all 1.5, in blocks of 2 x 3.
 HfFolder fp8_folder(const TestDir& dir, const std::vector<int64_t>& scale_shape, bool with_config = true,
                     float last_scale = 12) {
   write_config(dir, with_config ? R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,3]}})" : "{}");

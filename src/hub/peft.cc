@@ -36,7 +36,7 @@ std::string pattern_of(const std::string& module) {
   return pattern;
 }
 
-// Settings of PEFT that must have one of these values, or be absent: others compute something else.
+// Settings of PEFT that must have one of these values or be absent, since others change the result.
 const std::map<std::string, std::vector<json>>& plain_settings() {
   static const std::map<std::string, std::vector<json>> all = {
       {"use_dora", {false}},
@@ -69,7 +69,7 @@ std::string checked_folder(const std::string& dir) {
 }  // namespace
 
 LoraSpec parse_peft_config(std::string_view text, const std::string& who) {
-  constexpr double kMaxRank = 1 << 16;  // that of lora.rank
+  constexpr double kMaxRank = 1 << 16;  // the maximum of lora.rank
   const json config = parse_json(text, who);
   MOEBIUS_CHECK(
       input, config.is_object() && config.value("peft_type", json()) == "LORA",

@@ -19,29 +19,31 @@ namespace moebius {
 
 inline constexpr const char *kPeftConfig = "adapter_config.json", *kPeftWeights = "adapter_model.safetensors";
 
-// Returns whether PEFT has a linear layer for the matrix: not for experts that are one tensor, nor
-// for routers that are no linear layer. canonical: without ".weight".
+// Returns whether transformers has a linear layer for the matrix, which PEFT can adapt. It has none for experts that
+// are one tensor, and for some routers. canonical: a name without ".weight".
 bool has_peft_module(HfFamily family, const std::string& model_type, const std::string& canonical);
 
-// The name of a matrix in transformers, and back; without ".weight".
+// Returns the name of a matrix in transformers for its canonical name; both are without ".weight".
 std::string hf_module(HfFamily family, const std::string& canonical);
 std::string canonical_module(HfFamily family, const std::string& module);
 
-// The config of these adapters. modules: all that have an adapter; all_modules: all that could.
-// Where names that differ in their numbers alone are all targets, target_modules is one pattern.
+// Returns the adapter_config.json of these adapters. modules: the linear layers that have an adapter; all_modules:
+// those that could have one. Names that differ only in their numbers and are all targets become one
+// pattern in target_modules.
 nlohmann::json peft_config(const LoraSpec& lora, const std::string& base_model, const std::vector<std::string>& modules,
                            const std::vector<std::string>& all_modules);
 
-// Rank and alpha of an adapter_config.json; who: the file. Error{input} for another kind of adapter
-// than LoRA, and for settings that change what an adapter computes and that Moebius does not have
-// (DoRA, rank patterns, biases, saved modules, ...): the message names the setting.
+// Returns the rank and alpha of an adapter_config.json. who: the file, for messages.
+// Throws Error{input} for an adapter other than LoRA. Throws it also for a setting that changes the result of an
+// adapter and that Moebius does not have (DoRA, rank patterns, biases, saved modules, ...). The message
+// names the setting.
 LoraSpec parse_peft_config(std::string_view text, const std::string& who);
 
-// A folder of PEFT, open for reading.
+// An open folder in the format of PEFT.
 class PeftFolder {
  public:
-  // Error{input} for a folder without the two files, for a config as parse_peft_config() says, and for
-  // tensors of other names, or of the same matrix.
+  // Throws Error{input} for a folder without the two files, for a config that parse_peft_config() refuses, for tensors
+  // with other names, and for a matrix with two tensors of the same kind.
   PeftFolder(const std::string& dir, HfFamily family);
 
   const LoraSpec& lora() const { return lora_; }  // rank and alpha; targets are empty

@@ -58,7 +58,7 @@ TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_
 // Throws Error{input} for a scale that is not a number.
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
 
-// How a matrix is quantised on disk: square_blocks for 8-bit floats with a scale for each block of 128 x 128,
+// Returns how a matrix is quantised on disk: square_blocks for 8-bit floats with a scale for each block of 128 x 128,
 // mx_blocks for 4-bit blocks, else none.
 ScaleLayout blocks_of(const TensorSource& source);
 // Writes rows * cols elements and the scales of their blocks as they are on disk. Throws as read_tensor.

@@ -136,7 +136,8 @@ class Generator::Run {
     size_t next = 0;
     while (next < prompts_.size() || !growing_.empty()) {
       while (next < prompts_.size() && !free_.empty()) begin(next++);
-      if (!growing_.empty()) grow();
+      if (growing_.empty()) continue;
+      engine_.draws_on_device() && is_plain(spec_.sampling) ? grow_ahead() : grow();
     }
     return std::move(results_);
   }
@@ -178,17 +179,23 @@ class Generator::Run {
     if (is_growing(g)) growing_.push_back(g);
   }
 
-  // Adds a token to every sequence.
-  void grow() {
-    const auto start = Clock::now();
+  // Writes the last token of every sequence into the engine's batch.
+  std::vector<CachedRun> feed_last() {
     std::vector<int32_t> tokens;
     std::vector<CachedRun> runs;
     for (const Growing& g : growing_) {
       tokens.push_back(g.last);
       runs.push_back({g.sequence, std::ssize(cached(g)), 1});
-      cached(g).push_back(g.last);
     }
     fill_batch(engine_, tokens, runs);
+    return runs;
+  }
+
+  // Adds a token to every sequence.
+  void grow() {
+    const auto start = Clock::now();
+    const std::vector<CachedRun> runs = feed_last();
+    for (const Growing& g : growing_) cached(g).push_back(g.last);
     engine_.forward_cached(runs);
     engine_.read_row_logits(logits_.data(), 0, std::ssize(growing_),
                             rounded_up(std::ssize(growing_), engine_.spec().mesh.tp));
@@ -198,15 +205,60 @@ class Generator::Run {
     of_.times_.tokens_s += seconds_since(start);
   }
 
+  // Adds tokens to every sequence until one of them ends. The GPU draws them, and computes a pass while the host reads
+  // what the pass before it drew. So where a text ends by a token, the GPU has begun a pass in vain.
+  void grow_ahead() {
+    const auto start = Clock::now();
+    const int64_t N = std::ssize(growing_);
+    std::vector<CachedRun> runs = feed_last();
+    std::vector<bool> has_ended(growing_.size());
+    int64_t launched = 0, num_read = 0;
+    const auto launch = [&] {
+      if (launched > 0)
+        for (CachedRun& run : runs) ++run.first;
+      engine_.draw_cached(runs, launched++, rule());
+    };
+    launch();
+    for (; num_read < launched; ++num_read) {
+      const bool none_ended = std::find(has_ended.begin(), has_ended.end(), true) == has_ended.end();
+      if (none_ended && all_need(launched - num_read + 1)) launch();
+      engine_.draws().wait(num_read);
+      for (int64_t i = 0; i < N; ++i) {
+        Growing& g = growing_[i];
+        if (has_ended[i]) continue;
+        const int64_t pos = std::ssize(cached(g));
+        cached(g).push_back(g.last);
+        g.last = engine_.draws().id(i, N, pos);
+        if (g.last < 0) fail_not_finite(pos + 1);
+        ++of_.times_.tokens;
+        has_ended[i] = !is_growing(g);
+      }
+    }
+    std::vector<Growing> rest;
+    for (int64_t i = 0; i < N; ++i)
+      if (!has_ended[i]) rest.push_back(growing_[i]);
+    growing_ = std::move(rest);
+    of_.times_.tokens_s += seconds_since(start);
+  }
+
+  // Returns whether every text may take so many more tokens.
+  bool all_need(int64_t count) const {
+    return std::all_of(growing_.begin(), growing_.end(), [&](const Growing& g) {
+      return std::ssize(results_[g.prompt].tokens) + count <= spec_.max_tokens;
+    });
+  }
+
+  int64_t num_ids() const { return spec_.num_ids > 0 ? std::min(spec_.num_ids, vocab_) : vocab_; }
+  DrawRule rule() const { return draw_rule(spec_.sampling.temperature, num_ids(), spec_.sampling.seed); }
+
   // Draws the next token of each, from the rows of the logits.
   void draw(std::span<Growing> sequences) {
-    const int64_t num_ids = spec_.num_ids > 0 ? std::min(spec_.num_ids, vocab_) : vocab_;
     std::vector<int32_t> ids(sequences.size());
     ranks_.agree(ids, [&] {
       Stream s = engine_.stream();
       s.pool().run(std::ssize(ids), [&](int64_t i, int) {
         const std::vector<int32_t>& text = cached(sequences[i]);
-        ids[i] = sample_token(logits_.subspan(i * vocab_, num_ids), spec_.sampling, std::ssize(text), text);
+        ids[i] = sample_token(logits_.subspan(i * vocab_, num_ids()), spec_.sampling, std::ssize(text), text);
       });
     });
     for (size_t i = 0; i < ids.size(); ++i) sequences[i].last = ids[i];

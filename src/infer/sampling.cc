@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/rng.h"
+#include "ops/draw/draw.h"
 
 namespace moebius {
 namespace {
@@ -17,7 +18,7 @@ struct Largest {
   bool all_finite;
 };
 
-// In one pass over several logits at a time: vocabularies are large.
+// One pass over the logits, several at a time, since vocabularies are large.
 Largest largest_of(std::span<const float> logits) {
   float top = -std::numeric_limits<float>::infinity();
   int64_t num_odd = 0;
@@ -96,14 +97,25 @@ void check_sampling(const Sampling& s) {
                 "generate: repetition-penalty must be above 0; got {}", s.repetition_penalty);
 }
 
+bool is_plain(const Sampling& s) {
+  const bool keeps_all = s.top_k == 0 && s.top_p == 1 && s.min_p == 0;
+  return s.repetition_penalty == 1 && (keeps_all || s.temperature == 0);
+}
+
+void fail_not_finite(int64_t position) {
+  MOEBIUS_FAIL(numerics,
+               "generate: expected finite logits for position {}; got NaN or Inf; "
+               "the model is damaged or its dtype is too narrow",
+               position);
+}
+
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position,
                      std::span<const int32_t> text) {
   MOEBIUS_ASSERT(!logits.empty());
   Largest largest = largest_of(logits);
-  MOEBIUS_CHECK(numerics, largest.all_finite,
-                "generate: expected finite logits for position {}; got NaN or Inf; "
-                "the model is damaged or its dtype is too narrow",
-                position);
+  if (!largest.all_finite) fail_not_finite(position);
+  const float uniform = Rng(sampling.seed, RngSite::sampling).uniform(static_cast<uint64_t>(position));
+  if (is_plain(sampling)) return draw_token(logits, sampling.temperature, uniform);
   std::vector<float> changed;
   if (sampling.repetition_penalty != 1) {
     logits = changed = penalised(logits, text, sampling.repetition_penalty);
@@ -123,7 +135,7 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
     const int64_t most = kept;
     for (kept = 0, nucleus = 0; kept < most && r.mass(kept) >= sampling.min_p;) nucleus += r.mass(kept++);
   }
-  const double draw = nucleus * Rng(sampling.seed, RngSite::sampling).uniform(static_cast<uint64_t>(position));
+  const double draw = nucleus * uniform;
   double passed = 0;
   for (int64_t i = 0; i + 1 < kept; ++i) {
     passed += r.mass(i);

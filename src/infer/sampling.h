@@ -21,6 +21,12 @@ struct Sampling {
 // Throws Error{usage} for settings out of range.
 void check_sampling(const Sampling& sampling);
 
+// Returns whether no rule changes logits, or leaves ids out. Then a token is drawn by ops/draw/draw.h.
+bool is_plain(const Sampling& sampling);
+
+// Throws the error of a position whose logits are not finite.
+[[noreturn]] void fail_not_finite(int64_t position);
+
 // Returns an id in [0, logits.size()). The draw is a pure function of logits, sampling, text and
 // position, where position is the token's index in the sequence.
 // Ties go to the lower id.

@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// The longest end of `text` with which a stop string begins.
+// Returns the length of the longest suffix of `text` that is a prefix of a stop string.
 size_t length_of_begun(const std::string& text, const std::vector<std::string>& stops) {
   size_t longest = 0;
   for (const std::string& stop : stops) {

@@ -6,9 +6,9 @@
 
 namespace moebius {
 
-// Bytes that are no UTF-8 and control characters become U+FFFD.
+// Returns the text, in which bytes that are not UTF-8 and control characters have become U+FFFD.
 std::string valid_utf8(std::string_view text);
-// valid_utf8(), with what HTML would read as markup escaped: for text, and for attributes in quotes.
+// Returns valid_utf8(text) with the characters of HTML markup escaped: for text, and for attributes in quotes.
 std::string escape_html(std::string_view text);
 
 }  // namespace moebius

@@ -19,7 +19,7 @@ class JsonField {
   const std::string& path() const { return path_; }
 
   bool has(const char* key) const;             // whether the key exists and is not null
-  JsonField at(const std::string& key) const;  // Error{input} when the key does not exist
+  JsonField at(const std::string& key) const;  // throws Error{input} when the key does not exist
   std::vector<JsonField> items() const;        // the elements of an array
 
   const std::string& string() const;

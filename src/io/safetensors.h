@@ -48,7 +48,7 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const SafetensorsMetadata& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(const std::string& name) const;  // null when there is no such tensor
-  const SafetensorsEntry& at(const std::string& name) const;    // Error{input} when there is no such tensor
+  const SafetensorsEntry& at(const std::string& name) const;    // throws Error{input} when there is no such tensor
 
   void read(const SafetensorsEntry& entry, void* dst) const { read(entry, 0, entry.bytes, dst); }
   // Reads bytes [begin, end) of the entry. REQUIRES: 0 <= begin <= end <= entry.bytes.

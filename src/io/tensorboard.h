@@ -23,8 +23,8 @@ class TensorboardWriter {
   void add_scalar(std::string_view tag, int64_t step, float value, double wall_time_s);
   void add_scalar(std::string_view tag, int64_t step, float value);  // at the current time
 
-  // A histogram of these values, which are at least 0, at the current time. Its buckets have a width of 1/8, so that
-  // a value is known to 1/8.
+  // Adds a histogram of these values, which are at least 0, at the current time. Its buckets have a width of 1/8, so
+  // that a value is known to 1/8.
   void add_histogram(std::string_view tag, int64_t step, std::span<const double> values);
 
  private:
@@ -33,7 +33,7 @@ class TensorboardWriter {
   File file_;
 };
 
-// CRC-32C (Castagnoli, reflected polynomial 0x82f63b78).
+// Returns the CRC-32C (Castagnoli, reflected polynomial 0x82f63b78).
 uint32_t crc32c(std::string_view bytes);
 uint32_t masked_crc32c(std::string_view bytes);
 

@@ -31,7 +31,7 @@ Sequence sequence_at(std::string_view s) {
 }
 
 utf8proc_category_t category(char32_t character) {
-  return utf8proc_category(static_cast<utf8proc_int32_t>(stand_in(character)));
+  return utf8proc_category(static_cast<utf8proc_int32_t>(substitute(character)));
 }
 
 }  // namespace

@@ -89,11 +89,11 @@ bool holds(std::span<const Range> ranges, char32_t character) {
 
 bool is_later(char32_t character) { return later_set().holds(character); }
 
-char32_t stand_in(char32_t character) {
+char32_t substitute(char32_t character) {
   if (!is_later(character)) return character;
   return std::lower_bound(std::begin(kLaterRanges), std::end(kLaterRanges), character,
                           [](const LaterRange& range, char32_t c) { return range.last < c; })
-      ->stand_in;
+      ->substitute;
 }
 
 char32_t later_lower(char32_t character) {
@@ -102,12 +102,12 @@ char32_t later_lower(char32_t character) {
   return character;
 }
 
-std::string_view with_stand_ins(std::string_view text, std::string* copy) {
+std::string_view with_substitutes(std::string_view text, std::string* copy) {
   size_t at = next_later(text, 0);
   if (at == text.size()) return text;
   copy->assign(text, 0, at);
   while (at < text.size()) {
-    append_utf8(stand_in(next_char(text, &at)), copy);
+    append_utf8(substitute(next_char(text, &at)), copy);
     const size_t next = next_later(text, at);
     copy->append(text, at, next - at);
     at = next;

@@ -17,13 +17,13 @@ namespace moebius {
 bool is_later(char32_t character);  // one look-up, since most characters are tested
 // Returns an older character of the same category, Alphabetic property, script and length in UTF-8.
 // A character that is not later is returned unchanged.
-char32_t stand_in(char32_t character);
+char32_t substitute(char32_t character);
 char32_t later_lower(char32_t character);  // simple lower case; REQUIRES: is_later
 
-// Replaces later characters by their stand-ins in `copy`, and returns it; offsets stay the same.
+// Replaces later characters by their substitutes in `copy`, and returns it; offsets stay the same.
 // Returns `text` itself when it holds no later character.
 // REQUIRES: valid UTF-8.
-std::string_view with_stand_ins(std::string_view text, std::string* copy);
+std::string_view with_substitutes(std::string_view text, std::string* copy);
 
 bool has_later_form(char32_t character);        // decomposes or has a combining class, but only since Unicode 13
 bool is_later_punctuation(char32_t character);  // punctuation, but only since Unicode 9

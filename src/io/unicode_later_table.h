@@ -4,7 +4,7 @@
 namespace moebius {
 
 struct LaterRange {
-  char32_t first, last, stand_in;
+  char32_t first, last, substitute;
 };
 inline constexpr LaterRange kLaterRanges[] = {
     {0x82e, 0x82f, 0xfdd0},       {0x83f, 0x83f, 0xfdd0},      {0x85c, 0x85d, 0xfdd0},      {0x85f, 0x85f, 0xfdd0},

@@ -1,5 +1,5 @@
-// The limits of one rendering. Templates come with models from anywhere, so none can hang or
-// exhaust memory.
+// The limits of one rendering. Templates come with models of any origin, so these limits keep a template from hanging
+// the process or exhausting its memory.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,8 @@ class Budget {
   int depth_ = 0;
 };
 
-// One more expression, statement or macro is active.
+// While an object of this class exists, one more expression, statement or macro counts as active. Its constructor
+// throws Fault beyond Limits::depth.
 class Nested {
  public:
   explicit Nested(Budget& budget) : budget_(budget) { budget_.enter(); }

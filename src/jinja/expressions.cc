@@ -42,13 +42,13 @@ Value no_attribute(const Value& object, const std::string& name) {
   return Value::undefined(fmt::format("'{}' has no attribute '{}'", object_name(object), name));
 }
 
-// The position of a Python index in a sequence of this size; -1 outside of it.
+// Returns the position of a Python index in a sequence of this size; -1 outside of it.
 int64_t position(int64_t index, int64_t size) {
   if (index < 0) index += size;
   return index >= 0 && index < size ? index : -1;
 }
 
-// The items that list[start:stop:step] has, by their positions.
+// Returns the items that list[start:stop:step] has, by their positions.
 std::vector<int64_t> sliced(int64_t size, const Value& start, const Value& stop, const Value& step) {
   for (const Value* part : {&start, &stop, &step})
     if (!part->is_none() && !part->is_integer()) throw Fault("slice indices must be integers or None");
@@ -365,7 +365,7 @@ Arguments Runtime::arguments_of(const Expr& expr, size_t first) {
   return arguments;
 }
 
-// Calls, filters and tests. `more` are arguments that the call itself does not spell out.
+// Evaluates calls, filters and tests. `more`: arguments besides those in the call.
 Value Runtime::eval_call(const Expr& expr, const Arguments* more) {
   const Value first = eval(*expr.kids[0]);
   Arguments arguments = arguments_of(expr, 1);

@@ -18,7 +18,7 @@ constexpr auto kOtherFilters = std::to_array<std::string_view>(
     {"e", "escape", "filesizeformat", "forceescape", "pprint", "random", "striptags", "truncate", "urlencode", "urlize",
      "wordwrap", "xmlattr", "center", "slice", "attr", "wordcount"});
 
-// The number that Python's int() or float() reads from a text; nothing if it reads none.
+// Returns the number that Python's int() or float() reads from a text; nothing if it reads none.
 std::optional<double> real_of(std::string_view text) {
   const std::string_view digits = strip(text, nullptr, true, true);
   double value = 0;
@@ -76,7 +76,7 @@ Value absolute(Runtime&, const Value& input, const Arguments&) {
   return std::abs(input.integer());
 }
 
-// Ties go to the even digit, as in Python, in the decimal text of the number.
+// Ties are rounded to the even digit of the decimal text, as in Python.
 Value rounded(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("round", arguments, {"precision", "method"});
   const int64_t digits = p.integer_or(0, 0);
@@ -122,14 +122,14 @@ bool is_iterable(Runtime&, const Value& v, const Arguments&) {
          dynamic_cast<Iterable*>(v.object()) != nullptr;
 }
 
-// True for values with a length and items by number.
+// Returns true for values with a length and items by number.
 bool is_sequence(Runtime&, const Value& v, const Arguments&) {
   const auto* iterable = dynamic_cast<const Iterable*>(v.object());
   return v.is_text() || v.is_list() || v.is_tuple() || v.is_dict() || v.is_undefined() ||
          (iterable != nullptr && iterable->kind() == Iterable::Kind::range);
 }
 
-// value % by of a test, with the sign of `by` as in Python.
+// Returns value % by for a test, with the sign of `by` as in Python.
 double remainder_of(const char* test, const Value& value, const Value& by) {
   for (const Value* each : {&value, &by})
     if (!each->is_number()) throw Fault(fmt::format("test {}: expected a number; got '{}'", test, each->type_name()));
@@ -185,7 +185,7 @@ const std::unordered_map<std::string_view, Test>& tests() {
   return tests;
 }
 
-// Other names of tests.
+// Returns the canonical name of a test.
 std::string_view known_as(std::string_view name) {
   static const std::unordered_map<std::string_view, std::string_view> names{
       {"equalto", "eq"}, {"==", "eq"}, {"!=", "ne"},          {"<", "lt"}, {"lessthan", "lt"},

@@ -1,4 +1,4 @@
-// The filters and tests of Jinja that templates may use.
+// The filters and tests of Jinja that templates can use.
 #pragma once
 
 #include <string>
@@ -12,19 +12,19 @@ namespace moebius::jinja {
 using Filter = Value (*)(Runtime&, const Value& input, const Arguments&);
 using Test = bool (*)(Runtime&, const Value& value, const Arguments&);
 
-// Fault, which names it, for a filter of Jinja that is not supported, and for an unknown test. An
-// unknown filter fails only where it is used, as Jinja has it in branches that do not run.
+// Throws Fault with the name for a filter of Jinja that is not supported, and for an unknown test. An unknown filter
+// fails only when it runs, as in Jinja, so that a branch that does not run may contain it.
 void check_filter_name(const std::string& name);
 void check_test_name(const std::string& name);
-Filter find_filter(const std::string& name);  // null for other names
+Filter find_filter(const std::string& name);  // returns null for other names
 Test find_test(const std::string& name);
 
-// The filters of filters_text.cc, filters_lists.cc and json.cc.
+// These return the filters of filters_text.cc, filters_lists.cc and json.cc.
 Filter find_text_filter(const std::string& name);
 Filter find_list_filter(const std::string& name);
 Value tojson(Runtime&, const Value& input, const Arguments&);
 
-// Text as the methods and filters of the same names make it.
+// These do the same as the methods and filters of their names.
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string title_case(std::string_view text);             // str.title() of Python
@@ -34,7 +34,7 @@ std::string_view strip(std::string_view text, const std::string* characters, boo
 std::string replace_all(Budget& budget, std::string_view text, std::string_view from, std::string_view to,
                         int64_t count);
 std::string repeat(Budget& budget, std::string_view text, int64_t count);
-// The operator % of Python on a text.
+// Returns format % arguments, as Python formats a string.
 std::string percent_format(Runtime& runtime, const std::string& format, const Value& arguments);
 
 }  // namespace moebius::jinja

@@ -58,7 +58,7 @@ class SortKey {
   bool several_;
 };
 
-// A stable sort that compares each pair once. Equal items keep their order, also in reverse.
+// Sorts stably, and compares each pair once. Equal items keep their order, also in reverse.
 Items sorted(Runtime& runtime, const Items& items, bool reverse, const std::function<Value(const Value&)>& key) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& item : items) keyed.emplace_back(key(item), item);

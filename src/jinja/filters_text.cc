@@ -15,7 +15,8 @@
 namespace moebius::jinja {
 namespace {
 
-// Python turns some characters into several, and a sigma by its place in the word.
+// Returns whether the character has a case rule that is not supported: Python maps some characters to several, and a
+// sigma depends on its position in the word.
 bool has_special_case(char32_t c) {
   return c == 0xDF || c == 0x130 || c == 0x149 || c == 0x1F0 || c == 0x390 || c == 0x3B0 || c == 0x3A3 || c == 0x587 ||
          (c >= 0x1E96 && c <= 0x1E9E) || (c >= 0x1F50 && c <= 0x1FFC) || (c >= 0xFB00 && c <= 0xFB17);
@@ -101,7 +102,7 @@ Value format(Runtime& runtime, const Value& input, const Arguments& arguments) {
   return runtime.text(percent_format(runtime, runtime.str(input), Value::tuple(arguments.positional)));
 }
 
-// One conversion of percent_format, such as %5.2f.
+// Formats one conversion of percent_format, such as %5.2f.
 std::string converted(Runtime& runtime, const std::string& spec, const Value& value) {
   const char kind = spec.back();
   std::string numeric = spec.substr(0, spec.size() - 1);

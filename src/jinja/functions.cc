@@ -28,7 +28,7 @@ Value range(Runtime& runtime, const Arguments& arguments) {
   return std::make_shared<Iterable>(Iterable::Kind::range, std::move(numbers));
 }
 
-// Fields from one dict, or from arguments with names.
+// Sets fields from one dict, or from named arguments.
 template <class Set>
 void each_field(Runtime& runtime, const Arguments& arguments, const Set& set) {
   if (arguments.positional.size() > 1) throw Fault("expected at most one argument without a name");

@@ -1,4 +1,4 @@
-// JSON in and out of templates.
+// Conversion between JSON and the values of templates.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +7,7 @@
 
 namespace moebius::jinja {
 
-// Keys keep their order. Integers above 64 bits are an Error{input}.
+// Converts JSON; keys keep their order. Throws Error{input} for integers of more than 64 bits.
 Value value_of(const nlohmann::ordered_json& json);
 
 }  // namespace moebius::jinja

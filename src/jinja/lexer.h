@@ -23,13 +23,13 @@ struct Token {
     end
   };
   Kind kind;
-  std::string text;  // of a literal: its value; of a symbol or a name: itself
+  std::string text;  // the value of a literal; the spelling of a symbol or a name
   int line;
 };
 
-// Throws Fault; *line is the place.
+// Throws Fault for text that is no token. Then *line is the line of the error.
 std::vector<Token> tokens_of(std::string_view source, int* line);
 
-bool is_python_space(char32_t character);  // str.isspace() of Python
+bool is_python_space(char32_t character);  // as str.isspace() of Python
 
 }  // namespace moebius::jinja

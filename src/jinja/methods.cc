@@ -40,7 +40,7 @@ Value strip_both(Runtime& r, const Value& self, const Arguments& a) { return str
 Value lstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, true, false); }
 Value rstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, false, true); }
 
-// The words between spaces. The rest of the text is the last part when `most` splits were made.
+// Returns the words between spaces. The rest of the text is the last part when `most` splits were made.
 std::vector<std::string> words_of(std::string_view text, int64_t most, bool from_right) {
   std::vector<std::string> words;
   while (true) {
@@ -133,7 +133,7 @@ Value join(Runtime& runtime, const Value& self, const Arguments& arguments) {
   return out;
 }
 
-// The place of a text in another, in characters; -1 if it is not there.
+// Returns the place of a text in another, in characters; -1 if it is not there.
 int64_t place_of(Runtime& runtime, const Value& self, const Arguments& arguments, bool last) {
   const Parameters p("find", arguments, {"sub"});
   charge_search(runtime, self.text(), p.text(0));

@@ -8,10 +8,10 @@
 
 namespace moebius::jinja {
 
-// Throws Fault; *line is the place.
+// Throws Fault for a syntax error and for what is not supported. Then *line is the line of the error.
 Body parse_template(std::string_view source, int* line);
 
-// The tokens of a template, one after the other.
+// A cursor over the tokens of a template.
 class TokenStream {
  public:
   TokenStream(std::vector<Token> tokens, int* line) : tokens_(std::move(tokens)), line_(line) {}
@@ -22,7 +22,7 @@ class TokenStream {
   Token next();
   bool is_symbol(std::string_view symbol) const;
   bool is_name(std::string_view name) const;
-  bool skip_symbol(std::string_view symbol);  // skips it if it is next
+  bool skip_symbol(std::string_view symbol);  // if this symbol is next, skips it and returns true
   bool skip_name(std::string_view name);
   std::string expect_name();
   void expect_name(std::string_view name);
@@ -36,12 +36,12 @@ class TokenStream {
   int* line_;
 };
 
-// Expressions, as the parser of Jinja reads them.
+// Parses expressions with the precedence and grouping of Jinja's own parser.
 class ExprParser {
  public:
   explicit ExprParser(TokenStream& tokens) : tokens_(tokens) {}
 
-  // One expression, or several with commas as a tuple.
+  // Parses one expression, or a tuple of several with commas between them.
   ExprPtr tuple(bool with_conditional = true, bool explicit_parentheses = false);
   ExprPtr expression(bool with_conditional = true);
   ExprPtr primary();

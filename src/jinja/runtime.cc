@@ -11,8 +11,8 @@
 namespace moebius::jinja {
 namespace {
 
-// The variable `loop` of a for statement. Items that the loop's filter drops do not count. It looks
-// at later items only when asked for them.
+// The variable `loop` of a for statement. Items that the loop's filter drops do not count. Later items are evaluated
+// only when they are needed.
 class Loop : public Object {
  public:
   using Pull = std::function<bool(Value*)>;
@@ -32,7 +32,7 @@ class Loop : public Object {
   }
   int level() const { return level_; }
   void set_recurse(std::function<Value(const Value&)> recurse) { recurse_ = std::move(recurse); }
-  // After the loop has ended, what it refers to may be gone.
+  // Clears the references of the object, which may be invalid after the loop.
   void end() {
     pull_ = nullptr;
     recurse_ = nullptr;
@@ -193,7 +193,7 @@ void Namespace::set(const std::string& name, Value value) {
   fields_.set(name, std::move(value));
 }
 
-// A block with variables of its own.
+// A scope with its own variables for the duration of a block.
 class Runtime::InScope {
  public:
   InScope(Runtime& runtime, Scope* parent)

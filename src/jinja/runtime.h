@@ -1,4 +1,4 @@
-// One rendering of a template: its scopes, its output, and what it may still use.
+// The state of one rendering of a template: its scopes, its output, and its remaining budget.
 #pragma once
 
 #include <ctime>
@@ -12,11 +12,11 @@
 
 namespace moebius::jinja {
 
-// The variables of a block. Names that are not here are looked up in the parent.
+// The variables of a block. Names that it lacks are looked up in the parent.
 struct Scope {
   Scope* parent = nullptr;
   std::vector<std::pair<std::string, Value>> variables = {};
-  bool is_captured = false;  // a macro was defined here, and may be called after the block has ended
+  bool is_captured = false;  // a macro was defined in this scope, and may be called after the block has ended
 
   const Value* find(const std::string& name) const;
   void set(const std::string& name, Value value);
@@ -49,15 +49,16 @@ class Runtime {
   std::string render(const Body& body, const Dict& variables);
   // The parts of the output in {% generation %}.
   const std::vector<OutputSpan>& generated() const { return generated_; }
-  // {% generation %} was met where its place in the output is not known, as in a macro.
+  // Returns whether {% generation %} was used where its place in the output is not known, as in a macro.
   bool lost_generation() const { return lost_generation_; }
   int line() const { return line_; }
 
   Budget& budget() { return budget_; }
   const std::tm& now() const { return now_; }
-  Value text(std::string text);               // a new text, which counts
-  Value list(std::vector<Value> items);       // a new list, which counts
-  Value generator(std::vector<Value> items);  // the same, as Python's generators: true, and read once
+  // These make a value and charge its bytes to the budget.
+  Value text(std::string text);
+  Value list(std::vector<Value> items);
+  Value generator(std::vector<Value> items);  // as in Python, it is true, and can be iterated over only once
   std::string str(const Value& value) { return to_text(budget_, value); }
   Value call(const Value& callee, const Arguments& arguments);
   Value attribute(const Value& object, const std::string& name);
@@ -67,7 +68,7 @@ class Runtime {
   bool test(const std::string& name, const Value& value, const Arguments& arguments);
   std::shared_ptr<Namespace> make_namespace();
 
-  // Runs a body in a scope of its own and returns its output.
+  // Runs a body in a new scope and returns its output.
   std::string capture(const Body& body, Scope* parent, const std::function<void(Scope&)>& fill);
   Value eval_in(const Expr& expr, Scope& scope);
   std::string recurse(const Statement& loop, Scope* scope, const Value& items);
@@ -108,18 +109,18 @@ class Runtime {
   Scope root_;
   Scope* scope_ = &root_;
   std::vector<std::unique_ptr<Scope>> kept_;
-  std::vector<std::shared_ptr<Namespace>> namespaces_;  // emptied at the end, as they may hold each other
+  std::vector<std::shared_ptr<Namespace>> namespaces_;  // cleared at the end, since they may refer to each other
   std::string main_output_;
   std::string* output_ = &main_output_;
   std::vector<OutputSpan> generated_;
   bool lost_generation_ = false;
 };
 
-// The global functions of templates, and the methods of strings and dicts; undefined for other names.
+// Returns a global function of templates, or a method of strings and dicts; undefined for other names.
 Value global_function(const std::string& name);
 bool method_of(const Value& object, const std::string& name, Value* method);
 
-// A function whose body is in C++.
+// A function that is implemented in C++.
 class Function : public Object {
  public:
   using Body = std::function<Value(Runtime&, const Arguments&)>;
@@ -136,13 +137,13 @@ class Function : public Object {
   int depth_;
 };
 
-// The arguments of a call to a function of C++, by its parameters' names.
+// The arguments of a call to such a function, by the names of its parameters.
 class Parameters {
  public:
   // Throws Fault for too many arguments, and for one with an unknown name.
   Parameters(std::string who, const Arguments& arguments, std::vector<std::string> names);
   bool has(size_t i) const { return values_[i] != nullptr; }
-  const Value& at(size_t i) const;  // Fault when it was not given
+  const Value& at(size_t i) const;  // throws Fault if the argument is missing
   Value get(size_t i, Value otherwise) const { return has(i) ? *values_[i] : std::move(otherwise); }
   std::string text(size_t i) const;
   std::string text_or(size_t i, const char* otherwise) const { return has(i) ? text(i) : otherwise; }

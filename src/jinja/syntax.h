@@ -1,4 +1,4 @@
-// The tree of a template.
+// The syntax tree of a template.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,7 @@ struct Expr {
   };
   Op op;
   int line;
-  int depth = 1;  // of the tree below
+  int depth = 1;  // height of the tree of this expression
   std::string name = {};
   Value value = {};
   std::vector<ExprPtr> kids = {};

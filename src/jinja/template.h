@@ -1,9 +1,8 @@
-// Templates in Jinja, as chat templates use them: what transformers renders with Jinja's sandbox,
-// trim_blocks, lstrip_blocks, loop controls and its own tojson, in the same bytes.
+// Jinja templates, as models use them for chats. The output has the same bytes as that of transformers, which renders
+// with Jinja's sandbox, trim_blocks, lstrip_blocks, loop controls and its own tojson.
 //
-// Not supported, and refused by name with the line: inheritance, include and import, {% do %}, the
-// filters and methods that filters.cc and methods.cc list, arguments with * and **, and integers
-// above 64 bits.
+// These features are not supported, and an error gives their name and line: inheritance, include and import, {% do %},
+// the filters and methods that filters.cc and methods.cc list, arguments with * and **, and integers above 64 bits.
 // Source: apply_chat_template of transformers, and the documentation of Jinja,
 // https://jinja.palletsprojects.com/en/stable/templates/
 #pragma once
@@ -26,14 +25,14 @@ struct Span {
 
 struct Rendered {
   std::string text;
-  std::vector<Span> generated;  // what {% generation %} encloses, in rising order
+  std::vector<Span> generated;  // the parts that {% generation %} encloses, in rising order
   bool knows_generated = true;  // false after {% generation %} in a macro or another captured block
 };
 
 class Template {
  public:
   // `who` names the template in messages, such as its file.
-  // Throws Error{input} "WHO:LINE: ..." for a text that is no template, and for what is not supported.
+  // Throws Error{input} "WHO:LINE: ..." for a syntax error, and for features that are not supported.
   static Template parse(std::string_view text, const std::string& who);
   ~Template();
   Template(Template&&) noexcept;

@@ -42,7 +42,7 @@ int compare_items(Budget& budget, const std::vector<Value>& a, const std::vector
   return a.size() < b.size() ? -1 : a.size() > b.size();
 }
 
-// Integers and reals compare exactly, as in Python: 2^53 + 1 is no float.
+// Compares integers and floats exactly, as Python does: 2^53 + 1 equals no float.
 bool equal_numbers(const Value& a, const Value& b) {
   if (a.is_integer() && b.is_integer()) return a.integer() == b.integer();
   if (a.is<double>() && b.is<double>()) return a.real() == b.real();

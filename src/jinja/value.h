@@ -63,7 +63,7 @@ class Value {
   Value(std::shared_ptr<T> object)  // NOLINT
       requires std::is_base_of_v<Object, T> : v_(ObjectPtr(std::move(object))) {}
   static Value undefined(std::string why);
-  // A list of these items; Fault if it would be nested too deep.
+  // Returns a list of these items; Fault if it would be nested too deep.
   static Value list(std::vector<Value> items);
   static Value tuple(std::vector<Value> items);
   static Value safe_text(std::string text);
@@ -95,7 +95,7 @@ class Value {
     return why ? *why : "the value is undefined";
   }
 
-  // The name of the type in Python: "str", "dict", "NoneType".
+  // Returns the name of the type in Python: "str", "dict", "NoneType".
   std::string_view type_name() const;
   int depth() const;
   bool is_same_object(const Value& other) const;  // the operator `is` of Python, as far as templates can see it
@@ -170,14 +170,15 @@ bool equal(Budget& budget, const Value& a, const Value& b);
 int compare(Budget& budget, const Value& a, const Value& b);
 // Returns whether value is in container. Fault when Python would raise a TypeError.
 bool contains(Budget& budget, const Value& container, const Value& value);
-// The items of anything that can be iterated over: characters of a string, keys of a dict, none for
+// Returns the items of anything that can be iterated over: characters of a string, keys of a dict, none for
 // what is undefined. Fault for other values.
 std::vector<Value> items_of(Budget& budget, const Value& value);
-int64_t length_of(Budget& budget, const Value& value);  // Fault for what has no length
+int64_t length_of(Budget& budget, const Value& value);  // throws Fault for a value without a length
 std::vector<std::string> characters_of(std::string_view text);
 int64_t count_characters(std::string_view text);
 
-// str(value) of Python; "" for what is undefined. Fault for objects, whose text would hold an address.
+// Returns Python's str(value), and "" for an undefined value. Throws Fault for objects, since Python
+// prints their address.
 std::string to_text(Budget& budget, const Value& value);
 std::string to_repr(Budget& budget, const Value& value);
 std::string real_repr(double value);

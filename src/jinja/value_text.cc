@@ -76,7 +76,7 @@ std::string dict_repr(Budget& budget, const Dict& dict) {
 
 }  // namespace
 
-// The shortest digits that round-trip. Exponents below -4 and from 16 on are written.
+// Returns the shortest digits that round-trip. Exponents below -4 and from 16 on are written.
 std::string real_repr(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";

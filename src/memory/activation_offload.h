@@ -41,13 +41,13 @@ class ActivationOffload {
   void ready(Stream& s, const OffloadedLayer& layer);  // before the layer's backward pass; fetches it if needed
   void end(Stream& s);                                 // ends the list: waits for all copies
 
-  // Bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.
+  // Returns the bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.
   int64_t bytes_to_host() const { return bytes_to_host_; }
   void clear_bytes() { bytes_to_host_ = 0; }
 
  private:
   struct Slot {
-    const OffloadedLayer* holder = nullptr;  // the layer whose tensors are in it, or on their way to it
+    const OffloadedLayer* holder = nullptr;  // the layer whose tensors are in it, or in flight to it
   };
   Slot& slot_of(const OffloadedLayer& layer) { return slots_[static_cast<size_t>(layer.slot)]; }
 

@@ -132,14 +132,14 @@ TEST(ActivationOffload, BringsBackTwice) {
 }
 
 // Tensors that are still in their slot are not copied: they need not have been on the host at all.
-TEST(ActivationOffload, DoesNotFetchWhatIsHere) {
+TEST(ActivationOffload, DoesNotFetchWhatIsOnTheDevice) {
   Layers layers(4, 1);
   for (size_t i = 0; i < 4; ++i) layers.forward(0, i, /*with_open=*/true, /*with_park=*/i < 2);
   layers.backward(0, true);
 }
 
 // Copies run as late as they may, so that each call that a pass leaves out changes numbers on a CPU too.
-TEST(ActivationOffload, ACallThatIsMissingIsSeen) {
+TEST(ActivationOffload, AMissingCallIsDetected) {
   Layers without_open(3, 1);
   for (size_t i = 0; i < 3; ++i) without_open.forward(0, i, /*with_open=*/i < 2);
   without_open.ready(0, 0);

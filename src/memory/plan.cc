@@ -30,8 +30,8 @@ void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtyp
 
 namespace {
 
-// Bytes. Quantised elements begin where those of f32 may, beside which they are planned: so tensors take the
-// same bytes in any order.
+// Returns the alignment in bytes. Quantised elements have that of f32, beside which they are planned, so that the total
+// does not depend on the order of tensors.
 int64_t alignment_of(DType dtype) {
   switch (dtype) {
     case DType::f8_e4m3:
@@ -178,7 +178,7 @@ bool is_rare(Life life) {
 
 std::string MemoryPlan::table() const {
   std::string text = "memory plan\n";
-  const int width = bytes(Life::offload_even) > 0 ? 12 : 10;  // of the longest name
+  const int width = bytes(Life::offload_even) > 0 ? 12 : 10;  // the width of the longest name
   for (int life = 0; life < kNumLives; ++life) {
     if (is_rare(static_cast<Life>(life)) && bytes_[life] == 0) continue;
     int64_t count = 0;

@@ -74,7 +74,7 @@ TEST(MemoryPlan, ALifeCanBeReused) {
   plan.reuse(Life::layer_grad);
   plan.declare(second, "second", {100}, DType::f32, Life::layer_grad);
   plan.declare(third, "third", {10}, DType::f32, Life::layer_grad);
-  plan.join({&other}, MemoryPlan::kAlign);  // places all anew
+  plan.join({&other}, MemoryPlan::kAlign);  // places all again
   EXPECT_EQ(plan.bytes(Life::layer_grad), 4 * 512);
   EXPECT_EQ(plan.bytes(Life::grad), 4 * 256);
   plan.bind(DeviceKind::cpu, 0);

@@ -146,7 +146,7 @@ class Rig {
     model_->backward_weight(step, {.saved_set = m});
   }
 
-  // The operations of a backward pass, in flops, and its products.
+  // Returns the operations of a backward pass, in flops, and its products.
   std::pair<double, int64_t> cost_of_backward(int64_t m) {
     Trace trace;
     Stream traced(DeviceKind::cpu, pool_, &trace);
@@ -205,7 +205,7 @@ class Rig {
 
 class BackwardPasses : public testing::TestWithParam<Case> {};
 
-TEST_P(BackwardPasses, ApartGiveTheBitsOfBoth) {
+TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
   Rig both(GetParam(), /*splits=*/false), apart(GetParam(), /*splits=*/true);
   for (int64_t m = 0; m < kMicroBatches; ++m) {
     both.forward(m);

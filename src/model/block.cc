@@ -94,7 +94,7 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, Backward
   StackScope recomputed(step.stack);
   recompute_attention(step, saved);
   {
-    StackScope scope(step.stack);  // of what attention's backward does not read
+    StackScope scope(step.stack);  // for tensors that attention's backward does not read
     recompute_feed_forward(step, saved);
     const Tensor dn2_TD = step.alloc(TD, dtype_);
     if (parts.weights)

@@ -25,7 +25,7 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 
 namespace {
 
-// The stages declare into `table`; they are dropped, and what they declared stays.
+// Constructs all stages, which declare their parameters in `table`, and destroys them; the declarations stay.
 void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, ParamTable& table) {
   const Tensor no_rope_table, no_loss_sum, no_mtp_loss_sum;
   const PrecisionSpec plain;  // names and shapes do not depend on it
@@ -39,7 +39,7 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
                                         .rope_table_Pd = no_rope_table,
                                         .precision = plain,
                                         .shape = shape,
-                                        .dispatcher = DispatcherKind::allgather,  // any: it has no parameters
+                                        .dispatcher = DispatcherKind::allgather,  // any: none has parameters
                                         .lora = c.lora},
                              .loss_sum_1 = no_loss_sum,
                              .mtp_loss_sum_D = no_mtp_loss_sum};
@@ -47,7 +47,7 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
   for (const StageSpec& stage : c.stages.empty() ? whole : c.stages) Stage(context, stage);
 }
 
-// The runs of `count` dotted parts of a name.
+// Returns all runs of `count` consecutive dotted parts of a name.
 std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   std::vector<size_t> begins{0};
   for (size_t at = 0; (at = name.find('.', at)) != name.npos;) begins.push_back(++at);
@@ -60,7 +60,7 @@ std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   return runs;
 }
 
-// The part of a name that is most like the pattern without the * and the dots at its ends.
+// Returns the part of a name that is most like the pattern without the * and the dots at its ends.
 std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names) {
   const size_t begin = pattern.find_first_not_of("*."), end = pattern.find_last_not_of("*.");
   const std::string core = begin == pattern.npos ? pattern : pattern.substr(begin, end + 1 - begin);
@@ -76,7 +76,7 @@ std::string nearest_to_pattern(const std::string& pattern, const std::vector<std
   return best == its_name ? best : fmt::format("{} of {}", best, its_name);
 }
 
-// Error{usage} unless each of the patterns of a key matches a name.
+// Throws Error{usage} unless each of the patterns of a key matches a name.
 void check_patterns(const char* key, const std::vector<std::string>& patterns, const std::vector<std::string>& names) {
   for (const std::string& pattern : patterns) {
     const bool found =
@@ -108,7 +108,7 @@ ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
 
 namespace {
 
-// Scales of weights that are held in few bits are no parameters of the model.
+// Scales of weights in few bits are not parameters of the model.
 int64_t numel_of(const ModelCatalog::Entry& entry) {
   if (entry.spec.name.ends_with(scales_name(""))) return 0;
   int64_t count = 0;

@@ -73,13 +73,13 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 // REQUIRES: the catalog was made with these patterns.
 void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns);
 
-// The names, without ".weight", of the matrices of a model that can have an adapter.
+// Returns the names, without ".weight", of the matrices of a model that can have an adapter.
 std::vector<std::string> adaptable_matrices(const ModelSpec& model);
 
-// Error{usage} unless each of lora.targets matches a matrix that can have an adapter.
+// Throws Error{usage} unless each of lora.targets matches a matrix that can have an adapter.
 void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora);
 
-// Error{usage} unless each pattern of precision.keep matches a matrix of a projection or of experts.
+// Throws Error{usage} unless each pattern of precision.keep matches a matrix of a projection or of experts.
 void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns);
 
 }  // namespace moebius

@@ -19,7 +19,7 @@ std::string error_of(const ModelSpec& m, const DeviceUse& use = {}, DeviceKind d
   return "";
 }
 
-// One past what the kernels take; at the limit itself nothing is said.
+// The first value above the limit of the kernels; the limit itself passes.
 struct Limit {
   std::function<void(ModelSpec&, DeviceUse&, int64_t)> set;
   int64_t most;
@@ -52,7 +52,7 @@ std::vector<Limit> limits_of_gpus() {
        norms("model.num_attention_heads * head_dim with model.qk_norm = \"whole\"") + "set parallel.tp, or "}};
 }
 
-TEST(DeviceSupport, NamesTheKeyTheLimitWhatCameAndWhatToDo) {
+TEST(DeviceSupport, ErrorsNameKeyLimitValueAndRemedy) {
   for (const Limit& limit : limits_of_gpus()) {
     SCOPED_TRACE(limit.text);
     ModelSpec m;

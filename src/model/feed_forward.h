@@ -25,7 +25,7 @@ class FeedForward {
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both backward passes, with the same bits. Parts of them may overlap.
+  // Runs both backward passes, with the same bits. Parts of them may overlap.
   virtual void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
 
   // Returns the saved tensors for diagnosis, in the order in which they were computed.

@@ -17,6 +17,7 @@ namespace moebius {
 
 class DirectWindow;
 class ExpertRows;
+class MaxLogits;
 class QuantizeStats;
 
 struct LayerContext {
@@ -38,10 +39,15 @@ struct LayerContext {
   int64_t expert_chunk = 0;  // tokens of a chunk of experts; 0: by the rule of model/moe/chunked_experts.h
   QuantizeStats* quantize_stats = nullptr;  // of log.precision (model/quantize_stats.h)
   LoraSpec lora = {};                       // which matrices have adapters (model/lora/adapter.h)
+  MaxLogits* max_logits = nullptr;          // of optimizer.qk_clip (model/attention/max_logits.h)
+  // With parallel.fsdp the mesh over which the weights of layers are sharded; else one rank.
+  MeshShape sharded_over = {};
 
-  // The rows of the residual stream: t of this rank, and T of all tp ranks.
+  // Returns the rows of the residual stream: t of this rank, and T of all tp ranks.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
   int64_t rows() const { return stream_rows() * mesh.shape().tp; }
+  // Returns whether the rank has the whole weights only while a pass uses the layer.
+  bool shards_weights(const Param& p) const { return p.layer >= 0 && group_size(sharded_over, p.spec.grad_axis) > 1; }
   float init_std() const { return static_cast<float>(model.initializer_range); }
   float norm_eps() const { return static_cast<float>(model.rms_norm_eps); }
 };

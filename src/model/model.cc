@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/attention/token_runs.h"
 #include "model/moe/chunked_experts.h"
@@ -16,7 +17,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = wh
 
 namespace {
 
-// The tokens of a micro-batch that the experts take at a time.
+// Returns the tokens of a micro-batch that the experts take at a time.
 int64_t tokens_of_experts(const ModelContext& c) {
   const MeshShape& mesh = c.mesh.shape();
   return expert_chunk(rows_between_projections(c.shape, mesh), c.lora, mesh.etp * mesh.ep);
@@ -24,6 +25,7 @@ int64_t tokens_of_experts(const ModelContext& c) {
 
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
   const DirectSizes sizes{.max_tokens = tokens_of_experts(c),
+                          .num_experts = c.model.num_experts,
                           .top_k = c.model.top_k,
                           .width = c.model.hidden_size,
                           .dtype = c.precision.compute,
@@ -71,12 +73,14 @@ Model::Model(const ModelContext& c)
       window_(window_of(c)),
       expert_rows_(expert_rows_of(c, held_)),
       quantize_stats_(c.measures_precision ? std::make_unique<QuantizeStats>(c.plan) : nullptr),
+      max_logits_(c.use == ModelUse::training && c.optimizer.qk_clip > 0 ? std::make_unique<MaxLogits>(c.plan)
+                                                                         : nullptr),
       offload_(offload_of(c)) {
   if (expert_rows_) check_offload_of_rows(c.plan.offload());
   params_.set_formats(c.optimizer);
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
-    // Two backward passes of a layer would leave dw to other layers in between.
+    // With two separate backward passes, other layers would overwrite the shared dw between them.
     MOEBIUS_ASSERT(c.optimizer.grad == GradFormat::f32 || !held.splits_backward);
     const size_t begin = params_.all().size();
     const LayerContext layers{.params = params_,
@@ -95,7 +99,9 @@ Model::Model(const ModelContext& c)
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
                               .quantize_stats = quantize_stats_.get(),
-                              .lora = lora_};
+                              .lora = lora_,
+                              .max_logits = max_logits_.get(),
+                              .sharded_over = c.shards_weights ? c.mesh.shape() : MeshShape{}};
     stages_.emplace_back(
         StageContext{
             .layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_, .offload = offload_.get()},
@@ -103,6 +109,7 @@ Model::Model(const ModelContext& c)
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
+  if (max_logits_) max_logits_->join();
   c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   if (expert_rows_) expert_rows_->declare(c.plan);
   for (size_t v = 0; v < stages_.size(); ++v) {

@@ -22,7 +22,7 @@ struct HeldStage {
   // (MemoryPlan::split_backward).
   bool splits_backward = false;
 };
-// The model as one stage.
+// Returns the model as one stage.
 std::vector<HeldStage> whole_model(const ModelSpec& model);
 
 // The stage of a pass, as its index among this rank's virtual stages, and the micro-batch's set of saved tensors.
@@ -49,6 +49,7 @@ struct ModelContext {
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
   bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
+  bool shards_weights = false;                            // parallel.fsdp
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
   // The maximum number of (MoE layer on this rank, micro-batch) pairs between forward and backward; 0: as the stages'
   // num_saved gives it.
@@ -56,6 +57,8 @@ struct ModelContext {
   OptimizerSpec optimizer = {};     // gives the formats of masters and gradients: ParamTable::set_formats
   bool measures_precision = false;  // log.precision
 };
+
+class MaxLogits;
 
 class Model {
  public:
@@ -76,7 +79,7 @@ class Model {
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
 
-  // The offload of activations; null without memory.offload, and in inference.
+  // Returns the offload of activations; null without memory.offload, and in inference.
   ActivationOffload* offload() const { return offload_.get(); }
   // Called before and after a list of passes with gradients, for the offload (memory/activation_offload.h).
   void begin_passes();
@@ -97,9 +100,9 @@ class Model {
   // Declares one cache for each layer on this rank, in the order of the stages. num_tokens: of all sequences.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t num_tokens) const;
 
-  // The catalog of the whole model, including the stages and shards of other ranks.
+  // Returns the catalog of the whole model, including the stages and shards of other ranks.
   ModelCatalog whole_catalog() const { return catalog(lora_); }
-  // The same without adapters, as a folder of weights holds the model.
+  // Returns the same without adapters, as a folder of weights holds the model.
   ModelCatalog base_catalog() const { return catalog({}); }
 
   ParamTable& params() { return params_; }
@@ -129,6 +132,7 @@ class Model {
   // The memory of expert rows; null without memory.expert_rows.
   const ExpertRows* expert_rows() const { return expert_rows_.get(); }
   const QuantizeStats* quantize_stats() const { return quantize_stats_.get(); }  // null without log.precision
+  const MaxLogits* max_logits() const { return max_logits_.get(); }              // null without optimizer.qk_clip
   // Returns the tensors that the last forward pass of a virtual stage saved in its first set, in the order in which
   // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
@@ -149,6 +153,7 @@ class Model {
   std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
   std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
+  std::unique_ptr<MaxLogits> max_logits_;          // null without optimizer.qk_clip, and but for training
   std::unique_ptr<ActivationOffload> offload_;     // null without memory.offload, and in inference
   std::deque<Stage> stages_;                       // [virtual stage]
   std::vector<ParamSpan> spans_;                   // [virtual stage], of params_

@@ -30,7 +30,7 @@ Tensor Param::master() const {
 }
 
 namespace {
-// Weights of few bits and their scales are only read.
+// Weights of few bits and their scales are loaded, never initialised randomly.
 bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
 
 Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
@@ -132,7 +132,7 @@ void ParamTable::own(size_t i, const ElementRange& range) {
 }
 
 void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(!params_[i].is_quantised() && is_drawn(params_[i]));  // blocks of few bits are read whole
+  MOEBIUS_ASSERT(is_drawn(params_[i]));  // a frozen base in few bits is read whole
   plan_.withdraw(params_[i].w);
   params_[i].kept_weights = piece;
 }
@@ -248,13 +248,15 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
                        .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
                        .std = drawn ? p.spec.init_std : 0.0f,
                        .uniform = uniform};
-  // The weights of other owners are rounded from f32 as theirs are.
+  // The weights of other owners are rounded from f32 in the same way as on their owners.
   const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
-    if (p.shards_weights())
+    if (p.is_quantised()) {  // from the masters, in Engine::gather_weights()
+    } else if (p.shards_weights()) {
       draw(s, p.has_remainder ? p.master() : p.owned_weights(), p.owned, piece, how);
-    else if (!p.is_quantised())
+    } else {
       draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
+    }
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
 }

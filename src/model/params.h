@@ -113,13 +113,13 @@ struct Param {
   bool shards_gradient() const { return kept_gradient.of != nullptr; }
   Tensor master_n;     // f32 [owned.count], only with has_master
   Tensor remainder_n;  // u16 [owned.count], only with has_remainder (ops/optimizer/rounding.h)
-  // The values that the optimizer updates, [owned.count]: f32 in training, bf16 with stochastic rounding, else w's
-  // dtype. With has_remainder they are in the memory of the gradient, after ParamTable::join_masters().
+  // Returns the values that the optimizer updates, [owned.count]: f32 in training, bf16 with stochastic rounding, else
+  // w's dtype. With has_remainder they are in the memory of the gradient, after ParamTable::join_masters().
   Tensor master() const;
   // The gradient, summed over the micro-batches of a step. REQUIRES: !shards_gradient().
   const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
   bool sums_apart() const { return !grad_sum.empty(); }
-  // The owned elements, [owned.count], of w and of the gradient.
+  // Returns the owned elements, [owned.count], of w and of the gradient.
   Tensor owned_weights() const;
   Tensor owned_gradient() const;
   // Returns whether products add to dw in a pass; otherwise they store it (ParamSpec::grad_stored_first).

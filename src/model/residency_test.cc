@@ -43,7 +43,7 @@ TEST(ResidencyOrder, RefusesWhatIsOutOfOrder) {
   expect_error(ErrorKind::internal, "release comes after ready", [&] { order.release(span); });
 }
 
-// The names of the verbs as they come.
+// Records the names of the calls in order.
 struct Recorder final : ParamResidency {
   void gather(Stream&, const ParamSpan& span) override { add("gather", span); }
   void ready(Stream&, const ParamSpan& span) override { add("ready", span); }
@@ -54,7 +54,7 @@ struct Recorder final : ParamResidency {
   std::vector<std::string> calls;
 };
 
-TEST(ParamTable, HandsTheVerbsOn) {
+TEST(ParamTable, ForwardsResidencyCalls) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   MemoryPlan plan;

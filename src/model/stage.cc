@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// Runs a part of a pass while the weights of these parameters are here.
+// Runs a part of a pass while the weights of these parameters are on this rank.
 template <class Body>
 void with_weights_of(ParamTable& params, Stream& s, std::initializer_list<ParamSpan> spans, Body&& body) {
   for (const ParamSpan& span : spans) params.ready(s, span);
@@ -47,7 +47,7 @@ Stage::Stage(const StageContext& context, const StageSpec& spec)
   if (offload_) choose_offloaded(c.plan);
 }
 
-// Blocks without backward passes keep nothing, so they have no slot.
+// Blocks without backward passes save nothing, so they have no slot.
 void Stage::choose_offloaded(const MemoryPlan& plan) {
   slot_of_block_.assign(blocks_.size(), -1);
   const auto n = static_cast<int64_t>(blocks_.size() - first_backward_);
@@ -55,8 +55,8 @@ void Stage::choose_offloaded(const MemoryPlan& plan) {
     if (plan.offload().moves(i, n)) slot_of_block_[first_backward_ + static_cast<size_t>(i)] = offload_->next_slot();
 }
 
-// Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are kept in
-// pages give them back in backward, so all of their layers have it.
+// Below the lowest trained parameter of the first stage no gradient is used. Experts whose rows are in pages free them
+// in backward, so all of their layers have a backward pass.
 void Stage::find_lowest_trained(const LayerContext& c) {
   if (!embedding_ || trains_embedding()) return;
   is_gradient_used_ = false;
@@ -287,8 +287,7 @@ void Stage::end_gradients(Step& step) const {
   with_weights_of(params_, step.stream, {of_end_}, [&] { params_.grad_ready(step.stream, of_end_); });
 }
 
-// Copies between the stream's buffer and this stage's own tensors, if norm and loss are
-// on two stages.
+// Copies between the stream's buffer and this stage's own tensors, if the norm and the loss are on different stages.
 void Stage::exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const {
   for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
     const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);

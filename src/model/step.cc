@@ -9,7 +9,7 @@ namespace {
 
 static_assert(std::is_trivially_copyable_v<StepScalars>);
 
-// The bytes of StepScalars from `offset` on, as a tensor.
+// Returns the bytes of StepScalars from `offset` on, as a tensor.
 Tensor field(const Tensor& memory, size_t offset, Shape shape, DType dtype) {
   Tensor t{.data = memory.data, .shape = shape, .dtype = dtype, .device = memory.device};
   if (t.data) t.data = static_cast<char*>(t.data) + offset;

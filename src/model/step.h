@@ -76,7 +76,7 @@ struct MicroBatch : Targets {
   // i32. In training: the segment of each row for the sequence balance loss, non-decreasing. In generation: the cached
   // sequence whose next token the row is.
   Tensor segment_T;
-  // Document starts of the first T rows for attention; empty if documents are not separated.
+  // Returns the document starts of the first T rows for attention; empty if documents are not separated.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
   // [num_mtp]: the targets at depth k = 1, 2, ... of multi-token prediction (model/layers/mtp.h). The target of row i
   // is token i + k + 1. Its weight is 0 if that token is in another document or after the end of the sequence. Depth k
@@ -113,7 +113,7 @@ struct BatchTensor {
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape);
 
 // Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan
-// is bound. Error{usage} when the shape has more depths than StepScalars.
+// is bound. Throws Error{usage} when the shape has more depths than StepScalars.
 void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& batch);
 
 struct Step {

@@ -62,7 +62,7 @@ double number(const std::string& key, const std::string& text, double least, dou
   return value;
 }
 
-// The last record of a run that has the field.
+// Returns the load in the last record of a run that has it.
 double measured_load(const std::string& path) {
   std::istringstream lines(read_file(path));
   double load = 0;
@@ -91,7 +91,8 @@ double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
   if (ep <= 1 || experts <= 0) return 1;
   if (stated > 0) return std::min(stated, static_cast<double>(ep));
   const int64_t e = experts / ep;
-  // Experts of a rank differ independently of each other, so the excess of their mean falls with its root.
+  // The loads of a rank's experts are independent, so the deviation of their mean falls with the square root
+  // of their number.
   if (busiest_expert > 0) return 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e));
   if (zipf == 0) return 1;
   // The order of popularity is that of the benchmarks' routes (bench/shapes.h): rank[e] = (5 e + 3) mod E.

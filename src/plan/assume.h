@@ -8,28 +8,28 @@
 
 namespace moebius {
 
-// The way in which rows travel to the experts of other ranks. of_recipe: as the engine's own dispatcher does.
-// alltoall sends a row for each chosen expert; deepep and hybridep send a token once to each rank
-// that has some of them, and once to each domain across; so would a one-sided dispatcher, direct.
+// The dispatcher that is assumed. of_recipe: the one that the engine would use. alltoall sends a row for each chosen
+// expert. deepep, hybridep and direct send a token once to each rank that has any of its experts, and once to each
+// other domain.
 enum class PlanDispatcher : int { of_recipe, allgather, alltoall, deepep, hybridep, direct };
 // of_recipe: run.graph of a run of Moebius, and none of Megatron.
 enum class PlanGraphs : int { of_recipe, none, partial, full };
 enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
-// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's weight
-// before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
+// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's
+// weight before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
 enum class PlanPermutation : int { memory_efficient, plain };
 
-// Megatron may compute more anew than memory.recompute names: the experts' activation (its moe_act), or the whole MoE layer
-// with its exchange (its moe).
+// Megatron can recompute more than memory.recompute names: the activation of the experts (its moe_act), or the whole
+// MoE layer with its exchange (its moe).
 enum class PlanRecompute : int { of_recipe, activation, moe };
 
-// The rows that the busiest rank of ep has, over the mean.
+// The imbalance: the rows of the busiest rank of ep, relative to the mean.
 struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
-  double stated = 0;          // > 0: the answer itself
+  double stated = 0;          // > 0: the imbalance itself
   std::string text = "balanced";
-  // experts: of the layer; on ep ranks.
+  // Returns the imbalance of a layer with `experts` experts on `ep` ranks.
   double busiest_rank(int64_t experts, int64_t ep) const;
 };
 
@@ -40,20 +40,20 @@ struct Assumptions {
   PlanPrecision precision = PlanPrecision::of_recipe;
   PlanPermutation permutation = PlanPermutation::memory_efficient;
   PlanRecompute recompute = PlanRecompute::of_recipe;
-  bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows hides under the other pass
+  bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows overlaps with the other pass
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
-  double straggler = 0;  // how much longer the slowest rank takes, beside jitter
-  double tokens = 0;     // to be trained, for days and GPU-hours; 0: not asked
+  double straggler = 0;  // the additional relative time of the slowest rank, besides jitter
+  double tokens = 0;     // to be trained, for the days and GPU-hours; 0: these are not printed
 
-  // The factor of the slowest of so many ranks.
+  // Returns the time of the slowest of so many ranks, relative to the mean.
   double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
-// Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation, recompute,
-// load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows of the
-// busiest rank over the mean.
-// Error{usage} for an unknown key or value with the known ones. Error{io}, Error{input} for FILE.
+// Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
+// recompute, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows
+// of the busiest rank over the mean.
+// Throws Error{usage} that lists the known ones for an unknown key or value; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);
 

@@ -25,7 +25,7 @@ struct Counted {
   int64_t messages = 0;
 };
 
-// The second of two steps of a rank.
+// Returns the second of two steps of a rank.
 Counted counted_step(const RunSpec& run, Transport& world) {
   testing::CountingTransport counting(world, is_planned);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
@@ -53,7 +53,7 @@ Counted counted_step(const RunSpec& run, Transport& world) {
   return counted;
 }
 
-// The ops of a step on the null device, whose costs the planner adds up.
+// Returns the ops of a step on the null device, whose costs the planner adds up.
 std::map<std::string, OpTotal> dry_step(const RunSpec& run, int rank, int ranks) {
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, ranks));
   const auto world = make_dry_run_transport(rank, ranks);
@@ -72,8 +72,8 @@ bool writes_to_others(const RunSpec& run) {
   return run.parallel.dispatcher == DispatcherKind::direct || run.parallel.dispatcher == DispatcherKind::two_level;
 }
 
-// All-to-all announces its counts of 8 experts in messages that are as short as the loads of routers, one for each layer
-// and micro-batch.
+// All-to-all announces its counts of 8 experts in messages that are as short as the loads of routers, one for each
+// layer and micro-batch.
 double unseen_messages(const RunSpec& run) {
   if (run.parallel.dispatcher != DispatcherKind::alltoall) return 0;
   const int64_t ranks = run.parallel.ep * run.parallel.etp;

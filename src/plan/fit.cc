@@ -14,14 +14,14 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kPrior = 0.05;  // a share 30 % off its measured value weighs as a row 7 % off
+constexpr double kPrior = 0.05;  // a share that is 30 % from its measured value costs as much as a row that is 7 % off
 constexpr int kRounds = 12;
 constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)
 constexpr int64_t kMostRanks = int64_t{1} << 24;
 constexpr double kLongest = 0.3;  // step of a round, in ln(share)
 
-// The figures that are fitted: the shares, and one of the machine. Megatron's rows decide what a pass
-// of a layer shows of the host, and Moebius' rows, of one and of several ranks, how ranks differ.
+// The fitted values: the shares, and one value of the machine. Megatron's rows determine the exposed host time of a
+// layer's pass (layer_us). Moebius' rows, of one and of several ranks, determine the spread of ranks' speeds.
 constexpr int kNumFitted = kNumShares + 1;
 
 double& fitted(PlanMachine& m, PlanSystem system, int i) {
@@ -44,7 +44,7 @@ double& share_named(PlanMachine& m, const std::string& key, const std::string& p
   MOEBIUS_FAIL(input, "{}: before has no key {}; expected SYSTEM.SHARE, layer_us or spread", path, key);
 }
 
-// A number, or {"times": X} of what the family has.
+// Sets a share to a number, or multiplies the family's by X for {"times": X}.
 void set_before(double& share, const json& value, const std::string& at) {
   const bool is_factor = value.is_object() && value.contains("times");
   const json& number = is_factor ? value["times"] : value;
@@ -78,7 +78,7 @@ double number_of(const json& row, const char* key, const std::string& at) {
   return row[key].get<double>();
 }
 
-// In model TFLOP/s a rank, whatever the row gives.
+// Returns the measured rate in model TFLOP/s per rank, whatever the unit of the row.
 double measured_of(const json& row, const FitRow& r, const std::string& at) {
   const double per_token = r.run.model.train_flops_per_token(r.run.train.seq_len) / 1e12;
   if (row.contains("model_tflops_per_gpu")) return number_of(row, "model_tflops_per_gpu", at);
@@ -114,7 +114,7 @@ void check_keys(const json& row, const std::string& at) {
                 at, row["fit"].dump());
 }
 
-// {"FAMILY": ["MACHINE", ...]}, and "before" with an object for each of its names.
+// Checks {"FAMILY": ["MACHINE", ...]}, and "before" with an object for each of these names.
 void check_families(const json& file, const std::string& path) {
   const auto is_text = [](const json& value) { return value.is_string(); };
   if (file.contains("families")) {
@@ -178,7 +178,7 @@ class FamilyFit {
         .model_tflops_per_gpu;
   }
 
-  // The logarithms of the factors on the shares; left_out: a row that does not count.
+  // Returns the logarithms of the factors on the shares. left_out: a row that is ignored.
   std::vector<double> solved(const FitRow* left_out) const {
     std::vector<double> x(kNumFitted, 0.0);
     for (int round = 0; round < kRounds; ++round) {
@@ -205,7 +205,7 @@ class FamilyFit {
     for (const std::string& name : names_) {
       PlanMachine& m = machines.at(name);
       for (int i = 0; i < kNumFitted; ++i) {
-        if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row decides it
+        if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row depends on it
         fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
         m.sources[source_key(system_, i)] = "fitted to measured runs, docs/measurements/plan.md";
       }

@@ -33,7 +33,7 @@ struct UniformSet {
   double seconds = 0;
 };
 
-// Every set of the names that the model has layers for, and whole layers.
+// Returns every set of the names that the model has layers for, and the recompute of whole layers.
 std::vector<RecomputeSpec> all_sets(const ModelSpec& model) {
   std::vector<RecomputeSpec> sets{{}};
   for (bool RecomputeSpec::*name : recompute_names(model)) {
@@ -89,7 +89,7 @@ class Fitting {
   }
 
  private:
-  // Ranks that share experts may find at the start that they reach each other's memory.
+  // Ranks that share experts may find at the start that they can access each other's memory.
   static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks) {
     std::vector<EngineSpec> specs{planned_engine_spec(run, ranks)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
@@ -98,7 +98,7 @@ class Fitting {
       try {
         specs.push_back(planned_engine_spec(run, ranks));
       } catch (const Error& e) {
-        if (e.kind() != ErrorKind::usage) throw;  // refused, so that no run takes it
+        if (e.kind() != ErrorKind::usage) throw;  // this layout is refused, so no run uses it
       }
     }
     return specs;
@@ -136,7 +136,7 @@ class Fitting {
 
   bool holds_mtp(const StageSpec& stage) const { return stage.num_mtp > 0 && specs_[0].shape.num_mtp > 0; }
 
-  // Those with most sets in flight first.
+  // Returns the layers, those with the most sets in flight first.
   std::vector<HeldLayer> layers_of(int64_t pp_rank) const {
     std::vector<HeldLayer> layers;
     for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
@@ -192,7 +192,7 @@ class Fitting {
     return best;
   }
 
-  // Estimates: bytes and time between those of two sets follow the number of layers.
+  // Estimates the pairs of sets: bytes and time are interpolated linearly in the number of layers.
   std::vector<RankChoice> pairs(const std::vector<UniformSet>& sets, const std::vector<HeldLayer>& layers,
                                 double most_seconds) const {
     const double L = static_cast<double>(layers.size());
@@ -214,7 +214,7 @@ class Fitting {
     return all;
   }
 
-  // The fewest layers with which the pair fits, if it is then faster than the best.
+  // Finds the fewest layers with which the pair fits, and keeps it if it is faster than the best.
   void try_pair(int64_t pp_rank, const std::vector<HeldLayer>& layers, RankChoice pair, RankChoice& best) const {
     int64_t too_few = 0, enough = std::ssize(layers);
     while (enough - too_few > 1) {
@@ -288,7 +288,7 @@ class Fitting {
   std::vector<PipelineUse> uses_;  // [pp_rank]
 };
 
-// Rates that decide which recompute is cheaper where no machine is named: data sheet of an H100, and a server's CPU.
+// Returns the rates that are used if no machine is named: the data sheet of an H100, or a server's CPU.
 PlanMachine usual_machine(bool is_gpu) {
   PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};
   m.bf16_tflops = is_gpu ? 989 : 1;

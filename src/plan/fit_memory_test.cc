@@ -18,7 +18,7 @@ RunSpec run_of(const std::string& recipe, std::vector<std::string> set) {
   return load_run_spec(kRecipes + recipe, set);
 }
 
-// The most that an engine of any pipeline rank plans.
+// Returns the most that an engine of any pipeline rank plans.
 int64_t planned_bytes(const RunSpec& run, int64_t ranks) {
   EngineSpec spec = planned_engine_spec(run, ranks);
   spec.device = DeviceKind::null;

@@ -11,7 +11,8 @@
 namespace moebius {
 namespace {
 
-// In flight at most so many times the pipeline's length: more micro-batches need no more memory.
+// The number of simulated micro-batches is at most this many times the pipeline's length, since more need
+// no more memory.
 constexpr int64_t kRoundsOfMemory = 4;
 
 int64_t micro_batches_of_memory(const PipelineSpec& spec, int64_t num_ranks) {
@@ -21,7 +22,7 @@ int64_t micro_batches_of_memory(const PipelineSpec& spec, int64_t num_ranks) {
 
 RankProgram placed(const Schedule& schedule, int64_t pp_rank) { return place_actions(schedule, pp_rank); }
 
-// The sets in use of each virtual stage at the first moment when most of all are.
+// Returns the sets in use of each virtual stage at the first time when their sum is largest.
 std::vector<int64_t> sets_at_peak(const RankProgram& program) {
   std::vector<int64_t> now(static_cast<size_t>(program.shape.num_virtual)), at_peak = now;
   int64_t all = 0, most = 0;
@@ -46,7 +47,7 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_
   RunSpec run = asked;
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  checks_model ? run.check(ranks) : check_beside_model(run, ranks);
+  checks_model ? run.check(ranks) : check_except_model(run, ranks);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
   EngineSpec spec = training_engine_spec(run, mesh);
@@ -64,7 +65,7 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
   const RankProgram forward = placed(sequential_schedule(shape), pp_rank);
   shape.backward = true;
   shape.num_micro_batches = spec.num_micro_batches;
-  shape.check();  // before micro-batches are left out
+  shape.check();  // before the number of micro-batches is reduced
   shape.num_micro_batches = micro_batches_of_memory(spec, num_ranks);
   const Schedule step = schedule_1f1b_of(shape, pp_rank);
   const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);

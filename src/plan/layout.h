@@ -1,5 +1,5 @@
-// A layout to predict: the values of a recipe that decide memory and time, and how often each
-// stage's pieces are alive at a time. It is what an engine would be built with, without an engine.
+// A layout to predict: the values of a recipe that decide memory and time, and how many sets of saved tensors each
+// stage has at a time. These are the values that an engine would be built with.
 #pragma once
 
 #include <array>
@@ -12,19 +12,19 @@
 
 namespace moebius {
 
-// Ranks that a plan may have.
+// The maximum number of ranks of a plan.
 inline constexpr int64_t kMostRanks = int64_t{1} << 24;
 
-// The spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
+// Returns the spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
-// Error{usage} with the equation that fails where no engine could be built.
-// checks_model: whether RunSpec::check() looks at the model too; a search does so once for all its layouts.
+// Throws Error{usage} with the equation that fails if no engine could be built.
+// checks_model: whether RunSpec::check() checks the model too; a search does so once for all of its layouts.
 EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, bool checks_model = true);
 
-// A pipeline's schedule for as many micro-batches as decide its memory, and what each rank holds.
+// The memory use of a pipeline's schedule: the saved tensors and buffers of a rank.
 struct PipelineUse {
-  std::vector<int64_t> num_saved;            // [virtual stage]: sets of saved tensors, each stage at its own peak
-  std::vector<int64_t> num_in_flight;        // [virtual stage]: those in use when most of all stages together are
+  std::vector<int64_t> num_saved;      // [virtual stage]: sets of saved tensors, each stage at its own peak
+  std::vector<int64_t> num_in_flight;  // [virtual stage]: those in use when the sum over the stages is at its maximum
   std::vector<std::vector<int64_t>> in_use;  // sets_in_use() (parallel/pipeline/placement.h)
   std::vector<bool> splits;                  // [virtual stage]: other passes may come between its two backward passes
   int64_t num_buffers = 0;                   // of messages
@@ -32,7 +32,7 @@ struct PipelineUse {
 // REQUIRES: spec is resolved, pp_rank is inside its mesh.
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
 
-// The same, worked out once for each schedule and rank.
+// A cache of pipeline_use() by schedule and rank.
 class PipelineUses {
  public:
   const PipelineUse& of(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// Error{usage} with the file unless it is a number with a source, from least to most.
+// Throws Error{usage} with the file unless it is a number with a source, from least to most.
 double figure(const std::string& where, const std::string& key, const json& value, double least, double most) {
   const bool is_pair = value.is_object() && value.contains("is") && value["is"].is_number();
   MOEBIUS_CHECK(usage, is_pair, "machine {}: {} must be {{ is = NUMBER, from = \"SOURCE\" }}; got {}", where, key,
@@ -52,7 +52,7 @@ std::string text_value(const RecipeEntry& e) {
   return e.value.get<std::string>();
 }
 
-// TOML, or the same as JSON.
+// Parses TOML, or the same as JSON.
 std::vector<RecipeEntry> entries_of(const std::string& text, const std::string& name) {
   if (!text.starts_with('{')) return read_recipe(text, name);
   const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);

@@ -1,6 +1,6 @@
-// A machine, as the planner sees it: rates and sizes of a rank's device, its links, and the share of
-// each rate that kernels reach. A machine is a TOML file; machines/ has some, and
-// `moebius bench machine` writes one. Every figure has its source beside it:
+// The planner's model of a machine: rates and sizes of a rank's device, its links, and the share of each rate that
+// kernels reach. A machine is a TOML file; machines/ has some, and `moebius bench machine` writes one. Every value has
+// its source beside it:
 //   bf16_tflops = { is = 989, from = "NVIDIA's data sheet, without sparsity" }
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace moebius {
 
-// The software whose kernels run: Moebius, or Megatron Core, whose published runs are predicted.
+// The software that is predicted: Moebius, or Megatron Core, to compare with its published runs.
 enum class PlanSystem : int { moebius, megatron };
 inline constexpr int kNumSystems = 2;
 const char* name_of(PlanSystem system);
 
-// The shares of a machine's rates that are fitted: at most one a kernel class and machine.
+// The shares of a machine's rates that are fitted: at most one for each kernel class and machine.
 enum class Share : int {
   products,            // of bf16_tflops, dense products
   experts,             // of bf16_tflops, grouped products
@@ -29,7 +29,7 @@ enum class Share : int {
   across,              // of across_gb_s
 };
 inline constexpr int kNumShares = 8;
-// A share is at most so much. Above 1 is possible: a card may run faster than its data sheet says.
+// The range of a share. It can be above 1, since a card may run faster than its data sheet says.
 inline constexpr double kLeastShare = 0.001, kMostShare = 1.5;
 const char* name_of(Share share);
 using Shares = std::array<double, kNumShares>;
@@ -44,14 +44,14 @@ struct PlanMachine {
   double multiprocessors = 0;   // of a GPU
   double portable = 1;          // of the rate of products that kernels without the GPU's own instructions reach
   double threads = 0;           // of a CPU, whose rates and memory these are; 0: a GPU
-  double kernel_us = 0;         // from the end of a kernel to the work of the next
+  double kernel_us = 0;         // from the end of a kernel to the start of the next one's work
   double spread = 0;            // standard deviation of ranks' speeds, over their mean
   double domain_ranks = 1;      // joined by the fast links
-  double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
-  double inside_us = 0, across_us = 0;      // of a call of a group
-  double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph
+  double inside_gb_s = 0, across_gb_s = 0;  // for each direction and rank, inside a domain and between two
+  double inside_us = 0, across_us = 0;      // latency of a collective call
+  double layer_us = 0;                      // host time of a pass of a layer that is exposed without a CUDA graph
   double link_gb_s = 0;                     // between a rank's device and its host, a direction
-  double host_memory_gb = 0;                // of a host, all its ranks together
+  double host_memory_gb = 0;                // of a host, for all of its ranks
   double read_gb_s = 0, write_gb_s = 0;     // of the files of a host
   double host_ranks = 1;                    // that share them
   std::array<Shares, kNumSystems> shares{};
@@ -61,16 +61,17 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
-  // Bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
+  // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
-  // The share of this CPU that a rank of so many threads has, and how many such ranks it holds. A GPU is its rank's alone.
+  // Returns the machine of a rank that has so many threads of this CPU, and shares the rest with other ranks. A GPU
+  // belongs to one rank, and is returned unchanged.
   PlanMachine of_rank(int64_t threads_of_rank) const;
-  // The figures of [rank], [links] and [host] that nothing measured, and all whose measurement was noisy, each as
+  // Returns the values of [rank], [links] and [host] that were not measured or whose measurement was noisy, each as
   // "rank.kernel_us: its source".
   std::vector<std::string> assumed_figures() const;
 };
 
-// A figure of a machine file: its table and key, what it holds, its source, and the values that make sense.
+// An entry of a machine file: its table and key, its value, its source, and the range of valid values.
 struct MachineFigure {
   const char* table;
   const char* key;
@@ -80,15 +81,15 @@ struct MachineFigure {
 const std::vector<MachineFigure>& machine_figures();
 
 // Reads a machine file's text, TOML or the same as JSON; `name` is the file in messages.
-// Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
+// Throws Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
 // or is absurd; and for keys that are not known, with the nearest.
 PlanMachine parse_machine(const std::string& text, const std::string& name);
-// NAME of machines/NAME.toml below `folder`, or the path of a file.
-// Error{usage} with the known names if there is neither. Error{io} if the file cannot be read.
+// Loads machines/NAME.toml below `folder`, or the file at a path.
+// Throws Error{usage} with the known names if there is neither. Throws Error{io} if the file cannot be read.
 PlanMachine load_machine(const std::string& name_or_path, const std::string& folder);
 std::vector<std::string> known_machines(const std::string& folder);
 
-// The file of a machine. REQUIRES: every figure has a source.
+// Returns the text of a machine file. REQUIRES: every value has a source.
 std::string to_toml(const PlanMachine& machine);
 
 }  // namespace moebius

@@ -9,6 +9,7 @@
 #include "comm/group_cost.h"
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
+#include "model/attention/max_logits.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
@@ -22,7 +23,7 @@
 namespace moebius {
 namespace {
 
-// The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
+// Returns the smallest mesh of one stage in which a rank's share of the model is that of `whole`.
 MeshShape stage_mesh(const MeshShape& whole) {
   MeshShape m = whole;
   m.pp = 1;
@@ -61,8 +62,8 @@ int64_t aligned_bytes(const Tensor& f32) {
   return div_ceil(f32.num_bytes(), align) * align;
 }
 
-// Groups are named by axis, and their calls come as "axis call". Equal ops become one entry, since the time of each call
-// is the longer of its arithmetic and its bytes.
+// Groups are named by their axis, and a trace names their calls "axis call". Equal ops become one entry, since the time
+// of each call is the longer of its arithmetic and its bytes.
 PassWork work_of(const Trace& trace, const StepStack& stack) {
   PassWork work{.stack_bytes = stack.high_water()};
   std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
@@ -101,6 +102,7 @@ class DryStage {
     const int64_t T = rows_between_projections(spec.shape, mesh_shape_);
     const int64_t chunk = expert_chunk(T, spec.lora, mesh_shape_.etp * mesh_shape_.ep);
     const DirectSizes sizes{.max_tokens = chunk,
+                            .num_experts = spec.model.num_experts,
                             .top_k = spec.model.top_k,
                             .width = spec.model.hidden_size,
                             .dtype = spec.precision.compute};
@@ -116,6 +118,7 @@ class DryStage {
          .passes_in_flight = moe_layers_that_keep(spec.model, stage, spec.shape.num_mtp, spec.recompute),
          .has_layers = moe_layers_of(spec.model, stage, spec.shape.num_mtp) > 0});
     if (spec.measures_precision) quantize_stats_.emplace(plan_);
+    if (spec.optimizer && spec.optimizer->qk_clip > 0) max_logits_.emplace(plan_);
     const LayerContext layers{.params = params_,
                               .plan = plan_,
                               .model = spec.model,
@@ -132,7 +135,9 @@ class DryStage {
                               .window = window_.get(),
                               .expert_rows = rows_.get(),
                               .quantize_stats = quantize_stats_ ? &*quantize_stats_ : nullptr,
-                              .lora = spec.lora};
+                              .lora = spec.lora,
+                              .max_logits = max_logits_ ? &*max_logits_ : nullptr,
+                              .sharded_over = spec.fsdp ? spec.mesh : MeshShape{}};
     if (rows_) check_offload_of_rows(spec.offload);
     stage_.emplace(StageContext{.layers = layers,
                                 .loss_sum_1 = loss_sum_,
@@ -153,6 +158,7 @@ class DryStage {
                   .saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = metrics_bytes_,
+                  .logits = max_logits_ ? max_logits_->num_padded() : 0,
                   .window_bytes = plan_.bytes(Life::comm)};
     if (rows_) work.rows = rows_work();
     for (const OffloadedLayer& layer : saved_.on_host)
@@ -201,7 +207,7 @@ class DryStage {
             .pages_of_pass = rows_->pages_of_pass(),
             .stash_columns = rows_->stash_columns()};
   }
-  // The parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
+  // Returns the parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
   std::vector<MatrixWork> matrices_of(const Param& p) {
     std::vector<MatrixWork> all;
     const bool is_muon = spec_.optimizer && spec_.optimizer->kind == OptimizerKind::muon;
@@ -219,7 +225,8 @@ class DryStage {
     }
     return all;
   }
-  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products are never quantised.
+  // Returns the work of a matrix, as MuonOptimizer computes it (parallel/optim/muon.cc). Its products
+  // are never quantised.
   PassWork orthogonalised(const Param& p, const ParamPart& part) {
     const auto on_null = [](Shape shape, DType dtype) {
       return Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
@@ -254,7 +261,7 @@ class DryStage {
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
     work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
   }
-  // A message between stages may carry the hidden states of every depth.
+  // Returns the message between stages, which may have the hidden states of every depth.
   Tensor stream() const {
     const int64_t rows = rows_between_projections(spec_.shape, mesh_shape_) * (1 + spec_.shape.num_mtp);
     return {.shape = {rows, spec_.model.hidden_size}, .dtype = spec_.precision.compute, .device = DeviceKind::null};
@@ -280,6 +287,7 @@ class DryStage {
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> rows_;
   std::optional<QuantizeStats> quantize_stats_;
+  std::optional<MaxLogits> max_logits_;
   ActivationOffload offload_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
@@ -287,7 +295,8 @@ class DryStage {
   int64_t saved_bytes_ = 0, metrics_bytes_ = 0;
 };
 
-// The stage's last layer adds its output to the stream; a stage that ends with the norm does not.
+// Moves the work of Stage::leave() to its own field: the last layer adds its output to the stream, except in a stage
+// that ends with the norm.
 void take_leave(PartWork& layer) {
   const auto last = std::find_if(layer.forward.ops.rbegin(), layer.forward.ops.rend(),
                                  [](const OpWork& op) { return op.name == "add"; });
@@ -350,7 +359,7 @@ EngineSpec with_offload(EngineSpec spec, const OffloadSpec& offload) {
   return spec;
 }
 
-// A part of one layer is a stage by itself, all of which is moved.
+// Returns the offload for a part of one layer, whose tensors are all moved.
 OffloadSpec whole(OffloadSpec offload) {
   offload.fraction = 1;
   return offload;
@@ -373,7 +382,7 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
   if (spec.offload.any()) choose_offloaded();
 }
 
-// This is Stage::find_lowest_trained() of the first stage.
+// Does the same as Stage::find_lowest_trained() of the first stage.
 void LayoutParts::find_lowest_trained() {
   const StageSpec first = stages_of(spec_).stages.front();
   const PartWork& of_ends = ends(first);

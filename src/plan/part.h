@@ -1,8 +1,8 @@
 // The work and memory of one part of a stage: its own layers, declared and run once on the null device.
 //
 // A stage is its ends (embedding; final norm, head, loss and multi-token prediction) and its layers,
-// and layers of one kind cost the same. So a few parts make up every stage of every layout. The
-// layers themselves say what they hold, compute and send, so the planner has no list of its own.
+// and layers of one kind cost the same. So a few parts make up every stage of every layout. The layers themselves
+// report what they allocate, compute and send, so the planner needs no list of its own.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace moebius {
 
-// The kernels that have a rate of their own on a machine.
+// The classes of kernels. Each class has its own rate on a machine.
 enum class KernelClass : int {
   products,            // dense products, the loss among them
   experts,             // grouped products
@@ -35,7 +35,7 @@ inline constexpr int kNumKernelClasses = 5;
 const char* name_of(KernelClass kind);
 KernelClass kernel_class(const std::string& op);  // by the op's name in traces
 
-// An op of a pass, or several calls of one. flops and bytes are those of all calls together.
+// One op of a pass, or several calls of it. flops and bytes are the sums over all calls.
 struct OpWork {
   std::string name;
   KernelClass kind = KernelClass::memory;
@@ -44,7 +44,7 @@ struct OpWork {
 };
 
 enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
-// Calls of a group: what this rank sends in them.
+// The communication of a group: the bytes that this rank sends.
 struct SentWork {
   Axis axis = Axis::world;
   GroupCall call = GroupCall::all_gather;
@@ -61,10 +61,11 @@ struct PassWork {
   int64_t kernels() const;  // ops that are launched
 };
 
-// Matrices of one shape, one after another in a parameter, as Muon updates them.
+// Consecutive matrices of one shape in a parameter, as Muon updates them.
 struct MatrixWork {
-  int64_t begin = 0, numel = 0, count = 0;  // elements on this rank: before the first, of each; how many there are
-  PassWork each;                            // Newton-Schulz of a whole matrix, and the exchange of its shards
+  int64_t begin = 0, numel = 0;  // elements on this rank: before the first matrix, of each matrix
+  int64_t count = 0;             // matrices
+  PassWork each;                 // Newton-Schulz of a whole matrix, and the exchange of its shards
 };
 
 // A parameter of this rank.
@@ -86,16 +87,16 @@ struct ParamSize {
   std::vector<MatrixWork> matrices;  // of Muon alone
 };
 
-// The memory of rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
+// The memory for the rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
 struct RowsWork {
   int64_t scratch_bytes = 0;
-  int64_t spill_bytes = 0;    // of the host's memory, where tokens choose as unevenly as they can
+  int64_t spill_bytes = 0;    // of the host's memory, for the worst-case imbalance
   bool counts_ranks = false;  // there are counts of all ranks of the world
   int64_t pages_of_pass = 0, stash_columns = 0;
 };
 
 struct PartWork;
-// A part whose passes take the time of those of the first two parts without that of the third (plan/cost/composed_part.h).
+// A part whose passes take the time of the first two parts minus that of the third (plan/cost/composed_part.h).
 struct SimplerParts {
   const PartWork *experts = nullptr, *attention = nullptr, *neither = nullptr;
 };
@@ -106,12 +107,13 @@ struct PartWork {
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
-  OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
+  OpWork leave;                      // of a layer: the additional work of the last layer of a stage without the norm
   int64_t saved_bytes = 0;           // of one micro-batch in flight, on the device
-  // A layer's that memory.offload moves, in order: elements and their dtype.
+  // The tensors of a layer that memory.offload moves, in order: elements and their dtype.
   std::vector<std::pair<int64_t, DType>> offloaded;
   int64_t output_bytes = 0;  // held once
   int64_t metrics_bytes = 0;
+  int64_t logits = 0;             // of QK-clip: elements of MaxLogits::all()
   int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
   RowsWork rows;                  // zeros without MoE layers
   std::vector<ParamSize> params;  // in the order of declaration
@@ -119,23 +121,24 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 30>;
+using PartKey = std::array<int64_t, 32>;
 
 // The parts of a model, each run once for each set of values that it depends on. Threads may share a library.
 class PartLibrary {
  public:
-  // The part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
+  // Returns the part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
   const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
-  // The same where time and parameters count alone: it may be composed of simpler parts, and has no memory then.
+  // Does the same for callers that need only times and parameters. The part may then be composed of simpler parts, and
+  // has no memory.
   const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
-  // The number of the run's policies. Equal policies have one number.
+  // Returns the index of the run's policies. Equal policies have the same index.
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
   const PipelineUse& pipeline(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
   size_t num_runs() const { return parts_.size(); }
 
  private:
-  // The policies of a run that its parts depend on, beside the layout.
+  // The policies of a run that its parts depend on, besides the layout.
   struct Policy {
     ModelSpec model;
     BalanceSpec balance;
@@ -161,13 +164,13 @@ class LayoutParts {
  public:
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
-  // From now on parts are those of PartLibrary::timed_part().
+  // Uses PartLibrary::timed_part() from now on.
   void time_alone() { times_alone_ = true; }
-  // The layer's part. Layers of one kind share it; memory.offload may be for some of them.
+  // Returns the part of a layer. Layers of one kind share it; memory.offload may apply to some of them.
   const PartWork& layer(int64_t layer);
-  // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
+  // Returns the part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
   const PartWork& ends(const StageSpec& stage);
-  // The lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
+  // Returns the lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
   int64_t first_backward() const { return first_backward_; }
   const PipelineUse& pipeline(int64_t pp_rank) { return library_.pipeline(spec_.pipeline, spec_.mesh.pp, pp_rank); }
 

@@ -138,17 +138,17 @@ void Predicting::add_memory(const PredictOptions& options) {
 }
 
 // Megatron Core allocates what a pass saves when it runs, so its stages share the memory of their peaks. The merged
-// schedule has one more micro-batch in flight, whose forward pass runs beside a backward pass.
+// schedule has one more micro-batch in flight, whose forward pass overlaps with a backward pass.
 std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const {
   std::vector<int64_t> sets = use.num_in_flight;
   if (context_.assume.merged_overlap && spec_.num_micro_batches > 1) ++*std::max_element(sets.begin(), sets.end());
   return sets;
 }
 
-// The bytes that Megatron Core keeps beside those of Moebius, of each layer and micro-batch in flight (arXiv
-// 2603.07685): of an MoE layer the rows that its experts get, which Moebius dispatches once more, and the activation's
-// output, which Moebius recomputes, both in 8 bits where products are. A plain permutation keeps the experts' outputs.
-// Latent attention keeps the part of keys that RoPE turns once for each head.
+// Returns the bytes that Megatron Core saves in addition to those of Moebius, for each layer and micro-batch in flight
+// (arXiv 2603.07685). For an MoE layer these are the rows of its experts, which Moebius dispatches again, and the
+// activation's output, which Moebius recomputes; both are in 8 bits if products are. A plain permutation also saves the
+// experts' outputs. Latent attention saves the rotated part of keys once for each head.
 int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
   const ModelSpec& m = spec_.model;
   const MeshShape& mesh = spec_.mesh;
@@ -159,7 +159,7 @@ int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) 
   const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
   const bool is_of_recipe = context_.assume.recompute == PlanRecompute::of_recipe;
   const auto of_moe = [&](const RecomputeSpec& again) {
-    // An MoE layer that is computed anew keeps its input alone, and not the two products of the experts.
+    // An MoE layer that is recomputed saves only its input, and not the two products of the experts.
     if (context_.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);
     double moe = rows * D * input_bytes;
     if (!again.expert_up && is_of_recipe) moe += rows * F * input_bytes;
@@ -208,7 +208,7 @@ PipelineTimes Predicting::pipeline_times() const {
   return times;
 }
 
-// The passes of a step, on the rank that has most to do.
+// Adds the passes of a step, on the slowest rank.
 void Predicting::add_passes(const PredictOptions& options) {
   for (int64_t r = 1; r < layout_.num_ranks; ++r)
     if (busy(r) > busy(slowest_)) slowest_ = r;
@@ -227,7 +227,7 @@ void Predicting::add_passes(const PredictOptions& options) {
   add_once(slowest_);
 }
 
-// A step of M micro-batches; beyond those that are simulated each adds the slowest rank's work.
+// Simulates a step of M micro-batches. Each micro-batch beyond those that are simulated adds the slowest rank's work.
 void Predicting::simulate_passes(int64_t max_simulated) {
   const int64_t M = spec_.num_micro_batches, P = layout_.num_ranks;
   const int64_t few = std::max<int64_t>(4, max_simulated / P) * P + M % P;
@@ -238,7 +238,8 @@ void Predicting::simulate_passes(int64_t max_simulated) {
   passes_s_ = result_.schedule.duration + static_cast<double>(M - shape.num_micro_batches) * busy(slowest_);
 }
 
-// Every rank computes M micro-batches, and the pipeline takes P - 1 turns of one stage to fill and drain.
+// Estimates the passes: every rank computes M micro-batches, and the pipeline takes P - 1 times of one stage to fill
+// and drain.
 void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());
@@ -305,8 +306,8 @@ void Predicting::add_rank(int64_t pp_rank) {
   }
 }
 
-// Activations go to the host beside the forward pass of their stage, and return beside its backward pass. What takes
-// longer than the pass is not hidden.
+// Returns the exposed time of offloaded activations. The copies to the host overlap with the forward pass of their
+// stage, and those back with its backward pass.
 double Predicting::offload_seconds(int64_t pp_rank) {
   double exposed = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
@@ -320,8 +321,8 @@ double Predicting::offload_seconds(int64_t pp_rank) {
   return exposed * static_cast<double>(spec_.num_micro_batches);
 }
 
-// Masters, states and sums of gradients on the host are read and written over its link, beside no pass. Both directions
-// go at a time. Each micro-batch but the first reads the sums that it adds to.
+// Adds the time of masters, states and sums of gradients on the host. They are read and written over its link in both
+// directions at once, without overlap with passes. Each micro-batch except the first reads the sums to which it adds.
 void Predicting::add_host_link(const RankParams& params) {
   const OptimizerSpec& o = run_.optimizer;
   if (const double activations = spec_.offload.any() ? offload_seconds(slowest_) : 0; activations > 0)
@@ -333,7 +334,8 @@ void Predicting::add_host_link(const RankParams& params) {
   result_.phases["host link"] += (update + sums) / (machine_.link_gb_s * 1e9);
 }
 
-// Gradients are exchanged under the last backward pass, and weights under the first forward pass.
+// Adds the update. The exchange of gradients overlaps with the last backward pass, and that of weights with the first
+// forward pass.
 void Predicting::add_update() {
   const RankParams params = rank_params(parts_, layout_, slowest_);
   const double memory = context_.machine.memory_tb_s * 1e12 *
@@ -404,7 +406,7 @@ void Predicting::add_sharded_layers(const ShardedTime& time) {
   add("gradients", time.gradients);
 }
 
-// Returns the seconds of all-gathers that nothing else runs beside.
+// Returns the seconds of all-gathers that overlap with nothing.
 double Predicting::exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets) {
   double all = 0;
   for (const auto& [axis, sent] : bytes) {
@@ -420,7 +422,8 @@ double Predicting::exchange_before(const std::map<Axis, double>& bytes, const st
   return all;
 }
 
-// Muon gathers the matrices that it updates, and makes each semi-orthogonal. Nothing else runs beside.
+// Adds the work of Muon, which gathers the matrices that it updates and makes each semi-orthogonal. It
+// overlaps with nothing.
 void Predicting::add_matrices(const RankParams& params) {
   const PassTime time = pass_time(context_, params.matrices);
   result_.phases["optimizer"] += time.compute();

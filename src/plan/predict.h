@@ -35,7 +35,7 @@ struct Prediction {
   double run_s = 0;   // of the tokens that are assumed, or of train.steps, and of its saves; 0: neither
   double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
   double mfu = 0;                         // of the machine's bf16 rate
-  double bubble = 0;                      // share of the passes' time that the slowest rank does not compute
+  double bubble = 0;                      // share of the passes' time in which the slowest rank is idle
   std::map<std::string, double> phases;   // of the slowest rank, in seconds; their sum is step_s
   std::map<std::string, AxisTime> axes;   // of the slowest rank
   std::map<std::string, double> kernels;  // of the slowest rank's passes, in seconds, by class
@@ -65,11 +65,12 @@ struct PredictOptions {
   int64_t max_simulated = 64;
   bool simulate = true;      // false: the bubble of 1F1B's formula, for a search
   bool checks_model = true;  // false: run.model.check() has passed
-  bool composes = true;      // without memory: parts are put together of simpler ones (plan/cost/composed_part.h)
+  bool composes = true;      // without memory: parts are composed of simpler ones (plan/cost/composed_part.h)
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
 };
 
-// The run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 is all of them.
+// Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
+// number of its threads.
 RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
 
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.

@@ -118,8 +118,8 @@ TEST(Predict, SendsWhatWasMeasured) {
   EXPECT_NEAR(gib({}, 2, "edp") + gib({}, 2, "dp_cp"), 19.3, 0.05);
 }
 
-// A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes travel
-// beside the rows.
+// A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes
+// travel beside the rows.
 TEST(Predict, DirectSendsATokenOnceToEachRank) {
   PartLibrary parts;
   const auto bytes = [&](const std::string& dispatcher) {
@@ -163,8 +163,8 @@ TEST(Predict, RowsTravelInTheirFormat) {
     EXPECT_NEAR(bytes(dispatcher, "recipe") / bytes(dispatcher, "compute"), 1 - saved, 0.01) << dispatcher;
 }
 
-// A token travels once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also where
-// parts are known already.
+// A token travels once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also
+// where parts are known already.
 TEST(Predict, TwoLevelSendsATokenOnceToEachNode) {
   PartLibrary parts;
   const auto run = [](int64_t node, int64_t threads) {
@@ -225,7 +225,7 @@ TEST(Predict, ShardedLayers) {
 }
 
 // The rows of x once more, and those of dx, are two of the five ways of a micro-batch.
-TEST(Predict, ExpertOverlapHidesTwoWays) {
+TEST(Predict, ExpertOverlapHidesTwoExchanges) {
   PartLibrary parts;
   const auto step = [&](const char* overlap) {
     return predict(parts,
@@ -282,16 +282,19 @@ TEST(Predict, MegatronRecomputesInEveryModule) {
 // A score takes an exponential beside its products, and scalar operations backward.
 TEST(Predict, NarrowHeadsTakeLongerForAMultiplyAdd) {
   const PlanMachine h100 = machine("h100"), gb200 = machine("gb200"), gb300 = machine("gb300");
-  const double wide = beside_products(h100, {128, 128}, false), narrow = beside_products(h100, {64, 64}, false);
+  const double wide = attention_over_products(h100, {128, 128}, false),
+               narrow = attention_over_products(h100, {64, 64}, false);
   EXPECT_NEAR(wide, 1 + 989e12 / (2 * 256) / 3.9e12, 1e-9);
   EXPECT_NEAR(narrow - 1, 2 * (wide - 1), 1e-9);
   // Blackwell Ultra has twice the exponentials, which the forward pass shows more than the backward pass.
-  const double forward = beside_products(gb200, {128, 128}, false) / beside_products(gb300, {128, 128}, false);
-  const double backward = beside_products(gb200, {128, 128}, true) / beside_products(gb300, {128, 128}, true);
+  const double forward =
+      attention_over_products(gb200, {128, 128}, false) / attention_over_products(gb300, {128, 128}, false);
+  const double backward =
+      attention_over_products(gb200, {128, 128}, true) / attention_over_products(gb300, {128, 128}, true);
   EXPECT_GT(forward, 1.3);
   EXPECT_GT(backward, 1.05);
   EXPECT_LT(backward, forward);
-  EXPECT_EQ(beside_products(machine("xeon2"), {64, 64}, false), 1);
+  EXPECT_EQ(attention_over_products(machine("xeon2"), {64, 64}, false), 1);
 }
 
 // Both messages of a merged pass leave at its end, so that a slower link costs a merged schedule more.

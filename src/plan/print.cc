@@ -22,7 +22,7 @@ std::string run_text(const Prediction& p, const RunSpec& run, const Assumptions&
                      rank_hours(p), p.is_gpu ? "GPU" : "rank");
 }
 
-// The actions of the schedule. Neighbours whose times are the same share a line.
+// Prints the actions of the schedule. Neighbours whose times are the same share a line.
 std::string stages_text(const Prediction& p) {
   std::string text = fmt::format("  {:<15} {:>11} {:>12} {:>12}\n", "stage", "forward", "backward", "not hidden");
   const auto same = [](const StageWork& a, const StageWork& b) {

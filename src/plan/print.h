@@ -14,15 +14,15 @@ namespace moebius {
 
 std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume);
 nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine, const Assumptions& assume);
-// The keys of plan_json() for the best layout, and with `layouts` for each.
+// Returns the keys of plan_json() for the best layout, and with `layouts` for each.
 nlohmann::ordered_json search_json(const SearchResult& result, const PlanMachine& machine, const Assumptions& assume);
 nlohmann::ordered_json sweep_json(const Sweep& sweep);
 nlohmann::ordered_json fit_json(const FitResult& result);
-// "1.234 s", "12.34 ms".
+// Returns a text such as "1.234 s", "12.34 ms".
 std::string seconds_text(double s);
-// A rate with one decimal, and with four digits where it is small: "351.2", "0.01234".
+// Returns a rate with one decimal, and with four digits where it is small: "351.2", "0.01234".
 std::string rate_text(double rate);
-// "tp 2, cp 1, dp 8, pp 4, etp 1, ep 16, edp 1".
+// Returns a text such as "tp 2, cp 1, dp 8, pp 4, etp 1, ep 16, edp 1".
 std::string mesh_text(const MeshShape& mesh);
 
 }  // namespace moebius

@@ -47,7 +47,7 @@ Keys keys_of(const nlohmann::ordered_json& json) {
   return keys;
 }
 
-// The keys of the tables below a heading of the reference.
+// Returns the keys of the tables below a heading of the reference.
 Keys documented(const std::string& heading) {
   std::string text = read_file(kSource + "/docs/reference/commands.md");
   const size_t at = text.find("\n### " + heading + "\n");

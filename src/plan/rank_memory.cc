@@ -37,7 +37,7 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
   }
 }
 
-// The matrices of which the elements from begin to end have some.
+// Returns the matrices of which the elements from begin to end have some.
 int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
   const int64_t first = std::max(begin, m.begin), last = std::min(end, m.begin + m.count * m.numel) - 1;
   return first > last ? 0 : (last - m.begin) / m.numel - (first - m.begin) / m.numel + 1;
@@ -58,7 +58,7 @@ void add_times(PassWork& sum, const PassWork& work, int64_t times) {
   }
 }
 
-// Masters, bucket by bucket, and then moments in the order of declaration.
+// Adds masters, bucket by bucket, and then moments in the order of declaration.
 void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_t owned) {
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const Life life = optimizer.offload ? Life::host : Life::optimizer;
@@ -74,7 +74,7 @@ void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, in
   if (bytes > 0) place(m, optimizer.offload ? Life::host : Life::master, owned, bytes == 4 ? DType::f32 : DType::u16);
 }
 
-// f32 gradients of the largest layer, where sums are in bf16.
+// Adds the f32 gradients of the largest layer, if sums are in bf16.
 void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   RankMemory one;
   for (const ParamSize& p : layer.params)
@@ -116,17 +116,17 @@ int64_t most_magnitudes(const EngineSpec& spec, const std::vector<ParamBucket>& 
   return most;
 }
 
-// Rooms that sharded layers use in turn (parallel/sharding/layer_rooms.h): each as large as the largest of its layers.
-// Returns the bytes of the largest.
-int64_t add_rooms(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
-  std::array<int64_t, 2> rooms{};
+// Buffers that sharded layers use in turn (parallel/sharding/layer_buffers.h): each as large as the largest of its
+// layers. Returns the bytes of the largest.
+int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
+  std::array<int64_t, 2> buffers{};
   for (const auto& [layer, bytes] : bytes_of_layer) {
-    int64_t& room = rooms[overlap ? static_cast<size_t>(layer % 2) : 0];
-    room = std::max(room, bytes);
+    int64_t& buffer = buffers[overlap ? static_cast<size_t>(layer % 2) : 0];
+    buffer = std::max(buffer, bytes);
   }
-  for (const int64_t bytes : rooms)
+  for (const int64_t bytes : buffers)
     if (bytes > 0) place(m, life, bytes, DType::u8);
-  return std::max(rooms[0], rooms[1]);
+  return std::max(buffers[0], buffers[1]);
 }
 
 void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<ParamBucket>& trained,
@@ -137,9 +137,16 @@ void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector
       if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
   for (const ParamBucket& bucket : trained)
     if (bucket.shards_gradients) gradients[bucket.layer] += bucket.numel * size_of(DType::f32);
-  add_rooms(m, Life::comm, weights, spec.overlap);
-  const int64_t arrived = add_rooms(m, Life::layer_grad, gradients, spec.overlap);
+  add_layer_buffers(m, Life::comm, weights, spec.overlap);
+  const int64_t arrived = add_layer_buffers(m, Life::layer_grad, gradients, spec.overlap);
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
+}
+
+// A rank keeps the weights that it updates, and a shard where fewer ranks gather them.
+void add_shares(RankMemory& m, const EngineSpec& spec, const ParamBucket& bucket) {
+  const int64_t ranks = group_size(spec.mesh, bucket.axis), shard = shard_size(spec.mesh, bucket.axis);
+  add_weights(m, bucket.numel / ranks, bucket.dtype);
+  if (shard < ranks) add_weights(m, bucket.numel / shard, bucket.dtype);
 }
 
 void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params, const RankPlace& rank) {
@@ -157,7 +164,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
   for (const ParamBucket& bucket : buckets) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
     if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
-    add_weights(m, bucket.shards_weights ? bucket.numel / ranks : bucket.numel, bucket.dtype);
+    if (bucket.shards_weights)
+      add_shares(m, spec, bucket);
+    else
+      add_weights(m, bucket.numel, bucket.dtype);
     place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad,
           bucket.shards_gradients ? bucket.numel / ranks : bucket.numel, bucket.grad());
     for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
@@ -189,8 +199,8 @@ void add_batch(RankMemory& m, const EngineSpec& spec) {
   add(m, Life::state, 4 * aligned_numel(spec.max_positions * spec.model.rope_dim()));
 }
 
-// Activations that are on the host: every layer there, for each micro-batch in flight, and on the device the largest
-// layer of each slot.
+// Adds offloaded activations: on the host those of every layer for each micro-batch in flight, and on the device the
+// largest layer of each slot.
 void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use) {
   int64_t num_layers = 0;
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {
@@ -210,7 +220,7 @@ void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout,
   }
 }
 
-// Messages of hidden states: the widest that the rank's stages take or leave.
+// Adds the messages of hidden states: the widest that the rank's stages receive or send.
 void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use) {
   if (layout.stages.size() == 1) return;
   const int64_t last = std::ssize(layout.stages) - 1;
@@ -223,7 +233,7 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
   add(m, Life::saved, use.num_buffers * aligned_numel(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
 }
 
-// Rows of experts: one scratch, and a pool for the moment when most passes keep rows.
+// Adds the rows of experts: one scratch buffer, and a pool for the maximum number of passes that keep rows.
 void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use,
                      int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -244,7 +254,8 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Gradients of an embedding that stages share: a holder receives those of the others (parallel/sharding/tied_embedding.h).
+// Returns the gradients of an embedding that stages share: each of these stages receives those of the others
+// (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const int64_t last = spec.mesh.pp - 1;
@@ -261,6 +272,14 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   return (std::ssize(holders) - 1) * bytes;
 }
 
+// The largest logits of all ranks of dp_cp (parallel/optim/qk_clipping.h).
+int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const int64_t ranks = group_size(parts.spec().mesh, Axis::dp_cp);
+  int64_t logits = 0;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) { logits += part.logits; });
+  return ranks == 1 ? 0 : div_ceil(ranks * logits * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
+}
+
 // The step stack: the largest of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -269,7 +288,8 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
   UpdateScratch scratch;
   for (const HeldParam& p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
-  int64_t most = std::max(tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes());
+  int64_t most = std::max({tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes(),
+                           gathered_logits_bytes(parts, layout, pp_rank)});
   const auto take = [&](const PartWork& part, bool has_backward) {
     most = std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes});
     if (has_backward) most = std::max(most, stream + part.backward.stack_bytes);

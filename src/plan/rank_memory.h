@@ -20,12 +20,12 @@ struct RankMemory {
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 
-// The parameters that a rank holds, and what their exchange sends.
+// The parameters of a rank, and the bytes that their exchange sends.
 struct RankParams {
   int64_t owned = 0;         // elements that it updates
   int64_t held = 0;          // elements that have a gradient
   int64_t stored_first = 0;  // those of them that the first micro-batch of a step stores
-  int64_t sums_apart = 0;    // those of them whose gradients are added up in bf16
+  int64_t sums_apart = 0;    // those of them whose gradients are accumulated in bf16
   // Bytes that the exchange of gradients and of weights sends, by axis, and its buckets; without what is sharded
   // (plan/sharding/sharded_layers.h).
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
@@ -45,7 +45,7 @@ struct RankParams {
 RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank);
 RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
-// The layout of a resolved spec's stages.
+// Returns the layout of a resolved spec's stages.
 StageLayout stages_of(const EngineSpec& spec);
 
 }  // namespace moebius

@@ -5,11 +5,10 @@ namespace {
 
 // A line of the table: a host of up to 15 characters, a port of up to 5, a space and the end.
 constexpr double kTableLine = 22;
-// By which both ends of a connection prove the job's secret (comm/transport/admission.h): a greeting, a challenge,
-// an answer and the admission.
+// The bytes of a handshake (comm/transport/handshake.h): a greeting, a challenge, an answer and the acceptance.
 constexpr double kProof = 4;
 
-// Groups of more than one rank, which need an identity on GPUs.
+// Returns the messages for the groups of more than one rank, which need an NCCL id on GPUs.
 double messages_of_groups(const MeshShape& mesh, bool first) {
   double messages = 0;
   for (int i = 0; i < kNumAxes; ++i) {

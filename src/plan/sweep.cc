@@ -62,10 +62,10 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-// In the memory of its device and of its host.
+// Returns whether the run fits into the memory of its device and of its host.
 bool fits(const Prediction& p) { return p.fits() && p.host_fits(); }
 
-// The found layout in a few words; --json has its keys.
+// Returns the found layout in a few words; --json has its keys.
 std::string layout_text(const Sweep& s, const SweptPoint& p) {
   if (!s.is_search) return "";
   std::string text = "  " + mesh_text(p.prediction->mesh);

@@ -1,4 +1,4 @@
-// Tables of the same run with some keys at several values.
+// Tables of predictions of one run, with some keys at several values.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,8 @@ struct SweptKey {
   std::string key;
   std::vector<std::string> values;
 };
-// Commas inside brackets and quotes do not separate. Error{usage} for a text without a key or a value.
+// Parses a key and its values. Commas inside brackets and quotes do not separate values. Throws Error{usage} for a text
+// without a key or a value.
 SweptKey parse_sweep(const std::string& text);
 
 struct SweptPoint {
@@ -36,14 +37,14 @@ struct SweepBase {
   int64_t ranks = 1;
   std::optional<SearchOptions> search;  // each point is the best layout that a search finds
 };
-// Points that are impossible are part of the table. Error{usage} for more than 10000 points, for a key that is given
-// twice, and when every point is impossible, with why the first is.
+// Points that are impossible are part of the table. Throws Error{usage} for more than 10000 points, for a key that is
+// given twice, and, with the reason of the first point, if every point is impossible.
 Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume);
 
 std::string sweep_text(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
-// Model TFLOP/s a rank against the first key, a line for each combination of the others.
+// Returns a plot of model TFLOP/s per rank over the first key, with a line for each combination of the others.
 std::string sweep_svg(const Sweep& sweep);
 
 }  // namespace moebius

@@ -22,7 +22,7 @@ inline RunSpec recipe(const char* name, std::vector<std::string> set = {}) {
   return load_run_spec(kRecipes + name, set);
 }
 
-// The text of the usage error that the call throws.
+// Returns the text of the usage error that the call throws.
 inline std::string refused(const std::function<void()>& call) {
   try {
     call();

@@ -39,7 +39,7 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
   return m.head_dim % kVector != 0 || m.head_dim > kWidest || is_narrow;
 }
 
-// A tile of queries multiplies whole tiles of keys up to the diagonal: half a tile of each more than it sees.
+// Returns the factor for the masked half of the tiles on the diagonal, which attention computes as a whole.
 double causal_tiles(const TimeContext& c) {
   constexpr double kTile = 128;
   return c.machine.is_gpu ? 1 + kTile / static_cast<double>(c.spec.shape.seq * c.spec.mesh.cp) : 1;
@@ -59,10 +59,10 @@ double rate(const TimeContext& c, const OpWork& op) {
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
   if (op.kind == KernelClass::attention_forward)
     return peak * share(Share::attention_forward) / causal_tiles(c) /
-           beside_products(c.machine, widths, /*backward=*/false);
+           attention_over_products(c.machine, widths, /*backward=*/false);
   if (op.kind == KernelClass::attention_backward)
     return peak * share(Share::attention_backward) / causal_tiles(c) /
-           beside_products(c.machine, widths, /*backward=*/true);
+           attention_over_products(c.machine, widths, /*backward=*/true);
   return peak * share(Share::products);
 }
 
@@ -70,7 +70,7 @@ double memory_rate(const TimeContext& c) {
   return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
 }
 
-// The rows that the busiest rank's experts get, over those that the dry run computed: it takes every
+// Returns the rows that the busiest rank's experts get, over those that the dry run computed: it takes every
 // planned row, most of which no token fills where all-gather plans for the worst case.
 double expert_rows(const TimeContext& c) {
   const EngineSpec& spec = c.spec;
@@ -88,15 +88,15 @@ double expert_rows(const TimeContext& c) {
 
 void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
   const double scale = op.kind == KernelClass::experts ? rows : 1;
-  // A kernel hides most of the shorter of both under the longer, and less the closer they are.
+  // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
   time.kernels[static_cast<size_t>(op.kind)] += seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
   if (c.assume.precision != PlanPrecision::of_recipe && is_quantized(op.name, c))
     time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
 }
 
-// Megatron Core moves what Moebius' kernels gather and activate on the fly: rows are permuted and
-// unpermuted in passes of their own, and the activation reads and writes them once more.
+// Megatron Core moves what Moebius' kernels gather and activate on the fly: rows are permuted and unpermuted by
+// separate kernels, and the activation reads and writes them again.
 double moved_bytes(const TimeContext& c) {
   const ModelSpec& m = c.spec.model;
   const double T = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
@@ -110,7 +110,7 @@ void add_memory(PassTime& time, const TimeContext& c, double bytes) {
   time.kernels[static_cast<size_t>(KernelClass::memory)] += bytes / memory_rate(c);
 }
 
-// The compute that `shorter` does not have of a pass.
+// Returns the compute of a pass that `shorter` does not have.
 PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
   PassTime saved;
   for (size_t i = 0; i < saved.kernels.size(); ++i) saved.kernels[i] = pass.kernels[i] - shorter.kernels[i];
@@ -137,8 +137,8 @@ double sending_multiprocessors(const TimeContext& c) {
   return dispatcher_of(c) == PlanDispatcher::hybridep ? 32 : kSendingMultiprocessors;
 }
 
-// The other micro-batch's pass runs while two ways of rows are under way. Compute lacks the multiprocessors that send
-// them, and the memory's time that they are read in, and written in by other ranks.
+// Overlaps the exchanges of rows with the pass of another micro-batch. Compute loses the multiprocessors that send
+// them, and the memory bandwidth for reading them and for the writes of other ranks.
 void merge(PassTime& time, const TimeContext& c) {
   const double sent = seconds_of_rows(time);
   if (sent == 0) return;
@@ -151,8 +151,8 @@ void merge(PassTime& time, const TimeContext& c) {
   for (double& seconds : time.kernels) seconds *= 1 + more / compute;
 }
 
-// With parallel.expert_overlap = "layer" two of the three ways of rows in a backward pass run beside products of the
-// experts: x, unless the pre-activations are recomputed of it, and dx (model/moe/dispatched_experts.h).
+// With parallel.expert_overlap = "layer", two of the three exchanges of a backward pass overlap with products of the
+// experts: x, unless the pre-activations are recomputed from it, and dx (model/moe/dispatched_experts.h).
 void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec& recompute) {
   const double sent = seconds_of_rows(backward);
   const double ways = recompute.covers(&RecomputeSpec::expert_up) ? 1 : 2;
@@ -186,8 +186,8 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int6
   for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
 }
 
-// Moebius opens the receive of a pass before the pass ahead of it runs (parallel/pipeline/schedule.h). NCCL's kernel of
-// that receive holds its multiprocessors until the message has come, so all passes of a pipeline run beside one.
+// Moebius posts the receive of a pass before the preceding pass runs (parallel/pipeline/schedule.h). NCCL's kernel for
+// the receive occupies its multiprocessors until the message has arrived, so all passes of a pipeline overlap with one.
 void slow_beside_receives(PassTime& time, const TimeContext& c) {
   if (c.assume.system != PlanSystem::moebius || c.spec.mesh.pp == 1 || !c.spec.overlap) return;
   for (double& seconds : time.kernels) seconds *= 1 + taken_by_groups(c.machine);
@@ -203,7 +203,7 @@ double host_share(const TimeContext& c) {
 
 }  // namespace
 
-double beside_products(const PlanMachine& m, const HeadWidths& widths, bool backward) {
+double attention_over_products(const PlanMachine& m, const HeadWidths& widths, bool backward) {
   if (m.exponentials_t_s <= 0 || m.f32_tflops <= 0) return 1;
   const double qk = static_cast<double>(widths.qk), v = static_cast<double>(widths.v);
   const double products = 2 * (backward ? 3 * qk + 2 * v : qk + v) / m.bf16_tflops;
@@ -327,7 +327,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     t.copies = time_of(c, part, &PartWork::copies);
     t.stored_first = saved_compute(t.backward, time_of(c, part, &PartWork::first_backward));
   }
-  const int64_t num_moe = !is_moe ? 0 : is_layer ? 1 : c.spec.shape.num_mtp;  // one part has all modules
+  const int64_t num_moe = !is_moe ? 0 : is_layer ? 1 : c.spec.shape.num_mtp;  // the part has all modules
   for (int64_t i = 0; i < num_moe; ++i) {
     add_rows(t.forward, c, rows_of_forward(c));
     add_rows(t.backward, c, rows_of_backward(c));
@@ -397,7 +397,7 @@ double units_of_token(const ModelSpec& m, double units) {
   const double groups = static_cast<double>(m.n_group), kept = static_cast<double>(m.topk_group);
   const double of_group = units / groups;  // units that share the experts of a group
   if (of_group >= 1) return away * kept * of_group * (1 - std::pow(1 - 1 / of_group, K / kept));
-  // Several groups a unit: the chance that none of them is kept.
+  // A unit has several groups: the probability that none of them is chosen.
   double none = 1;
   for (double i = 0; i < std::round(groups / units); ++i) none *= std::max(0.0, (groups - kept - i) / (groups - i));
   return away * units * (1 - none);

@@ -1,4 +1,4 @@
-// The time that work takes on a machine: ops by their class, calls of groups by the places of their ranks.
+// The time of work on a machine: of ops by their class, and of collective calls by the positions of their ranks.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// The places of the ranks of a group: n of them, each `stride` ranks after the one before.
+// The positions of the ranks of a group: `size` ranks, each `stride` after the one before.
 struct RankSpan {
   int64_t size = 1, stride = 1;
   int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
@@ -18,8 +18,8 @@ RankSpan span_of(const MeshShape& mesh, Axis axis);
 
 // Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;
-// The rate that products lose while others send, over the share of the multiprocessors that send: DeepEP's 20 of 132 cost them
-// about 20 % (arXiv 2603.07685), since their tiles do not divide evenly by what is left.
+// The relative loss of products' rate during communication, divided by the share of the multiprocessors that send.
+// DeepEP's 20 of 132 cost about 20 % (arXiv 2603.07685), since the tiles do not divide evenly among the others.
 inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
 // The share of compute that is lost while a group's call runs beside it; 0 on a CPU.
 double taken_by_groups(const PlanMachine& machine, double sending = kSendingMultiprocessors);
@@ -30,12 +30,12 @@ inline constexpr double kScalarOperations = 24;
 struct HeadWidths {
   int64_t qk = 0, v = 0;
 };
-// How much longer attention takes than its products alone: each score takes an exponential, and scalar operations
-// backward, which other units of the GPU compute at rates of their own (arXiv 2407.08608).
-double beside_products(const PlanMachine& machine, const HeadWidths& widths, bool backward);
+// Returns the time of attention divided by that of its matrix products alone. Each score also needs an exponential, and
+// in the backward pass scalar operations, which other units of the GPU compute at their own rates (arXiv 2407.08608).
+double attention_over_products(const PlanMachine& machine, const HeadWidths& widths, bool backward);
 
-// Passes of a micro-batch on a virtual stage that the merged schedule runs beside a pass of another, on the first rank
-// of the pipeline: all but its forward passes before the first backward pass, of which it has one more than 1F1B.
+// Returns the number of passes that the merged schedule runs together with a pass of another micro-batch, on the first
+// pipeline rank: all but its forward passes before the first backward pass, which are one more than with 1F1B.
 double merged_passes(const EngineSpec& spec);
 
 // The run and the machine that times are computed for.
@@ -45,7 +45,7 @@ struct TimeContext {
   const EngineSpec& spec;
 };
 
-// Seconds of a call of a group that sends wire_bytes from each rank.
+// Returns the seconds of a collective call in which each rank sends wire_bytes.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
 // A figure of each axis; 0 where an axis has none.
@@ -66,7 +66,7 @@ struct PassTime {
   PassTime& add(const PassTime& o, double times);
 };
 
-// The time of a pass, or of other work. Groups are not hidden in it.
+// Returns the time of a pass, or of other work. Communication is not overlapped in it.
 PassTime pass_time(const TimeContext& c, const PassWork& work);
 
 // The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
@@ -77,14 +77,14 @@ struct PartTime {
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
-// The messages of a call, to other ranks (comm/group_cost.h).
+// Returns the number of messages of a call to other ranks (comm/group_cost.h).
 double group_messages(const RankSpan& span, GroupCall call);
 
 // The experts' products and others may be in 8 bits or less: --assume precision, or precision.recipe where the
 // machine has such products. of_recipe: they are not.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
-// The number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
+// Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
 // that has some of them, its own left out: the mean over tokens that choose freely within the
 // groups of experts that the model allows.
 double units_of_token(const ModelSpec& model, double units);

@@ -4,7 +4,7 @@
 
 namespace moebius {
 
-// How an operand is quantised.
+// The format in which an operand is quantised.
 struct ProductPrecision::Format {
   DType element;
   ScaleLayout layout;
@@ -115,7 +115,7 @@ void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tenso
               .x_RC = w,
               .square = formats_of(recipe_).w.square,
               .stats_5 = stats_5_ && !q.transposed ? *stats_5_ : Tensor{}};
-  if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad: seen as one of several, it is only transposed
+  if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad, so it is only transposed
     op.x_RC = w.view({1, w.dim(0), w.dim(1)});
     op.q.data = q.data.view({1, q.data.dim(0), q.data.dim(1)});
     if (q.layout != ScaleLayout::per_tensor) op.q.scales = q.scales.view({1, q.scales.dim(0), q.scales.dim(1)});

@@ -66,11 +66,17 @@ class ProductPrecision {
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
-  // The operands that w() and w_for_dx() return for weights of this shape, without memory. quantise_weights() fills the
-  // memory of one. REQUIRES: !is_plain().
+  // Returns the operands that w() and w_for_dx() return for weights of this shape, without memory. quantise_weights()
+  // fills the memory of one. REQUIRES: !is_plain().
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
   void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
+  // The same without the sums of stats_5.
+  ProductPrecision uncounted() const {
+    ProductPrecision same = *this;
+    same.stats_5_ = nullptr;
+    return same;
+  }
   bool has_plain_dw() const { return is_plain() || weight_gradients_ == WeightGradientPrecision::compute; }
   bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
 

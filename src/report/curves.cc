@@ -1,4 +1,4 @@
-// The sections that are curves over steps.
+// The sections with curves over steps.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Curve {
 
 constexpr size_t kMostOther = 16;
 
-// The names that have a place on the page, or say what another says.
+// The names that other sections show, or that repeat another metric.
 constexpr std::array kKnown{"loss",
                             "aux_loss",
                             "z_loss",
@@ -38,7 +38,9 @@ constexpr std::array kKnown{"loss",
                             "spilled_rows",
                             "spill_time_s",
                             "expert_rows_peak_over_budget",
-                            "offload_bytes"};
+                            "offload_bytes",
+                            "qk_clipped_heads",
+                            "max_attention_logit"};
 
 // Checkpoints and restarts of a run that is alone on the page.
 std::vector<StepMark> marks_of(const Runs& runs) {
@@ -56,7 +58,7 @@ std::vector<StepMark> marks_of(const Runs& runs) {
   return marks;
 }
 
-// Returns whether a series has a plot: one that is 0 throughout has none.
+// Returns whether a series is plotted; one that is always 0 is not.
 bool has_values(const Series* series) { return series && (series->min() != 0 || series->max() != 0); }
 
 std::string curve(const Runs& runs, const Curve& c) {

@@ -25,7 +25,7 @@ std::vector<std::string> counted_names(int64_t n) {
   return names;
 }
 
-// Maps of one kind have one scale on a page, so that runs can be compared.
+// Returns the largest mean of all runs: maps of one kind have the same scale on a page, so that runs can be compared.
 double greatest_mean(const Grid& grid) {
   double most = 0;
   for (const GridColumn& column : grid.columns())
@@ -34,7 +34,7 @@ double greatest_mean(const Grid& grid) {
   return most;
 }
 
-// Over ln of the experts, in steps of 5 %, so that small differences can be seen.
+// Returns the lower end of the scale, relative to ln(experts), in steps of 5 %, so that small differences are visible.
 double least_entropy(const MoeData& moe) {
   double low = 0.99;
   for (const GridColumn& column : moe.entropy.columns())
@@ -57,7 +57,7 @@ std::string balance_map(const Runs& runs, const ShownRun& run) {
   return figure_of(map);
 }
 
-// The layer whose load was furthest from even of late: the row of `balance`.
+// Returns the layer, as a row of `balance`, whose recent load was the least even.
 int64_t least_even_layer(const MoeData& moe) {
   int64_t at = 0;
   for (int64_t r = 0; r < std::ssize(moe.layers); ++r)
@@ -86,7 +86,7 @@ std::string load_by_layer(const Runs& runs, const ShownRun& run) {
   return figure_of(map);
 }
 
-// The experts of one layer over steps.
+// Returns the experts of one layer over steps.
 std::string load_over_steps(const Runs& runs, const ShownRun& run) {
   const MoeData& moe = run.data.moe;
   const int64_t layer = least_even_layer(moe), E = moe.experts;
@@ -130,7 +130,7 @@ std::string curve_of(const Runs& runs, const char* key, const char* title, const
 
 bool has_moe(const ShownRun& run) { return !run.data.moe.layers.empty(); }
 
-// Maps of one kind are beside each other, a run each.
+// Draws maps of one kind side by side, one for each run.
 std::string for_each_run(const Runs& runs, std::string (*draw)(const Runs&, const ShownRun&)) {
   std::string figures;
   for (const ShownRun& run : runs)

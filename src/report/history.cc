@@ -20,7 +20,7 @@ struct Process {
   int64_t first_step = 0, last_step = 0;
   std::vector<double> saves_s;
   std::vector<int64_t> saves;
-  std::string end;  // empty: it left no word
+  std::string end;  // empty: it wrote no last event
   bool is_bad = false;
 };
 

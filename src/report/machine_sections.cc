@@ -1,4 +1,4 @@
-// The sections about memory, and about ranks and what they exchange.
+// The sections about memory, and about ranks and their communication.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -157,7 +157,7 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
   return figure_of(chart);
 }
 
-// Busy time of each rank over the mean of all, over steps: who is slow, and when.
+// A map over steps of each rank's busy time relative to the mean: it shows which rank is slow, and when.
 std::string rank_map(const Runs& runs, const ShownRun& run) {
   const Grid& busy = run.data.ranks.busy_s;
   if (busy.rows() < 2 || busy.rows() > static_cast<int64_t>(kMostRankRows)) return "";
@@ -232,7 +232,7 @@ void add_link_row(Markup& out, const char* figure, const std::optional<LinkData>
   out.close("tr");
 }
 
-// The connections that all ranks wait for, if one is slow.
+// Returns a table of the slowest connections, for which all ranks wait.
 std::string link_table(const Runs& runs, const ShownRun& run) {
   const RanksData& ranks = run.data.ranks;
   if (!ranks.longest_round_trip && !ranks.lowest_rate) return "";

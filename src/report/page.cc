@@ -15,7 +15,7 @@
 namespace moebius {
 namespace {
 
-// A hash as Content-Security-Policy names it.
+// Returns a hash as Content-Security-Policy names it.
 std::string sha256_base64(std::string_view text) {
   static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::array<unsigned char, 33> hash{};  // 32 bytes, and a zero to fill up to 3
@@ -93,7 +93,7 @@ void add_run_list(Markup& out, const Runs& runs, double now_s) {
   out.close("ul");
 }
 
-// A comparison in numbers: a row a run.
+// Adds a table that compares the runs, with one row per run.
 void add_run_table(Markup& out, const Runs& runs) {
   std::vector<std::string> heads;
   for (const ShownRun& run : runs)

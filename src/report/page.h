@@ -1,4 +1,4 @@
-// The page of a run, or of several side by side: one HTML file without references to any other.
+// The page of one run, or of several runs side by side: one HTML file that refers to no other file.
 #pragma once
 
 #include <string>
@@ -15,19 +15,19 @@ struct ShownRun {
   int colour = 0;         // 0 to 7
 };
 
-inline constexpr size_t kMostRuns = 8;  // on a page: each has a colour
+inline constexpr size_t kMostRuns = 8;  // of a page, since each run has its own colour
 
 struct PageTime {
   double now_s = 0;     // seconds since 1970
-  int period_ms = 0;    // how often a page that is served asks for news; 0: a file
-  std::string version;  // of what is served
+  int period_ms = 0;    // how often a served page polls for changes; 0: a file, which does not poll
+  std::string version;  // of the served data
 };
 
-// The whole file. REQUIRES: 1 to kMostRuns runs.
+// Returns the whole file. REQUIRES: 1 to kMostRuns runs.
 std::string page_of(const std::vector<ShownRun>& runs, const PageTime& time);
-// The part that changes on a page that is followed: the contents of its element "page".
+// Returns the part that changes while a page is served: the contents of its element "page".
 std::string page_body_of(const std::vector<ShownRun>& runs, const PageTime& time);
-// The header Content-Security-Policy that lets the page run its own script alone.
+// Returns the header Content-Security-Policy, which allows only the page's own script.
 std::string content_policy(const PageTime& time);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
-// The script of the page: values under the pointer, the same with arrow keys, and polling where a run is watched.
-// The page can be read without it. It puts texts in as text alone, never as markup, except for what /data answers,
-// which is markup of this program.
+// The script of the page: it shows values under the pointer or by arrow keys, and polls while a run is watched.
+// The page can be read without it. It inserts text as text and never as markup, except for the answer of /data, which
+// is markup of this program.
 #pragma once
 
 namespace moebius {

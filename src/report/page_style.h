@@ -1,5 +1,5 @@
 // The style sheet of the page. Colours of lines keep apart for readers who are colour-blind: they differ in
-// lightness too. Colours of heat maps rise in lightness contrast with the background.
+// lightness too. Names of lines have their colours, so each has the contrast of text (WCAG 2.2, AA). Colours of heat maps rise in lightness contrast with the background.
 #pragma once
 
 namespace moebius {
@@ -7,7 +7,7 @@ namespace moebius {
 inline constexpr char kPageStyle[] = R"css(
 :root{color-scheme:light dark;
 --bg:#f7f7f5;--card:#fff;--ink:#1c1f24;--soft:#646b75;--grid:#e6e7ea;--edge:#e3e4e7;--mark:#8a919b;--warn:#a33a00;
---c0:#0067a9;--c1:#d55e00;--c2:#00836a;--c3:#b5388f;--c4:#8a6d00;--c5:#3a94cc;--c6:#7a4b1f;--c7:#59606b;
+--c0:#0067a9;--c1:#c25300;--c2:#00836a;--c3:#b5388f;--c4:#8a6d00;--c5:#277cb0;--c6:#7a4b1f;--c7:#59606b;
 --s0:#eef3f8;--s1:#dbe7f2;--s2:#c3d9ec;--s3:#a3c7e3;--s4:#7db0d8;--s5:#5797c9;--s6:#367cb6;--s7:#1f629f;--s8:#124a82;--s9:#0b3362;
 --d0:#0b4f8a;--d1:#2f77b3;--d2:#6aa3d0;--d3:#a6c9e5;--d4:#d6e6f2;--d5:#f1f0ee;--d6:#f9e0c7;--d7:#f3bf8d;--d8:#e79a56;--d9:#cc7128;--d10:#94480a}
 @media(prefers-color-scheme:dark){:root{

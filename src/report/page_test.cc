@@ -20,7 +20,7 @@ int count_of(const std::string& text, const std::string& word) {
   return count;
 }
 
-// A failure names the words, not the whole page.
+// Returns a failure names the words, not the whole page.
 bool has(const std::string& page, const std::string& words) { return page.find(words) != std::string::npos; }
 
 class Page : public ::testing::Test {
@@ -141,7 +141,7 @@ TEST_F(Page, RunsAreSideBySideAndTheirRecipesCompared) {
   EXPECT_FALSE(has(differences, "run.dir"));
 }
 
-TEST_F(Page, SaysHowARunStands) {
+TEST_F(Page, ShowsTheStateOfARun) {
   write_run(dir_.path("run"), 10);
   EXPECT_TRUE(has(page({"run"}), "step 10 of 20, stopped without a word"));
   EXPECT_TRUE(has(page({"run"}, folders_[0]->modified_s() + 5), "step 10 of 20, running"));

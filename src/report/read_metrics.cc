@@ -15,7 +15,7 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMostRanks = 16384;
 constexpr size_t kMostEvents = 20000, kMostAxes = 16, kMostText = 2000, kMostNumbers = 64;
 
-// A number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
+// Returns a number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
 double number_of(const dom::element& value) {
   double number = kNone;
   return value.get(number) == simdjson::SUCCESS ? number : kNone;

@@ -1,5 +1,5 @@
 // Reads lines of metrics.jsonl and events.jsonl into a run's data.
-// A line that is damaged or hostile is counted and left out; no line is an error.
+// A damaged or hostile line is counted and skipped; no line is an error.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@ namespace moebius {
 
 class MetricsReader {
  public:
-  explicit MetricsReader(RunData& run);  // run: outlives it
+  explicit MetricsReader(RunData& run);  // `run` must outlive it
   ~MetricsReader();
 
   static constexpr int64_t kPadding = 64;
-  // line: without its end. kPadding bytes after it must be readable.
+  // line: without its line break. kPadding bytes after it must be readable.
   void add_metrics_line(std::string_view line);
   void add_event_line(std::string_view line);
 

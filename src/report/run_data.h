@@ -1,5 +1,5 @@
-// The data that a run has written, in bounded memory: series and grids of its metrics, its events and its recipe.
-// All texts in it come from files and may hold anything.
+// The data that a run has written, in bounded memory: series and grids of its metrics, its events and its recipe. All
+// text in it comes from files and may contain anything.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@
 
 namespace moebius {
 
-// Numbers of a kind of record by name, in the order in which they came.
+// The numbers of one kind of record, by name, in the order in which they first appeared.
 class NamedSeries {
  public:
   static constexpr size_t kMost = 64;  // names; those that come later are not kept
 
-  // The series of a name, which is made if there is room; null if not.
-  // `at` is where to look first, and becomes the place after the name's own.
+  // Returns the series of a name. It is created if fewer than kMost exist; otherwise the result is null.
+  // The search begins at index `at`, which is set to the index after the series.
   Series* find_or_add(std::string_view name, size_t& at);
-  const Series* find(std::string_view name) const;  // null if it has no value
+  const Series* find(std::string_view name) const;  // returns null if there is no value of this name
   const std::vector<std::pair<std::string, Series>>& all() const { return all_; }
 
  private:
   std::vector<std::pair<std::string, Series>> all_;
 };
 
-// The per-layer tables of train records. A row is a layer, but in `load` a layer and expert.
+// The tables by layer of train records. A row is a layer, except in `load`, where it is an expert of a layer.
 struct MoeData {
   std::vector<int64_t> layers;  // numbers of the layers, of the newest record
   int64_t experts = 0;          // of a layer, of the newest record
@@ -44,7 +44,7 @@ struct AxisData {
   Grid rank_s;        // seconds that each rank waited in a step; row = rank
 };
 
-// The slowest connection between ranks by one figure.
+// The slowest connection between ranks by one measurement.
 struct LinkData {
   int64_t rank = 0, peer = 0;
   std::string host, peer_host;
@@ -64,7 +64,7 @@ struct RanksData {
 
 // A line of events.jsonl.
 struct RunEvent {
-  std::string kind;  // start, checkpoint, failed, end, or what a later version writes
+  std::string kind;  // start, checkpoint, failed, end, or a kind of a later version
   double time = 0;   // seconds since 1970; 0 if it has none
   int64_t step = 0;
   std::map<std::string, double> numbers;
@@ -73,11 +73,11 @@ struct RunEvent {
   std::map<std::string, double> mesh;          // of a start: degrees by axis
 };
 
-// Parts of a file that were left out of the data.
+// The numbers of lines of a file that were skipped.
 struct LeftOut {
-  int64_t damaged = 0;       // lines that are no JSON object with a kind and a step
+  int64_t damaged = 0;       // lines that are not a JSON object with a kind and a step
   int64_t out_of_order = 0;  // records whose step is not above that of the record before
-  bool half_line = false;    // the last line has no end yet
+  bool half_line = false;    // the last line is not complete yet
 };
 
 struct RunData {
@@ -93,13 +93,13 @@ struct RunData {
   LeftOut left_out;
   LeftOut events_left_out;
   std::vector<std::pair<std::string, std::string>> recipe;  // key -> value as TOML, in the order of the file
-  std::string recipe_problem;                               // why there is none
+  std::string recipe_problem;                               // the reason if there is none
   std::vector<int64_t> checkpoints;                         // steps of the checkpoints that are in the folder, sorted
 };
 
-// The newest event of a kind; null if there is none.
+// Returns the newest event of a kind; null if there is none.
 const RunEvent* newest_event(const RunData& run, std::string_view kind);
-// The value of a recipe's key as TOML; empty if it is not there.
+// Returns the value of a recipe's key as TOML; empty if it is not there.
 std::string recipe_value(const RunData& run, std::string_view key);
 std::optional<double> recipe_number(const RunData& run, std::string_view key);
 

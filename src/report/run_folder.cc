@@ -19,7 +19,7 @@ constexpr int64_t kChunk = int64_t{4} << 20, kLongestLine = int64_t{64} << 20;
 constexpr size_t kMostValue = 2000, kMostKeys = 1000;  // of a recipe: characters of a value, keys
 constexpr int64_t kMostRecipe = int64_t{1} << 20;
 
-// The number in "step-00000100"; -1 for other names.
+// Returns the number in "step-00000100"; -1 for other names.
 int64_t step_of_folder(const std::string& name) {
   constexpr std::string_view kBegin = "step-";
   const std::string digits = name.starts_with(kBegin) ? name.substr(kBegin.size()) : "";
@@ -65,7 +65,7 @@ void LineFile::read_new(const std::function<void(std::string_view)>& add) {
   while (offset_ + held < size_) {
     buffer.resize(held + kChunk + MetricsReader::kPadding);
     const int64_t got = file.read_some(buffer.data() + held, std::min(kChunk, size_ - offset_ - held), offset_ + held);
-    if (got == 0) return;  // it became shorter, as the next look() will see
+    if (got == 0) return;  // the file was truncated, which the next look() detects
     const char *line = buffer.data(), *const end = line + held + got;
     while (const auto* newline = static_cast<const char*>(std::memchr(line, '\n', end - line))) {
       add(is_too_long_ ? std::string_view() : std::string_view(line, newline - line));

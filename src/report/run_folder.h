@@ -1,4 +1,4 @@
-// The folder of a run, which may be written to while it is read.
+// The folder of a run. The run may write to it while it is read.
 #pragma once
 
 #include <functional>
@@ -10,16 +10,16 @@
 
 namespace moebius {
 
-// Follows a file of lines that grows. A file that became shorter or was replaced is read again from its start.
+// Reads a growing file of lines. A file that was truncated or replaced is read again from its start.
 class LineFile {
  public:
   explicit LineFile(std::string path) : path_(std::move(path)) {}
 
   enum class Change { none, grown, replaced };
-  // Looks at the file; a file that is missing is empty. Error{input} if it is no regular file.
+  // Checks the file for changes; a missing file counts as empty. Throws Error{input} if it is not a regular file.
   Change look();
-  // Calls add(line) for each line that has ended since the last call, without its end.
-  // MetricsReader::kPadding bytes after a line may be read. A line of more than 64 MiB is passed as an empty one.
+  // Calls add(line) for each line that was completed since the last call, without its line break.
+  // MetricsReader::kPadding bytes after a line may be read. A line of more than 64 MiB is passed as an empty line.
   void read_new(const std::function<void(std::string_view)>& add);
   bool has_half_line() const { return offset_ < size_ || is_too_long_; }
   const std::string& path() const { return path_; }
@@ -28,14 +28,14 @@ class LineFile {
  private:
   std::string path_;
   uint64_t device_ = 0, inode_ = 0;
-  int64_t size_ = 0, offset_ = 0;  // offset: of the first line that was not passed
-  bool is_too_long_ = false;       // the bytes before offset_ begin a line that is not over
+  int64_t size_ = 0, offset_ = 0;  // offset_: of the first line that was not passed to add()
+  bool is_too_long_ = false;       // the bytes before offset_ are the beginning of a line that has not ended
   double modified_s_ = 0;
 };
 
 class RunFolder {
  public:
-  // Error{input} if the path is no folder, or neither has metrics nor a recipe.
+  // Throws Error{input} if the path is not a folder, or has neither metrics nor a recipe.
   explicit RunFolder(std::string path);
 
   // Reads what was written since the last call. Returns whether anything changed.
@@ -43,7 +43,7 @@ class RunFolder {
   const RunData& data() const { return *data_; }
   const std::string& path() const { return path_; }
   std::string metrics_path() const { return metrics_.path(); }
-  // The name of the folder, for people.
+  // Returns the name of the folder, for people.
   std::string name() const;
   double modified_s() const { return metrics_.modified_s(); }
 

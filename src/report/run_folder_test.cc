@@ -140,7 +140,7 @@ TEST_F(ReadRun, ALineOverManyChunksIsOneLine) {
   EXPECT_EQ(run.data().steps, 3);
 }
 
-TEST_F(ReadRun, ABrokenRecipeIsSaid) {
+TEST_F(ReadRun, ABrokenRecipeIsReported) {
   write_run(dir_.path("run"), 1);
   write_file_atomic(dir_.path("run/recipe.resolved.toml"), "[train\nsteps");
   EXPECT_THAT(folder().data().recipe_problem, testing::HasSubstr("not TOML"));

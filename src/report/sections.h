@@ -1,4 +1,4 @@
-// The sections of the page. Each returns markup; empty where no run has anything for it.
+// The sections of the page. Each function returns markup, which is empty if no run has data for it.
 #pragma once
 
 #include <string>
@@ -17,15 +17,15 @@ std::string memory_section(const Runs& runs);
 std::string ranks_section(const Runs& runs);
 std::string history_section(const Runs& runs);
 std::string recipe_section(const Runs& runs);
-std::string other_section(const Runs& runs);  // metrics that no other section knows
+std::string other_section(const Runs& runs);  // metrics that no other section shows
 
-// A heading and figures, empty without figures.
+// Returns a section with a heading and figures; empty without figures.
 std::string section_of(const std::string& title, const std::string& figures);
-// " of RUN" where there are several; an id's end that is this run's own.
+// The first returns " of RUN" if there are several runs; the second a suffix for ids that is unique to this run.
 std::string of_run(const Runs& runs, const ShownRun& run);
 std::string id_of(const std::string& name, const ShownRun& run);
 
-// The progress of a run: "step 5 of 10, running", "step 7 of 10, signal 15 at step 7".
+// The progress of a run, such as "step 5 of 10, running" or "step 7 of 10, signal 15 at step 7".
 struct RunState {
   std::string text;
   bool is_bad = false;

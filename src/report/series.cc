@@ -28,7 +28,7 @@ void merge(GridColumn& into, const GridColumn& column) {
   }
 }
 
-// Merges each `by` neighbours.
+// Merges groups of `by` neighbours.
 template <class Bin>
 void merge_neighbours(std::vector<Bin>& bins, size_t by) {
   size_t kept = 0;
@@ -41,7 +41,7 @@ void merge_neighbours(std::vector<Bin>& bins, size_t by) {
   bins.resize(kept);
 }
 
-// Puts a record of its own into the newest bin, or into a bin of its own where that is full.
+// Adds a record to the newest bin, or to a new bin if that is full.
 template <class Bin>
 void add_record(std::vector<Bin>& bins, Bin record, int64_t& width, int64_t capacity, int64_t Bin::*records) {
   if (!bins.empty() && bins.back().*records < width) return merge(bins.back(), record);

@@ -16,7 +16,7 @@ namespace dom = simdjson::dom;
 
 // --- CSV ------------------------------------------------------------------------------------------------------------
 
-// A name that a spreadsheet takes for a formula begins with an apostrophe.
+// Prefixes a name with an apostrophe if a spreadsheet would read it as a formula.
 std::string csv_field(std::string text) {
   if (!text.empty() && std::string_view("=+-@\t\r").find(text[0]) != std::string_view::npos) text.insert(0, "'");
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
@@ -45,7 +45,7 @@ std::string header_of(const std::vector<std::string>& columns) {
   return line + "\r\n";
 }
 
-// The row of a line; empty for a line that is no record.
+// Returns the row for a line; empty if the line is not a record.
 std::string row_of(dom::parser& parser, std::string_view line, const std::vector<std::string>& columns) {
   dom::object record;
   std::string_view kind;

@@ -1,4 +1,4 @@
-// The metrics of a run for other programs.
+// Exports the metrics of a run for other programs.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace moebius {
 
-// A table of all training and evaluation records as CSV (RFC 4180): kind, step, and a column for each number of a
-// record. The numbers read back to the same doubles; those that are null are empty. Returns the rows.
-// The run must have been polled. Error{io} if the file cannot be written; it appears when it is complete.
+// Writes a table of all training and evaluation records as CSV (RFC 4180): kind, step, and a column for each number of
+// a record. The numbers read back to the same doubles; null is written as an empty field. Returns the number of rows.
+// REQUIRES: the run was polled. Throws Error{io} if the file cannot be written; it appears when it is complete.
 int64_t write_csv(const RunFolder& run, const std::string& path);
 
-// The newest values in the text format of Prometheus 0.0.4: gauges with the run's name as a label.
+// Returns the newest values in the text format of Prometheus 0.0.4: gauges with the run's name as a label.
 std::string prometheus_text(const std::string& run_name, const RunData& run);
 
 }  // namespace moebius

@@ -10,7 +10,7 @@
 
 namespace moebius {
 
-// A train record of two MoE layers with 4 experts, and of two ranks. The loss falls with the step.
+// Returns a train record of two MoE layers with 4 experts, and of two ranks. The loss falls with the step.
 inline std::string train_line(int64_t step, double loss) {
   return fmt::format(
       R"({{"kind":"train","step":{0},"loss":{1},"aux_loss":0.02,"z_loss":0.0,"grad_norm":{2},"lr":0.001,"tokens":128,)"
@@ -29,7 +29,7 @@ inline std::string eval_line(int64_t step, double loss) {
 
 inline constexpr char kTestRecipe[] = "[run]\ndir = \"run\"\n[train]\nsteps = 20\n[optimizer]\nclip = 1.0\n";
 
-// Metrics, events and recipe of a run of `steps` steps that was started twice.
+// Writes the metrics, events and recipe of a run of `steps` steps that was started twice.
 inline void write_run(const std::string& dir, int64_t steps, const std::string& after = "") {
   std::filesystem::create_directories(dir + "/checkpoints/step-00000002");
   std::string lines;

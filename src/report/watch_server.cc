@@ -21,7 +21,7 @@ constexpr const char* kHtml = "text/html; charset=utf-8";
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// Returns whether a header Host names this machine by itself.
+// Returns whether a header Host names this machine.
 bool is_own_host(std::string_view host) {
   const size_t colon = host.rfind(':');
   const bool has_port = colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos;
@@ -74,7 +74,7 @@ class WatchServer::Impl {
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     });
     server_.set_pre_routing_handler([this](const auto& request, auto& answer) { return admit(request, answer); });
-    // An answer to an error names nothing of the request.
+    // The answer to an error repeats no text of the request.
     server_.set_exception_handler([](const auto&, auto& answer, std::exception_ptr) {
       answer.status = 500;
       answer.set_content("the run's folder could not be read\n", "text/plain");

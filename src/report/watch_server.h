@@ -1,4 +1,4 @@
-// Serves the page of a run on 127.0.0.1 while the run continues.
+// A server on 127.0.0.1 that shows the page of a run while the run continues.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,13 @@ struct WatchOptions {
   bool metrics = false;  // whether /metrics is served
 };
 
-// It answers GET and HEAD of three paths: / is the page, /data what changes on it, and /metrics the newest values for
-// Prometheus. Everything else is refused.
+// It answers GET and HEAD of three paths: / is the page, /data is the part of it that changes, and /metrics has the
+// newest values for Prometheus. All other requests are refused.
 // A request must name this machine in its header Host: 127.0.0.1, localhost or [::1], with any port, so that a port
-// may be forwarded. A page of another host that points its name here (DNS rebinding) gets nothing.
+// may be forwarded. So a page of another host whose name resolves to this machine (DNS rebinding) gets no data.
 class WatchServer {
  public:
-  // Error{input} if the path is no run's folder, Error{io} if the port is in use or refused.
+  // Throws Error{input} if the path is not the folder of a run, and Error{io} if the port is in use or refused.
   WatchServer(const std::string& run, const WatchOptions& options);
   ~WatchServer();  // ends the threads
 

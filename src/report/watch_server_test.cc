@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A connection, or -1 where nobody takes it within a second.
+// Returns a connection, or -1 where nobody takes it within a second.
 int connect_to(const char* host, int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
   sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};
@@ -130,7 +130,7 @@ TEST_F(Watch, TheRunIsFollowed) {
   EXPECT_THAT(after, HasSubstr("0.125"));
 }
 
-TEST_F(Watch, NoNewsIsNotSentAgain) {
+TEST_F(Watch, UnchangedDataIsNotSentAgain) {
   const WatchServer watch = server();
   std::string answer;
   for (int i = 0; i < 3 && !answer.starts_with("HTTP/1.1 304");
@@ -160,7 +160,7 @@ TEST_F(Watch, ARunThatIsRemovedIsNoCrash) {
   EXPECT_THAT(get(watch, "/data"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST_F(Watch, RubbishIsAnswered) {
+TEST_F(Watch, MalformedRequestsAreAnswered) {
   const WatchServer watch = server();
   exchange(watch.port(), "\r\n\r\n");
   exchange(watch.port(), "GET\r\n\r\n");

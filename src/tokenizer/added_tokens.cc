@@ -112,7 +112,7 @@ bool AddedTokenFinder::widen(const AddedToken& token, std::string_view text, siz
   size_t match_begin = 0, match_end = 0;
   const auto is_word = [&](size_t from) {
     std::string character;
-    append_utf8(stand_in(next_char(text, &from)), &character);
+    append_utf8(substitute(next_char(text, &from)), &character);
     return word_char_.find(character, 0, scratch, &match_begin, &match_end);
   };
   if (token.single_word && *begin > 0 && is_word(previous_char(text, *begin))) return false;

@@ -18,8 +18,8 @@ size_t next_part(std::string_view text) {
 
 }  // namespace
 
-// Where no merge crosses the boundary between a character and a marker, both sides can be encoded
-// separately. So long texts without a pre-tokenizer become words that the cache can hold.
+// If no merge crosses the boundary between a character and a marker, both sides can be encoded separately. So long
+// texts without a pre-tokenizer become words that the cache can hold.
 void Bpe::encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const {
   while (!word.empty()) {
     const size_t part = parts_at_marker_ ? next_part(word) : word.size();

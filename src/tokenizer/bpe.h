@@ -1,9 +1,8 @@
 // Byte-pair encoding, the "model" of a tokenizer.json.
 // A word starts as its characters (or bytes).
-// The pair of neighbours that comes first in the list of merges becomes one symbol, the leftmost of
-// equal pairs.
-// This is repeated until no pair is listed.
-// All rules, those for unknown characters too, are those of Hugging Face's tokenizers.
+// Then the pair of neighbours that is earliest in the list of merges becomes one symbol; of equal pairs, the leftmost.
+// This is repeated until no pair is in the list.
+// All rules are those of Hugging Face's tokenizers, also for unknown characters.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ std::vector<int32_t> encode(const nlohmann::json& model, std::string_view word) 
   return encode(Bpe::read(JsonField(model, "test"), false), word, &scratch);
 }
 
-// The definition: while a pair is listed, the pair listed first becomes one symbol, the leftmost of
+// Defines the result: while a pair is listed, the pair listed first becomes one symbol, the leftmost of
 // equal pairs.
 std::vector<std::string> merge_slowly(std::vector<std::string> symbols,
                                       const std::vector<std::vector<std::string>>& merges) {

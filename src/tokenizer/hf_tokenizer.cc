@@ -43,7 +43,7 @@ class HfTokenizer::Encoding : public WordSink {
     if (starts_ != nullptr) starts_->push_back(place_of(piece));
   }
 
-  // The byte of the whole text where a part of it begins.
+  // Returns the byte of the whole text where a part of it begins.
   size_t place_of(std::string_view part) {
     const std::less_equal<const char*> is_before;
     if (is_before(whole_.data(), part.data()) && is_before(part.data() + part.size(), whole_.data() + whole_.size()))
@@ -104,7 +104,7 @@ void HfTokenizer::encode(std::string_view text, std::vector<int32_t>* ids, TextP
   if (options_.add_special && part != TextPart::end) ids->insert(ids->end(), before.begin(), before.end());
   Encoding(*this, *scratch, ids).text(text);
   if (options_.add_special && part != TextPart::beginning) ids->insert(ids->end(), after.begin(), after.end());
-  give_back(std::move(scratch));
+  release(std::move(scratch));
 }
 
 bool HfTokenizer::encode_with_starts(std::string_view text, std::vector<int32_t>* ids,
@@ -114,7 +114,7 @@ bool HfTokenizer::encode_with_starts(std::string_view text, std::vector<int32_t>
   std::unique_ptr<Scratch> scratch = take_scratch();
   Encoding encoding(*this, *scratch, ids, starts);
   encoding.text(text);
-  give_back(std::move(scratch));
+  release(std::move(scratch));
   if (!encoding.knows_starts()) starts->clear();
   return encoding.knows_starts();
 }
@@ -145,7 +145,7 @@ std::string HfTokenizer::decode(std::span<const int32_t> ids) const {
   }
   std::unique_ptr<Scratch> scratch = take_scratch();
   std::string text = decoder_.decode(std::move(tokens), scratch->match);
-  give_back(std::move(scratch));
+  release(std::move(scratch));
   return text;
 }
 
@@ -157,7 +157,7 @@ std::unique_ptr<HfTokenizer::Scratch> HfTokenizer::take_scratch() const {
   return scratch;
 }
 
-void HfTokenizer::give_back(std::unique_ptr<Scratch> scratch) const {
+void HfTokenizer::release(std::unique_ptr<Scratch> scratch) const {
   const std::lock_guard lock(mutex_);
   spare_.push_back(std::move(scratch));
 }

@@ -65,7 +65,7 @@ class HfTokenizer : public Tokenizer {
   size_t num_bytes_of(int32_t id) const;  // of the text that the token, which is not an added one, was encoded from
 
   std::unique_ptr<Scratch> take_scratch() const;
-  void give_back(std::unique_ptr<Scratch> scratch) const;
+  void release(std::unique_ptr<Scratch> scratch) const;
 
   std::string dir_, notice_;
   TokenizerOptions options_;

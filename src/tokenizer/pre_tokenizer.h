@@ -20,7 +20,7 @@ class WordSink {
   virtual void word(std::string_view word) = 0;
 };
 
-// Says what becomes of the matches at which a text is split.
+// How a text is split at the matches of a pattern.
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 class PreTokenizer {

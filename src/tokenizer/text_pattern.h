@@ -2,10 +2,8 @@
 // dialect. PCRE2 runs the expressions with its JIT compiler.
 // An expression that means something else in PCRE2 is translated, or refused with its name.
 // Character classes are those of Unicode 16, whatever tables PCRE2 has.
-// Characters that PCRE2's tables lack are replaced by stand-ins before matching
-// (io/unicode_later.h).
-// So a range of characters that ends between a character and its stand-in is wrong
-// about that character.
+// Before matching, characters that PCRE2's tables lack are replaced by similar older ones (io/unicode_later.h). So a
+// range of characters that ends between a character and its substitute is wrong about that character.
 #pragma once
 
 #include <memory>
@@ -47,7 +45,7 @@ class TextPattern {
   template <class Fn>
   void for_each_span(std::string_view text, MatchScratch& scratch, Fn&& fn) const {
     std::string copy;
-    if (code_ != nullptr) text = with_stand_ins(text, &copy);
+    if (code_ != nullptr) text = with_substitutes(text, &copy);
     size_t done = 0, from = 0, begin = 0, end = 0;
     while (from <= text.size() && find(text, from, scratch, &begin, &end)) {
       if (done < begin) fn(done, begin, false);

@@ -1,5 +1,5 @@
-// A cache of the ids of words seen before. Each word has one possible slot, and a new word replaces
-// the word in its slot. An entry is as large as a cache line.
+// A direct-mapped cache of the ids of words. A new word replaces the word in its slot. An entry is as large as
+// a cache line.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 namespace moebius {
 namespace {
 
-// The first element that is no number, or -1. Of weights in few bits only E4M3 has such elements: scales were
-// checked when they were read.
+// Returns the first element that is not finite, or -1. Of weights in few bits only E4M3 can have such elements, since
+// scales were checked when they were read.
 int64_t first_nonfinite(Stream& s, const Tensor& t) {
   if (t.dtype == DType::f32 || t.dtype == DType::bf16) return find_nonfinite(s, t);
   if (t.dtype != DType::f8_e4m3) return -1;
@@ -54,7 +54,7 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   return std::nullopt;
 }
 
-// The finding of the first rank that has one, the same on every rank. Ranks continue together, or
+// Returns the finding of the first rank that has one, the same on every rank. Ranks continue together, or
 // end together.
 std::optional<std::string> agree(Control& control, const std::optional<std::string>& found, Pass pass = Pass::forward) {
   const std::vector<std::string> all = control.gather(found.value_or(""));
@@ -65,8 +65,8 @@ std::optional<std::string> agree(Control& control, const std::optional<std::stri
   return std::nullopt;
 }
 
-// A pass goes through the virtual stages, and through the ranks of each in their order; a backward
-// pass comes back.
+// A forward pass runs through the virtual stages, and through the ranks of each in order; a backward pass
+// runs in reverse.
 std::optional<std::string> first_of_forward(Stream& s, const Model& model, Control& control) {
   for (size_t v = 0; v < model.stages().size(); ++v) {
     if (auto found = agree(control, first_in_activations(s, model, v))) return found;

@@ -33,7 +33,7 @@ class Evaluate : public ::testing::Test {
     Loader loader(sets, run_, /*shuffle=*/false);
     return evaluate(engine_, loader, max_batches, stop);
   }
-  // The loss of each sequence by itself, through the model's batch alone.
+  // Returns the loss of each sequence by itself, through the model's batch alone.
   double nats_of(const std::string& prefix, int64_t num_sequences) {
     const TokenDataset data = TokenDataset::open(prefix);
     MicroBatch& batch = engine_.batch();

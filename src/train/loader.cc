@@ -84,12 +84,12 @@ std::string Loader::fingerprint() const {
   return lines;
 }
 
-// Positions in the sequence where documents start; empty unless they are separated.
+// Returns the positions in the sequence where documents start; empty unless documents are separated.
 std::vector<int32_t> Loader::document_starts(const Sample& sample) const {
   return separate_documents_ ? order_.document_starts(sample) : std::vector<int32_t>{};
 }
 
-// [i]: whether token i + 1 is to be predicted. The first token of a document is not a target.
+// Returns for [i] whether token i + 1 is a target. The first token of a document is not.
 std::vector<bool> Loader::counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const {
   if (order_.dataset(sample.dataset).has_targets()) return order_.targets(sample);
   std::vector<bool> counts(seq_, true);
@@ -125,7 +125,8 @@ void Loader::begin_step(int64_t step) {
   for (size_t k = 0; k < weights.size(); ++k) loss_scales_[k] = weights[k] > 0 ? 1.0 / weights[k] : 0.0;
 }
 
-// Rows, not tokens: the last token of a sequence is a target alone. Without pack_documents padding is one document.
+// Returns the documents of a sample's rows. The last token of a sequence is only a target, and has no row. Without
+// pack_documents, padding is one document.
 SampleDocuments Loader::documents_of(const Sample& sample) const {
   const int64_t end = pack_documents_ ? std::min(sample.len, seq_) : seq_;
   SampleDocuments documents{.begins = {0}, .end = static_cast<int32_t>(end), .rows = static_cast<int32_t>(seq_)};
@@ -157,8 +158,8 @@ void Loader::order_by_cost() {
   }
 }
 
-// Documents that fit for some number of ranks may not be found to fit for twice as many, since packing is not
-// exact. They fit where all share.
+// If documents fit for some number of ranks, the heuristic packing may fail for twice as many. It always succeeds if
+// all ranks share a sequence.
 Loader::Arranged Loader::arrange(int64_t first) const {
   Arranged arranged{.sharing = *std::max_element(sharing_.begin() + first, sharing_.begin() + first + micro_batch_)};
   while (std::ssize(arranged.rows) < micro_batch_) {

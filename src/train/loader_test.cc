@@ -181,7 +181,7 @@ DatasetOrder in_order_of_file(const std::string& data, int64_t seq_len) {
 }
 
 // Documents of 5 tokens, apart or not, in sequences of 7 and 8.
-TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
+TEST(LoaderMtp, TargetsStopAtTheEndOfDocumentAndSequence) {
   for (const bool apart : {false, true}) {
     const TestDir dir;
     RunSpec run = mtp_run();
@@ -213,7 +213,7 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
 
 // The rows of a context rank bring the tokens that follow them along, so no other rank needs to
 // send any.
-TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
+TEST(LoaderMtp, AContextRankHasTheTargetsOfItsRows) {
   const TestDir dir;
   RunSpec run = mtp_run();
   run.train.seq_len = 8;
@@ -239,7 +239,7 @@ TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
   }
 }
 
-TEST(LoaderAhead, OffThereIsNothing) {
+TEST(LoaderMtp, OffThereIsNothing) {
   RunSpec run = mtp_run();
   run.train.mtp_coeff = 0;
   Engine engine(training_engine_spec(run));

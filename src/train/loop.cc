@@ -32,11 +32,11 @@ std::string make_run_dir(Control& control, const std::string& dir) {
 EngineSpec engine_spec(const RunSpec& run, Transport& world) {
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
-  spec.dispatcher = run.parallel.dispatcher;  // the engine asks the ranks
+  spec.dispatcher = run.parallel.dispatcher;  // the engine tests the ranks' memory access
   return spec;
 }
 
-// When a rank cannot read a file, all ranks end with its error.
+// Opens the datasets. If a rank cannot read a file, all ranks end with its error.
 Loader open_loader(Control& control, const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle,
                    const DataShare& share) {
   std::optional<Loader> loader;
@@ -109,7 +109,7 @@ void TrainingRun::start() {
   first_step_ = saved_step_ + 1;
 }
 
-// A run that ended on a signal may owe the evaluation of its last step.
+// A run that ended on a signal may still need the evaluation of its last step.
 bool TrainingRun::is_finished() {
   const int64_t steps = run_.train.steps;
   if (saved_step_ < steps) return false;
@@ -158,8 +158,8 @@ void TrainingRun::log_after_steps(int signal) {
   control_.on_root([&] { run_log_.write_event("end", saved_step_, facts); });
 }
 
-// Does work of rank 0 while no other rank waits for it. Its error is kept until the ranks next say what
-// became of a step: in the exchange of the next step, or after an evaluation or the last step.
+// Does work of rank 0 while no other rank waits for it. Its error is kept until the ranks next exchange the outcome of
+// a step: in the exchange of the next step, or after an evaluation or the last step.
 void TrainingRun::on_root_alone(const std::function<void()>& body) {
   if (!control_.is_root() || root_error_) return;
   try {
@@ -295,11 +295,11 @@ void TrainingRun::save(int64_t step) {
   on_root_alone([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });
 }
 
-// A checkpoint that cannot be trained on must not take the place of one that can.
+// A checkpoint that is not finite must not replace a good one.
 void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state) {
   Stream s = engine_.stream();
   for (const NamedTensor& t : state) {
-    if (t.tensor.dtype == DType::u8) continue;  // its scales tell
+    if (t.tensor.dtype == DType::u8) continue;  // its scales are checked instead
     const int64_t at = find_nonfinite(s, t.tensor);
     MOEBIUS_CHECK(numerics, at < 0,
                   "step {} is not saved: {} {} is not finite at element {} after its update; {}. Lower "

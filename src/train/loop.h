@@ -58,7 +58,7 @@ class TrainingRun {
   void on_root_alone(const std::function<void()>& body);
   // This rank says of a step: 0, the signal that it got, or that rank 0 has an error.
   int64_t outcome() const;
-  // The signal in the largest outcome of the ranks. Throws the error of on_root_alone on all of them.
+  // Returns the signal in the largest outcome of the ranks. Throws the error of on_root_alone on all of them.
   int signal_of(int64_t outcome_of_ranks);
   int agreed_signal();  // the same, of an exchange of its own; all ranks together
 

@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// Sums over the ranks that are threads of this rank's process; all ranks of the world together.
+// Sums over the ranks that are threads of this rank's process. All ranks of the world call it together.
 struct OfProcess {
   int64_t sum(int64_t mine) const {
     char host[256] = {};
@@ -24,11 +24,11 @@ struct OfProcess {
   Control& control;
 };
 
-// Computes two small products, those of a forward pass and of a weight gradient. The pages of the library that
-// multiplies, about 3 MiB, come with its first product. So the program has them when its memory is read.
+// Computes two small products, those of a forward pass and of a weight gradient. The BLAS library's pages, about 3 MiB,
+// are loaded at its first product. So they are part of the program's memory when that is read.
 void load_products(Stream s, DType compute) {
   constexpr int64_t kSize = 64;
-  std::vector<float> a(kSize * kSize), b(kSize * kSize), c(kSize * kSize);  // room for each dtype
+  std::vector<float> a(kSize * kSize), b(kSize * kSize), c(kSize * kSize);  // large enough for each dtype
   const auto matrix = [](std::vector<float>& of, DType dtype) { return Tensor{of.data(), {kSize, kSize}, dtype}; };
   gemm(s, {.c_MN = matrix(c, compute), .a = matrix(a, compute), .b = matrix(b, compute), .trans_b = true});
   gemm(s, {.c_MN = matrix(c, DType::f32),
@@ -65,7 +65,7 @@ void MemoryForecast::predict_gpu(const HostMemory& host) {
   log_.info("memory: {}; {}", gpu.text(), host.text());
 }
 
-// Now the process holds the program and the indices of the datasets; the plan's pages come with
+// At this point the process has loaded the program and the indices of the datasets; the plan's pages are allocated at
 // their first use. Ranks that are threads of the process are measured together.
 void MemoryForecast::predict_process(const HostMemory& host) {
   load_products(engine_.stream(), engine_.spec().precision.compute);

@@ -14,7 +14,7 @@ class MemoryForecast {
 
   // Logs the prediction: for the GPU if there is one, else for the process. Allocates the host
   // buffer that saves of a GPU use.
-  // Error{usage} when the host does not have the memory of plan, snapshot and rows of experts beyond
+  // Throws Error{usage} when the host does not have the memory of plan, snapshot and rows of experts beyond
   // their budget. All ranks call it together.
   void predict(CheckpointStore& store, bool async_save);
   void compare();                                               // logs it beside the measured peak

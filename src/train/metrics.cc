@@ -1,9 +1,11 @@
 #include "train/metrics.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "model/attention/max_logits.h"
 #include "model/moe/expert_rows.h"
 #include "model/quantize_stats.h"
 
@@ -29,7 +31,8 @@ MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, doubl
   return report;
 }
 
-// A stage of the pipeline knows its own layers; the others add zeros to them.
+// Gathers the reports of all layers. A pipeline stage has the values of its own layers, to which the other
+// stages add zeros.
 void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
   Group& stages = engine.mesh().group(Axis::pp);
   if (stages.size() == 1) return;
@@ -105,6 +108,30 @@ std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
   return layers;
 }
 
+// Each rank has the heads of its stages and of its tp rank.
+std::optional<StepReport::QkClipReport> read_qk_clip(Engine& engine) {
+  const MaxLogits* logits = engine.model().max_logits();
+  if (!logits) return {};
+  std::array<double, 2> mine{};
+  for (const MaxLogits::Layer& layer : logits->layers()) {
+    const float* max_H = engine.on_host(layer.padded_P).ptr<float>();
+    for (int64_t h = 0; h < layer.heads; ++h) {
+      mine[0] += max_H[h] > static_cast<float>(engine.spec().optimizer->qk_clip);
+      mine[1] = std::max(mine[1], static_cast<double>(max_H[h]));
+    }
+  }
+  Group& ranks = engine.mesh().group(Axis::tp_pp);
+  std::vector<double> all(static_cast<size_t>(2 * ranks.size()));
+  Stream s(DeviceKind::cpu, engine.stream().pool());
+  ranks.all_gather(s, tensor_of(all.data(), {ranks.size(), 2}), tensor_of(mine.data(), {1, 2}));
+  StepReport::QkClipReport report;
+  for (size_t i = 0; i < all.size(); i += 2) {
+    report.clipped_heads += static_cast<int64_t>(all[i]);
+    report.max_logit = std::max(report.max_logit, all[i + 1]);
+  }
+  return report;
+}
+
 void add_up_layers(StepReport& r) {
   for (const MoeLayerReport& layer : r.layers) {
     r.aux_loss += layer.aux_loss;
@@ -136,6 +163,7 @@ StepReport read_step(Engine& engine, double step_time_s) {
   gather_layers(engine, r.layers);
   r.expert_rows = read_expert_rows(engine);
   r.precision = read_precision(engine);
+  r.qk_clip = read_qk_clip(engine);
   add_up_layers(r);
   r.model_tflops_per_rank = model_tflops_per_rank(engine, r);
   r.memory_peak_bytes = engine.peak_bytes();
@@ -172,6 +200,10 @@ nlohmann::ordered_json to_json(const StepReport& r) {
                                                 {"zeroed", layer.zeroed},
                                                 {"scale_min", layer.scale_min},
                                                 {"scale_max", layer.scale_max}};
+  }
+  if (r.qk_clip) {
+    json["qk_clipped_heads"] = r.qk_clip->clipped_heads;
+    json["max_attention_logit"] = r.qk_clip->max_logit;
   }
   auto layers = nlohmann::ordered_json::array();
   for (const MoeLayerReport& layer : r.layers) {

@@ -35,7 +35,7 @@ struct StepReport {
   std::optional<int64_t> offload_bytes;  // with memory.offload: activations that this rank copied to the host
   // With a budget of rows of experts (memory.expert_rows), of the ranks.
   struct ExpertRowsReport {
-    int64_t spilled_rows = 0;     // rows that were computed anew in backward, of all ranks
+    int64_t spilled_rows = 0;     // rows that were recomputed in backward, of all ranks
     double spill_time_s = 0;      // that this took the rank which it took longest
     double peak_over_budget = 0;  // of the fullest rank: the most rows that were to be kept at a time, over the budget
   };
@@ -47,6 +47,12 @@ struct StepReport {
     double saturated = 0, zeroed = 0, scale_min = 0, scale_max = 0;
   };
   std::vector<PrecisionReport> precision;
+  // With optimizer.qk_clip, of all layers.
+  struct QkClipReport {
+    int64_t clipped_heads = 0;  // query heads that had a logit above the threshold
+    double max_logit = 0;       // the largest logit of all heads, or 0 if all are negative
+  };
+  std::optional<QkClipReport> qk_clip;
   std::vector<MoeLayerReport> layers;
 };
 

@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-// A product that was timed in a shape like that of the model.
+// A product of the model for which a similar shape was timed.
 struct Timed {
   std::string name;  // of the first matrix of its shape
   const MeasuredProduct* figures;
@@ -44,7 +44,7 @@ std::vector<Timed> timed_products(const RunSpec& run) {
   return all;
 }
 
-// The time of all passes with the recipe over that in bf16.
+// Returns the time of all passes with the recipe, relative to bf16.
 double ratio(const MeasuredProduct& f, WeightGradientPrecision weight_gradients) {
   const bool in_recipe = weight_gradients == WeightGradientPrecision::recipe;
   const double quantised = f.forward.quantised_ms + f.backward_input.quantised_ms +

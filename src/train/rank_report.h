@@ -15,7 +15,7 @@ namespace moebius {
 // The bytes that a rank sent and the seconds that it waited, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
-  std::vector<LinkFigures> links;  // what the transport knows of its connections now (Transport::links)
+  std::vector<LinkMeasurement> links;  // what the transport knows of its connections now (Transport::links)
 };
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
@@ -44,7 +44,7 @@ struct RanksReport {
                                            // none on one rank
 };
 
-// The report of the last step, the same on each rank; all ranks call it together. mine: of this
+// Returns the report of the last step, the same on each rank; all ranks call it together. mine: of this
 // rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks;
 // outcome: what this rank says of the step. It is one call of the group of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
@@ -55,7 +55,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
 void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);
-// "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
+// Returns a text such as "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
 std::string comm_text(const RanksReport& report);
 
 }  // namespace moebius

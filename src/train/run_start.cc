@@ -15,7 +15,7 @@
 namespace moebius {
 namespace {
 
-// A notice when frozen parameters may have lost bits; empty when they have not.
+// Returns a notice when frozen parameters may have lost bits; empty when they have not.
 std::string rounding_notice(const ParamTable& params) {
   const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
   if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
@@ -23,7 +23,7 @@ std::string rounding_notice(const ParamTable& params) {
          "it";
 }
 
-// The alternatives to resuming a run as it was asked for.
+// Returns a text with the alternatives to resuming the run.
 std::string new_run_text(const std::string& dir) {
   return fmt::format(
       "choose another run.dir, where model.init_from = \"{}\" begins with the weights reached here (not the "
@@ -54,13 +54,14 @@ int64_t RunStart::start() {
   }
   fill_weights();
   start_adapters();
-  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last: unreadable weights then change nothing
+  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last, so that unreadable weights change nothing
   return 0;
 }
 
 void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weights() : start_from_weights(); }
 
-// Checkpoints of adapters leave the model out, so it may not be one that this run sets aside.
+// Checkpoints of adapters do not contain the model, so the model must not be one of the checkpoints that this
+// run sets aside.
 void RunStart::check_base() const {
   if (!run_.lora.is_on()) return;
   const auto of_run = [&](const std::filesystem::path& path) {
@@ -84,8 +85,7 @@ void RunStart::start_adapters() {
 
 void RunStart::start_from_random_weights() {
   Stream s = engine_.stream();
-  engine_.with_memory_advice([&] { engine_.model().params().init(s, run_.seed); });
-  if (run_.precision.weights == PrecisionChoice::recipe) engine_.gather_weights(s);
+  engine_.with_memory_advice([&] { engine_.init_weights(s, run_.seed); });
   say(log_, random_weights_note(run_));
 }
 
@@ -112,8 +112,8 @@ void RunStart::set_old_checkpoints_aside() {
             old);
 }
 
-// From the newest checkpoint whose every byte is what was saved. Damaged ones are skipped with a
-// warning. Returns its step, 0 when there is none.
+// Loads the newest checkpoint that is undamaged; damaged ones are skipped with a warning. Returns its step, 0 if there
+// is none.
 int64_t RunStart::resume() {
   const std::vector<CheckpointInfo> found = store_.list();
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
@@ -139,7 +139,7 @@ int64_t RunStart::resume() {
 }
 
 void RunStart::read_state(const CheckpointReader& checkpoint, const std::string& folder) {
-  if (run_.lora.is_on()) fill_weights();  // the checkpoint has the adapters alone
+  if (run_.lora.is_on()) fill_weights();  // the checkpoint has only the adapters
   Stream s = engine_.stream();
   checkpoint.read_all(control_, training_state(engine_), &s);
   engine_.model().params().sync(s);

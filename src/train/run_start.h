@@ -39,7 +39,7 @@ class RunStart {
         data_fingerprint_(std::move(data_fingerprint)) {}
 
   // Fills weights and optimizer. Returns the step of the checkpoint that the run resumed from, 0
-  // for a new run. All ranks call it together. Error{usage} when the folder holds another run,
+  // for a new run. All ranks call it together. Throws Error{usage} when the folder holds another run,
   // Error{input} when nothing in it can be read.
   int64_t start();
 

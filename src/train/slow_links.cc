@@ -9,7 +9,8 @@
 namespace moebius {
 namespace {
 
-// The lower of the two in the middle: so a machine whose connections are half slow has a fast median. 0 of none.
+// Returns the lower of the two middle values, so that the median is fast even if half of the connections are slow; 0
+// without values.
 double lower_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
@@ -17,16 +18,16 @@ double lower_median(std::vector<double> values) {
   return *middle;
 }
 
-// The three columns of one figure. is_slower orders the candidates.
-void put_slowest(double* columns, const std::vector<const LinkFigures*>& all, double LinkFigures::*figure,
-                 const std::function<bool(const LinkFigures&)>& may_be_slowest,
+// Fills the three columns of one measurement. is_slower orders the candidates.
+void put_slowest(double* columns, const std::vector<const LinkMeasurement*>& all, double LinkMeasurement::*figure,
+                 const std::function<bool(const LinkMeasurement&)>& may_be_slowest,
                  const std::function<bool(double, double)>& is_slower) {
-  const LinkFigures* slowest = nullptr;
-  for (const LinkFigures* link : all)
+  const LinkMeasurement* slowest = nullptr;
+  for (const LinkMeasurement* link : all)
     if (link->*figure > 0 && may_be_slowest(*link) && (!slowest || is_slower(link->*figure, slowest->*figure)))
       slowest = link;
   std::vector<double> others;
-  for (const LinkFigures* link : all)
+  for (const LinkMeasurement* link : all)
     if (link != slowest && link->*figure > 0) others.push_back(link->*figure);
   columns[0] = slowest ? slowest->peer : -1;
   columns[1] = slowest ? slowest->*figure : 0;
@@ -83,16 +84,18 @@ bool is_slow_rate(const SlowLink& l) {
   return l.is_known() && l.median_of_others > 0 && l.value * kSlowTimes <= l.median_of_others;
 }
 
-LinkRow link_row(std::span<const LinkFigures> links) {
-  const bool crosses = std::any_of(links.begin(), links.end(), [](const LinkFigures& l) { return l.crosses_machines; });
-  std::vector<const LinkFigures*> all;
-  for (const LinkFigures& link : links)
+LinkRow link_row(std::span<const LinkMeasurement> links) {
+  const bool crosses =
+      std::any_of(links.begin(), links.end(), [](const LinkMeasurement& l) { return l.crosses_machines; });
+  std::vector<const LinkMeasurement*> all;
+  for (const LinkMeasurement& link : links)
     if (link.crosses_machines == crosses) all.push_back(&link);
   LinkRow row{};
   put_slowest(
-      row.data(), all, &LinkFigures::round_trip_s, [](const LinkFigures&) { return true; }, std::greater());
+      row.data(), all, &LinkMeasurement::round_trip_s, [](const LinkMeasurement&) { return true; }, std::greater());
   put_slowest(
-      row.data() + 3, all, &LinkFigures::bytes_per_s, [](const LinkFigures& l) { return l.is_filled; }, std::less());
+      row.data() + 3, all, &LinkMeasurement::bytes_per_s, [](const LinkMeasurement& l) { return l.is_filled; },
+      std::less());
   return row;
 }
 

@@ -36,17 +36,18 @@ bool is_slow_rate(const SlowLink& link);
 // of its others (0: none). If some of them are to other machines, only these count.
 inline constexpr int kLinkColumns = 6;
 using LinkRow = std::array<double, kLinkColumns>;
-LinkRow link_row(std::span<const LinkFigures> links);
+LinkRow link_row(std::span<const LinkMeasurement> links);
 // rows: by rank.
 SlowLinks slowest_links(std::span<const LinkRow> rows);
 // hosts: the machine of each rank.
 void name_hosts(SlowLinks& links, const std::vector<std::string>& hosts);
 
-// {"round_trip_s": {"ranks": [1, 2], "hosts": ["a", "b"], "value": 0.1, "median_of_others": 0.0002, "slow": true},
+// Returns {"round_trip_s": {"ranks": [1, 2], "hosts": ["a", "b"], "value": 0.1, "median_of_others":
+// 0.0002, "slow": true},
 //  "bytes_per_s": ...}. Without what is not known; null when nothing is.
 nlohmann::ordered_json to_json(const SlowLinks& links);
-// "rank 1 (a) to rank 2 (b) has a round trip of 100.2 ms, the median of the others is 0.2 ms; ..."; empty when nothing
-// is known. only_slow: leaves out what is not slow.
+// Returns a text such as "rank 1 (a) to rank 2 (b) has a round trip of 100.2 ms, the median of the others is 0.2 ms;
+// ..."; empty when nothing is known. only_slow: leaves out what is not slow.
 std::string slow_links_text(const SlowLinks& links, bool only_slow = false);
 
 }  // namespace moebius

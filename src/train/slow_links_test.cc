@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-LinkFigures link(int peer, double round_trip_s, double bytes_per_s = 0, bool is_filled = false) {
+LinkMeasurement link(int peer, double round_trip_s, double bytes_per_s = 0, bool is_filled = false) {
   return {.peer = peer,
           .crosses_machines = true,
           .round_trip_s = round_trip_s,
@@ -16,7 +16,7 @@ LinkFigures link(int peer, double round_trip_s, double bytes_per_s = 0, bool is_
           .is_filled = is_filled};
 }
 
-SlowLinks slowest(const std::vector<std::vector<LinkFigures>>& of_ranks) {
+SlowLinks slowest(const std::vector<std::vector<LinkMeasurement>>& of_ranks) {
   std::vector<LinkRow> rows;
   for (const auto& links : of_ranks) rows.push_back(link_row(links));
   SlowLinks slow = slowest_links(rows);
@@ -73,7 +73,7 @@ TEST(SlowLinks, WithoutOthersNothingIsSlow) {
 
 // Connections inside a machine are faster by nature, and do not count beside those between machines.
 TEST(SlowLinks, LinksBetweenMachinesAreComparedWithEachOther) {
-  LinkFigures inside = link(1, 2e-5);
+  LinkMeasurement inside = link(1, 2e-5);
   inside.crosses_machines = false;
   const SlowLinks slow = slowest({{inside, link(2, 2e-3)}, {link(2, 2e-3)}, {link(0, 2e-3), link(1, 2e-3)}});
   EXPECT_EQ(slow.round_trip.median_of_others, 2e-3);

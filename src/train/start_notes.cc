@@ -15,7 +15,7 @@ bool is_balanced(const BalanceSpec& b) {
   return b.aux || b.seq_aux || b.global_aux || b.bias || b.sinkhorn || b.force_balance;
 }
 
-// The key of Hugging Face's training loop: read into no spec, but kept with the config.json.
+// Returns a note about Hugging Face's coefficient of the balance loss in the config.json, which has no effect here.
 std::string unused_coefficient(const ModelSpec& model) {
   const char* key = "router_aux_loss_coef";
   if (!model.source || !model.source->contains(key)) return "";

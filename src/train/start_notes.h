@@ -24,8 +24,7 @@ std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& d
 // weights of its own.
 StartNote random_weights_note(const RunSpec& run);
 
-// Tokens a step, and how often the run reads each dataset of data.train from its first step
-// to its last.
+// Returns the tokens per step, and how often the run reads each dataset of data.train.
 std::string data_text(const RunSpec& run, const DatasetOrder& order);
 
 }  // namespace moebius

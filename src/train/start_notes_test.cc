@@ -50,7 +50,7 @@ TEST(StartNotes, TheDispatcherAndWhy) {
             "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
 }
 
-// The widths and tokens of Qwen3-30B-A3B, whose products were timed.
+// Returns the widths and tokens of Qwen3-30B-A3B, whose products were timed.
 RunSpec quantised_run() {
   RunSpec run = quiet_run();
   run.device = DeviceKind::cuda;

@@ -11,8 +11,8 @@ TensorSlice slice_of(const Param& p, const ParamPart& part) {
   return {.shape = dims_of(part.shape), .shard = part.shard, .begin = range.begin, .end = range.end()};
 }
 
-// A trained element is owned by one rank alone, and so is one of sharded weights; another is the same on every rank of
-// its group.
+// A trained element has exactly one owner, and so has one of sharded weights; other elements are the same on every rank
+// of their group.
 bool is_replica(const Param& p, const Mesh& mesh) {
   const bool is_apart = p.has_grad || p.shards_weights();
   return p.spec.tied_copy || (!is_apart && mesh.group(p.spec.grad_axis).rank() > 0);
@@ -29,14 +29,14 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
   }
 }
 
-// The scales of the n owned elements of a part.
+// Returns the scales of the n owned elements of a part.
 Tensor scales_of_part(const OptimizerState& state, const ParamPart& part, int64_t n) {
   if (n == 0) return state.scales.rows(0, 0);
   const int64_t first = part.offset + owned_of(*state.param, part).begin - state.param->owned.begin;
   return state.scales.rows(first / kCodeBlock, (first + n) / kCodeBlock);
 }
 
-// Codes of 8-bit blocks are saved with their scales beside them.
+// Codes of 8-bit blocks are saved together with their scales.
 void add_state(std::vector<NamedTensor>& all, const OptimizerState& state, const Mesh& mesh) {
   const Param& p = *state.param;
   for (const ParamPart& part : p.spec.parts) {

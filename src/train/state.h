@@ -9,7 +9,7 @@
 
 namespace moebius {
 
-// The elements that this rank owns of every part of every parameter (f32 masters) and of router
+// Returns the elements that this rank owns of every part of every parameter (f32 masters) and of router
 // state, under the part's global name, and of the optimizer's state, under the names that the
 // optimizer gives it. Masters with a remainder are in the memory of gradients: call
 // ParamTable::join_masters() before a save, and clear_masters() after it. After loading,
@@ -17,7 +17,7 @@ namespace moebius {
 // With adapters the frozen model is left out: it is in the folder that it came from.
 std::vector<NamedTensor> training_state(Engine& engine);
 
-// The other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML,
+// Returns the other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML,
 // "identity": the keys that change what is trained, "data": the fingerprint of the training data}.
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data);
 

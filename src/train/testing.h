@@ -11,7 +11,7 @@
 
 namespace moebius::testing {
 
-// A model of odd sizes; 2 sequences of 7 tokens at a time, 4 per step.
+// Returns a run of a model of odd sizes; 2 sequences of 7 tokens at a time, 4 per step.
 inline RunSpec tiny_run() {
   RunSpec run;
   run.model = model_spec_from_hf({{"model_type", "mixtral"},

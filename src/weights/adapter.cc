@@ -71,7 +71,7 @@ class CheckpointAdapters final : public AdapterReader {
   std::vector<WeightsEntry> entries_;
 };
 
-// The newest checkpoint of a run with [lora], or the one that path is.
+// Returns the newest checkpoint of a run with [lora], or the checkpoint at `path`.
 std::string folder_of_run(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   const std::optional<RunSpec> run =
@@ -88,7 +88,7 @@ std::string problem(const char* what, const std::vector<std::string>& names) {
   return names.empty() ? "" : fmt::format("; {} {} ({})", names.size(), what, name_list(names));
 }
 
-// Each A and B has the shape that rank and matrix give it.
+// Checks that each A and B has the shape that follows from the rank and the matrix.
 void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
   std::map<std::string, Shape> matrices;
   for (const ParamPart& part : base.parts()) matrices.emplace(part.name, part.shape);
@@ -184,8 +184,8 @@ class MergedWeights final : public WeightsReader {
   std::vector<size_t> a_, b_;  // of each entry: its adapter's tensors
 };
 
-// Fills the block of one part, and the masters of what this rank owns of it. Masters with a remainder are where
-// split_masters() takes them from.
+// Fills the block of one part, and the masters of what this rank owns of it. Masters with a remainder are stored where
+// split_masters() reads them.
 void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vector<float>& whole) {
   std::vector<float> block(part.local_shape().numel());
   const TensorSlice slice{dims_of(part.shape), part.shard, 0, std::ssize(block)};
@@ -252,7 +252,7 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
 
 namespace {
 
-// The folder that a checkpoint names; empty for one that holds a whole model.
+// Returns the folder that a checkpoint names; empty for one that holds a whole model.
 std::string named_base(const std::string& checkpoint) {
   const std::optional<RunSpec> run = read_run_spec(checkpoint);
   if (!run || !run->lora.is_on()) return "";

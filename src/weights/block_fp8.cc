@@ -22,7 +22,7 @@ void for_elements(const Block& b, int64_t cols, F fn) {
     for (int64_t c = b.col; c < b.end_col; ++c) fn(r * cols + c);
 }
 
-// The code whose product with the scale x is. Zeros keep their sign.
+// Returns the code of x / scale. Zeros keep their sign.
 f8_e4m3 code_of(float x, float scale) { return to_f8_e4m3(scale == 0 ? x : x / scale); }
 
 bool are_products_of(const float* x, const Block& b, int64_t cols, float scale) {

@@ -27,12 +27,12 @@ struct BlockFp8 {
   std::vector<uint8_t> data;
   std::vector<float> scales;
 };
-// x [rows, cols] in this form. A block whose numbers are products of a released scale and E4M3 numbers gets
-// that scale, and so the bits that were released. Others get powers of two, as the recipe fp8_block has
-// them (ops/quantize/quantize.h). Without released scales blocks are 128 x 128.
+// Converts x [rows, cols] to this form. A block whose numbers are products of a released scale and E4M3 numbers gets
+// that scale, and so the bits that were released. Others get powers of two, as the recipe fp8_block has them
+// (ops/quantize/quantize.h). Without released scales blocks are 128 x 128.
 BlockFp8 to_block_fp8(const float* x, int64_t rows, int64_t cols, const ReleasedScales& released);
 
-// The matrices of a model whose products the recipe fp8_block quantises, by canonical name: those of
+// Returns the matrices of a model whose products the recipe fp8_block quantises, by canonical name: those of
 // projections, dense and shared MLPs, and experts.
 std::vector<std::string> block_fp8_matrices(const ModelCatalog& catalog);
 

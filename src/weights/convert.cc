@@ -13,8 +13,7 @@ struct Half {
 
 float to_f32(Half x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
-  // Shifted into a float's place the exponent is 127 - 15 = 112 too small; the
-  // product puts that right, subnormals included.
+  // After the shift the exponent is 127 - 15 = 112 too small; the product corrects this, also for subnormals.
   const float value = std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>((112u + 127u) << 23);
   const uint32_t infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | infinite | sign);

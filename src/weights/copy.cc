@@ -17,7 +17,7 @@ bool holds_weights(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
-// Entries as a tensor needs them, one in memory at a time.
+// Reads entries in the form that a tensor needs, one in memory at a time.
 class EntryBytes {
  public:
   EntryBytes(const WeightsReader& reader, std::vector<NotFinite>* not_finite)
@@ -60,8 +60,8 @@ class EntryBytes {
   ReleasedScales released_;
 };
 
-// One expert after the other: the elements between two first indices are whole once their
-// parts are there.
+// Writes one expert after the other. The elements between two first indices are complete once their parts
+// have been copied.
 void write_fused(SafetensorsWriter& writer, const TensorCopy& t, EntryBytes& entries) {
   const int64_t size = size_of(t.dtype), experts = t.shape[0], plane = t.shape.numel() / experts;
   const size_t parts_of_one = t.parts.size() / experts;
@@ -155,7 +155,7 @@ int64_t copy_other_files(const std::string& from, const std::string& to) {
     if (!it->is_regular_file() || is_weights_or_config(it->path())) continue;
     const fs::path target = fs::path(to) / fs::relative(it->path(), from);
     fs::create_directories(target.parent_path());
-    fs::copy_file(it->path(), target);  // of a link: what it points to
+    fs::copy_file(it->path(), target);  // a link is copied as its target
     ++num_files;
   }
   return num_files;

@@ -45,7 +45,7 @@ using ShardCopy = std::vector<TensorCopy>;
 std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shard_bytes);
 
 // Writes the header of a shard at `path`, then its tensors, each converted to its dtype, and leaves
-// it open. Elements that are not finite are written, and counted. Error{input} naming the tensor
+// it open. Elements that are not finite are written, and counted. Throws Error{input} naming the tensor
 // for a dtype that cannot hold weights.
 SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
                               std::vector<NotFinite>* not_finite);
@@ -54,7 +54,7 @@ SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, c
 // destructor removes it.
 class NewFolder {
  public:
-  explicit NewFolder(std::string path);  // Error{usage} when the path exists
+  explicit NewFolder(std::string path);  // throws Error{usage} when the path exists
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;

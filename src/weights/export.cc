@@ -19,7 +19,7 @@ bool is_of_a_run(const WeightsFolder& from) {
   return from.kind == WeightsFolder::Kind::checkpoint && !CheckpointReader(from.path).meta().contains(kImportedKey);
 }
 
-// Parameters that a run froze it saves as it holds them, in the dtype that it computes in.
+// A run saves frozen parameters in the dtype of its computation.
 std::string widened_notice(const WeightsReader& weights) {
   const auto is_narrow = [](const WeightsEntry& e) { return e.dtype == DType::bf16; };
   const auto count = std::count_if(weights.entries().begin(), weights.entries().end(), is_narrow);
@@ -56,7 +56,7 @@ void check_block_fp8(const WeightsFolder& from, const ModelSpec& model) {
 ExportResult export_hugging_face(const ExportSpec& spec) {
   const WeightsFolder from = find_weights(spec.model);
   const ModelSpec model = read_model_spec(from.path);
-  check_exportable(from, model);  // refused before the weights are looked at
+  check_exportable(from, model);  // refused before the weights are read
   if (spec.block_fp8) check_block_fp8(from, model);
   MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
                 "export: expected a folder of files to copy; got {}; check it", spec.files);

@@ -26,7 +26,7 @@ struct ExportSpec {
 
 using ExportResult = HubFolderResult;
 
-// Writes a folder as in weights/hub_folder.h. Error{input} as load_weights, and for a model_type
+// Writes a folder as in weights/hub_folder.h. Throws Error{input} as load_weights, and for a model_type
 // that transformers does not have.
 ExportResult export_hugging_face(const ExportSpec& spec);
 

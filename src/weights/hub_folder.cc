@@ -23,11 +23,10 @@ std::string shard_name(size_t shard, size_t num_shards) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
 }
 
-// Scores are closer together than bf16 can distinguish, so their correction keeps its own dtype.
+// The differences of scores are too small for bf16, so their correction bias keeps its own dtype.
 bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
-// Released models carry the embedding and the head once more in each module
-// of multi-token prediction.
+// Released models repeat the embedding and the head in each module of multi-token prediction.
 void add_mtp_copies(const ModelSpec& model, std::vector<TensorCopy>& tensors) {
   const auto copy = [&](const char* original, const std::string& name) {
     const auto at =
@@ -52,7 +51,7 @@ Shape shape_of(const std::vector<int64_t>& dims) {
   return dims.size() == 2 ? Shape{dims[0], dims[1]} : Shape{dims[0], dims[1], dims[2]};
 }
 
-// The matrices that are written in 8-bit floats: those that were released so, or else those whose products the
+// Returns the matrices that are written in 8-bit floats: those that were released so, or else those whose products the
 // recipe fp8_block quantises.
 std::set<std::string> in_block_fp8(const HubFolder& hub) {
   if (!hub.block_fp8) return {};
@@ -77,7 +76,7 @@ void add_block_fp8(const HubFolder& hub, size_t i, const std::string& name, std:
                      .form = TensorCopy::Form::block_scales});
 }
 
-// The tensors under the hub's names; where experts are one there, they are gathered.
+// Returns the tensors under the hub's names; where experts are one there, they are gathered.
 std::vector<TensorCopy> hub_tensors(const HubFolder& hub, HfFamily family) {
   std::vector<TensorCopy> tensors;
   std::map<std::string, size_t> fused;
@@ -116,7 +115,7 @@ const char* torch_name(DType dtype) {
   }
 }
 
-// The modules with a matrix that is not in 8-bit floats, by the names that transformers and vLLM compare.
+// Returns the modules with a matrix that is not in 8-bit floats, by the names that transformers and vLLM compare.
 json plain_modules(const std::vector<TensorCopy>& tensors) {
   json names = json::array();
   for (const TensorCopy& t : tensors) {
@@ -144,7 +143,7 @@ json quantization_config(const ModelSpec& model, const std::vector<TensorCopy>& 
           {"modules_to_not_convert", plain_modules(tensors)}};
 }
 
-// torch_dtype says what all tensors are; where they differ it stays what it was.
+// torch_dtype is the dtype of all tensors; if they differ, it keeps its old value.
 json config_of(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
   json config = hf_from_model_spec(model);
   config.erase("quantization_config");  // the weights are unpacked

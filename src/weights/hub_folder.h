@@ -37,7 +37,7 @@ struct HubFolderResult {
 // that transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
-// The folder of the other files that came with a model; empty when none did.
+// Returns the folder of the other files that came with a model; empty when none did.
 std::string other_files_of(const WeightsFolder& from);
 
 }  // namespace moebius

@@ -23,7 +23,7 @@ nlohmann::json meta_value(const std::string& folder, const char* key) {
   return meta.at(key);
 }
 
-// A model that cannot be is bad input here: its keys come from a file.
+// Reports an impossible model as Error{input}, since its keys come from a file.
 ModelSpec checked_spec(const nlohmann::json& config, const std::string& who) {
   ModelSpec spec = model_spec_from_hf(config, who);
   try {
@@ -58,7 +58,7 @@ std::optional<RunSpec> read_run_spec(const std::string& path) {
 
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 26;  // in memory at a time, beside the model
+constexpr int64_t kMostElements = int64_t{1} << 26;  // in memory at a time, besides the model
 
 // The block of one part: the weights that ops read, and the masters of what this rank owns of it.
 class PartLoader {
@@ -70,8 +70,8 @@ class PartLoader {
     for (int64_t begin = 0; begin < numel; begin += kMostElements)
       load(entry, p, part, {.begin = begin, .count = std::min(kMostElements, numel - begin)});
   }
-  // Weights that are held in few bits: as they are on disk where they have the blocks, else quantised. Whole rows
-  // of blocks at a time.
+  // Loads weights in few bits, a whole row of blocks at a time: unchanged if they have these blocks on
+  // disk, else quantised.
   void load_blocks(size_t entry, const Param& p, const Param& scales, const ParamPart& part) {
     const ScaleLayout layout = held_layout(p.w.dtype), on_disk = reader_.blocks_on_disk(entry);
     MOEBIUS_CHECK(input, layout == on_disk || layout == ScaleLayout::square_blocks,
@@ -97,7 +97,7 @@ class PartLoader {
   static Tensor rows_of(const Tensor& whole, int64_t begin, int64_t count, int64_t columns) {
     return whole.view({whole.numel()}).rows(begin * columns, (begin + count) * columns).view({count, columns});
   }
-  // The row of scales where a part's begin: each matrix of the parameter has whole blocks.
+  // Returns the first row of a part's scales. Each matrix of the parameter has whole blocks.
   static int64_t first_block_row(const Param& p, const ParamPart& part) {
     const int rank = p.spec.shape.rank();
     const int64_t block = block_size(held_layout(p.w.dtype)).rows, rows = p.spec.shape[rank - 2],

@@ -1,5 +1,4 @@
-// Multi-token prediction in folders of weights: modules that may be there or not, and copies that
-// must be copies.
+// Multi-token prediction in folders of weights: modules that may be missing, and tensors that must be copies of others.
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>

@@ -28,7 +28,7 @@ inline int64_t count_not_finite(const void* elements, DType dtype, int64_t n) {
 // added for a count of 0.
 void add_not_finite(std::vector<NotFinite>* list, const std::string& name, int64_t count);
 
-// The text of the warning; empty when nothing was found.
+// Returns the text of the warning; empty when nothing was found.
 std::string not_finite_warning(const std::string& path, const std::vector<NotFinite>& list);
 
 }  // namespace moebius

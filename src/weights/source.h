@@ -19,15 +19,15 @@ struct WeightsFolder {
   std::string path;  // the folder itself; of a run's folder that of its newest checkpoint
 };
 
-// Finds the folder of weights of a path. Error{input} naming the files that were looked for.
+// Finds the folder of weights of a path. Throws Error{input} naming the files that were looked for.
 WeightsFolder find_weights(const std::string& path);
 
 // Returns whether there are tensors of multi-token prediction, which are those of layers after the
 // model's. A config file often promises a module that was not saved.
 bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
-// The model with the modules that the folder has: all or none.
+// Returns the model with the modules that the folder has: all or none.
 ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
-// The warning for a model whose config promises modules that the folder has not.
+// Returns the warning for a model whose config promises modules that the folder has not.
 std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model);
 // Returns whether a canonical name is one of those tensors.
 bool is_of_mtp(const std::string& name, const ModelSpec& model);
@@ -43,27 +43,27 @@ struct WeightsEntry {
 class WeightsReader {
  public:
   virtual ~WeightsReader() = default;
-  // In the order of the model's parameters. State that only training uses may be missing.
+  // Returns the entries in the order of the model's parameters. State that only training uses may be missing.
   virtual const std::vector<WeightsEntry>& entries() const = 0;
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
   // Reads the elements of a slice of it. This default reads the whole tensor to do so.
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
-  // How it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
-  // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and
-  // the scales of their blocks. REQUIRES: the shard and begin are at blocks.
+  // Returns how it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
+  // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and the
+  // scales of their blocks. REQUIRES: the shard and begin are at blocks.
   virtual ScaleLayout blocks_on_disk(size_t) const { return ScaleLayout::none; }
   virtual void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
                            void* scales) const;
-  // The scales of a matrix that was released in 8-bit floats, which a checkpoint keeps when it is imported. read()
-  // gives its values in f32.
+  // Returns the scales of a matrix that was released in 8-bit floats, which a checkpoint keeps when it is imported.
+  // read() gives its values in f32.
   virtual ReleasedScales released_scales(size_t) const { return {}; }
 };
 
-// The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or
+// Returns the tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or
 // of another shape (the first 20 and the counts). A checkpoint of adapters gives the model that they
 // belong to, with the adapters added (weights/adapter.h). Tensors of multi-token prediction are passed over
 // where the catalog has none of its modules, and so are the hub's copies of embedding and head in
-// them, which must be copies. Error{usage} for a model that no device computes.
+// them, which must be copies. Throws Error{usage} for a model that no device computes.
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
 // Checks bytes against their hashes as they are read.

@@ -9,13 +9,13 @@
 namespace moebius {
 namespace {
 
-// The scales that a matrix was released with, which an import keeps.
+// Returns the scales that a matrix was released with, which an import keeps.
 bool is_scales(const std::string& name, const std::map<std::string, Shape>& wanted) {
   const size_t suffix = std::string_view(kScaleSuffix).size();
   return name.ends_with(kScaleSuffix) && wanted.contains(name.substr(0, name.size() - suffix));
 }
 
-// Missing, unexpected and misshapen names, before anything is read.
+// Throws for missing and unexpected names and for wrong shapes, before anything is read.
 void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, const std::string& folder) {
   std::vector<std::string> missing, unexpected, misshapen;
   std::map<std::string, Shape> wanted;

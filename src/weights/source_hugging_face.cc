@@ -14,13 +14,12 @@ struct Placed {
   TensorSource source;
 };
 
-// Every part of the model with its place on disk. All problems are gathered, so that one does not
-// hide the next.
+// Locates every part of the model on disk. All problems are collected, so that one does not hide the next.
 class Placement {
  public:
   Placement(HfFolder& folder, const ModelCatalog& catalog)
       : folder_(folder), catalog_(catalog), model_(catalog.model()), family_(hf_family(model_type())) {
-    read_weight_packing(folder.config(), folder.dir() + "/config.json");  // refuses what is not read
+    read_weight_packing(folder.config(), folder.dir() + "/config.json");  // refuses packings that are not supported
     for (const ParamPart& part : catalog.parts()) place(part);
     account_leftovers();
   }
@@ -108,7 +107,8 @@ std::string list_problems(const std::vector<std::string>& problems) {
   return text;
 }
 
-// A parameter is rows x cols as TensorSource sees it; its blocks are of either.
+// Returns the source of a slice's block. A parameter is rows x cols in TensorSource, and its blocks are
+// ranges of either.
 TensorSource block_of(const TensorSource& source, const TensorSlice& slice) {
   const Shard& shard = slice.shard;
   if (shard.dim < 0) return source;
@@ -134,7 +134,7 @@ class HuggingFaceWeights final : public WeightsReader {
   }
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   void read(size_t entry, void* dst) const override { read_tensor(folder_, sources_[entry], dst); }
-  // Whole rows of the block, from the one where the slice begins to the one where it ends.
+  // Reads whole rows of the block, from the first to the last of the slice.
   void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
     const TensorSource block = block_of(sources_[entry], slice);
     if (slice.numel() == 0) return;

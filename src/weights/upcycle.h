@@ -27,11 +27,11 @@ struct UpcycleSpec {
   int64_t shard_bytes = 5'000'000'000;
 };
 
-// The spec of the upcycled model: llama and mistral become mixtral, qwen2 becomes qwen2_moe, qwen3
+// Returns the spec of the upcycled model: llama and mistral become mixtral, qwen2 becomes qwen2_moe, qwen3
 // becomes qwen3_moe. A qwen2_moe must have a shared expert: it is as wide as the others, and its
-// down projection starts at zero. Error{input} for a model that has experts already, and for one
+// down projection starts at zero. Throws Error{input} for a model that has experts already, and for one
 // with a feature that its family of experts has no key for (windows of some layers in a qwen3,
-// biases of attention in a llama). Error{usage} for counts that do not divide.
+// biases of attention in a llama). Throws Error{usage} for counts that do not divide.
 ModelSpec upcycled_model(const ModelSpec& dense, const UpcycleSpec& spec);
 
 struct UpcycleResult {
@@ -40,7 +40,7 @@ struct UpcycleResult {
 };
 
 // Copies all other tensors, keys of config.json and files unchanged. Memory: the MLP of one layer
-// and one tensor. Error{input} as load_weights.
+// and one tensor. Throws Error{input} as load_weights.
 UpcycleResult upcycle(const UpcycleSpec& spec);
 
 }  // namespace moebius

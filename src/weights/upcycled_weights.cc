@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr std::string_view kSharedExpert = "mlp.shared_experts.";
 
-// convert_elements writes these two.
+// convert_elements writes only these two dtypes.
 DType computed_dtype(DType of_dense) { return of_dense == DType::bf16 ? DType::bf16 : DType::f32; }
 
 const char* dense_suffix(ExpertProjection projection) {
@@ -101,7 +101,7 @@ void UpcycledWeights::read(size_t entry, void* dst) const {
   }
 }
 
-// [rows, cols] of the dense [R, C]: gate and up are cut by rows, down by columns; the other
+// Reads [rows, cols] of the dense [R, C]. gate and up are cut by rows, and down by columns; the other
 // dimension is whole.
 void UpcycledWeights::read_slice(const WeightsEntry& entry, const Source& source, void* dst) const {
   const WeightsEntry& dense = dense_.entries()[source.dense];

@@ -245,7 +245,7 @@ TEST_F(BadInput, ConfigsThatClaimCountlessExperts) {
 }
 
 // gate_up_proj is [E, 2I, H] or [E, H, 2I], and here 2I = H, so that nothing shows which.
-TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
+TEST_F(BadInput, FusedExpertsOfAmbiguousOrientation) {
   patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 12; });
   const std::vector<float> zeros(8 * 24 * 24);
   const std::string fused = "model.layers.0.mlp.experts.gate_up_proj";

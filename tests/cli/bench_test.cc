@@ -171,7 +171,7 @@ TEST(CliBench, ReportsSayWhatWasAsked) {
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("routing")));
 }
 
-TEST(CliBench, AStepWantsItsRecipe) {
+TEST(CliBench, AStepNeedsItsRecipe) {
   TestDir dir;
   expect_refused(
       run_moebius(dir, {"bench", "step"}), 2,

@@ -245,7 +245,7 @@ TEST(CliData, RefusesWhatIsNotThere) {
                  "tokenizer");
 }
 
-TEST(CliTokenize, ThereAndBackLineByLine) {
+TEST(CliTokenize, RoundTripsLineByLine) {
   TestDir dir;
   const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "bytes"}, "ab\n\nc \xc3\xa9\n");
   EXPECT_EQ(ids.code, 0) << ids.err;
@@ -450,7 +450,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 
 // -- doctor ----------------------------------------------------------------------------------------------
 
-TEST(CliRanks, WantGpusWhereTheirRecipeSays) {
+TEST(CliRanks, NeedGpusIfTheirRecipeSays) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",

@@ -180,7 +180,7 @@ TEST(CliConfig, SumsWhatAMachinePinsAndNotesIdleKeys) {
 
 // Shows the place of each rank, the traffic of each group, and whose memory is shown. The last
 // stage has the head.
-TEST(CliConfig, SaysWhoIsWhere) {
+TEST(CliConfig, PrintsTheLayoutTable) {
   TestDir dir;
   const auto config = [&](const std::string& ranks, const std::vector<std::string>& more = {}) {
     std::vector<std::string> words{"config", kRecipe, "--ranks", ranks};

@@ -9,7 +9,7 @@ namespace {
 
 const std::string kCase = MOEBIUS_SOURCE_DIR "/tests/golden/data/llama_v4";
 
-TEST(CliExport, InAndOutAgain) {
+TEST(CliExport, RoundTrips) {
   TestDir dir;
   const Ran in = run_moebius(dir, {"import", kCase, "checkpoint"});
   EXPECT_EQ(in.code, 0) << in.err;

@@ -78,7 +78,7 @@ TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
 }
 
 // Masters begin with the adapter that a run is given, in each of their formats.
-TEST_F(LoraRun, BeginsWithTheMastersOfAnAdapter) {
+TEST_F(LoraRun, StartsFromTheMastersOfAnAdapter) {
   run_guide("train", with_adapters({"train.steps=3"}));
   run({"export", "runs/tuned", "Adapter", "--adapter"});
   for (const std::string master : {"f32", "bf16_remainder"}) {

@@ -39,7 +39,7 @@ inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words
           .err = read_file(dir.path("stderr"))};
 }
 
-// The JSON object that a command printed. It must have exited with 0.
+// Returns the JSON object that a command printed. It must have exited with 0.
 inline nlohmann::json json_of(const Ran& ran) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);

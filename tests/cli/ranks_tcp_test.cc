@@ -38,7 +38,7 @@ TEST_P(CliOverTcp, WhereTheLayoutIsWrongItHasItsNumber) {
   expect_refused(run_first({"--set", "parallel.tp=4", "--timeout", "0.5"}), 6, "missing: rank 1;");
 }
 
-TEST_P(CliOverTcp, RefusesATimeoutThatIsNone) {
+TEST_P(CliOverTcp, RefusesAnInvalidTimeout) {
   for (const char* wrong : {"0", "-1", "inf", "1e300"})
     expect_refused(run_first({"--timeout", wrong}), 2,
                    "error: --timeout: expected seconds above 0, at most 604800 (a week); got ");

@@ -82,7 +82,7 @@ class Started {
   ~Started() {
     if (process_ > 0) end(SIGKILL);
   }
-  // The first line of its output, once that is there.
+  // Returns the first line of its output, once that is there.
   std::string line() const {
     for (int i = 0; i < 600; ++i) {
       const std::string text = std::filesystem::exists(out_) ? read_file(out_) : "";
@@ -155,8 +155,13 @@ class Browser : public CliReport {
   std::string program_;
 };
 
-// The middle of an element, for the mouse.
+// Moves the mouse to the middle of an element.
 nlohmann::json move_to(const std::string& selector, double part) { return {{"move_to", {selector, part}}}; }
+// The tags of parts that are not wholly between the sides of the window, but for those that scroll by themselves.
+const std::string kOutside =
+    "[...document.querySelectorAll('h1, h2, h3, p, figure, .card, .tiles div, .legend li, svg text')].filter(e => {"
+    "const b = e.getBoundingClientRect(); return !e.closest('.wide') && b.width > 0 && (b.left < 0 || b.right > "
+    "innerWidth + 0.5)}).map(e => e.tagName + ' ' + e.textContent.slice(0, 40))";
 const std::string kTip = "(document.querySelector('.tip') || {}).innerText || ''";
 
 TEST_F(Browser, PlotsAreDrawnAndHoverShowsValues) {
@@ -181,6 +186,10 @@ TEST_F(Browser, PlotsAreDrawnAndHoverShowsValues) {
       {{"eval", "document.documentElement.scrollWidth <= innerWidth"}},
       {{"eval",
         "Math.min(...[...document.querySelectorAll('svg text')].map(e => e.getBoundingClientRect().height)) >= 10"}},
+      {{"size", {390, 844, true}}},
+      {{"dark", true}},
+      {{"eval", "document.documentElement.scrollWidth <= innerWidth"}},
+      {{"eval", kOutside}},
       {{"messages", true}},
       {{"requests", true}},
   });
@@ -193,8 +202,10 @@ TEST_F(Browser, PlotsAreDrawnAndHoverShowsValues) {
   EXPECT_EQ(answers[14], true);
   EXPECT_EQ(answers[16], true) << "the page is wider than a phone";
   EXPECT_EQ(answers[17], true) << "text too small on a phone";
-  EXPECT_EQ(answers[18], nlohmann::json::array()) << "messages of the console";
-  for (const auto& url : answers[19])
+  EXPECT_EQ(answers[20], true) << "the page is wider than a phone of 390 px";
+  EXPECT_EQ(answers[21], nlohmann::json::array()) << "parts that a phone of 390 px cuts off";
+  EXPECT_EQ(answers[22], nlohmann::json::array()) << "messages of the console";
+  for (const auto& url : answers[23])
     EXPECT_THAT(url.get<std::string>(), testing::AnyOf(StartsWith("file:"), StartsWith("data:")));
 }
 

@@ -42,7 +42,7 @@ struct Held {
   int64_t q, o, kv, starts;
 };
 
-// The table of model/attention/context_parallel.h for n ranks. f is b in f32.
+// Returns the table of model/attention/context_parallel.h for n ranks. f is b in f32.
 Bytes expected_bytes(CpComm comm, int64_t n, const Held& h, bool latents) {
   switch (comm) {
     case CpComm::allgather:
@@ -69,7 +69,7 @@ void expect_sent(const LayerPasses& passes, const ContextCase& c, const Held& he
   expect(3, expected_bytes(CpComm::ring, c.cp / c.inner, outer, latents));
 }
 
-// The layer of `Layer`, which `construct` makes in a context, on the mesh of the case.
+// Returns the layer of `Layer`, which `construct` makes in a context, on the mesh of the case.
 template <class Layer, class Construct>
 LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpec& model, Construct&& construct) {
   const Mesh mesh({.tp = c.tp, .cp = c.cp, .ep = transport.size(), .cp_inner = c.inner}, transport);
@@ -118,7 +118,7 @@ void expect_latent_case(Transport& transport, const ContextCase& c) {
 class ContextParallel : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, ContextParallel, ::testing::Values(1, 2, 4, 8), name_of_ranks);
 
-// The values of cp_inner that make two levels of a way: 1 of all others.
+// Returns the values of cp_inner that make two levels of a method; for all others, 1.
 std::vector<int64_t> levels(CpComm comm, int64_t cp) {
   if (comm != CpComm::hierarchical) return {1};
   std::vector<int64_t> inner;

@@ -35,7 +35,7 @@ void suspend_others(moebius::Rank& r) {
   tell_others(SIGCONT, 1000);
 }
 
-// Rank 1 dies before any rank has exchanged a message with it. The others wait for each other in vain.
+// Rank 1 dies before any rank has exchanged a message with it. The others wait for each other forever.
 void die_unconnected(moebius::Rank& r) {
   if (r.rank == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the others wait

@@ -115,7 +115,7 @@ void expect_weights_of(Engine& engine, const std::string& folder) {
 
 class LayoutCheckpoints : public ::testing::TestWithParam<Ring> {};
 
-TEST_P(LayoutCheckpoints, GoOnAsOneRankWould) {
+TEST_P(LayoutCheckpoints, ResumeAsOneRank) {
   const Ring& ring = GetParam();
   const auto num_steps = std::ssize(ring.layouts);
   const LayoutOutcome alone = train_alone(ring.model, num_steps);

@@ -216,7 +216,7 @@ int32_t uneven_token(int64_t step, int64_t sequence, int64_t i) {
   return static_cast<int32_t>(rng.below(i, i % 3 == 0 ? kVocab : 5));
 }
 
-// The same, but all tokens of a micro-batch differ. The stride has no factor in common with the
+// Returns the same, but all tokens of a micro-batch differ. The stride has no factor in common with the
 // size of the vocabulary.
 int32_t distinct_token(int64_t step, int64_t sequence, int64_t i) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence / kMicroBatch));
@@ -315,7 +315,7 @@ void give(Engine& engine, const Holder& holder, std::vector<double>& global, std
   }
 }
 
-// The weights that passes of this rank read, but those that are held in 8 bits.
+// Returns the weights that passes of this rank read, but those that are held in 8 bits.
 std::map<const Param*, std::vector<float>> weights_in_passes(Engine& engine) {
   Stream s = engine.stream();
   ParamTable& params = engine.model().params();
@@ -470,6 +470,8 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.kernels = way.kernels;
   spec.fsdp = way.fsdp;
   spec.shard_gradients = way.shard_gradients;
+  spec.mesh.fsdp_shard = way.fsdp_shard;
+  spec.optimizer->qk_clip = way.qk_clip;
   if (way.num_micro_batches > 0) spec.num_micro_batches = way.num_micro_batches;
   spec.bucket_numel = 2000;  // several in each layer
   // A layout that names no dispatcher gets one that sends messages: others name direct.

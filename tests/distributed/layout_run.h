@@ -43,9 +43,9 @@ struct LayoutModel {
   auto operator<=>(const LayoutModel&) const = default;
 };
 
-// Patterns for LayoutModel::freeze: parts of every kind; everything on the first of two stages; layers of one kind below
-// the lowest trained parameter, which share what they save; the table that both ends share; the modules after the model
-// and the parts of it that only they use; small weights.
+// Patterns for LayoutModel::freeze: parts of every kind; everything on the first of two stages; layers of one kind
+// below the lowest trained parameter, which share what they save; the table that both ends share; the modules after the
+// model and the parts of it that only they use; small weights.
 inline const std::vector<std::string> kParts = {"model.layers.0.*", "model.layers.1.mlp.experts.*",
                                                 "model.layers.2.self_attn.o_proj.weight",
                                                 "model.layers.3.mlp.gate.weight", "*norm*"},
@@ -79,15 +79,17 @@ struct LayoutWay {
   // Sharded sums of gradients. The numbers are the same where each rank has one micro-batch.
   bool shard_gradients = false;
   int64_t num_micro_batches = 0;  // of a step on each rank; 0: those of the whole global batch
+  int64_t fsdp_shard = 0;         // ranks that share a layer; changes no bit
+  double qk_clip = 0;             // changes the numbers
 };
 
-// The layout, with work beside the rows of MoE layers on their way. The same bits.
+// Returns the layout with other work during the exchanges of MoE layers, which must give the same bits.
 inline ParallelSpec with_expert_overlap(ParallelSpec layout) {
   layout.expert_overlap = ExpertOverlap::layer;
   return layout;
 }
 
-// The engine of a rank, its first weights, and one of its steps, counted from 1.
+// These give the engine of a rank, its first weights, and one of its steps, counted from 1.
 EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
                               const LayoutWay& way = {});
 void init_layout(Engine& engine, const LayoutModel& what);
@@ -100,7 +102,7 @@ LayoutOutcome train_on(Transport& world, const LayoutModel& what, const Parallel
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
-// The element of the global tensor that is element `local` of a part.
+// Returns the element of the global tensor that is element `local` of a part.
 int64_t flat_index(const ParamPart& part, int64_t local);
 
 // Expects the same numbers up to the order of f32 sums. bound: relative, for losses and norms;

@@ -100,21 +100,23 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
   });
 }
 
-// Eager steps. Sharded gradients have the same bits where each rank has one micro-batch.
+// Sharded gradients have the same bits where each rank has one micro-batch. Steps are captured where each rank has a GPU.
 TEST_P(GpuLayouts, ShardedLayersChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const auto train = [&](LayoutWay way) {
-      way.device = DeviceKind::cuda;
-      way.graph = false;
-      return train_on(world, c.model, c.layout, kSteps, way);
-    };
-    const LayoutOutcome whole = train({});
-    for (const bool overlap : {true, false}) expect_same_bits(train({.overlap = overlap, .fsdp = true}), whole);
-    if (c.layout.vpp > 1) return;  // virtual stages need several micro-batches
-    const LayoutOutcome one = train({.num_micro_batches = 1});
-    expect_same_bits(train({.shard_gradients = true, .num_micro_batches = 1}), one);
-    expect_same_bits(train({.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), one);
+    for (const bool graph : {false, true}) {
+      const auto train = [&](LayoutWay way) {
+        way.device = DeviceKind::cuda;
+        way.graph = graph;
+        return train_on(world, c.model, c.layout, kSteps, way);
+      };
+      const LayoutOutcome whole = train({});
+      for (const bool overlap : {true, false}) expect_same_bits(train({.overlap = overlap, .fsdp = true}), whole);
+      if (c.layout.vpp > 1) continue;  // virtual stages need several micro-batches
+      const LayoutOutcome one = train({.num_micro_batches = 1});
+      expect_same_bits(train({.shard_gradients = true, .num_micro_batches = 1}), one);
+      expect_same_bits(train({.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), one);
+    }
   });
 }
 

@@ -93,11 +93,11 @@ constexpr Bounds kSameNumbers{1e-6, 1e-6, 1e-6}, kRounding{4e-4, 1e-3, 2e-3};
 class QuantisedLayouts : public ::testing::TestWithParam<QuantisedLayoutCase> {};
 
 // One step is compared. Where the sums of a token are those of one rank, each number that is quantised is the same bit
-// for bit, and only the order in which gradients are added differs. Elsewhere a sum differs by some 2^-22 of itself, and
-// a few of the 10^6 numbers that a step quantises are so near a tie that they round the other way. Such a number errs
-// by up to 2^-3 of itself, as one term of sums of 256. In measurements that moved the loss by up to 1.1e-4 of itself,
-// the norm by 2.6e-4 and parameters by 7.3e-4. In a second step all weights differ in their last bits, so it has such
-// numbers on every layout. QuantisedWeights shows that the weights of a step arrive.
+// for bit, and only the order in which gradients are added differs. Elsewhere a sum differs by some 2^-22 of itself,
+// and a few of the 10^6 numbers that a step quantises are so near a tie that they round the other way. Such a number
+// errs by up to 2^-3 of itself, as one term of sums of 256. In measurements that moved the loss by up to 1.1e-4 of
+// itself, the norm by 2.6e-4 and parameters by 7.3e-4. In a second step all weights differ in their last bits, so it
+// has such numbers on every layout. QuantisedWeights shows that the weights of a step arrive.
 // The blocks of tp and etp are held to 2e-6 by QuantisedMoeRanks (src/model/moe/moe_ranks_test.cc).
 TEST_P(QuantisedLayouts, TrainTheModelOfOneRank) {
   const QuantisedLayoutCase& c = GetParam();

@@ -21,10 +21,11 @@ struct Trained {
 
 // in_step: Engine::step(), which makes the copies; otherwise pass by pass, without them.
 Trained train_on(Transport& world, bool overlap, bool in_step, PrecisionChoice weights = PrecisionChoice::compute,
-                 int64_t ep = 1) {
+                 int64_t ep = 1, bool fsdp = false, PrecisionRecipe recipe = PrecisionRecipe::fp8_block) {
   EngineSpec spec = testing::tiny_engine(testing::tiny_model(), kSequences, DType::bf16, 1);
-  spec.precision.recipe = PrecisionRecipe::fp8_block;
+  spec.precision.recipe = recipe;
   spec.precision.weights = weights;
+  spec.fsdp = fsdp;
   spec.num_micro_batches = kMicroBatches;
   spec.overlap = overlap;
   spec.mesh = {.dp = world.size(), .ep = ep, .edp = world.size() / ep};
@@ -73,6 +74,21 @@ TEST_P(QuantisedWeights, HeldInEightBitsChangeNoBit) {
             EXPECT_LT(held.sent_bytes, expected.sent_bytes);
           }
         }
+      }
+    }
+  });
+}
+
+// A pass gathers the weights of a layer, in the dtype of the computation or in 8 bits, and quantises what it reads.
+TEST_P(QuantisedWeights, ShardedChangeNoBit) {
+  run([](Transport& world) {
+    using enum PrecisionRecipe;
+    for (const PrecisionRecipe recipe : {fp8_block, fp8_tensor, mxfp8, nvfp4}) {
+      const Trained expected = train_on(world, false, true, PrecisionChoice::compute, 1, false, recipe);
+      for (const bool overlap : {false, true}) {
+        EXPECT_EQ(train_on(world, overlap, true, PrecisionChoice::compute, 1, true, recipe).losses, expected.losses);
+        if (recipe != fp8_block) continue;
+        EXPECT_EQ(train_on(world, overlap, true, PrecisionChoice::recipe, 1, true).losses, expected.losses);
       }
     }
   });

@@ -10,11 +10,11 @@
 
 namespace moebius {
 
-// The timeout of a rank in a stalled test. It is far more than a loaded machine needs, and less
+// Returns the timeout of a rank in a stalled test. It is far more than a loaded machine needs, and less
 // than a test may take.
 inline WorldOptions test_world() { return {.timeout_s = 60}; }
 
-// The world of processes that this one belongs to. It is null where threads are the ranks.
+// Returns the world of processes that this one belongs to. It is null where threads are the ranks.
 inline Transport*& process_world() {
   static Transport* world = nullptr;
   return world;

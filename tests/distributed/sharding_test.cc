@@ -57,10 +57,22 @@ const ShardedCase kCases[] = {
     {"cp2_lora", 2, {.cp = 2}, {.lora = true}},
     {"ep2_edp2_lora", 4, {.ep = 2}, {.lora = true}},
     {"etp2_edp2_lora", 4, {.etp = 2}, {.lora = true}},
+    {"ep2_edp4", 8, {.ep = 2}},
+    {"pp2_cp2_dp2", 8, {.cp = 2, .pp = 2}},
     {"pp2_vpp2_dp2_lora", 4, {.pp = 2, .vpp = 2}, {.lora = true, .dropout = true}},
 };
 
 class Fsdp : public ::testing::TestWithParam<ShardedCase> {};
+
+// Groups of at most `shard` ranks are sharded whole; `shard` divides the others.
+bool has_shards_of(const ShardedCase& c, int64_t shard) {
+  MeshShape mesh = mesh_shape(c.layout, c.ranks);
+  mesh.fsdp_shard = shard;
+  const auto is_cut = [&](Axis axis) { return group_size(mesh, axis) > shard; };
+  const auto fits = [&](Axis axis) { return group_size(mesh, axis) % shard_size(mesh, axis) == 0; };
+  return std::any_of(kGradAxes.begin(), kGradAxes.end(), is_cut) &&
+         std::all_of(kGradAxes.begin(), kGradAxes.end(), fits);
+}
 
 TEST_P(Fsdp, ChangesNoBit) {
   const ShardedCase& c = GetParam();
@@ -70,10 +82,39 @@ TEST_P(Fsdp, ChangesNoBit) {
     layer.layer = true;
     const LayoutWay ways[] = {{.fsdp = true}, {.overlap = false, .recompute = layer, .expert_rows = 0.5, .fsdp = true}};
     for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
+    if (!has_shards_of(c, 2)) return;
+    for (const bool overlap : {true, false})
+      expect_same_bits(train_on(world, c.model, c.layout, 3, {.overlap = overlap, .fsdp = true, .fsdp_shard = 2}),
+                       whole);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Fsdp, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+// Products of fp8_block, with weights that are gathered in f32 or in 8 bits. These models are wider.
+class FsdpQuantised : public ::testing::TestWithParam<ShardedCase> {};
+
+TEST_P(FsdpQuantised, ChangesNoBit) {
+  const ShardedCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome whole = train_on(world, c.model, c.layout, 2, {.num_micro_batches = 1});
+    for (const int64_t shard : {0, 2}) {
+      if (shard > 0 && !has_shards_of(c, shard)) continue;
+      const LayoutWay way{.overlap = shard == 0, .fsdp = true, .num_micro_batches = 1, .fsdp_shard = shard};
+      expect_same_bits(train_on(world, c.model, c.layout, 2, way), whole);
+    }
+  });
+}
+
+const ShardedCase kQuantisedCases[] = {
+    {"dp2", 2, {}, {.quantised = true}},
+    {"tp2_dp2_held", 4, {.tp = 2}, {.quantised = true, .held_in_8_bits = true}},
+    {"ep2_edp2_held", 4, {.ep = 2}, {.quantised = true, .narrow_rows = true, .held_in_8_bits = true}},
+    {"pp2_dp2_held", 4, {.pp = 2}, {.quantised = true, .held_in_8_bits = true}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, FsdpQuantised, ::testing::ValuesIn(kQuantisedCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
 class ShardGradients : public ::testing::TestWithParam<ShardedCase> {};
@@ -86,6 +127,8 @@ TEST_P(ShardGradients, ChangeNoBitOfOneMicroBatch) {
     const LayoutWay ways[] = {{.shard_gradients = true, .num_micro_batches = 1},
                               {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1},
                               {.overlap = false, .fsdp = true, .shard_gradients = true, .num_micro_batches = 1}};
+    const LayoutWay shards{.fsdp = true, .shard_gradients = true, .num_micro_batches = 1, .fsdp_shard = 2};
+    if (has_shards_of(c, 2)) expect_same_bits(train_on(world, c.model, c.layout, 3, shards), whole);
     for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
   });
 }
@@ -165,8 +208,10 @@ TEST(Sharding, ResumesFromWholeAndBack) {
       for (const LayoutWay& way : ways) specs.push_back(spec_on(4, layout, way));
       return resumed_steps(4, specs, fmt::format("{}/{}", name, kind));
     };
+    const LayoutWay shards{.fsdp = true, .num_micro_batches = 1, .fsdp_shard = 2};
     const CheckpointBytes expected = steps({whole, whole, whole, whole}, "whole");
     expect_same_contents(steps({weights, whole, both, gradients}, "mixed"), expected);
+    expect_same_contents(steps({shards, weights, shards, whole}, "shards"), expected);
     expect_same_contents(steps({gradients, both, weights, whole}, "turned"), expected);
   }
 }
@@ -205,6 +250,9 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
       {"half_gradients", {.grad = GradFormat::bf16}, false},
       {"sgd", {.kind = OptimizerKind::sgd}},
       {"muon", {.kind = OptimizerKind::muon}, false},
+      {"clipped", {.qk_clip = 0.01}},
+      {"clipped_remainder", {.master = bf16_remainder, .qk_clip = 0.01}, false},
+      {"clipped_stochastic", {.state = kHalf, .master = bf16_stochastic, .qk_clip = 0.01}},
   };
   const TestDir dir;
   for (const Formats& formats : all) {
@@ -262,6 +310,10 @@ TEST(Sharding, HoldsAShareOfEachLayer) {
   EXPECT_GT(of(weights, Life::comm), of(whole, Life::comm));  // two layers
   EXPECT_EQ(of(whole, Life::layer_grad), 0);
   EXPECT_GT(of(both, Life::layer_grad), 0);
+  // Shards of two ranks, beside what each rank updates.
+  const auto halves = planned({.fsdp = true, .fsdp_shard = 2});
+  EXPECT_NEAR(of(halves, Life::param), ends + layers / 2 + layers / kRanks, slack);
+  EXPECT_EQ(of(halves, Life::comm), of(weights, Life::comm));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBatch = 2, kSeq = 8, kMicroBatches = 3, kLayers = 3;
 
-// A dense layer and two MoE layers with a shared expert.
+// Returns a dense layer and two MoE layers with a shared expert.
 ModelSpec model_spec() {
   ModelSpec m;
   m.vocab_size = 21;
@@ -145,7 +145,7 @@ bool gathers(const ModelSpec& m, const Way& way) {
          (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= m.top_k);
 }
 
-// The bytes for a MoE layer and micro-batch, of all ranks in a group together.
+// Returns the bytes for a MoE layer and micro-batch, of all ranks in a group together.
 // Every token chooses the same experts, wherever they are. Each of their etp x ep ranks gets the
 // tokens of the others.
 int64_t expert_bytes(const ModelSpec& m, const Way& way, int64_t T) {
@@ -155,7 +155,7 @@ int64_t expert_bytes(const ModelSpec& m, const Way& way, int64_t T) {
   return W * (W - 1) * 4 * E + rows * (5 * row + 4 + 4);
 }
 
-// The bytes by axis, of all ranks of the world. Axes that do not exist send nothing.
+// Returns the bytes by axis, of all ranks of the world. Axes that do not exist send nothing.
 std::map<Axis, int64_t> expected_bytes(const ModelSpec& m, const Way& way) {
   const MeshShape& mesh = way.mesh;
   const int64_t T = kBatch * kSeq / (mesh.tp * mesh.cp), L = m.num_layers, E = m.num_experts;

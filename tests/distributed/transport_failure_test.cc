@@ -67,7 +67,7 @@ std::string name_of(const testing::TestParamInfo<Launcher>& info) { return info.
 INSTANTIATE_TEST_SUITE_P(Over, RanksFail, testing::ValuesIn(launchers()), name_of);
 INSTANTIATE_TEST_SUITE_P(Over, MpiRanksFail, testing::ValuesIn(launchers_of_mpi()), name_of);
 
-TEST_P(RanksFail, NoneIsNone) {
+TEST_P(RanksFail, WithoutAFailureNothingIsReported) {
   const Ended ended = run_failing("none");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;
 }
@@ -93,7 +93,7 @@ TEST_P(RanksFail, ARankThatStallsIsNamedWithTheCollective) {
 }
 
 // The same, of ranks that wait for flags in memory.
-TEST_P(RanksFail, NoneIsNoneInARound) {
+TEST_P(RanksFail, WithoutAFailureInARoundNothingIsReported) {
   const Ended ended = run_failing("none_round");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;
 }
@@ -177,7 +177,7 @@ TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
 }
 
 // MPI itself waits forever for a missing rank, in each call in which all ranks meet.
-TEST_P(MpiRanksFail, ARankThatStandsBesideACallOfMpiEndsTheRunInTime) {
+TEST_P(MpiRanksFail, ARankStoppedOutsideOfMpiEndsTheRunInTime) {
   struct Place {
     const char *way, *fault, *call;
   };
@@ -232,7 +232,7 @@ TEST_P(MpiRanksFail, AProcessThatIsKilledWhileOthersComputeIsNamed) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-TEST_P(MpiRanksFail, RanksThatCannotWatchEachOtherSaySoOnceAndGoOn) {
+TEST_P(MpiRanksFail, RanksThatCannotWatchEachOtherSaySoOnceAndContinue) {
   const Ended ended =
       run_command("env MOEBIUS_FAULT=rank_watch.listen:1:throw " + std::string(GetParam().command) + " none");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;

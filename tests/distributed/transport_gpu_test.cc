@@ -261,7 +261,7 @@ struct Overlapped {
   std::vector<std::unique_ptr<Twin>> twins;
 };
 
-TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
+TEST_P(OnGpus, OverlappedCollectivesGiveTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
     Overlapped b(r);

@@ -19,7 +19,7 @@ struct WindowRank : Rank {
                .shape = {control + 2 * size * 8},
                .dtype = DType::u8},
         peers(s, *world, memory, window) {}
-  // The numbers of a turn that the ranks wrote to rank r.
+  // Returns the numbers of a turn that the ranks wrote to rank r.
   int64_t* at(int r, int turn) {
     auto* base = reinterpret_cast<std::byte*>(peers.bases_W().ptr<int64_t>()[r]);
     return reinterpret_cast<int64_t*>(base + control) + turn * size;
@@ -55,8 +55,8 @@ TEST_P(PeerWindows, RanksOfAMachineReachEachOther) {
   run([](Transport& transport) {
     Rank r(transport);
     const std::unique_ptr<Group> alone = transport.make_group("alone", {r.rank});
-    EXPECT_EQ(why_apart(r.s, *r.world, *r.world), "");
-    EXPECT_EQ(why_apart(r.s, *alone, *r.world), "");
+    EXPECT_EQ(why_no_peer_access(r.s, *r.world, *r.world), "");
+    EXPECT_EQ(why_no_peer_access(r.s, *alone, *r.world), "");
   });
 }
 

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "device/accelerator.h"
-#include "infer/generate.h"
 #include "io/testing.h"
 #include "tests/equivalence/gpu_specs.h"
 #include "train/evaluate.h"
@@ -55,7 +54,7 @@ TEST_P(OnGpu, TheSameRunGivesTheSameBits) {
   }
 }
 
-TEST_P(OnGpu, NothingIsAllocatedOnceTheStepIsRecorded) {
+TEST_P(OnGpu, NothingIsAllocatedAfterCapture) {
   Engine engine(on_gpu(wide_spec_on));
   train(initialised(engine), 3);
   Accelerator& gpu = engine.stream().accelerator();
@@ -183,7 +182,7 @@ RunSpec evaluation_of(const EngineSpec& spec, const std::string& prefix) {
 
 // Evaluation uses the buffers of the first micro-batch, and sums of its own. Its loss is that
 // of the CPU.
-TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
+TEST_P(OnGpu, EvaluationBetweenCapturedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
   for (const auto spec : {balanced_on, recomputed_on}) {
@@ -384,7 +383,7 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
 }
 
 // One expert gets every token, and others get none. The captured step must not have kept a count.
-TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
+TEST(OnGpuRouting, ACapturedStepFollowsTheRouter) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   Engine gpu(wide_spec_on(DeviceKind::cuda, DType::f32)), cpu(wide_spec_on(DeviceKind::cpu, DType::f32));
@@ -402,98 +401,6 @@ TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
   const auto got = train(gpu, 1, 5), want = train(cpu, 1, 5);
   EXPECT_NEAR(got[0], want[0], 1e-5 * want[0]);
   for (Engine* engine : {&gpu, &cpu}) EXPECT_TRUE(std::isfinite(train(*engine, 1, 6)[0]));
-}
-
-// The tokens of a chunk are copied while the chunk before it may still run. The host's batch must
-// not change meanwhile.
-TEST(OnGpuGeneration, APromptInChunksIsThePrompt) {
-  const std::string why = Accelerator::why_missing();
-  if (!why.empty()) GTEST_SKIP() << why;
-  std::vector<int32_t> prompt(40);
-  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % 61);
-  const auto logits_with = [&](int64_t chunk) {
-    EngineSpec spec = generation_engine_spec(tiny_model(), DType::f32, 48, 2, chunk);
-    spec.device = DeviceKind::cuda;
-    Engine engine(spec);
-    initialised(engine);
-    std::vector<float> logits(61);
-    feed_tokens(engine, prompt, 0, logits);
-    return logits;
-  };
-  const std::vector<float> whole = logits_with(48), chunks = logits_with(3);
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(chunks[i], whole[i], 1e-4) << i;
-}
-
-// The first chunk of a prompt uses cuDNN or the kernels of one architecture, and later chunks use
-// those for parts.
-// There are no experts, because one chosen by a narrow margin would change everything.
-TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
-  const std::string why = Accelerator::why_missing();
-  if (!why.empty()) GTEST_SKIP() << why;
-  ModelSpec model = wide_spec_on(DeviceKind::cuda, DType::bf16).model;
-  model.moe_layers = {false, false, false};
-  model.max_position_embeddings = 400;
-  std::vector<int32_t> prompt(330);
-  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 37 % 127);
-  const auto logits_of = [&](DeviceKind device, DType compute, int64_t chunk) {
-    EngineSpec spec = generation_engine_spec(model, compute, 340, 2, chunk);
-    spec.device = device;
-    Engine engine(spec);
-    initialised(engine);
-    std::vector<float> logits(model.vocab_size);
-    feed_tokens(engine, std::span(prompt).first(328), 0, logits);
-    feed_tokens(engine, std::span(prompt).subspan(328, 1), 328, logits);
-    feed_tokens(engine, std::span(prompt).subspan(329, 1), 329, logits);
-    EXPECT_LE(EngineTestAccess::stack_high_water(engine), engine.plan().bytes(Life::stack)) << chunk;
-    return logits;
-  };
-  const std::vector<float> want = logits_of(DeviceKind::cpu, DType::f32, 512);
-  // The tolerance of the goldens in bf16.
-  for (const int64_t chunk : {512, 256, 100}) {
-    const std::vector<float> got = logits_of(DeviceKind::cuda, DType::bf16, chunk);
-    double both = 0, mine = 0, theirs = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      both += double{got[i]} * want[i];
-      mine += double{got[i]} * got[i];
-      theirs += double{want[i]} * want[i];
-    }
-    EXPECT_GE(both / std::sqrt(mine * theirs), 0.999) << "chunks of " << chunk;
-  }
-}
-
-// Texts of several prompts that end one after the other, so that passes of three, two and one rows
-// are captured. Windows begin to cut keys off on the way.
-TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
-  const std::string why = Accelerator::why_missing();
-  if (!why.empty()) GTEST_SKIP() << why;
-  const auto texts_with = [&](DeviceKind device, DType compute, bool graph, int64_t sequences) {
-    ModelSpec model = wide_spec_on(device, compute).model;
-    model.max_position_embeddings = 400;
-    model.sliding_window = 40;
-    model.sliding_layers = {false, true, false};
-    EngineSpec spec = generation_engine_spec(model, compute, 330, 2, 256, {}, sequences);
-    spec.device = spec.target = device;
-    spec.graph = graph;
-    Engine engine(spec);
-    initialised(engine);
-    std::vector<std::vector<int32_t>> prompts;
-    for (const int64_t length : {3, 260, 31}) {
-      std::vector<int32_t>& prompt = prompts.emplace_back(length);
-      for (int64_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 37 + length) % 127);
-    }
-    std::vector<std::vector<int32_t>> texts;
-    for (const Generated& text :
-         Generator(engine).run({.max_tokens = 40, .sampling = {.temperature = 0.7}}, prompts,
-                               [&, given = 0](size_t prompt, int32_t) mutable { return ++given < 100 || prompt < 2; }))
-      texts.push_back(text.tokens);
-    return texts;
-  };
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const auto captured = texts_with(DeviceKind::cuda, compute, true, 3);
-    EXPECT_EQ(captured, texts_with(DeviceKind::cuda, compute, false, 3));
-    EXPECT_LT(captured[2].size(), captured[0].size());
-  }
-  EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1), texts_with(DeviceKind::cpu, DType::f32, true, 1));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ inline EngineSpec frozen_on(DeviceKind device, DType compute, bool graph = true)
   return spec;
 }
 
-// All that can be recomputed is, and the capture is in the first step.
+// Everything that can be recomputed is recomputed, and the capture is in the first step.
 inline EngineSpec recomputed_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
   spec.model.qk_norm = QkNorm::whole;
@@ -141,7 +141,7 @@ inline EngineSpec mtp_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// The features of gpt_oss: sinks, biases of every product, the clamped activation, and a window of
+// Returns the features of gpt_oss: sinks, biases of every product, the clamped activation, and a window of
 // some layers that is no multiple of a tile.
 inline EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
@@ -210,7 +210,7 @@ inline std::vector<double> train(Engine& engine, int64_t num_steps, int64_t firs
   return losses;
 }
 
-// The same, pass by pass.
+// Does the same, pass by pass.
 inline std::vector<double> train_by_passes(Engine& engine, int64_t num_steps) {
   std::vector<double> losses;
   for (int64_t step = 1; step <= num_steps; ++step) {

@@ -99,7 +99,7 @@ TEST_P(LoraDropout, RecomputeAndMicroBatchesKeepTheDraws) {
   EXPECT_LT(relative_l2(all_elements(one_batch, true), all_elements(whole, true)), 1e-5);
 }
 
-TEST_P(LoraDropout, DrawsAnewInEachStepAndIsOffInEvaluation) {
+TEST_P(LoraDropout, DrawsForEachStepAndIsOffInEvaluation) {
   Engine dropped(spec_of(GetParam())), plain(spec_of(GetParam(), 0));
   drawn(dropped), drawn(plain);
   const auto with_step = [](Engine& engine, int64_t step, bool training) {

@@ -77,7 +77,7 @@ void draw_b(Engine& engine) {
 
 using Matrices = std::map<std::string, std::vector<float>>;
 
-// The parts of f32 parameters by name.
+// Returns the parts of f32 parameters by name.
 Matrices parts_of(Engine& engine, bool gradients) {
   Matrices all;
   for (const Param& p : engine.model().params().all()) {

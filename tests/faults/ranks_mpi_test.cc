@@ -169,7 +169,7 @@ TEST_F(RankedRun, AFullDiskUnderTheTraceEndsAllWithCode4) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
+TEST_F(RankedRun, AStoppedProcessIsNamedInTime) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {"checkpoint.mid_shard:200:stop"}}}), 6) << runs_.err();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
@@ -180,7 +180,7 @@ TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
 }
 
 // This is before there is a world that could name the rank.
-TEST_F(RankedRun, ARankThatStandsBeforeMpiHasBegunEndsAllInTime) {
+TEST_F(RankedRun, ARankStoppedBeforeMpiInitEndsAllInTime) {
   for (const auto& [point, call] :
        {std::pair{"mpi.init:1:stop", "MPI_Init_thread"}, {"mpi.dup:1:stop", "MPI_Comm_dup"}}) {
     const auto begin = std::chrono::steady_clock::now();
@@ -204,7 +204,7 @@ TEST_F(RankedRun, ASignalSavesOnAllRanksAndEnds) {
   runs_.expect_same("r", "undisturbed");
 }
 
-TEST_F(RankedRun, WrongOnEveryRankIsSaidOnceWithItsOwnCode) {
+TEST_F(RankedRun, AnErrorOnEveryRankIsReportedOnceWithItsCode) {
   EXPECT_EQ(runs_.train_ranks(2, "r", {"optimizer.weight_decy=1"}), 2);
   EXPECT_EQ(runs_.count_in_err("unknown key optimizer.weight_decy"), 1);
   EXPECT_EQ(runs_.train_ranks(2, "r", {"data.train=[\"nowhere\"]"}), 3);

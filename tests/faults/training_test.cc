@@ -107,7 +107,7 @@ TEST_P(Training, ASaveThatFailsEndsTheRunWithCode4AndLosesNothing) {
   }
 }
 
-TEST_P(Training, ADamagedNewestIsPassedOverAloud) {
+TEST_P(Training, ADamagedNewestCheckpointIsSkippedWithAWarning) {
   ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
   const std::string newest = runs_.newest("r");
   EXPECT_THAT(newest, HasSubstr("step-00000006"));
@@ -118,7 +118,7 @@ TEST_P(Training, ADamagedNewestIsPassedOverAloud) {
   runs_.expect_same("r", "undisturbed");
 }
 
-TEST_P(Training, AFlippedBitIsPassedOverForTheCheckpointBefore) {
+TEST_P(Training, AFlippedBitMakesTheRunUseTheCheckpointBefore) {
   ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
   const std::string shard = runs_.newest("r") + "/shard-00000.safetensors";
   std::string contents = read_file(shard);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kCases = MOEBIUS_SOURCE_DIR "/tests/golden/data/jinja.json";
 
-// The time of the tool: Saturday 2026-03-07, 09:05:02.
+// Returns the time that the tool used: Saturday 2026-03-07, 09:05:02.
 std::tm golden_time() {
   std::tm now{};
   now.tm_year = 126;

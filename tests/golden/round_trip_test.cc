@@ -272,7 +272,7 @@ TEST_F(MtpFolder, CopiesMustBeCopies) {
                [&] { import_hugging_face({.out = dir_.path("c"), .model = hub()}); });
 }
 
-TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
+TEST_F(MtpFolder, ComparisonNeedsGradientsAndAModule) {
   write([](const std::string&) { return false; });
   const std::string tokens = source() + "/tokens.safetensors";
   expect_error(ErrorKind::usage, "forward: --mtp: expected --grads too",

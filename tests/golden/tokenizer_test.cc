@@ -41,7 +41,7 @@ TEST_P(TokenizerStyle, SameIdsAndSameText) {
 
 constexpr char32_t kBlock = 4096, kLine = 64;  // characters of one hash, and of one text
 
-// The hash of tools/tokenizer_golden.py: FNV-1a, one id per step.
+// Returns the hash of tools/tokenizer_golden.py: FNV-1a, one id per step.
 std::string hash_of_block(const Tokenizer& tokenizer, char32_t first, const nlohmann::json& context) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char32_t line = first; line < first + kBlock; line += kLine) {

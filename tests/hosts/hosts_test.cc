@@ -243,6 +243,23 @@ TEST_F(SlowLinks, AreNamedByTheirRate) {
   EXPECT_THAT(report_of("r"), HasSubstr(">slow link<"));
 }
 
+// A link that carries less than half a mebibyte a step. No buffer of the system is full, but its messages take many round
+// trips to arrive.
+TEST_F(SlowLinks, AreNamedByTheirRateWithLittleTraffic) {
+  constexpr double kRate = 1e6;
+  network_.set_link(1, 2, {.bytes_per_s = kRate});
+  const int64_t before = network_.sent_bytes(1, 2);
+  constexpr int kSteps = 14;
+  EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {fmt::format("train.steps={}", kSteps)})), Each(0))
+      << err_of(0);
+  EXPECT_LT(network_.sent_bytes(1, 2) - before, kSteps * int64_t{1 << 19}) << "more than little traffic";
+  const auto rate = links_of("r").at("bytes_per_s");
+  EXPECT_EQ(rate.at("ranks").dump(), "[1,2]");
+  EXPECT_LT(rate.at("value").get<double>(), 2 * kRate);
+  EXPECT_EQ(rate.at("slow"), true);
+  EXPECT_THAT(err_of(0), HasSubstr("warning: a link between ranks is slow: " + pair() + " has a rate of "));
+}
+
 TEST_F(Links, ThatAreAlikeAreNotCalledSlow) {
   network_.set_links({.delay_s = 0.01});
   EXPECT_THAT(ranks_.run(Launcher::variables, program_of("r", {"train.steps=12"})), Each(0)) << err_of(0);

@@ -48,11 +48,11 @@ class Network {
 
   void set_link(int a, int b, const LinkQuality& quality);
   void set_links(const LinkQuality& quality);  // all of them
-  // The bytes of IP packets that one host has sent to another, headers and lost packets included.
+  // Returns the bytes of IP packets that one host has sent to another, headers and lost packets included.
   int64_t sent_bytes(int from, int to) const;
-  // The connections that one host has begun to another: TCP packets with SYN alone.
+  // Returns the connections that one host has begun to another: TCP packets with SYN alone.
   int64_t num_connects(int from, int to) const;
-  // The processes that run on the hosts.
+  // Returns the processes that run on the hosts.
   std::vector<pid_t> processes() const;
 
  private:

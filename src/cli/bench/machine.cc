@@ -19,7 +19,7 @@ namespace {
 const std::string kMeasured = "moebius bench machine", kNoisySource = "noisy";
 constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
 
-// A measurement whose median run takes so much longer than its fastest says that it is noisy.
+// A measurement is noisy if its median run takes this much longer than its fastest run, relative to it.
 constexpr double kNoisy = 0.1;
 
 // A machine whose load of the last minute is below this share of its CPUs is quiet.
@@ -30,7 +30,7 @@ struct MeasuredRate {
   double flops_per_s = 0, noise = 0;
 };
 
-// The rate of the lines whose names begin so, all together.
+// Returns the total rate of the lines whose names begin with the prefix.
 MeasuredRate rate_of(const BenchReport& report, const std::string& prefix) {
   double flops = 0, seconds = 0, least = 0;
   for (const BenchLine& line : report.lines) {
@@ -59,7 +59,7 @@ void set_figure(PlanMachine& m, const std::string& key, double PlanMachine::*fig
   m.sources[key] = from;
 }
 
-// A figure that is not measured has a value that does no harm, and says so. `moebius plan` repeats it.
+// Sets values that are not measured to defaults, and notes this in their source. `moebius plan` prints the note.
 void assume_figures(PlanMachine& m) {
   const std::string one_rank = "not measured: one rank has no links; repeat with --ranks N";
   const std::string no_bits = "not measured: bench machine times products in bf16 alone";
@@ -74,7 +74,8 @@ void assume_figures(PlanMachine& m) {
   set_figure(m, "links.across_us", &PlanMachine::across_us, 100, "assumed: a call between hosts");
 }
 
-// No benchmark measures these figures of a GPU. They are those of an H100 where the data sheet of another is not known here.
+// Sets the values of a GPU that no benchmark measures. They are those of an H100 if the GPU's data sheet is
+// not known here.
 void assume_gpu(PlanMachine& m, double multiprocessors) {
   const std::string sheet = "assumed: as an H100";
   set_figure(m, "rank.exponentials_t_s", &PlanMachine::exponentials_t_s, m.is_gpu ? 3.9 : 0,
@@ -121,7 +122,7 @@ void check_figures(const PlanMachine& m) {
                   f.table, f.key, m.*f.value, f.least, f.most);
 }
 
-// The time of an op that does next to nothing.
+// Returns the time of an op that does next to nothing.
 double kernel_us(const BenchSpec& spec) {
   BenchSpec tiny = spec;
   tiny.scale = 1.0 / 1024;
@@ -162,7 +163,7 @@ nlohmann::ordered_json to_json(const PlanMachine& m) {
 
 MachineMeasurements measure_machine(const BenchSpec& asked, int64_t ranks) {
   BenchSpec spec = asked;
-  spec.under_load = true;  // a step is: a card that has rested is up to a fifth faster
+  spec.under_load = true;  // as in training steps: an idle card begins up to a fifth faster
   const bool is_gpu = spec.device == DeviceKind::cuda;
   const BenchShape shape = bench_shape(spec.shape);
   const auto host_bytes = static_cast<double>(this_machine().memory_bytes);
@@ -212,10 +213,10 @@ PlanMachine machine_of(const MachineMeasurements& measured) {
   set_share(m, Share::experts, experts.flops_per_s / peak, source_of("experts", experts));
   set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
   set_share(m, Share::attention_forward,
-            forward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/false),
+            forward.flops_per_s / peak * attention_over_products(m, measured.heads, /*backward=*/false),
             source_of("attention", forward));
   set_share(m, Share::attention_backward,
-            backward.flops_per_s / peak * beside_products(m, measured.heads, /*backward=*/true),
+            backward.flops_per_s / peak * attention_over_products(m, measured.heads, /*backward=*/true),
             source_of("attention", backward));
   set_share(m, Share::memory, 1, "memory_tb_s is measured");
   set_share(m, Share::inside, 1, "inside_gb_s is measured, or not known");

@@ -16,7 +16,7 @@ const Names kWorkloads{"attention",   "experts", "gemm",      "moe-layer", "disp
 const Names kRouted{"experts", "moe-layer", "dispatch"},
     kShaped{"attention", "experts", "moe-layer", "dispatch", "machine"};
 
-// The options that only some workloads take. All take the others.
+// The options that only some workloads accept. All workloads accept the others.
 const std::pair<const char*, Names> kTakenBy[] = {
     {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "precision", "machine"}},
     {"--shape", kShaped},

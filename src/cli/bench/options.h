@@ -25,11 +25,11 @@ struct BenchOptions {
 
 void add_bench_options(CLI::App& command, BenchOptions& o);
 
-// Sets the routing. Error{usage} for an unknown workload, an option that the workload does not
+// Sets the routing. Throws Error{usage} for an unknown workload, an option that the workload does not
 // take, or a value that makes no sense.
 void check_bench_options(const CLI::App& command, BenchOptions& o);
 
-// The machine, and the GPU if that is timed. threads: 0 leaves them out.
+// Returns the machine, and the GPU if that is timed. threads: 0 leaves them out.
 std::string bench_machine(DeviceKind device, int threads);
 
 }  // namespace moebius

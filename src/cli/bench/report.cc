@@ -66,7 +66,7 @@ nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
   return json;
 }
 
-// The workload's options, as an object and in words.
+// Returns the workload's options, as an object and in words.
 nlohmann::ordered_json case_json(const BenchOptions& o) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (o.name == "gemm") return json;
@@ -115,7 +115,7 @@ void print_json_report(const BenchOptions& o, const BenchReport& r, const std::s
   print_json(json);
 }
 
-// The step's speed beside the GPU's: the maker's figures, and those measured in the same run.
+// Prints the step's speed as shares of the data sheet's rates and of the rates measured in the same run.
 void print_shares(const StepBench& r) {
   if (r.datasheet_tflops > 0)
     fmt::print("{:.1f} % of the data sheet's {:.1f} TFLOP/s (MFU); ", 100 * r.mfu(), r.datasheet_tflops);

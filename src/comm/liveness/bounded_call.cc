@@ -18,8 +18,8 @@ namespace {
 
 using Failure = std::optional<std::pair<ErrorKind, std::string>>;
 
-// An error of the body is handed over as its text. An exception that two threads hold may be destroyed by either, which
-// the thread sanitizer takes for a race, since the library that counts its holders is not instrumented.
+// Returns the text of an error of the body, not the exception. Either of two threads could destroy a shared exception,
+// and the thread sanitizer reports this as a race, because the library that counts the references is not instrumented.
 Failure failure_of(const std::function<void()>& body) {
   try {
     body();

@@ -131,7 +131,7 @@ TEST(RankSupervisor, ASignalToTheRankAloneIsADeath) {
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankSupervisor, AReaderThatGoesAwayIsNone) {
+TEST(RankSupervisor, AClosedReaderIsNoFailure) {
   const Started rank([] {
     ::signal(SIGPIPE, SIG_DFL);
     return ::raise(SIGPIPE);

@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "comm/machine.h"
-#include "comm/transport/admission.h"
+#include "comm/transport/handshake.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -56,11 +56,11 @@ std::string own_machine() {
 std::vector<Socket> accept_children(Socket listener, const Job& job, int rank, int count, Deadline deadline) {
   std::vector<Socket> children(count);
   if (count == 0) return children;
-  Admission admission(std::move(listener), job, rank);
+  HandshakeAcceptor acceptor(std::move(listener), job, rank);
   for (int have = 0; have < count;) {
-    std::optional<Admission::Member> member = admission.next(deadline);
+    std::optional<HandshakeAcceptor::Member> member = acceptor.next(deadline);
     MOEBIUS_CHECK(distributed, member, "{} of {} ranks did not connect in time{}", count - have, count,
-                  admission.refused_text());
+                  acceptor.refused_text());
     const int child = member->greeting.rank - 2 * rank - 1;
     if (child < 0 || child >= count || children[child].is_open()) continue;
     children[child] = std::move(member->socket);
@@ -71,7 +71,7 @@ std::vector<Socket> accept_children(Socket listener, const Job& job, int rank, i
 
 Socket join_parent(const HostPort& at, const Job& job, int rank, Deadline deadline) {
   Socket s = connect_until(at, deadline);
-  join_job(s, job, {.rank = rank}, parent_of(rank), deadline);
+  complete_handshake(s, job, {.rank = rank}, parent_of(rank), deadline);
   return s;
 }
 
@@ -182,14 +182,14 @@ void RankWatch::receive(Link& link) {
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
     link.is_through = true;
-    return hear({.news = News::death, .rank = link.rank}, link);
+    return hear({.event = Event::death, .rank = link.rank}, link);
   }
   link.num_bytes += n;
   if (link.num_bytes < link.bytes.size()) return;
   Notice notice;
   std::memcpy(&notice, link.bytes.data(), sizeof notice);
   link.num_bytes = 0;
-  if (notice.news == News::goodbye) {
+  if (notice.event == Event::exit) {
     link.is_through = true;
   } else {
     hear(notice, link);
@@ -199,7 +199,7 @@ void RankWatch::receive(Link& link) {
 void RankWatch::hear(const Notice& notice, const Link& from) {
   if (quiet_.exchange(true)) return;
   send(notice, &from);
-  notice.news == News::death ? listener_.death(notice.rank) : listener_.ending();
+  notice.event == Event::death ? listener_.death(notice.rank) : listener_.ending();
 }
 
 // A notice is a few bytes, which any connection accepts at once.
@@ -211,13 +211,13 @@ void RankWatch::send(const Notice& notice, const Link* except) {
 
 // --- ends -----------------------------------------------------------------------------------------------------------
 
-void RankWatch::say_goodbye() {
+void RankWatch::announce_exit() {
   quiet_ = true;
-  send({.news = News::goodbye, .rank = rank_});
+  send({.event = Event::exit, .rank = rank_});
 }
 
-void RankWatch::say_ending() {
-  if (!quiet_.exchange(true)) send({.news = News::ending, .rank = rank_});
+void RankWatch::announce_abort() {
+  if (!quiet_.exchange(true)) send({.event = Event::abort, .rank = rank_});
 }
 
 }  // namespace moebius

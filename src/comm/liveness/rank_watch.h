@@ -3,9 +3,9 @@
 // It has its own sockets beside the transport; they carry nothing while every rank is alive.
 //
 //   Tree   Rank r is connected to (r - 1) / 2, 2 r + 1 and 2 r + 2: three connections at most.
-//   Ends   A process that dies sends no goodbye on its connections. A rank that sees this notifies its other
+//   Ends   A process that dies sends no exit notice on its connections. A rank that detects this notifies its other
 //          neighbours, and they theirs. The first notice ends the watch, since later ends are consequences.
-//   Entry  A connection proves a secret that rank 0 draws and `control` carries (comm/transport/admission.h).
+//   Entry  A connection proves a secret that rank 0 draws and `control` carries (comm/transport/handshake.h).
 //   Cost   A thread that sleeps.
 #pragma once
 
@@ -31,7 +31,7 @@ class RankWatch {
   // After that it takes them at most about `seconds`.
   // At most one of the listener's functions is called, once, on this object's thread.
   RankWatch(Control& control, double seconds, Listener listener);
-  // REQUIRES: say_goodbye or say_ending was called. Else the other ranks take this rank for dead.
+  // REQUIRES: announce_exit or announce_abort was called. Otherwise the other ranks report this rank as dead.
   ~RankWatch() = default;
   RankWatch(const RankWatch&) = delete;
 
@@ -39,15 +39,15 @@ class RankWatch {
   // ranks, and nothing is watched.
   const std::string& why_missing() const { return why_missing_; }
 
-  void say_goodbye();  // this rank has ended its work, as all ranks have
-  // This rank ends the processes of all ranks, but not at once. A rank that ended before it had
-  // forwarded this news would be taken for dead by those that did not get it.
-  void say_ending();
+  void announce_exit();  // this rank has ended its work, as all ranks have
+  // This rank ends the processes of all ranks, but not at once. If a rank ended before it had forwarded this notice,
+  // the ranks that did not get it would report that rank as dead.
+  void announce_abort();
 
  private:
-  enum class News : int32_t { goodbye, death, ending };
+  enum class Event : int32_t { exit, death, abort };
   struct Notice {
-    News news = News::goodbye;
+    Event event = Event::exit;
     int32_t rank = 0;
   };
   struct Link {
@@ -69,7 +69,7 @@ class RankWatch {
   Listener listener_;
   std::vector<Link> links_;
   Socket waker_;                                       // an eventfd
-  std::atomic<bool> watches_ = false, quiet_ = false;  // links_ is complete; later news is ignored
+  std::atomic<bool> watches_ = false, quiet_ = false;  // links_ is complete; later events are ignored
   std::jthread watcher_;                               // the last member, since it uses the others
 };
 

@@ -1,5 +1,5 @@
 // These tests use the transport of threads:
-// a rank whose watch ends without a goodbye looks like a dead process.
+// a rank whose watch ends without announce_exit() looks like a dead process.
 #include "comm/liveness/rank_watch.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kConnectS = 20;
 
-// The news that each rank got.
+// The events that each rank was notified of.
 class News {
  public:
   explicit News(int size) : heard_(size) {}
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RankWatchOn, testing::Values(1, 2, 3, 4, 9));
 TEST_P(RankWatchOn, ReportsNothingOfRanksThatEndWell) {
   run([](Control& control, std::optional<RankWatch>& watch) {
     control.barrier();
-    watch->say_goodbye();
+    watch->announce_exit();
     watch.reset();
   });
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
@@ -78,7 +78,7 @@ TEST_P(RankWatchOn, ReportsADeathToAllOthers) {
       const Deadline deadline = deadline_in(kConnectS);
       while (news_.of(control.rank()).size() == before && milliseconds_until(deadline) > 0)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      control.barrier();  // no connection ends before all ranks have the news
+      control.barrier();  // no connection ends before all ranks are notified
     });
   }
   for (int r = 0; r < GetParam(); ++r) {
@@ -89,18 +89,18 @@ TEST_P(RankWatchOn, ReportsADeathToAllOthers) {
   }
 }
 
-// The launcher then ends this rank and the others; that is not news.
+// The launcher then ends this rank and the others, which must not be reported.
 TEST_P(RankWatchOn, ReportsNothingOfARankThatEndsTheRun) {
   run([&](Control& control, std::optional<RankWatch>& watch) {
     if (control.rank() == control.size() - 1) {
-      watch->say_ending();
+      watch->announce_abort();
       watch.reset();
     }
     const Deadline deadline = deadline_in(kConnectS);
     while (num_told_of_end_ < control.size() - 1 && milliseconds_until(deadline) > 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     control.barrier();
-    if (watch) watch->say_goodbye();
+    if (watch) watch->announce_exit();
   });
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
   EXPECT_EQ(num_told_of_end_, GetParam() - 1);

@@ -14,10 +14,11 @@
 namespace moebius {
 namespace {
 
-// A machine that is down answers nothing. Attempts are repeated this often, so that a link that works again is used.
+// A machine that is down does not answer. Attempts are repeated this often, so that a link is used soon
+// after its repair.
 constexpr double kConnectS = 5;
 constexpr double kFirstRetryS = 0.05, kLongestRetryS = 1;
-constexpr double kLookS = 0.02;  // a look-up is looked after this often
+constexpr double kLookS = 0.02;  // the result of a name look-up is polled this often
 constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 
 double retry_s(int attempt) { return std::min(kLongestRetryS, kFirstRetryS * (1 << std::min(attempt, 10))); }
@@ -38,7 +39,7 @@ LinkMaker::LinkMaker(Options o)
       has_come_(static_cast<size_t>(size_)),
       num_awaited_(size_ - 1 - rank_) {
   MOEBIUS_CHECK(distributed, waker_.is_open(), "tcp: eventfd: {}", std::strerror(errno));
-  if (o.listener.is_open()) admission_.emplace(std::move(o.listener), job_, rank_, warn_, /*expected=*/num_awaited_);
+  if (o.listener.is_open()) acceptor_.emplace(std::move(o.listener), job_, rank_, warn_, /*expected=*/num_awaited_);
   if (rank_ > 0) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 
@@ -72,17 +73,17 @@ void LinkMaker::run(const std::stop_token& stop) {
     std::vector<pollfd> polled{{.fd = waker_.descriptor(), .events = POLLIN, .revents = 0}};
     Deadline due = Deadline::max();
     for (const Call& call : calls_) {
-      const auto events = static_cast<short>(call.joining ? POLLIN : POLLOUT);
+      const auto events = static_cast<short>(call.handshake ? POLLIN : POLLOUT);
       polled.push_back({.fd = call.socket.descriptor(), .events = events, .revents = 0});  // poll skips closed sockets
       due = std::min(due, call.due);
     }
-    if (admission_) due = std::min(due, admission_->add_polled(polled));
+    if (acceptor_) due = std::min(due, acceptor_->add_polled(polled));
     if (::poll(polled.data(), polled.size(), milliseconds_until(due)) < 0) continue;  // a signal
     uint64_t times = 0;
     if (polled[0].revents != 0) (void)!::read(waker_.descriptor(), &times, sizeof times);
     const size_t num_calls = calls_.size();
     advance_all(std::span(polled).subspan(1, num_calls));
-    if (admission_) admit(std::span(polled).subspan(1 + num_calls));
+    if (acceptor_) admit(std::span(polled).subspan(1 + num_calls));
   }
 }
 
@@ -90,20 +91,21 @@ void LinkMaker::run(const std::stop_token& stop) {
 
 void LinkMaker::admit(std::span<const pollfd> polled) {
   try {
-    if (std::optional<Admission::Member> member = admission_->look(polled)) let_in(std::move(*member));
+    if (std::optional<HandshakeAcceptor::Member> member = acceptor_->handle_polled(polled)) accept(std::move(*member));
   } catch (const Error& e) {  // too many open files, which may pass
     if (warn_) warn_(e.what());
     std::this_thread::sleep_for(kAcceptRetry);
   }
 }
 
-// Whoever has proved the secret and is no rank that may connect is closed: another process with a rank's number.
-void LinkMaker::let_in(Admission::Member member) {
+// Closes the connection of a process that proved the secret but is not a rank that may connect, such as another process
+// with the number of a rank.
+void LinkMaker::accept(HandshakeAcceptor::Member member) {
   const int from = member.greeting.rank;
   if (from <= rank_ || from >= size_ || has_come_[from]) return;
   has_come_[from] = true;
   made_(from, std::move(member.socket));
-  if (--num_awaited_ == 0) admission_.reset();
+  if (--num_awaited_ == 0) acceptor_.reset();
 }
 
 // --- ranks that this one connects to --------------------------------------------------------------------------------
@@ -125,23 +127,23 @@ bool LinkMaker::advance(Call& call, bool has_news) {
   try {
     if (!call.socket.is_open()) {
       if (is_due) begin_attempt(call);
-    } else if (!call.joining) {
+    } else if (!call.handshake) {
       MOEBIUS_CHECK(distributed, has_news || !is_due, "nothing there has answered for {} s", kConnectS);
       if (has_news) greet(call);
-    } else if (has_news && call.joining->is_let_in(call.socket)) {
+    } else if (has_news && call.handshake->is_accepted(call.socket)) {
       made_(call.rank, std::move(call.socket));
       return true;
     } else {
-      MOEBIUS_CHECK(distributed, !is_due || call.joining->has_answered(),
+      MOEBIUS_CHECK(distributed, !is_due || call.handshake->has_answered(),
                     "its machine has accepted the connection, and the rank has not answered for {} s: it is stopped, "
                     "or the link to it was cut",
                     answer_s_);
-      if (call.joining->has_answered()) call.due = Deadline::max();
+      if (call.handshake->has_answered()) call.due = Deadline::max();
     }
   } catch (const Error& e) {
     set_why_not(call.rank, e.what());
     call.socket.close();
-    call.joining.reset();
+    call.handshake.reset();
     call.due = deadline_in(retry_s(call.attempt++));
   }
   return false;
@@ -160,7 +162,7 @@ void LinkMaker::begin_attempt(Call& call) {
     call.due = deadline_in(kLookS);
     return;
   }
-  const NameLookup name = *std::exchange(call.name, std::nullopt);  // the next attempt looks anew
+  const NameLookup name = *std::exchange(call.name, std::nullopt);  // the next attempt looks it up again
   call.socket = begin_connect(to, *name.wait(Deadline()), call.attempt);
   MOEBIUS_CHECK(distributed, call.socket.is_open(), "{}", std::strerror(errno));
   call.due = deadline_in(kConnectS);
@@ -169,8 +171,8 @@ void LinkMaker::begin_attempt(Call& call) {
 void LinkMaker::greet(Call& call) {
   const int error = connect_error(call.socket);
   MOEBIUS_CHECK(distributed, error == 0, "{}", std::strerror(error));
-  call.joining.emplace(job_, RankGreeting{.rank = rank_, .size = size_}, call.rank);
-  call.joining->greet(call.socket);
+  call.handshake.emplace(job_, RankGreeting{.rank = rank_, .size = size_}, call.rank);
+  call.handshake->greet(call.socket);
   call.due = deadline_in(answer_s_);
   set_why_not(call.rank, "its machine has accepted the connection, and the rank has not answered");
 }

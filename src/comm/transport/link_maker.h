@@ -1,14 +1,14 @@
-// A LinkMaker makes the connections of a rank that were not made at the start, on a thread of its own:
-// each at its first use, by the higher of its two ranks. So two ranks that begin to use a connection at the same time
-// make one. The thread lets in the ranks that connect to this one (comm/transport/admission.h) and connects to others
-// side by side, so that neither strangers nor a rank that does not answer delay another.
+// A LinkMaker makes the connections of a rank that were not made at the start, on a separate thread. The higher of two
+// ranks makes their connection at its first use, so that two ranks never make two. The thread accepts connections
+// (comm/transport/handshake.h) and makes others at the same time. So neither unauthenticated connections nor a rank
+// that does not answer delay another.
 //
-//   Retries   An attempt that fails is repeated until the rank leaves. Nobody gives up here: a rank that waits for the
-//             connection ends the run after its timeout, and why_not() says what happened.
+//   Retries   An attempt that fails is repeated until the rank leaves. The LinkMaker itself never fails: a rank that
+//             waits for the connection ends the run after its timeout, and why_not() returns the reason.
 //   Names     A name is looked up on another thread, so that name servers that do not answer delay only its call.
-//   Silence   A rank that has not answered a greeting for answer_s is called anew. It may be stopped. When it goes on,
-//             it lets in the newest call, and warns of the older ones, which were closed. Or the link was cut in
-//             between, and the other end has given up.
+//   Silence   A rank that has not answered a greeting for answer_s is called again. It may be stopped: when it runs
+//             again, it accepts the newest call, and warns of the older ones, which were closed. Or the link was cut
+//             for a while, and the other end has closed the connection.
 //   Closing   The listener is closed when all higher ranks have connected.
 #pragma once
 
@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/transport/admission.h"
+#include "comm/transport/handshake.h"
 #include "comm/transport/name_lookup.h"
 #include "comm/transport/socket.h"
 
@@ -34,7 +34,7 @@ class LinkMaker {
     Job job;
     Socket listener;                               // where higher ranks connect; closed: none will
     std::vector<HostPort> places;                  // by rank: where it listens
-    std::function<void(const std::string&)> warn;  // as of Admission
+    std::function<void(const std::string&)> warn;  // as of HandshakeAcceptor
     // Gets each connection that was made, on the thread of this object.
     std::function<void(int rank, Socket)> made;
     LookUp look_up = nullptr;  // null: the system's
@@ -59,12 +59,12 @@ class LinkMaker {
     std::optional<NameLookup> name;  // of the attempt that begins
     Deadline name_due;
     Socket socket;
-    std::optional<Joining> joining;  // set once the socket is connected
+    std::optional<HandshakeConnector> handshake;  // set once the socket is connected
   };
   void run(const std::stop_token& stop);
   void take_new_calls();
   void admit(std::span<const pollfd> polled);
-  void let_in(Admission::Member member);
+  void accept(HandshakeAcceptor::Member member);
   void advance_all(std::span<const pollfd> polled);
   // Continues a call. Returns whether the connection was made.
   bool advance(Call& call, bool has_news);
@@ -80,10 +80,10 @@ class LinkMaker {
   const std::function<void(int, Socket)> made_;
   const LookUp look_up_;
   const double look_up_s_, answer_s_;
-  const Socket waker_;                  // an eventfd
-  std::optional<Admission> admission_;  // empty: nobody connects to this rank any more
-  std::vector<bool> has_come_;          // by rank
-  int num_awaited_ = 0;                 // higher ranks that have not come
+  const Socket waker_;                         // an eventfd
+  std::optional<HandshakeAcceptor> acceptor_;  // empty: no rank will connect to this one
+  std::vector<bool> has_come_;                 // by rank
+  int num_awaited_ = 0;                        // higher ranks that have not come
   std::vector<Call> calls_;
   mutable std::mutex mutex_;  // guards the next two
   std::vector<int> new_calls_;

@@ -143,8 +143,8 @@ TEST(LinkMaker, CallsDoNotWaitForEachOther) {
   EXPECT_THAT(higher.why_with(2, "does not know"), HasSubstr("does not know the secret of this job"));
 }
 
-// The machine of a stopped rank accepts connections that nobody answers. When the rank goes on it answers the newest.
-TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAnew) {
+// The machine of a stopped rank accepts connections that nobody answers. When the rank continues it answers the newest.
+TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAgain) {
   Socket stopped = listen_at(0, true);
   const HostPort place{.host = "127.0.0.1", .port = port_of(stopped)};
   Maker higher({.rank = 3, .places = {{}, place}, .answer_s = 0.5});
@@ -218,15 +218,15 @@ TEST(ConnectUntil, ReportsTheReasonOfAnEarlierLookUp) {
   names.may_end.set_value();
 }
 
-// Strangers come while the ranks train: a silent one, another program, one with another secret. A rank that comes
-// later is let in at once. One that is let in already, or that should not call, is closed.
-TEST(LinkMaker, LateStrangersAreRefused) {
+// Unauthenticated connections arrive during training: a silent one, another program, one with another secret. A rank
+// that comes later is accepted at once. One that is connected already, or that should not call, is closed.
+TEST(LinkMaker, LateUnauthenticatedConnectionsAreRefused) {
   Maker lower({.rank = 1, .size = 5});
   const auto begin = std::chrono::steady_clock::now();
   const auto connect = [&] { return connect_until(lower.place, deadline_in(5)); };
   const auto join = [&](int rank, const std::string& secret) {
     Socket s = connect();
-    join_job(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 5}, 1, deadline_in(5));
+    complete_handshake(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 5}, 1, deadline_in(5));
     return s;
   };
   const Socket silent = connect();

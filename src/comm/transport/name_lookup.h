@@ -40,10 +40,10 @@ class NameLookup {
 
 // Begins to connect to one of these addresses, the attempt-th in turn, and does not wait. Once the socket can be
 // written to, connect_error() says whether it is a connection. A closed socket: the attempt failed, with errno set.
-// Error{distributed} when there are none; it names the host.
+// Throws Error{distributed} when there are none; it names the host.
 Socket begin_connect(const HostPort& to, const Addresses& addresses, int attempt);
 // Tries until the deadline: a name may not be known yet, and a listener may not have started.
-// Error{distributed} names the host, and says whether its name or its answer is missing.
+// The text of an Error{distributed} names the host, and says whether its name or its answer is missing.
 Socket connect_until(const HostPort& to, Deadline deadline, const LookUp& look_up);
 
 }  // namespace moebius

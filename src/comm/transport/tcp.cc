@@ -29,7 +29,7 @@ class TcpMessage final : public Message {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(const TcpOptions& options) : TcpTransport(options, meet(options)) {}
+  explicit TcpTransport(const TcpOptions& options) : TcpTransport(options, rendezvous(options)) {}
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
@@ -45,7 +45,7 @@ class TcpTransport final : public Transport {
   }
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override;
   void check() override;
-  std::vector<LinkFigures> links() override { return links_.figures(); }
+  std::vector<LinkMeasurement> links() override { return links_.measurements(); }
   const WorldOptions& options() const override { return options_.world; }
 
   // Returns an answer when every rank has ended body by an exception of its own within the grace time. Rank 0 decides
@@ -57,15 +57,15 @@ class TcpTransport final : public Transport {
   std::string name(int rank) const { return name_of_rank(options_.world, rank); }
 
  private:
-  TcpTransport(const TcpOptions& options, Meeting met)
+  TcpTransport(const TcpOptions& options, Rendezvous found)
       : options_(options),
-        links_(options.rank, std::move(met.sockets), [this](int r) { maker_.call(r); }),
+        links_(options.rank, std::move(found.sockets), [this](int r) { maker_.call(r); }),
         connections_at_start_(links_.num_connections()),
         maker_({.rank = options.rank,
                 .size = options.size,
-                .job = std::move(met.job),
-                .listener = std::move(met.listener),
-                .places = std::move(met.places),
+                .job = std::move(found.job),
+                .listener = std::move(found.listener),
+                .places = std::move(found.places),
                 .warn = options.warn,
                 .made = [this](int r, Socket s) { links_.add(r, std::move(s)); }}) {
     links_.watch(options_.stall_s, [this](int failed_rank) { end_stalled(failed_rank); });
@@ -100,7 +100,7 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
   if (!links_.move_until(timeout_s(), all_ended)) fail_waiting(what, open);
 }
 
-// Processes what has arrived from the other ranks meanwhile.
+// Processes the messages that have arrived from other ranks.
 void TcpTransport::check() {
   links_.move_until(0, [&] {
     check_peers(recorder().last(), {});
@@ -149,8 +149,8 @@ std::string TcpTransport::unconnected(std::span<const int> ranks) const {
   return text;
 }
 
-// A machine acknowledges what it gets even where the process of its rank is stopped. So one that does not is down, or
-// the link to it is cut. Returns a text that names each such link; empty where all machines answer.
+// A machine acknowledges data even if the process of its rank is stopped. So a machine that does not is down, or the
+// link to it is cut. Returns a text that names each such link; empty where all machines answer.
 std::string TcpTransport::silence_of(std::span<const int> ranks) {
   std::vector<double> silent_s(ranks.size());
   links_.probe(ranks);
@@ -205,7 +205,7 @@ void TcpTransport::tell_verdicts(uint64_t own_hash) {
   for (int r = 1; r < size(); ++r) links_.say_verdict(r, {.was_said_before = !said.insert(hashes[r]).second});
 }
 
-// A rank that waits in vain reports before it is ended:
+// A rank whose wait cannot end reports before it is ended:
 // together the reports show which rank waits for which.
 void TcpTransport::tell_failure(const RankFailure& failure) {
   const auto is_through = [](const TcpLinks::Peer& p) {
@@ -216,7 +216,7 @@ void TcpTransport::tell_failure(const RankFailure& failure) {
   links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
 }
 
-// A rank hears of all others from rank 0, which ends last. So ranks that share no connection need none for this.
+// Rank 0 informs every rank about all others, and ends last. So ranks without a connection need none for this.
 void TcpTransport::leave() {
   if (options_.connections)
     options_.connections({.at_start = connections_at_start_, .at_end = links_.num_connections()});

@@ -22,16 +22,16 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
   return names_of_ranks(o.world, missing);
 }
 
-// Lets in all other ranks.
-void accept_ranks(const TcpOptions& o, Admission& admission, Deadline deadline, std::vector<Socket>& sockets,
-                  const std::function<void(const Admission::Member&)>& check) {
+// Accepts all other ranks.
+void accept_ranks(const TcpOptions& o, HandshakeAcceptor& acceptor, Deadline deadline, std::vector<Socket>& sockets,
+                  const std::function<void(const HandshakeAcceptor::Member&)>& check) {
   for (int have = 1; have < o.size; ++have) {
-    std::optional<Admission::Member> member = admission.next(deadline);
+    std::optional<HandshakeAcceptor::Member> member = acceptor.next(deadline);
     MOEBIUS_CHECK(distributed, member,
                   "tcp: {} has waited for {} s for the others to come; missing: {}; were they started, with the same "
                   "MASTER_ADDR, MASTER_PORT, WORLD_SIZE and secret?{}",
                   name_of_rank(o.world, o.rank), o.world.timeout_before_steps_s(), missing_names(o, sockets),
-                  admission.refused_text());
+                  acceptor.refused_text());
     check(*member);
     sockets[member->greeting.rank] = std::move(member->socket);
   }
@@ -49,11 +49,11 @@ std::string refusal(const TcpOptions& o, const RankGreeting& g, const std::vecto
   return "";
 }
 
-// The table's first line is empty when all is well, else the reason why the run cannot begin.
-// Then comes a line for each rank: host and port. An empty host is the one where rank 0 was found.
+// The first line of the table is empty, or the reason why the run cannot begin.
+// Then comes a line for each rank: host and port. An empty host stands for the host at which rank 0 was reached.
 constexpr const char* kTable = "the table of ranks";
 
-// A rank that has ended meanwhile is skipped: whoever uses the connection finds that it broke.
+// A rank that has ended meanwhile is skipped: the next use of its connection reports the error.
 void tell_all(const std::vector<Socket>& sockets, const std::string& table, Deadline deadline) {
   for (const Socket& s : sockets) {
     try {
@@ -74,8 +74,9 @@ Socket listen_as_master(const TcpOptions& o) {
 
 std::string key_of(const TcpOptions& o) { return "moebius/" + o.run; }
 
-// Leaves in torchrun's store where rank 0 listens, and the secret that it draws if none was given. A "-" in their
-// place: the host is that of the store, the secret was given to all ranks. Returns the secret of the job.
+// Writes to torchrun's store the address at which rank 0 listens, and the secret that it draws if none was given. A "-"
+// instead means that the host is that of the store, or that the secret was given to all ranks. Returns the secret of
+// the job.
 std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   TorchStore store(o.master, deadline);
   const std::string host = !o.host.empty() ? o.host : own_host(store.socket());
@@ -84,17 +85,17 @@ std::string leave_in_store(const TcpOptions& o, int port, Deadline deadline) {
   return drawn.empty() ? o.secret : drawn;
 }
 
-Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
+Rendezvous rendezvous_as_master(const TcpOptions& o, Deadline deadline) {
   Socket listener = listen_as_master(o);
-  Meeting met{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
-  met.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
-  Admission admission(std::move(listener), met.job, o.rank, o.warn, /*expected=*/o.size);
+  Rendezvous result{.sockets = std::vector<Socket>(o.size), .job = {}, .listener = {}, .places = {}};
+  result.job = job_of(o, o.has_store ? leave_in_store(o, port_of(listener), deadline) : o.secret);
+  HandshakeAcceptor acceptor(std::move(listener), result.job, o.rank, o.warn, /*expected=*/o.size);
   std::vector<HostPort> places(o.size);
-  accept_ranks(o, admission, deadline, met.sockets, [&](const Admission::Member& m) {
-    const std::string why = refusal(o, m.greeting, met.sockets);
+  accept_ranks(o, acceptor, deadline, result.sockets, [&](const HandshakeAcceptor::Member& m) {
+    const std::string why = refusal(o, m.greeting, result.sockets);
     if (!why.empty()) {
       write_text(m.socket, why + "\n", deadline, kTable);
-      tell_all(met.sockets, why + "\n", deadline);
+      tell_all(result.sockets, why + "\n", deadline);
       throw Error(ErrorKind::usage, why);
     }
     const std::string host = !m.greeting.host.empty() ? m.greeting.host : peer_host(m.socket);
@@ -102,8 +103,8 @@ Meeting meet_as_master(const TcpOptions& o, Deadline deadline) {
   });
   std::string table = "\n";
   for (const HostPort& p : places) table += fmt::format("{} {}\n", p.host.empty() ? "-" : p.host, p.port);
-  tell_all(met.sockets, table, deadline);
-  return met;
+  tell_all(result.sockets, table, deadline);
+  return result;
 }
 
 // --- the others -----------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ HostPort read_place(std::istream& from, const std::string& master_host) {
   return place;
 }
 
-// Where rank 0 listens, and the secret of the job.
+// The address at which rank 0 listens, and the secret of the job.
 struct Master {
   HostPort at;
   std::string secret;
@@ -138,7 +139,7 @@ std::string without_tcp(const std::string& error) { return error.starts_with("tc
 std::string ask_master(const TcpOptions& o, const Master& master, int own_port, Deadline deadline, Socket& socket) {
   try {
     socket = connect_until(master.at, deadline);
-    join_job(socket, job_of(o, master.secret), greeting_of(o, own_port), 0, deadline);
+    complete_handshake(socket, job_of(o, master.secret), greeting_of(o, own_port), 0, deadline);
     return read_text(socket, deadline, kTable);
   } catch (const Error& e) {
     MOEBIUS_FAIL(distributed, "tcp: {} gets no answer from a rank 0 of this run at {} ({}); check that {}",
@@ -152,21 +153,22 @@ std::string ask_master(const TcpOptions& o, const Master& master, int own_port, 
 }
 
 // No rank connects to the last one, so it does not listen.
-Meeting meet_as_other(const TcpOptions& o, Deadline deadline) {
+Rendezvous rendezvous_as_other(const TcpOptions& o, Deadline deadline) {
   const Master master = find_master(o, deadline);
-  Meeting met{.sockets = std::vector<Socket>(o.size), .job = job_of(o, master.secret), .listener = {}, .places = {}};
-  if (o.rank < o.size - 1) met.listener = listen_at(0, is_loopback(master.at.host));
-  const int port = met.listener.is_open() ? port_of(met.listener) : 0;
-  std::istringstream table(ask_master(o, master, port, deadline, met.sockets[0]));
+  Rendezvous result{
+      .sockets = std::vector<Socket>(o.size), .job = job_of(o, master.secret), .listener = {}, .places = {}};
+  if (o.rank < o.size - 1) result.listener = listen_at(0, is_loopback(master.at.host));
+  const int port = result.listener.is_open() ? port_of(result.listener) : 0;
+  std::istringstream table(ask_master(o, master, port, deadline, result.sockets[0]));
   std::string why;
   std::getline(table, why);
   if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 reports it
-  const std::string master_host = peer_host(met.sockets[0]);
-  for (int r = 0; r < o.size; ++r) met.places.push_back(read_place(table, master_host));
-  return met;
+  const std::string master_host = peer_host(result.sockets[0]);
+  for (int r = 0; r < o.size; ++r) result.places.push_back(read_place(table, master_host));
+  return result;
 }
 
-// Whoever reaches a port that is open to other machines must prove a secret.
+// A port that other machines can reach needs a secret.
 void check_secret(const TcpOptions& o) {
   if (!o.secret.empty() || o.has_store || is_loopback(o.master.host)) return;
   const std::string text = fmt::format(
@@ -179,13 +181,13 @@ void check_secret(const TcpOptions& o) {
 
 }  // namespace
 
-Meeting meet(const TcpOptions& o) {
+Rendezvous rendezvous(const TcpOptions& o) {
   MOEBIUS_CHECK(usage, o.size >= 1 && o.rank >= 0 && o.rank < o.size,
                 "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
   if (o.size == 1) return {.sockets = std::vector<Socket>(1), .job = {}, .listener = {}, .places = {}};
   check_secret(o);
   const Deadline deadline = deadline_in(o.world.timeout_before_steps_s());
-  return o.rank == 0 ? meet_as_master(o, deadline) : meet_as_other(o, deadline);
+  return o.rank == 0 ? rendezvous_as_master(o, deadline) : rendezvous_as_other(o, deadline);
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Ranks that find each other over TCP, and strangers that come instead.
+// The rendezvous over TCP, with ranks and with unauthenticated connections.
 #include "comm/transport/tcp_bootstrap.h"
 
 #include <thread>
@@ -15,11 +15,11 @@ using testing::StartsWith;
 
 constexpr const char* kSecret = "0123456789abcdef";
 
-TEST(TcpBootstrap, AWorldOfOneNeedsNobody) {
+TEST(TcpBootstrap, AWorldOfOneNeedsNoConnections) {
   expect_all_well(run_world(1, [](Transport& transport) { Member(transport).world->barrier(); }));
 }
 
-TEST(TcpBootstrap, WhoDoesNotComeIsNamed) {
+TEST(TcpBootstrap, MissingRanksAreNamed) {
   const Ends ends = run_world(
       3, [](Transport&) {},
       [](TcpOptions& o) {
@@ -48,7 +48,7 @@ TEST(TcpBootstrap, RanksOfAnotherWorldAreRefused) {
   EXPECT_EQ(twice.errors[0], "tcp: RANK=1 was given to two processes; give each its own number");
 }
 
-TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
+TEST(TcpBootstrap, APortInUseIsReported) {
   const Socket taken = listen_at(0, true);
   const Ends ends = run_world(
       1, [](Transport&) {},
@@ -62,7 +62,7 @@ TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
 
 // Other programs that listen at rank 0's address:
 // a silent one, one with another protocol, one that hangs up.
-TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
+TEST(TcpBootstrap, AnotherProgramInPlaceOfRank0IsReportedWithItsAddress) {
   for (const std::string answer : {"", "HTTP/1.1 400 Bad Request", "hang up"}) {
     const Socket other = listen_at(0, true);
     std::vector<std::jthread> visited;
@@ -90,9 +90,9 @@ TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
   }
 }
 
-// Strangers are there before the last rank: one that says nothing all the time, one that sends something
-// else, one that ends in the midst of its first message.
-TEST(TcpBootstrap, StrangersDoNotDisturb) {
+// Unauthenticated connections are made before the last rank's: one that sends nothing, one that sends something else,
+// and one that ends within its first message.
+TEST(TcpBootstrap, UnauthenticatedConnectionsDoNotDisturb) {
   Socket silent;
   std::string warned;
   const auto begin = std::chrono::steady_clock::now();
@@ -118,8 +118,8 @@ TEST(TcpBootstrap, RanksThatKnowTheSecretMeet) {
       4, [](Transport& transport) { Member(transport).world->barrier(); }, [](TcpOptions& o) { o.secret = kSecret; }));
 }
 
-// One rank has another secret, or none. It ends at once and says why; rank 0 names who it missed and
-// who came instead.
+// One rank has another secret, or none. It ends at once and says why; rank 0 names the missing rank and
+// the refused connection.
 TEST(TcpBootstrap, ARankWithAnotherSecretIsRefused) {
   for (const std::string secret : {"another secret!!", ""}) {
     std::string warned;

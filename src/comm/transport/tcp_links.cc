@@ -57,7 +57,7 @@ TcpLinks::~TcpLinks() {
 
 // --- connections ----------------------------------------------------------------------------------------------------
 
-// Both ends of a message name each other, so the higher rank asks too if it does not end before.
+// Both ends of a message request the connection, so the higher rank requests it too, unless it ends first.
 void TcpLinks::ask_for(int peer) {
   Link& link = links_[peer];
   if (link.is_made || link.is_asked_for || peer > rank_) return;
@@ -73,7 +73,7 @@ void TcpLinks::add(int rank, Socket socket) {
   link.socket = std::move(socket);
   open_.push_back(rank);
   send_some(link);
-  // Whoever polls does not poll this socket yet.
+  // The thread that polls does not poll this socket yet.
   rank_moves_ ? wake(rank_waker_) : wake_mover();
 }
 
@@ -214,7 +214,7 @@ void TcpLinks::send_some(Link& link) {
     const msghdr message{.msg_iov = parts.data(), .msg_iovlen = parts.size()};
     const ssize_t n = ::sendmsg(link.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return note_full(link.full);
+    if (n < 0 && errno == EAGAIN) return note_busy(link.full);
     if (n < 0) return link.out.clear();  // what the peer sent before it ended can still be read
     frame.sent += n;
     link.full.bytes_since += n;
@@ -225,15 +225,16 @@ void TcpLinks::send_some(Link& link) {
   link.full.since.reset();
 }
 
-// The link has taken what left between two times at which the buffer was full.
-void TcpLinks::note_full(FullTime& full) {
+// The link has moved what left between two times at which the buffer was full, or what arrived between two at which
+// there was nothing more to read.
+void TcpLinks::note_busy(BusyTime& time) {
   const auto now = std::chrono::steady_clock::now();
-  if (full.since) {
-    full.bytes += full.bytes_since;
-    full.seconds += std::chrono::duration<double>(now - *full.since).count();
+  if (time.since) {
+    time.bytes += time.bytes_since;
+    time.seconds += std::chrono::duration<double>(now - *time.since).count();
   }
-  full.since = now;
-  full.bytes_since = 0;
+  time.since = now;
+  time.bytes_since = 0;
 }
 
 // --- frames in ------------------------------------------------------------------------------------------------------
@@ -257,16 +258,24 @@ bool TcpLinks::receive_once(int peer) {
     if (link.into == nullptr) room = std::min(room, kSinkBytes);
   }
   const ssize_t n = ::recv(link.socket.descriptor(), to, room, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+  if (n < 0 && errno == EINTR) return true;
+  if (n < 0 && errno == EAGAIN) {
+    if (link.got > 0) note_busy(link.awaited);
+    return false;
+  }
   if (n <= 0) {
     lose(peer);
     return false;
   }
   link.got += n;
+  link.awaited.bytes_since += n;
   if (link.got == kHeader) begin_payload(peer);
   const bool has_payload =
       link.header.kind == Kind::message || link.header.kind == Kind::body || link.header.kind == Kind::failure;
-  if (link.got >= kHeader + (has_payload ? link.header.num_bytes : 0)) end_payload(peer);
+  if (link.got < kHeader + (has_payload ? link.header.num_bytes : 0)) return true;
+  if (link.awaited.since) link.longest_frame = std::max(link.longest_frame, link.got);
+  link.awaited.since.reset();
+  end_payload(peer);
   return true;
 }
 

@@ -106,8 +106,9 @@ class TcpLinks {
   std::pair<std::string, std::string> addresses(int rank) const;
 
   // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
-  // leave, if kEnoughBytes left in them. Else it is the one that the kernel has seen.
-  std::vector<LinkFigures> figures();
+  // leave, if kEnoughBytes left in them. Else it is that of the times in which this rank waited for the rest of a
+  // message, if that shows the rate of the link (is_rate_of_link). Else it is the one that the kernel has seen.
+  std::vector<LinkMeasurement> measurements();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 
   // Calls `on_stall` once, from the mover's thread, when another rank has failed and this rank's
@@ -130,9 +131,10 @@ class TcpLinks {
     TcpEnd* end = nullptr;
     std::vector<std::byte> own;
   };
-  // The times in which the system's buffer of a connection was full, so that bytes left as fast as the link lets them.
-  struct FullTime {
-    std::optional<std::chrono::steady_clock::time_point> since;  // it is full now
+  // The times in which bytes moved as fast as the link lets them: at the sender, while the system's buffer of the
+  // connection was full; at the receiver, while it waited for the rest of a frame.
+  struct BusyTime {
+    std::optional<std::chrono::steady_clock::time_point> since;  // it is such a time now
     int64_t bytes_since = 0, bytes = 0;                          // bytes: in all of these times
     double seconds = 0;
   };
@@ -156,7 +158,8 @@ class TcpLinks {
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
-    FullTime full;
+    BusyTime full, awaited;     // of bytes that leave, and that arrive
+    int64_t longest_frame = 0;  // that was awaited since the last measurements()
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far
@@ -181,7 +184,7 @@ class TcpLinks {
   bool sizes_agree(TcpEnd& end, int64_t peer_bytes);
   void finish(TcpEnd& end, TcpEnd::State state);
   void send_some(Link& link);
-  static void note_full(FullTime& full);
+  static void note_busy(BusyTime& time);
   void receive_some(int peer);
   bool receive_once(int peer);
   void begin_payload(int peer);

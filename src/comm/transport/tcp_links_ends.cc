@@ -1,11 +1,11 @@
-// The part of TcpLinks about the ends of ranks, and about the state of connections.
+// The part of TcpLinks that handles the end of ranks, and reports the state of connections.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 
-#include "comm/transport/link_figures.h"
+#include "comm/transport/link_measurement.h"
 #include "comm/transport/tcp_links.h"
 
 namespace moebius {
@@ -59,7 +59,8 @@ void TcpLinks::probe(std::span<const int> ranks) {
     if (links_[rank].is_made) queue(rank, {.header = {.kind = Kind::probe}});
 }
 
-// Without a window at the other end, as where a process has stopped, nothing is on its way, and the end is not silent.
+// If the other end's receive window is closed, as with a stopped process, nothing is in flight, and the end does not
+// count as silent.
 double TcpLinks::silent_s(int rank) const {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -75,18 +76,25 @@ std::pair<std::string, std::string> TcpLinks::addresses(int rank) const {
   return {own_host(socket), peer_host(socket)};
 }
 
-std::vector<LinkFigures> TcpLinks::figures() {
+std::vector<LinkMeasurement> TcpLinks::measurements() {
   const std::lock_guard lock(mutex_);
-  std::vector<LinkFigures> all;
+  std::vector<LinkMeasurement> all;
   for (const int r : open_) {
-    all.push_back(link_figures(links_[r].socket));
-    all.back().peer = r;
-    FullTime& full = links_[r].full;
-    if (full.bytes < kEnoughBytes || full.seconds == 0) continue;
-    all.back().bytes_per_s = static_cast<double>(full.bytes) / full.seconds;
-    all.back().is_filled = true;
-    full.bytes = 0;
-    full.seconds = 0;
+    all.push_back(measure_link(links_[r].socket));
+    LinkMeasurement& figures = all.back();
+    figures.peer = r;
+    const auto set_rate = [&](BusyTime& time) {
+      figures.bytes_per_s = static_cast<double>(time.bytes) / time.seconds;
+      figures.is_filled = true;
+      time.bytes = 0;
+      time.seconds = 0;
+    };
+    Link& link = links_[r];
+    const int64_t longest = std::exchange(link.longest_frame, 0);
+    if (link.full.bytes >= kEnoughBytes && link.full.seconds > 0)
+      set_rate(link.full);
+    else if (is_rate_of_link(figures.round_trip_s, link.awaited.bytes, link.awaited.seconds, longest))
+      set_rate(link.awaited);
   }
   return all;
 }

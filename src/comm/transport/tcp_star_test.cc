@@ -124,7 +124,7 @@ TEST(TcpStar, AConnectionIsMadeWhileARankComputes) {
   }
 }
 
-TEST(TcpStar, AMessageThatIsGivenUpBeforeItsConnectionLeavesTheRestWhole) {
+TEST(TcpStar, AMessageWithdrawnBeforeItsConnectionLeavesOthersIntact) {
   expect_all_well(run_world(3, [&](Transport& transport) {
     Member m(transport);
     std::vector<float> x(7, 3), y(7, 4);
@@ -142,7 +142,7 @@ TEST(TcpStar, AMessageThatIsGivenUpBeforeItsConnectionLeavesTheRestWhole) {
 
 // --- failures -------------------------------------------------------------------------------------------------------
 
-// Ranks 1 and 2 wait for each other in vain, and rank 3 has no connection to them.
+// Ranks 1 and 2 wait for each other forever, and rank 3 has no connection to them.
 TEST(TcpStar, RankZeroForwardsAFailure) {
   const auto begin = std::chrono::steady_clock::now();
   Counted counted(4);
@@ -237,22 +237,22 @@ TEST(TcpStar, ARankThatDiesBeforeItWasConnectedIsNamedEverywhere) {
 TEST(TcpLinks, AConnectionThatWasFullHasARate) {
   Links world(2);
   std::vector<std::byte> sent(8 << 20), got(sent.size());
-  LinkFigures figures;
-  for (int i = 0; i < 100 && !figures.is_filled; ++i) {
+  LinkMeasurement measured;
+  for (int i = 0; i < 100 && !measured.is_filled; ++i) {
     TcpEnd from{.peer = 1, .sends = true, .data = sent.data(), .num_bytes = std::ssize(sent)};
     TcpEnd to{.peer = 0, .data = got.data(), .num_bytes = std::ssize(got)};
     world.links[0]->post(from);
     world.links[1]->post(to);
     EXPECT_TRUE(world.links[0]->move_until(20, [&] { return from.state == TcpEnd::State::ended; }));
     EXPECT_TRUE(world.links[1]->move_until(20, [&] { return to.state == TcpEnd::State::ended; }));
-    const std::vector<LinkFigures> all = world.links[0]->figures();
+    const std::vector<LinkMeasurement> all = world.links[0]->measurements();
     ASSERT_EQ(all.size(), 1);
-    figures = all[0];
+    measured = all[0];
   }
-  EXPECT_EQ(figures.peer, 1);
-  EXPECT_TRUE(figures.is_filled);
-  EXPECT_GT(figures.bytes_per_s, 0);
-  EXPECT_FALSE(world.links[0]->figures()[0].is_filled) << "nothing was sent since";
+  EXPECT_EQ(measured.peer, 1);
+  EXPECT_TRUE(measured.is_filled);
+  EXPECT_GT(measured.bytes_per_s, 0);
+  EXPECT_FALSE(world.links[0]->measurements()[0].is_filled) << "nothing was sent since";
 }
 
 // Sends end before their connection is made, in the order of their bytes, as far as copies of them are kept.

@@ -89,7 +89,7 @@ TEST(Tcp, MessagesMoveWhileTheRanksCompute) {
   }
 }
 
-TEST(Tcp, MessagesThatAreGivenUpLeaveTheRestWhole) {
+TEST(Tcp, WithdrawnMessagesLeaveOthersIntact) {
   expect_all_well(run_world(2, [&](Transport& transport) {
     Member m(transport);
     for (const int64_t n : {kShort, kLong}) {
@@ -101,7 +101,7 @@ TEST(Tcp, MessagesThatAreGivenUpLeaveTheRestWhole) {
   }));
 }
 
-TEST(Tcp, WhatAllThrowIsSaidOnce) {
+TEST(Tcp, AnErrorOfAllRanksIsReportedOnce) {
   // On a busy machine one rank may throw much later than another.
   const Ends ends = run_world(
       3, [](Transport&) { MOEBIUS_FAIL(usage, "this recipe is wrong"); }, [](TcpOptions& o) { o.grace_s = 10; });

@@ -100,7 +100,7 @@ TEST(Threads, ARankThatThrowsEndsTheOthers) {
 
 // An error that every rank has, such as a wrong recipe, names no rank.
 // This holds even when the first rank has failed while others are still in the barrier.
-TEST(Threads, WhatEveryRankThrowsNamesNone) {
+TEST(Threads, AnErrorOfEveryRankNamesNoRank) {
   for (int times = 0; times < 20; ++times) {
     const Ended ended = run(8, 60, [](Rank& r) {
       r.world->barrier();
@@ -138,7 +138,7 @@ TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
 }
 
 // A pipeline's receives are like this: many collectives begin before a rank waits for them.
-TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
+TEST(Threads, ACollectiveThatBeganLongAgoIsNamed) {
   const Ended ended = run(3, kShort, [](Rank& r) {
     std::unique_ptr<Group> pair = r.rank < 2 ? r.transport.make_group("pair", {0, 1}) : nullptr;
     if (r.rank == 2) r.stall();
@@ -196,7 +196,7 @@ TEST(Threads, SizesThatDisagreeAreFound) {
                                 HasSubstr("the ranks disagree about a shape or count")));
 }
 
-TEST(Threads, ASendThatIsGivenUpIsWithdrawn) {
+TEST(Threads, ADestroyedSendIsWithdrawn) {
   const Ended ended = run(2, 60, [](Rank& r) {
     if (r.rank == 0) {
       const std::vector<float> gone(4, 1);

@@ -9,10 +9,10 @@ namespace moebius {
 
 class TorchStore {
  public:
-  TorchStore(const HostPort& at, Deadline deadline);  // Error{distributed} when no store listens there in time
+  TorchStore(const HostPort& at, Deadline deadline);  // throws Error{distributed} when no store listens there in time
 
   void set(const std::string& key, const std::string& value);
-  std::string wait_for(const std::string& key);  // Error{distributed} when the key is not set in time
+  std::string wait_for(const std::string& key);  // throws Error{distributed} when the key is not set in time
   const Socket& socket() const { return socket_; }
 
  private:

@@ -36,13 +36,13 @@ class Message {
 };
 using Messages = std::vector<std::unique_ptr<Message>>;
 
-// Figures of the connection between this rank and another.
-struct LinkFigures {
+// The system's measurement of the connection between this rank and another.
+struct LinkMeasurement {
   int peer = 0;
   bool crosses_machines = false;
-  double round_trip_s = 0;  // the shortest of some minutes; 0: unknown
-  double bytes_per_s = 0;   // at which the peer's machine got bytes of late; 0: unknown
-  bool is_filled = false;   // there were always more bytes to send, so the rate is the link's. Else it may be faster.
+  double round_trip_s = 0;  // the minimum of the last minutes; 0: unknown
+  double bytes_per_s = 0;   // the rate at which the peer's machine has received lately; 0: unknown
+  bool is_filled = false;   // more bytes always waited to be sent, so bytes_per_s is the link's rate, not a lower bound
 };
 
 class Transport {
@@ -69,8 +69,8 @@ class Transport {
   double timeout_s() const { return options().timeout_s.value_or(default_timeout_.seconds(options().default_timeout)); }
   DefaultTimeout& default_timeout() { return default_timeout_; }
 
-  // Those of the connections of this rank; none where the transport does not know (threads, MPI).
-  virtual std::vector<LinkFigures> links() { return {}; }
+  // Returns a measurement of each connection of this rank; none where the transport cannot measure (threads, MPI).
+  virtual std::vector<LinkMeasurement> links() { return {}; }
 
   CollectiveFlightRecorder& recorder() { return recorder_; }
   // Makes a group of world ranks, ascending, which include this one. Nothing is sent.
@@ -93,9 +93,9 @@ std::unique_ptr<Transport> make_dry_run_transport(int rank, int size);
 // The work of one rank of a world, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;
 
-// "rank 3 (tp 1, cp 0, dp 0, pp 0)"
+// Returns a text such as "rank 3 (tp 1, cp 0, dp 0, pp 0)"
 std::string name_of_rank(const WorldOptions& options, int world_rank);
-// "rank 1 (...), rank 2 (...)"
+// Returns a text such as "rank 1 (...), rank 2 (...)"
 std::string names_of_ranks(const WorldOptions& options, std::span<const int> world_ranks);
 
 }  // namespace moebius

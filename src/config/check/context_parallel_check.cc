@@ -29,7 +29,7 @@ void check_heads(const RunSpec& s, const char* key, CpComm comm) {
                 key, p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp), origin(s, key));
 }
 
-// The values of cp_inner that make two levels, in words.
+// Returns the values of cp_inner that make two levels, in words.
 std::string inner_choices(const RunSpec& s) {
   const ParallelSpec& p = s.parallel;
   std::vector<int64_t> choices;
@@ -60,7 +60,7 @@ std::string nearest_lengths(const RunSpec& s) {
   return fmt::format("the nearest {}, or ", nearest_multiples(s.train.seq_len, of, s.model.max_position_embeddings));
 }
 
-// The largest divisor of cp that a sequence of this length can be cut for.
+// Returns the largest divisor of cp that a sequence of this length can be cut for.
 int64_t cp_that_divides(const RunSpec& s) {
   int64_t cp = s.parallel.cp;
   while (cp > 1 && (s.parallel.cp % cp != 0 || s.train.seq_len % (2 * cp) != 0)) --cp;

@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Error{usage} with the equation that fails, and the nearest values that pass.
+// Throws Error{usage} with the equation that fails, and the nearest values that pass.
 void check_context_parallel(const RunSpec& s);
 
 }  // namespace moebius

@@ -15,7 +15,7 @@ struct SharedExperts {
   double rows_factor = 0;  // moe.rank_rows_factor; 0: no bound
 };
 
-// ceil(factor * even), at most `most`; the product may exceed every integer.
+// Returns ceil(factor * even), at most `most`; the product may exceed every integer.
 int64_t bounded_rows(double factor, int64_t even, int64_t most);
 int64_t even_rows(const SharedExperts& e);  // of a rank, if experts are chosen evenly
 int64_t most_rows(const SharedExperts& e);  // of a rank, if its experts are chosen as often as they can be

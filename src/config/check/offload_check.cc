@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-// Returns whether some layer of the model keeps what the name is for.
+// Returns whether some layer of the model saves the tensors of the name.
 bool has_layers_for(const ModelSpec& m, bool RecomputeSpec::*what) {
   if (what == &RecomputeSpec::mla_up_proj) return m.kv_lora_rank > 0;
   if (what == &RecomputeSpec::mlp) return m.num_moe_layers() < m.num_layers;

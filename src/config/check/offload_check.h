@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Error{usage} where memory.offload names what no layer keeps or what cannot be moved, or where
+// Throws Error{usage} where memory.offload names what no layer keeps or what cannot be moved, or where
 // memory.offload_fraction would do nothing.
 void check_offload(const RunSpec& s);
 

@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// Parameters of layers that the same ranks hold.
+// Parameters of layers that the same ranks have.
 struct HeldAlike {
   std::string what, ranks;  // "experts", "edp"
   int64_t num_ranks = 1;
@@ -64,7 +64,7 @@ void add_offload(std::vector<RunNote>& notes, const RunSpec& run) {
 std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
   std::vector<RunNote> notes;
   if (run.parallel.fsdp) add_sharding(notes, "parallel.fsdp", "weights", run, num_ranks);
-  // Only adapters then have gradients, and other ranks hold them than hold their matrices.
+  // Then only adapters have gradients, and they are on other ranks than their matrices.
   if (run.parallel.shard_gradients)
     add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks, !run.lora.is_on());
   add_offload(notes, run);

@@ -15,8 +15,9 @@ struct RunNote {
   bool is_warning = false;  // the key does nothing
 };
 
-// The weights or gradients of layers that parallel.fsdp and parallel.shard_gradients leave whole on each rank, since no
-// other rank holds them; and what memory.offload leaves on the device. REQUIRES: RunSpec::check() passes for num_ranks.
+// Returns a note for the weights or gradients of layers that parallel.fsdp and parallel.shard_gradients leave whole on
+// each rank, since no other rank holds them; and what memory.offload leaves on the device. REQUIRES: RunSpec::check()
+// passes for num_ranks.
 std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks);
 
 }  // namespace moebius

@@ -1,7 +1,5 @@
 #include "config/check/sharding_check.h"
 
-#include <fmt/format.h>
-
 #include <string>
 
 #include "config/check/run_check_keys.h"
@@ -14,28 +12,20 @@ void refuse_unless(const RunSpec& s, const char* key, bool holds, const std::str
   MOEBIUS_CHECK(usage, holds, "{} = true {}{}", key, why, origin(s, key));
 }
 
-void check_either(const RunSpec& s, const char* key) {
-  refuse_unless(s, key, s.device == DeviceKind::cpu || !s.graph,
-                "is not part of captured steps yet; set run.graph = false, or remove it");
-}
-
 void check_weights(const RunSpec& s) {
   const char* key = "parallel.fsdp";
-  if (!s.parallel.fsdp) return;
-  check_either(s, key);
+  if (!s.parallel.fsdp)
+    return refuse_idle(
+        s, "parallel.fsdp_shard",
+        "parallel.fsdp is false, so weights are whole on each rank; set parallel.fsdp = true, or remove it");
   refuse_unless(s, key, s.lora.base == LoraBase::compute,
                 "shards weights in precision.compute, and lora.base holds them in blocks of few bits; set lora.base = "
                 "\"compute\", or remove it");
-  refuse_unless(s, key, s.precision.recipe == PrecisionRecipe::none,
-                fmt::format("gathers weights in precision.compute, and precision.recipe = \"{}\" keeps copies of all "
-                            "of them; set precision.recipe = \"none\", or remove it",
-                            name_of(s.precision.recipe)));
 }
 
 void check_gradients(const RunSpec& s) {
   const char* key = "parallel.shard_gradients";
   if (!s.parallel.shard_gradients) return;
-  check_either(s, key);
   refuse_unless(s, key, s.optimizer.grad == GradFormat::f32,
                 "keeps sums in f32; set optimizer.grad = \"f32\", or remove it");
   refuse_unless(s, key, s.optimizer.master != MasterFormat::bf16_remainder,

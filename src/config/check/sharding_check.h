@@ -5,7 +5,8 @@
 
 namespace moebius {
 
-// Error{usage} where parallel.fsdp or parallel.shard_gradients is set beside a key that it cannot be combined with.
+// Throws Error{usage} where parallel.fsdp or parallel.shard_gradients is set beside a key that it cannot
+// be combined with.
 void check_sharding(const RunSpec& s);
 
 }  // namespace moebius

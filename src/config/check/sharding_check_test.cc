@@ -12,7 +12,10 @@ using testing::HasSubstr;
 
 TEST(CheckSharding, PassesWhatCanBeCombined) {
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true"}).check(1));
-  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "run.device=cuda", "run.graph=false"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true", "run.device=cuda"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "precision.recipe=mxfp8"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "precision.recipe=fp8_block", "precision.weights=recipe"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.fsdp_shard=2"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "optimizer.name=muon"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "parallel.shard_gradients=true", "memory.fit=80GiB"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.fsdp=true", "precision.compute=bf16", "optimizer.grad=bf16",
@@ -25,18 +28,16 @@ TEST(CheckSharding, PassesWhatCanBeCombined) {
 }
 
 TEST(CheckSharding, RefusesTheRestByName) {
-  for (const std::string key : {"parallel.fsdp", "parallel.shard_gradients"}) {
-    const auto error = [&](std::vector<std::string> set) {
-      set.push_back(key + "=true");
-      return check_error(set, 2);
-    };
-    EXPECT_THAT(
-        error({"run.device=cuda"}),
-        HasSubstr(key + " = true is not part of captured steps yet; set run.graph = false, or remove it [--set]"));
-  }
-  EXPECT_THAT(check_error({"parallel.fsdp=true", "precision.recipe=mxfp8"}, 2),
-              HasSubstr("parallel.fsdp = true gathers weights in precision.compute, and precision.recipe = \"mxfp8\" "
-                        "keeps copies of all of them; set precision.recipe = \"none\", or remove it [--set]"));
+  EXPECT_THAT(
+      check_error({"parallel.fsdp_shard=2", "train.global_batch=12"}, 4),
+      HasSubstr("parallel.fsdp is false, so weights are whole on each rank; set parallel.fsdp = true, or remove "
+                "it [--set]"));
+  EXPECT_THAT(
+      check_error({"parallel.fsdp=true", "parallel.fsdp_shard=1", "train.global_batch=12"}, 4),
+      HasSubstr("parallel.fsdp_shard: expected at least 2 ranks, or 0 for all that hold the same weights; got 1"));
+  EXPECT_THAT(check_error({"parallel.fsdp=true", "parallel.fsdp_shard=3", "train.global_batch=12"}, 4),
+              HasSubstr("parallel.fsdp_shard = 3 must divide the dp * cp = 4 ranks that hold the same weights; set it "
+                        "to a divisor of 4, or to 0 for all of them"));
   EXPECT_THAT(check_error({"parallel.fsdp=true", "lora.rank=4", "lora.targets=[\"q_proj\"]", "lora.base=fp8_block",
                            "model.init_from=some/folder"},
                           2),

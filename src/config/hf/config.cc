@@ -95,7 +95,7 @@ bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   return r.get("layer_types", std::vector<std::string>())[i] == "sliding_attention";
 }
 
-// For a model whose window is on.
+// Reads which layers have the window. REQUIRES: the model has one.
 void read_window_layers(const HfReader& r, ModelSpec& m) {
   for (int64_t i = 0; i < m.num_layers; ++i) m.sliding_layers.push_back(slides(r, m, i));
   const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
@@ -168,7 +168,7 @@ void refuse_deepseek_variants(const HfReader& r) {
     r.fail("topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\"");
 }
 
-// All programs compute one activation for gpt_oss; some read this key, some do not.
+// All programs compute the same activation for gpt_oss, although only some read this key.
 void refuse_gpt_oss_variants(const HfReader& r, const ModelSpec& m) {
   if (family_bit(m.family) != kGptOss || r.get("swiglu_limit", m.swiglu_limit) == m.swiglu_limit) return;
   r.fail("swiglu_limit must be {} for model_type \"gpt_oss\", whose readers disagree on what it does; got {}",

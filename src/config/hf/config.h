@@ -15,11 +15,11 @@ namespace moebius {
 // in a recipe.
 ModelSpec read_hf_config(const nlohmann::json& config, const std::string& who, ErrorKind kind);
 
-// The keys of spec's family with their values, in the order of hf_keys(). Each property has one
+// Returns the keys of spec's family with their values, in the order of hf_keys(). Each property has one
 // spelling. The value is null if the family's spelling of "none" is null.
 std::vector<std::pair<std::string, nlohmann::json>> hf_values(const ModelSpec& spec);
 
-// Error{usage} unless the keys of spec.family read back to spec, so that the family can
+// Throws Error{usage} unless the keys of spec.family read back to spec, so that the family can
 // express this model.
 void check_family(const ModelSpec& spec);
 

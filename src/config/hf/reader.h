@@ -23,7 +23,7 @@ class HfReader {
   bool has(const std::string& key) const;                // present, and not null
   bool is_null(const std::string& key) const;            // present, and null
 
-  // The value, or fallback if the key is missing or null.
+  // Returns the value, or fallback if the key is missing or null.
   template <class T>
   T get(const std::string& key, T fallback) const {
     return has(key) ? config_.at(key).template get<T>() : fallback;

@@ -68,7 +68,7 @@ class RopeTableReader {
   json table_;
 };
 
-// The value in the table, or the one in the config itself.
+// Returns the value in the table, or the one in the config itself.
 int64_t original_positions(const HfReader& r, const RopeTableReader& t, const ModelSpec& m) {
   const char* name = "original_max_position_embeddings";
   const int64_t alone = r.get(name, int64_t{0});

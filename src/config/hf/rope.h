@@ -12,7 +12,7 @@ namespace moebius {
 // transformers prefers rope_scaling to rope_parameters, and a theta in the table.
 void read_rope(const HfReader& r, ModelSpec& m);
 
-// The value of rope_scaling in v4 spelling; null for plain frequencies. Entries that Moebius does
+// Returns the value of rope_scaling in v4 spelling; null for plain frequencies. Entries that Moebius does
 // not know are copied from the table in the model's source.
 nlohmann::json rope_scaling_value(const ModelSpec& m);
 

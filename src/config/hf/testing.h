@@ -9,7 +9,7 @@ namespace moebius {
 
 inline ModelSpec from(const nlohmann::json& config) { return model_spec_from_hf(config, "DIR/config.json"); }
 
-// A dense model of four layers; it has shapes of experts, and no experts.
+// Returns a dense model of four layers; it has shapes of experts, and no experts.
 inline nlohmann::json moebius_config() {
   return {{"model_type", "moebius"},    {"vocab_size", 11},
           {"hidden_size", 12},          {"num_hidden_layers", 4},

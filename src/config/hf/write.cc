@@ -89,7 +89,7 @@ const char* score_name(ScoreFunction score) {
   return "";
 }
 
-// The DeepSeek keys that qwen and moebius models do not share.
+// Returns the DeepSeek keys that qwen and moebius models do not share.
 json deepseek_values(const ModelSpec& m) {
   json values = latent_values(m);
   const char* by_group = m.n_group > 1 ? "group_limited_greedy" : "greedy";

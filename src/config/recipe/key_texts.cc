@@ -227,6 +227,10 @@ std::vector<KeyText> optimizer_texts() {
        "`sgd` and `muon`: the factor by which the running sum of gradients is multiplied in each step; 0.95 is usual "
        "for `muon`. With 0 `sgd` has no state."},
       {"optimizer.clip", "The global norm to which larger gradients are scaled down. 0 turns clipping off."},
+      {"optimizer.qk_clip",
+       "The largest attention logit of a head: after each update, the projections of queries and keys of a head that "
+       "had a larger one in the step are scaled down ([numerics.md](../design/numerics.md#qk-clip)); Kimi K2 has 100. "
+       "0 turns it off. On CPUs only."},
   };
 }
 
@@ -305,11 +309,17 @@ std::vector<KeyText> parallel_texts() {
        "their own order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
-       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). On a GPU it needs `run.graph = "
-       "false`. Results do not depend on it, bit for bit."},
+       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results do not depend on it, bit "
+       "for bit."},
+      {"parallel.fsdp_shard",
+       "With `parallel.fsdp`, the number of consecutive ranks over which the weights of a layer are sharded, such as the "
+       "ranks of a node that hold the same weights; 0 means all of them. Other groups of as many ranks hold copies of "
+       "the shards, so that only the first gather of a layer in a step leaves the group "
+       "([memory.md](../design/memory.md#shards-in-a-node-copies-across)). It must divide each larger number of ranks "
+       "that hold the same weights. Results do not depend on it, bit for bit."},
       {"parallel.shard_gradients",
        "Shards the sums of each layer's gradients over the same ranks, which sum them after every micro-batch "
-       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). On a GPU it needs `run.graph = false`. With "
+       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With "
        "one micro-batch a rank in a step the bits are the same; with more, sums are added in another order."},
       {"parallel.overlap",
        "Messages of the pipeline, of gradients and of weights overlap with computation. Results do not depend on it, "

@@ -26,7 +26,7 @@ constexpr std::pair<const char*, int64_t> kUnits[] = {{"TiB", int64_t{1} << 40},
                                                       {"MB", 1'000'000},
                                                       {"KB", 1'000},
                                                       {"B", 1}};
-// The names that the paper and Megatron Core have for what is named otherwise here, or not at all.
+// Names in the paper and in Megatron Core that are different or do not exist here.
 constexpr std::pair<const char*, const char*> kOtherNames[] = {
     {"moe_act", "; outputs of the experts' activation are never kept, so there is nothing to name"},
     {"layernorm", "; here that is \"norm\""},

@@ -14,20 +14,20 @@ namespace moebius {
 // "norm", or "norm:0-3,7" for some layers. Each name is in the list once. Ranges of a name are in order, and
 // apart. No value: a text that is no name, a name that comes twice, or a range that is empty or overlaps.
 std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& texts);
-// The list that reads back as `recompute`, in the order of kRecomputeNames.
+// Returns the list that reads back as `recompute`, in the order of kRecomputeNames.
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);
-// The value as a recipe has it: ["norm", "layer:0-3"].
+// Returns the value as a recipe has it: ["norm", "layer:0-3"].
 std::string recompute_list(const RecomputeSpec& recompute);
 std::string offload_list(const OffloadSpec& offload);
 
 // "80GiB", "79.5GiB", "640MB", "1024B". No value for other texts, and where the bytes are not from 1 to 2^60.
 std::optional<int64_t> parse_bytes(const std::string& text);
-// The shortest text that reads back as these bytes: "80GiB"; empty for 0.
+// Returns the shortest text that reads back as these bytes: "80GiB"; empty for 0.
 std::string exact_bytes_text(int64_t bytes);
 
 // "layer_input", or a name of memory.recompute, each once. No value for other texts.
 std::optional<OffloadSpec> parse_offload(const std::vector<std::string>& texts);
-// The list that reads back as the names of `offload`: layer_input, then in the order of kRecomputeNames.
+// Returns the list that reads back as the names of `offload`: layer_input, then in the order of kRecomputeNames.
 std::vector<std::string> offload_texts(const OffloadSpec& offload);
 
 RecipeKey recompute_key();

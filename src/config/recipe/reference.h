@@ -19,7 +19,7 @@ struct KeyText {
 // One for each key of recipe_table(), in any order; a test compares both lists.
 const std::vector<KeyText>& key_texts();
 
-// One JSON object: `keys` is a list of objects in the order of recipe_table(). Each has key, type,
+// Returns one JSON object: `keys` is a list of objects in the order of recipe_table(). Each has key, type,
 // default, values, text, required and may_change_on_resume. type is a name of JSON's: boolean,
 // integer, number, string, array or object. default is the value of a recipe without the key, null
 // if there is none. Where it depends on other keys, default_text says how. REQUIRES: key_texts()

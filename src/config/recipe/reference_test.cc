@@ -57,7 +57,7 @@ TEST(RecipeReference, IsAnObjectOfTheSameKeys) {
   EXPECT_TRUE(by_name.at("train.steps").at("may_change_on_resume").get<bool>());
 }
 
-// `moebius config --keys > docs/reference/recipe.md` writes it anew.
+// `moebius config --keys > docs/reference/recipe.md` writes it again.
 TEST(RecipeReference, IsWhatTheDocsSay) {
   std::ifstream file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md");
   const std::string written{std::istreambuf_iterator<char>(file), {}};

@@ -68,7 +68,7 @@ RecipeKey required(RecipeKey key) {
   return key;
 }
 
-// A text that is not printed if it is empty.
+// Returns a text that is not printed if it is empty.
 template <class Spec, class Get>
 RecipeKey optional_text(const std::string& name, std::string Spec::*field, Get get, Resume resume) {
   return {name, any_text(), [get, field](RunSpec& s, const json& v) { v.get_to(get(s).*field); },
@@ -97,7 +97,7 @@ bool is_json_object(const json& text) {
   return text.is_string() && json::parse(text.get<std::string>(), nullptr, false).is_object();
 }
 
-// The text of the whole config.json that the model came from.
+// Returns the text of the whole config.json that the model came from.
 RecipeKey model_config_key() {
   return {"model.config",
           {"the text of a JSON object", is_json_object},
@@ -226,6 +226,7 @@ std::vector<RecipeKey> optimizer_keys() {
       optimizer.key("eps", &OptimizerSpec::eps, float_above_zero()),
       optimizer.key("momentum", &OptimizerSpec::momentum, float_in_unit()),
       optimizer.key("clip", &OptimizerSpec::clip, float_or_zero()),
+      optimizer.key("qk_clip", &OptimizerSpec::qk_clip, float_or_zero()),
   };
 }
 
@@ -276,7 +277,7 @@ std::vector<RecipeKey> moe_keys() {
       moe.key("aux_coeff", &BalanceSpec::aux_coeff, float_or_zero()),
       moe.key("z_coeff", &BalanceSpec::z_coeff, float_or_zero()),
       moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
-      // An expert has room for every token at a far lower value.
+      // A far lower value already gives an expert the capacity for every token.
       moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
       moe.key("rank_rows_factor", &BalanceSpec::rank_rows_factor, float_or_zero(1e6), free),
       moe.named("drop_policy", &BalanceSpec::drop_policy,
@@ -333,6 +334,7 @@ std::vector<RecipeKey> parallel_keys() {
                      {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}}, free),
       parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
       parallel.key("fsdp", &ParallelSpec::fsdp, any_boolean(), free),
+      parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, count_or_zero(), free),
       parallel.key("shard_gradients", &ParallelSpec::shard_gradients, any_boolean(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };

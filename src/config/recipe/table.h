@@ -1,4 +1,4 @@
-// The one list of recipe keys: it parses, checks ranges, prints, compares and suggests.
+// The list of recipe keys. Parsing, range checks, printing, comparison and suggestions all use it.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,7 @@ struct RetiredKey {
 };
 const std::vector<RetiredKey>& retired_keys();
 
-// The section of "section.key", or all of a name without a dot.
+// Returns the section of "section.key", or all of a name without a dot.
 std::string section_of(const std::string& name);
 
 }  // namespace moebius

@@ -50,7 +50,7 @@ json to_json(const toml::node& node, const std::string& where, int depth) {
   MOEBIUS_FAIL(usage, "{}: no key holds a date or time; write a string in quotes", where);
 }
 
-// The position after the string or comment that begins at begin; begin if none does.
+// Returns the position after the string or comment that begins at begin; begin if none does.
 size_t skip_quoted(std::string_view text, size_t begin) {
   const char open = text[begin];
   if (open == '#') return std::min(text.find('\n', begin), text.size());
@@ -88,7 +88,7 @@ toml::table parse_toml(const std::string& text, const std::string& name) {
   }
 }
 
-// The value of a one-line TOML text; nothing if it is not TOML or is a date.
+// Returns the value of a one-line TOML text; nothing if it is not TOML or is a date.
 std::optional<json> parse_value(const std::string& text) {
   if (text.find('\n') != std::string::npos) return std::nullopt;
   try {

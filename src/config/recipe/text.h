@@ -1,5 +1,5 @@
 // The text of recipes: TOML and --set overrides in, flat entries out; values out as TOML.
-// Knows no key.
+// It does not know which keys exist.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,16 +14,15 @@ struct RecipeEntry {
   std::string where;     // "NAME:LINE" or "--set"
 };
 
-// The keys of the sections of a TOML text. Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
+// Returns the keys of the sections of a TOML text. Throws Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
 // or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
 
-// "section.key=value", spaces around either let go: value is TOML, or a string where it is not (a
-// bare word, a path, a date). Error{usage} when there is no "=", no key, or an opened bracket or
-// quote is not closed.
+// Parses "section.key=value"; spaces around either are ignored. The value is TOML, or else a string (a bare word, a
+// path, a date). Throws Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.
 RecipeEntry read_override(const std::string& assignment);
 
-// value as TOML on one line; floats with the fewest digits that read back the same. REQUIRES:
+// Returns the value as TOML on one line; floats have the fewest digits that read back the same. REQUIRES:
 // no null inside.
 std::string toml_text(const nlohmann::json& value);
 

@@ -38,7 +38,7 @@ ValueRule float_or_zero(double max = kMaxFloat);  // 0, or kMinFloat .. max
 ValueRule float_in_unit();                        // the same below 1, in f32 too
 ValueRule one_of(std::vector<std::string> names);
 
-// value as the user would have written it, cut when it is long.
+// Returns the value in the form in which a user would write it, truncated if it is long.
 std::string shown(const nlohmann::json& value);
 
 }  // namespace moebius

@@ -1,5 +1,6 @@
 #include "device/accelerator.h"
 
+#include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
@@ -94,7 +95,7 @@ struct Accelerator::Impl {
   cudaEvent_t forked = nullptr, joined = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
-  std::vector<Timed> timed;      // ended on the host, not yet read
+  std::vector<Timed> timed;      // scopes that ended on the host, whose times are not read yet
   cudaEvent_t origin = nullptr;  // the trace's time zero, on the device
   double origin_us = 0;          // and on the host
 
@@ -110,7 +111,7 @@ struct Accelerator::Impl {
     return event;
   }
 
-  // The second stream begins before the first where both could: what it has is short, and uses few multiprocessors.
+  // The second stream has the higher priority: its work is short, and uses few multiprocessors.
   void make_side_stream() {
     int least = 0, greatest = 0;
     MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -232,8 +233,7 @@ void Accelerator::begin_op(const char* name, bool timed) {
   nvtxRangePushA(name);  // last, so that no range is open after an exception
 }
 
-// A scope may end because its body failed. Then that error is the one to report: nothing
-// is thrown here.
+// A scope may end because its body failed. That error is reported, so nothing is thrown here.
 void Accelerator::Impl::end_scope(Timed scope) noexcept {
   if (open_ops.empty()) return;
   scope.begin = open_ops.back();
@@ -321,11 +321,13 @@ namespace cuda {
 
 void* allocate(int64_t num_bytes) {
   void* p = nullptr;
-  const cudaError_t status = cudaMalloc(&p, num_bytes);
+  size_t free = 0, total = 0;
+  MOEBIUS_CUDA(cudaMemGetInfo(&free, &total));
+  // More than the GPU has is not asked for: the driver may first use up the host's memory for its tables.
+  const cudaError_t status =
+      static_cast<size_t>(num_bytes) > total ? cudaErrorMemoryAllocation : cudaMalloc(&p, num_bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
         fmt::format("out of device memory: {:.3f} GiB were requested in one piece, {:.3f} of {:.3f} GiB are free; "
                     "stop other programs on this GPU, or compute with smaller shapes",
@@ -340,6 +342,11 @@ void* allocate(int64_t num_bytes) {
 void release(void* data) noexcept { cudaFree(data); }
 
 void* allocate_pinned(int64_t num_bytes) {
+  // Where memory is short, the system may kill the process instead of refusing to pin.
+  if (const int64_t available = available_memory_bytes(); num_bytes > available)
+    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU",
+                            fmt::format("this process can have {:.3f} GiB more of host memory",
+                                        static_cast<double>(available) / 1073741824.0));
   void* p = nullptr;
   const cudaError_t status = cudaMallocHost(&p, num_bytes);
   if (is_refused_pinning(status)) {

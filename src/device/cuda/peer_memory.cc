@@ -1,4 +1,4 @@
-// Memory of GPUs in the hands of other ranks, as device/peer_memory.h says.
+// GPU memory that other ranks can access; the contract is in device/peer_memory.h.
 #include "device/peer_memory.h"
 
 #include <cstring>

@@ -23,7 +23,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20, kSmallPage = 4096;
   throw OutOfPinnedMemory(num_bytes, "which a GPU reads and writes where it is", why);
 }
 
-// The kernel gives zeroed pages when they are first touched.
+// The kernel allocates zeroed pages when they are first touched.
 void touch_pages(char* p, int64_t num_bytes) {
   const int64_t num_pages = div_ceil(num_bytes, kHugePage), num_threads = std::min(num_available_cpus(), 16);
   std::vector<std::thread> threads;
@@ -42,7 +42,7 @@ std::shared_ptr<void> map_pinned(int64_t num_bytes) {
   void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) out_of_pinned_memory(num_bytes, std::string("mmap: ") + std::strerror(errno));
   const std::shared_ptr<void> memory(mapped, [num_bytes](void* p) { munmap(p, num_bytes); });
-  madvise(mapped, num_bytes, MADV_HUGEPAGE);  // where the kernel has none, pages are small
+  madvise(mapped, num_bytes, MADV_HUGEPAGE);  // without huge pages in the kernel, pages are small
   touch_pages(static_cast<char*>(mapped), num_bytes);
   const cudaError_t status = cudaHostRegister(mapped, num_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (is_refused_pinning(status))

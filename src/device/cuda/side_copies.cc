@@ -32,7 +32,8 @@ class Direction {
     MOEBIUS_CUDA(cudaEventRecord(ended_[slot], stream_));
     is_open_[slot] = true;
   }
-  // An event is waited for once: work that is ordered after it stays so, and a later capture may not name it.
+  // Each event is waited for once. Later work stays ordered after it, and a later capture must not wait for an event
+  // from outside.
   void wait(cudaStream_t waiting, int slot, bool closes) {
     if (is_open_[slot]) MOEBIUS_CUDA(cudaStreamWaitEvent(waiting, ended_[slot], 0));
     if (closes) is_open_[slot] = false;
@@ -41,7 +42,7 @@ class Direction {
  private:
   cudaStream_t stream_ = nullptr;
   cudaEvent_t forked_ = nullptr, ended_[SideCopies::kSlots] = {};
-  bool is_open_[SideCopies::kSlots] = {};  // there are copies that the device's stream has not waited for
+  bool is_open_[SideCopies::kSlots] = {};  // whether there are copies that the device's stream has not waited for
 };
 
 class GpuCopies final : public SideCopies {

@@ -1,4 +1,5 @@
-// Managed memory of which some parts stay in the GPU and the others in the host, as device/spill_buffer.h says.
+// Managed memory of which some parts stay on the GPU and the others on the host; the contract is in
+// device/spill_buffer.h.
 #include "device/spill_buffer.h"
 
 #include <algorithm>
@@ -25,7 +26,7 @@ int64_t sum_of(const std::vector<SpillBuffer::Range>& ranges) {
   return sum;
 }
 
-// Pages that do not fit the GPU would stay in the host without an error, and be slow.
+// Pages that do not fit into the GPU would stay on the host without an error, and be slow.
 void check_free(int64_t num_bytes) {
   size_t free = 0, total = 0;
   MOEBIUS_CUDA(cudaMemGetInfo(&free, &total));

@@ -23,7 +23,7 @@ void run_with_scratch(Step& step, Op op, Run run) {
   run(step.stream, op);
 }
 
-// A part is of one sequence, else the rows are those of all sequences of the micro-batch.
+// The rows of a part belong to one sequence; otherwise the rows are those of all sequences of the micro-batch.
 template <class Op>
 void set_options(const Step& step, Op& op, const ContextParallelSpec& spec, const QueryPositions& at) {
   op.batch = at.is_part ? 1 : step.batch.shape.batch;
@@ -34,7 +34,7 @@ void set_options(const Step& step, Op& op, const ContextParallelSpec& spec, cons
   op.kv_first = at.kv_first;
 }
 
-// fn(rows in the order of sequences, rows in the order of ranks) for every piece of every sequence.
+// Calls fn(rows in the order of sequences, rows in the order of ranks) for every piece of every sequence.
 template <class F>
 void for_each_piece(const Pieces& p, const Tensor& sequences_U, const Tensor& ranks_U, F&& fn) {
   const int64_t rank_rows = p.batch * 2 * p.length;
@@ -79,6 +79,8 @@ void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& querie
                  .v_UGd = kv.v_TGd,
                  .doc_start_T = queries.doc_start_T};
   set_options(step, a, spec, at);
+  if (spec.max_logits && step.batch.training)
+    a.max_logit_H = spec.max_logits->rows(spec.first_head, spec.first_head + spec.heads);
   run_with_scratch(step, a, attention_fwd);
 }
 
@@ -158,7 +160,7 @@ void NoContextParallel::backward(Step& step, const ContextParallelBwd& a) const 
 
 namespace {
 
-// hierarchical is not for parts of cp.
+// REQUIRES: comm is not hierarchical, which does not work on a part of cp.
 std::unique_ptr<ContextParallel> make_fixed(CpComm comm, Group& cp, const ContextParallelSpec& spec) {
   if (cp.size() == 1) return std::make_unique<NoContextParallel>(spec);
   if (comm == CpComm::ring) return std::make_unique<RingContextParallel>(cp, spec);
@@ -167,7 +169,7 @@ std::unique_ptr<ContextParallel> make_fixed(CpComm comm, Group& cp, const Contex
   return std::make_unique<AllGatherContextParallel>(cp, spec);
 }
 
-// The ranks that share a sequence are those that the micro-batch names.
+// The micro-batch determines how many ranks share a sequence.
 class DynamicContextParallel final : public ContextParallel {
  public:
   DynamicContextParallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {

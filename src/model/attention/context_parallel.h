@@ -5,7 +5,7 @@
 //   allgather  Every rank gathers all keys and values, and attends with its two pieces of queries
 //              (Llama 3, arXiv 2407.21783, section 3.3.2). In the backward their gradients are
 //              summed on the ranks that own them.
-//   ring       Keys and values go round the ranks, and results over each block are merged by their
+//   ring       Keys and values are sent around the ring of ranks, and results over each block are merged by their
 //              log-sums (Ring Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431). In the
 //              backward the gradients travel along with them.
 //   alltoall   Ranks exchange rows for heads, and each attends with all rows of its heads
@@ -82,7 +82,9 @@ struct ContextParallelSpec {
   int64_t window = 0;
   float scale = 1.0f;
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
-  int64_t first_head = 0;                  // for the expansion
+  int64_t first_head = 0;                  // of all heads of the rank after tp
+  // MaxLogits::Layer::padded_P, which training passes raise; null: none. Must outlive the layer's passes.
+  const Tensor* max_logits = nullptr;
   HeadRange head_range() const { return {first_head, heads}; }
 };
 

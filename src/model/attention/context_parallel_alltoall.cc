@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// The columns of rank r's heads, in rows that go to it or come from it.
+// The columns of rank r's heads, in rows that are sent to it or received from it.
 struct HeadBlocks {
   Tensor blocks;  // [cp * T, H / cp * d], those of rank 0 first
   int64_t rows, width;

@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// The two messages of a block.
+// The two messages that move a block of keys: its send and its receive.
 struct Passing {
   Pending k, v;
   void wait() {
@@ -18,7 +18,7 @@ struct Passing {
   }
 };
 
-// Blocks go from rank to rank + 1: after i passes a rank has the block of rank - i.
+// The ring of blocks. Each rank sends its block to rank + 1, so that after i passes a rank has the block of rank - i.
 class Ring {
  public:
   Ring(Group& cp, Step& step) : cp_(cp), step_(step) {}
@@ -64,8 +64,7 @@ void add_part(Step& step, Tensor sum, Tensor part) {
   add(step.stream, sum, wide);
 }
 
-// Pairs of a piece of queries on this rank and a piece of keys of another, where some query sees
-// some key.
+// A piece of queries of this rank and a piece of keys of another rank, of which some query attends to some key.
 struct Pair {
   int64_t b;
   int q_half, kv_half;
@@ -152,7 +151,7 @@ Kv as_dtype(Step& step, const Kv& x, DType dtype) {
   return narrow;
 }
 
-// The same for a block as ranks send it: dsent (f32) += its derivatives.
+// Does the same for a block in the form in which ranks send it: dsent (f32) += its derivatives.
 void add_sent_bwd(Step& step, const BlockPass& in, const Kv& dsent, const QueryRows& queries, const Kv& sent) {
   if (in.spec.expansion == nullptr) return add_block_bwd(step, in, dsent, queries, sent);
   StackScope scope(step.stack);
@@ -190,13 +189,13 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
     leaving.wait();
     block = buffers[pass % 2];
   }
-  add_sinks(step, sum_THd, lse_TH, in.sink_H);  // the whole of each query's keys, merged
+  add_sinks(step, sum_THd, lse_TH, in.sink_H);  // each query's attention to all of its keys is merged now
   copy(step.stream, o_THd, sum_THd);
 }
 
-// Keys and values go round as in forward. The gradients of a block follow it one pass later. They
-// begin on the rank after its owner, and each rank adds its queries' share. The last rank sends
-// them to the owner, which adds its own.
+// Keys and values are sent around the ring as in forward. The gradients of a block follow it one pass later. They begin
+// on the rank after its owner, and each rank adds the share of its queries. The last rank sends them to the owner,
+// which adds its own share.
 void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
   StackScope scope(step.stack);
   const Ring ring(cp_, step);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model/attention/gqa_params.h"
+#include "model/attention/max_logits.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
@@ -14,6 +15,23 @@
 #include "ops/rope/rope.h"
 
 namespace moebius {
+
+namespace {
+
+// Biases are scaled as the rows of their projections. Heads whose projections are frozen are not clipped.
+const Tensor* max_logits_of(const LayerContext& c, const Param& qkv, const std::string& prefix) {
+  if (!c.max_logits || !qkv.has_grad) return nullptr;
+  const int64_t tp = c.mesh.shape().tp, d = c.model.head_dim;
+  MaxLogits::Layer layer{.heads = c.model.num_heads / tp, .kv_group = c.model.num_heads / c.model.num_kv_heads};
+  for (const char* kind : {".weight", ".bias"}) {
+    if (kind == std::string_view(".bias") && !c.model.qkv_bias) continue;
+    layer.matrices.push_back({.part = prefix + ".q_proj" + kind, .head_rows = d, .root_rows = d});
+    layer.matrices.push_back({.part = prefix + ".k_proj" + kind, .head_rows = d, .root_rows = d, .of_keys = true});
+  }
+  return c.max_logits->declare(prefix, std::move(layer));
+}
+
+}  // namespace
 
 Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
     : tp_(c.mesh.shape().tp),
@@ -30,7 +48,11 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
       qkv_(c, qkv_spec(c, prefix)),
       o_(c, o_spec(c, prefix)),
       context_parallel_(make_context_parallel(window > 0 ? c.shape.cp_comm_window : c.shape.cp_comm, c.mesh,
-                                              {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
+                                              {.heads = H_,
+                                               .kv_heads = G_,
+                                               .window = window_,
+                                               .scale = scale_,
+                                               .max_logits = max_logits_of(c, qkv_.param(), prefix)})),
       qk_norm_(c.model.qk_norm),
       rope_table_Pd_(c.rope_table_Pd) {
   if (c.model.qkv_bias) qkv_bias_.emplace(c.params, qkv_bias_spec(c, prefix));
@@ -138,7 +160,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
-  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written when r has been read
+  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
   r.doc_start_T = step.batch.attention_starts(T);
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);

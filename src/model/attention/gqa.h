@@ -49,9 +49,9 @@ class Gqa {
   Qkv qkv_in(Step& step, Tensor buffer_TC) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
-  // Attention of one token of each sequence; positions are read from device memory.
+  // Computes the attention of one token of each sequence; positions are read from device memory.
   void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const;
-  // Attention of the queries of a run, over all keys and values of its sequence.
+  // Computes the attention of the queries of a run over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients

@@ -3,7 +3,7 @@
 namespace moebius {
 namespace {
 
-// A rank's sizes, and its block of dimension dim of a tensor.
+// The sizes of this rank's heads, and its block of dimension dim of a tensor.
 struct Heads {
   explicit Heads(const LayerContext& c)
       : tp(c.mesh.shape().tp), place(c.mesh.place().tp), q(c.model.q_size() / tp), kv(c.model.kv_size() / tp) {}

@@ -6,16 +6,16 @@
 
 namespace moebius {
 
-// One matrix with the rows of q, k and v of this rank's heads, so that the three projections are one product.
+// Returns one matrix with the rows of q, k and v of this rank's heads, so that the three projections are one product.
 ParamSpec qkv_spec(const LayerContext& c, const std::string& prefix);
 ParamSpec qkv_bias_spec(const LayerContext& c, const std::string& prefix);
 ParamSpec o_spec(const LayerContext& c, const std::string& prefix);
 // The bias is added after the sum over tp, so every rank has all of it.
 ParamSpec o_bias_spec(const LayerContext& c, const std::string& prefix);
-// One number per head, in f32.
+// Returns one number per head, in f32.
 ParamSpec sinks_spec(const LayerContext& c, const std::string& prefix);
-// The weight of the norm of q or k. A norm per head is shared by all heads and whole on every rank; a norm over all
-// heads is split like the heads.
+// Returns the weight of the norm of q or k. A norm per head is shared by all heads and whole on every rank; a norm over
+// all heads is split like the heads.
 ParamSpec qk_norm_spec(const LayerContext& c, const std::string& name, int64_t heads);
 
 }  // namespace moebius

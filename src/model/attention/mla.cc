@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
@@ -15,12 +16,12 @@ namespace {
 
 constexpr float kLatentNormEps = 1e-6f;
 
-// Every rank has it whole, and adds the gradient of its own rows.
+// A matrix that is whole on every rank. A rank adds the gradient of its own rows.
 ParamSpec whole_matrix(const LayerContext& c, const std::string& name, int64_t out, int64_t in) {
   return {.name = name, .shape = {out, in}, .dtype = c.dtype, .init_std = c.init_std(), .grad_axis = Axis::tp_cp_dp};
 }
 
-// The same for one row: a norm's weight or a bias.
+// Returns the same for one row: a norm's weight or a bias.
 ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t width, ParamInit init) {
   return {.name = name,
           .shape = {width},
@@ -30,23 +31,36 @@ ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t widt
           .grad_axis = Axis::tp_cp_dp};
 }
 
-// This rank's block of dimension dim, which is that of the heads.
+// A matrix that is split along its dimension of heads, dim; this rank has one block.
 ParamSpec heads_matrix(const LayerContext& c, const std::string& name, const Shape& whole, int dim) {
   const ParamPart part{name, whole, 0, shard_of(whole, dim, c.mesh.place().tp, c.mesh.shape().tp)};
   return {.name = name, .shape = part.local_shape(), .dtype = c.dtype, .parts = {part}, .init_std = c.init_std()};
 }
 
-// q_a_proj, where queries have a latent.
+// Returns q_a_proj if queries have a latent.
 std::optional<Linear> query_down(const LayerContext& c, const std::string& prefix) {
   if (c.model.q_lora_rank == 0) return std::nullopt;
   return Linear(c, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
 }
 
-// The last projection of the query: it reads the query's latent, or x where there is none.
+// Returns the last projection of the query: it reads the query's latent, or x where there is none.
 ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   const ModelSpec& m = c.model;
   if (m.q_lora_rank == 0) return heads_matrix(c, prefix + ".q_proj.weight", {m.q_size(), m.hidden_size}, 0);
   return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
+}
+
+// The rotated keys are those of all heads, so queries take their share of the scale. Heads whose projections are frozen
+// are not clipped.
+const Tensor* max_logits_of(const LayerContext& c, const Param& q, const Param& kv, const std::string& prefix) {
+  if (!c.max_logits || !q.has_grad || !kv.has_grad) return nullptr;
+  const int64_t nope = c.model.qk_nope_head_dim(), rope = c.model.qk_rope_head_dim;
+  return c.max_logits->declare(
+      prefix,
+      {.heads = c.model.num_heads / c.mesh.shape().tp,
+       .matrices = {
+           {.part = q.spec.name, .head_rows = nope + rope, .root_rows = nope, .whole_rows = rope},
+           {.part = kv.spec.name, .head_rows = nope + c.model.v_head_dim, .root_rows = nope, .of_keys = true}}});
 }
 
 Tensor as_rows(const Tensor& t_THw) { return t_THw.view({t_THw.dim(0), t_THw.dim(1) * t_THw.dim(2)}); }
@@ -86,9 +100,13 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
           LatentKv::Widths{nope_, rope_, v_})),
       o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
-      context_parallel_(make_context_parallel(
-          c.shape.cp_comm, c.mesh,
-          {.heads = H_, .kv_heads = H_, .scale = scale_, .expansion = kv_->is_exchanged() ? kv_.get() : nullptr})),
+      context_parallel_(
+          make_context_parallel(c.shape.cp_comm, c.mesh,
+                                {.heads = H_,
+                                 .kv_heads = H_,
+                                 .scale = scale_,
+                                 .expansion = kv_->is_exchanged() ? kv_.get() : nullptr,
+                                 .max_logits = max_logits_of(c, q_b_.param(), kv_->w().param(), prefix)})),
       rope_table_Pr_(c.rope_table_Pd) {
   if (!c.model.o_bias) return;
   const auto bias = [&](std::optional<Bias>& b, const char* name, int64_t width) {
@@ -286,7 +304,7 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
   StackScope scope(step.stack);
   const Qkv dr = alloc_qkv(step, saved.dq_THd);
   Qkv r{saved.q_THd.rows(0, T), {}, step.alloc({T, H_, v_}, dtype_)};
-  // dkv is written when k has been read.
+  // dkv is written after k has been read.
   const int64_t k_numel = r.q_THd.numel();
   r.k_TGd = k_numel <= saved.dkv_THw.numel()
                 ? saved.dkv_THw.view({saved.dkv_THw.numel()}).rows(0, k_numel).view(r.q_THd.shape)
@@ -407,7 +425,7 @@ void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR
   attention_fwd(step.stream, attention);
 }
 
-// Latents do not belong to heads, so every rank caches those of all rows.
+// Latents are shared by all heads, so every rank caches those of all rows.
 void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
   const int64_t t = x_tD.dim(0), T = t * tp_;
   StackScope scope(step.stack);

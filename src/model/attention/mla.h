@@ -42,7 +42,7 @@ class Mla {
     SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
     WgradInput dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
   };
-  // Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
+  // Throws Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
   Mla(const LayerContext& c, const std::string& prefix);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
@@ -73,7 +73,7 @@ class Mla {
   void project_down(Step& step, Tensor x_tD, Saved& saved) const;
   void project_up(Step& step, Tensor x_tD, Saved& saved) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
-  // Attention of the queries of a run, over the latents of all tokens of its sequence.
+  // Computes the attention of the queries of a run over the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated
   void make_q_latent(Step& step, Tensor x_tD,

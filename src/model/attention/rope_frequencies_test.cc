@@ -30,7 +30,7 @@ TEST(RopeFrequencies, LinearDividesAll) {
 }
 
 // In 628.3 positions the four turn 100, 10, 1 and 0.1 times.
-TEST(RopeFrequencies, Llama3KeepsFastTurnsAndDividesSlowOnes) {
+TEST(RopeFrequencies, Llama3KeepsHighAndDividesLowFrequencies) {
   const RopeScaling s{
       .type = RopeType::llama3, .factor = 8, .original_positions = 628, .low_freq_factor = 0.5, .high_freq_factor = 4};
   const RopeFrequencies f = rope_frequencies(model(s));
@@ -47,7 +47,7 @@ RopeScaling yarn() {
 }
 
 // A dim turns 100 * 10^(-i) times: 32 at i = 0.495, once at i = 2.
-TEST(RopeFrequencies, YarnGoesOverFromTheFastToTheSlow) {
+TEST(RopeFrequencies, YarnBlendsFromHighToLowFrequencies) {
   RopeScaling s = yarn();
   s.truncate = false;
   const auto dim = [](double turns) { return 8 * std::log(628 / (turns * 2 * M_PI)) / (2 * std::log(1e4)); };

@@ -5,12 +5,12 @@
 namespace moebius {
 namespace {
 
-// A context rank of cp. Blocks of `sharing` neighbours share a sequence.
+// A rank of cp. Blocks of `sharing` neighbouring ranks share a sequence.
 struct Context {
   int64_t cp, rank, sharing;
 };
 
-// All rows of a context rank.
+// Returns all rows of a context rank.
 std::vector<TokenRun> rows_of_context(const BatchShape& shape, const Context& c) {
   if (c.cp == 1) return {{.row = 0, .token = 0, .count = shape.tokens()}};
   MOEBIUS_ASSERT(shape.seq % 2 == 0);

@@ -11,7 +11,7 @@ LayerContext of_chunk(LayerContext c, int64_t chunk) {
   return c;
 }
 
-// The batch of every chunk but the first: its products add to the gradients that the first has stored.
+// Returns the batch of every chunk but the first: its products add to the gradients that the first has stored.
 MicroBatch later_part(const MicroBatch& batch) {
   MicroBatch later = batch;
   later.first_of_step = false;

@@ -53,8 +53,8 @@ class Linear {
 
   // Returns whether an adapter adds a term. Then other ops must not compute the products with W.
   bool has_adapter() const { return !adapter_.is_empty(); }
-  // The operands of forward and backward_input, for ops that fuse the product with other work. Quantised operands are
-  // on the step stack, or are copies of the weights in the plan. REQUIRES: !has_adapter().
+  // Returns the operands of forward and backward_input, for ops that fuse the product with other work. Quantised
+  // operands are on the step stack, or are copies of the weights in the plan. REQUIRES: !has_adapter().
   Operand x(Step& step, Tensor x) const { return precision_.x(quantize_context(step), x); }
   Operand w(Step& step) const { return weights_.w(step); }
   Operand dy(Step& step, Tensor dy) const { return precision_.dy(quantize_context(step), dy); }

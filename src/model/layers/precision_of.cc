@@ -75,7 +75,7 @@ ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
 
 namespace {
 
-// The operand of weights that are held quantised.
+// Returns the operand of weights that are held quantised.
 Operand operand_of(const Param& param) { return {param.w, param.scales, ScaleLayout::square_blocks}; }
 
 }  // namespace
@@ -130,6 +130,10 @@ WeightOperands::WeightOperands(const LayerContext& c, const Param& param, const 
     scales_ = &c.params.declare(std::move(scales));
   }
   if (precision_.is_plain() || c.params.use() != ModelUse::training) return;
+  if (c.shards_weights(param)) {
+    precision_ = precision_.uncounted();  // the passes of a step would count them several times
+    return;
+  }
   auto copies = std::make_unique<Copies>(c.plan, param, precision);
   copies_ = copies.get();
   c.params.own_copies(param, std::move(copies));

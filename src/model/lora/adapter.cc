@@ -136,7 +136,7 @@ LowRankTerm Adapter::forward_term(Step& step, Tensor low) const {
   if (is_empty()) return {};
   const bool is_whole = blocks_.size() == 1 && blocks_[0].count == out_;
   const Tensor w = is_whole ? b_->w : step.alloc({b_->w.dim(0), out_, low_columns()}, b_->w.dtype);
-  if (dropout_.is_on(step)) return {};  // evaluation takes the room that training was planned with
+  if (dropout_.is_on(step)) return {};  // evaluation needs no more memory than was planned for training
   return {.low_RL = low, .w = w};
 }
 

@@ -93,7 +93,7 @@ class Adapter {
   float scale_of(const Step& step) const { return scale_ * dropout_.scale(step); }
   // low [R, low_columns()] = scale A x
   void down(Step& step, const Tensor& low, const Tensor& x, const Rows& rows, const Tokens& tokens) const;
-  // x of a block as its A reads it, [R, in] on the step stack.
+  // Returns the x that the A of a block reads, after dropout: [R, in] on the step stack.
   Tensor dropped(Step& step, int64_t block, const Tensor& x, int64_t R, const Rows& rows, const Tokens& tokens) const;
   void wgrad_a(Step& step, const Tensor& dlow, const Tensor& x, const Rows& rows, const Tokens& tokens) const;
   Tokens tokens_of(Step& step, const Tokens& given, int64_t num_rows) const;

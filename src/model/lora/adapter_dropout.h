@@ -18,7 +18,7 @@ class AdapterDropout {
   AdapterDropout(const LayerContext& c, const ParamSpec& w, const std::vector<AdapterBlock>& blocks);
 
   bool is_on(const Step& step) const { return rate_ > 0 && step.batch.training; }
-  // 1 / (1 - rate) where it is on.
+  // Returns 1 / (1 - rate) if dropout is on.
   float scale(const Step& step) const { return is_on(step) ? static_cast<float>(1.0 / (1.0 - rate_)) : 1.0f; }
 
   // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.

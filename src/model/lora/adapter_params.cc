@@ -13,7 +13,7 @@ std::string matrix_of(const ParamPart& part) {
   return part.name.substr(0, part.name.size() - kWeight.size());
 }
 
-// W as rows and columns: one matrix, or one of each expert.
+// W as matrices: one matrix, or one for each expert.
 struct Matrices {
   explicit Matrices(const ParamSpec& w)
       : experts(w.shape.rank() == 3 ? w.shape[0] : 1),
@@ -40,7 +40,7 @@ bool is_target(const LoraSpec& lora, const ParamSpec& w, const Matrices& m, int6
   return in != nullptr;
 }
 
-// The ranks that share the elements of a tensor, when they also share those that W splits.
+// Returns the ranks that share the elements of a tensor, when they also share those that W splits.
 Axis with_splitting_ranks(Axis axis) {
   switch (axis) {
     case Axis::dp_cp:

@@ -39,7 +39,7 @@ AdapterParams adapter_params(const LoraSpec& lora, const ParamSpec& w);
 bool is_lora_target(const std::vector<std::string>& targets, const std::string& matrix);
 
 inline constexpr const char *kLoraA = ".lora_A.weight", *kLoraB = ".lora_B.weight";
-// The name of the matrix, without ".weight", that a part of an adapter belongs to.
+// Returns the name of the matrix, without ".weight", that a part of an adapter belongs to.
 std::string adapted_matrix(const std::string& adapter_part);
 
 }  // namespace moebius

@@ -12,7 +12,7 @@ std::vector<TokenRun> runs_of(const Step& step, const BatchShape& shape, const M
   return token_runs(shape, mesh.shape(), {.tp = rank_of_tp_cp % tp, .cp = rank_of_tp_cp / tp}, step.batch.cp);
 }
 
-// Logits of the micro-batch's tokens in their order.
+// Returns the logits of all tokens of the micro-batch, in their order.
 Tensor logits_of_batch(Step& step, const Tensor& logits_TE, const BatchShape& shape, const Mesh& mesh) {
   Group& ranks = mesh.group(Axis::tp_cp);
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), N = T * ranks.size();
@@ -41,7 +41,7 @@ Route take_route(Step& step, int64_t N, int64_t E, int64_t K) {
 
 }  // namespace
 
-bool looks_at_batch(const RouteRule& rule) { return rule.capacity > 0 || rule.choice != RouteChoice::scores; }
+bool depends_on_batch(const RouteRule& rule) { return rule.capacity > 0 || rule.choice != RouteChoice::scores; }
 
 void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, const Mesh& mesh) {
   Stream& s = step.stream;

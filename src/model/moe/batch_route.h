@@ -11,7 +11,7 @@
 namespace moebius {
 
 // Returns whether the route of a token depends on the logits of other tokens.
-bool looks_at_batch(const RouteRule& rule);
+bool depends_on_batch(const RouteRule& rule);
 
 // route_fwd for this rank's rows of a micro-batch `shape` (model/attention/token_runs.h). here.rule is that of the
 // whole micro-batch. One rank adds the counts of the whole micro-batch to load and dropped, and the others add nothing.

@@ -12,15 +12,15 @@
 
 namespace moebius {
 
-// Returns the tokens of a chunk on each of num_ranks ranks, for T tokens of a micro-batch on a rank: the largest divisor
-// of T up to
+// Returns the tokens of a chunk on each of num_ranks ranks, for T tokens of a micro-batch on a rank: the largest
+// divisor of T up to
 //   most = min(32768, 262144 / num_ranks).
 // It is T if T is at most `most`, or has no divisor of at least most / 4 (short chunks would be slow).
 // A chunk has at most 262144 tokens on all ranks together, and each rank may get a row of each of them. So the memory
 // for rows that arrive does not grow with the number of ranks beyond that.
 int64_t expert_chunk(int64_t T, int64_t num_ranks = 1);
-// The same for the experts of a model that num_ranks = etp * ep ranks share. Experts with dropout in their adapters
-// compute T at once, since the draws depend on a token's position in the micro-batch.
+// Returns the same for the experts of a model that num_ranks = etp * ep ranks share. Experts with dropout in their
+// adapters compute T at once, since the draws depend on a token's position in the micro-batch.
 int64_t expert_chunk(int64_t T, const LoraSpec& lora, int64_t num_ranks = 1);
 
 class ChunkedExperts final : public RoutedExperts {

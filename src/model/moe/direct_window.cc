@@ -13,10 +13,10 @@ constexpr int64_t kAlignBytes = 256;
 
 PeerReach peer_reach(Stream& s, const Mesh& mesh) {
   Group& world = mesh.group(Axis::world);
-  const std::string apart = why_apart(s, group_of_experts(mesh), world);
+  const std::string apart = why_no_peer_access(s, group_of_experts(mesh), world);
   if (!apart.empty()) {
     const bool has_nodes = mesh.shape().nodes_of_experts() > 1;
-    return {.why = apart, .in_nodes = has_nodes && why_apart(s, mesh.node_of_experts(), world).empty()};
+    return {.why = apart, .in_nodes = has_nodes && why_no_peer_access(s, mesh.node_of_experts(), world).empty()};
   }
   return {.all = true,
           .why = fmt::format("the {} ranks that share experts are on one machine and reach each other's memory",
@@ -29,14 +29,15 @@ DirectWindow::DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes
       num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
   const MeshShape& shape = mesh.shape();
   const int64_t T = sizes.max_tokens, K = sizes.top_k, D = sizes.width, W = shape.etp * shape.ep;
+  const int64_t L = std::min(K, sizes.num_experts / shape.ep);
   const int64_t ep = ranks_.size() / shape.etp, nodes = W / ranks_.size();
   const int64_t N = W * T, B = nodes * T * std::min(K, ep) * shape.etp;
   counts_ = take({W, ep}, DType::i32);
-  routes_ = take({N, 2 * K}, DType::i32);
+  routes_ = take({N, 2 * L}, DType::i32);
   tokens_ = take({N, D}, sizes.dtype);
   back_ = take({B, D}, sizes.dtype);
   grads_ = take({sizes.training ? N : 0, D}, sizes.dtype);
-  back_weights_ = take({sizes.training ? B : 0, K}, DType::f32);
+  back_weights_ = take({sizes.training ? B : 0, L}, DType::f32);
   plan.share_comm();
   plan.declare(window_, "dispatch_window", {num_bytes_}, DType::u8, Life::comm);
 }

@@ -2,13 +2,13 @@
 // a model share it. It is a part of Life::comm, and has the same layout on all ranks.
 //
 // direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP
-// EP ranks, and J = min(K, EP), the window of a rank has
+// EP ranks, J = min(K, EP), and L = min(K, E/EP), the window of a rank has
 //   counts        [W, EP]    i32  rows that each rank sends to each ep rank
-//   routes        [W T, 2K]  i32  experts and weights of the tokens that arrive
+//   routes        [W T, 2L]  i32  experts here and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
 //   grads         [W T, D]        dy of the tokens that arrive; in training only
 //   back          [T J ETP, D]    sums that return to the tokens here, and after them
-//   back_weights  [T J ETP, K] f32  derivatives by their weights; in training only
+//   back_weights  [T J ETP, L] f32  derivatives by their weights; in training only
 // These are bounds for any routing: a token is sent to a rank at most once, and all W T tokens may choose its experts.
 //
 // two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep
@@ -27,7 +27,7 @@
 namespace moebius {
 
 struct DirectSizes {
-  int64_t max_tokens = 1, top_k = 1, width = 1;  // T, K, D
+  int64_t max_tokens = 1, num_experts = 1, top_k = 1, width = 1;  // T, E, K, D
   DType dtype = DType::f32;
   bool training = true;
   bool two_level = false;  // of the ranks of a node. REQUIRES: mesh.shape().nodes_of_experts() > 1

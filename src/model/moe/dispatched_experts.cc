@@ -1,7 +1,9 @@
 #include "model/moe/dispatched_experts.h"
 
 #include "model/moe/routed_experts_params.h"
+#include "model/moe/row_blocks.h"
 #include "model/side_work.h"
+#include "ops/experts/d_expert_down_quantised.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
@@ -12,19 +14,19 @@ GatedActivation activation_of(const ModelSpec& m) {
   return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
 }
 
-// The degrees are checked before anything is declared.
+// Checks the degrees of parallelism before anything is declared.
 const LayerContext& checked(const LayerContext& c) {
   check_expert_degrees(c.model, c.mesh.shape());
   return c;
 }
 
-// The experts of this rank among all.
+// Returns the experts of this rank among all.
 ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// Rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
-// are read by token are all there; others are as many as the last offset says.
+// The groups of rows sorted by expert, for an operand that is read in place and for one that is transposed. Rows that
+// are read by token are all present; otherwise the last offset gives their number.
 RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
 RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
 RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
@@ -74,6 +76,10 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .rows = c.expert_rows,
                                                  .layer = prefix})),
       wire_(c.precision, dtype_, D_) {
+  emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
+                     !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
+                     !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats &&
+                     (!rows_ || F_ <= D_);
   if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
@@ -85,7 +91,7 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
                                                                        const std::string& prefix) const {
   auto own = std::make_unique<Saved>();
   Saved& saved = *own;
-  saved.delivery = dispatcher_->declare_saved(plan, prefix + ".delivery");
+  saved.handle = dispatcher_->declare_saved(plan, prefix + ".handle");
   const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
   if (rows_) {
     saved.h_R2F.declare_in_place({R, 2 * F_}, dtype_);
@@ -95,6 +101,8 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   }
   saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
   saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
+  saved.has_columns = emits_quantised_ && !rows_ && !plan.splits_backward() && !w1_precision_.has_plain_dw() &&
+                      w1_.has_grad && w2_.has_grad;
   saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
   saved.grads.declare(plan, prefix + ".grads", {N, D_}, dtype_);
   if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
@@ -117,7 +125,7 @@ void DispatchedExperts::find_tokens(Step& step, int64_t T, Saved& saved) const {
   StackScope scope(step.stack);
   const Adapter& any = w1_adapter_.is_empty() ? w2_adapter_ : w1_adapter_;
   const Tensor all_N = saved.token_index_N.rows(0, dispatcher_->source_rows(T));
-  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.delivery);
+  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.handle);
 }
 
 Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
@@ -129,7 +137,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
                                 const ConcurrentWork& concurrent) const {
   Saved& saved = own(base);
   saved.x_TD = x_TD;
-  dispatcher_->announce(step, route, *saved.delivery);
+  dispatcher_->announce(step, route, *saved.handle);
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
@@ -142,7 +150,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   up(step, a_RF, in, saved);
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
   down(step, y_RD, a_RF, in, saved);
-  dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
+  dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
 void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
@@ -181,6 +189,12 @@ void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
   const auto open = [&](WgradInput& tensor, const Tensor& buffer) {
     rows_ ? tensor.open_in(buffer) : tensor.open(step.stack);
   };
+  if (saved.has_columns) {
+    const int64_t rows = padded_rows(saved.dh_R2F.dim(0), w1_.spec.shape[0]);
+    saved.dh_columns = alloc_row_blocks(step, {2 * F_, rows}, /*transposed=*/true);
+    saved.sa_columns = alloc_row_blocks(step, {F_, rows}, /*transposed=*/true);
+    return;
+  }
   const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
   open(saved.dh_R2F, scratch.dh);
   open(saved.sa_RF, scratch.act);
@@ -236,8 +250,8 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
   if (!overlaps_) backward_weight(step, base);
 }
 
-// With overlap x travels beside the product that needs dy alone, and dx beside the gradients of weights.
-// Where h is recomputed, whole or the rows beyond a budget, x must be here first.
+// With overlap, the exchange of x overlaps with the product that needs only dy, and that of dx with the gradients of
+// weights. If h or the rows beyond a budget are recomputed, x must arrive first.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                                      bool with_weights, const ConcurrentWork& concurrent) const {
   open_gradients(step, saved);
@@ -255,13 +269,16 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
   const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
-  backward_down(step, dweight_R, weight_R, saved);
+  if (emits_quantised_)
+    backward_down_quantised(step, dweight_R, weight_R, dx_RD, saved);
+  else
+    backward_down(step, dweight_R, weight_R, saved);
   coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved);
   SideWork going(step, overlaps_,
-                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery); });
+                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.handle); });
   if (with_weights) {
     down_gradient(step, saved);
     going.use_whole_gpu();
@@ -272,13 +289,13 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
 }
 
 Dispatched DispatchedExperts::dispatch(Step& step, const Tensor& x_TD, Saved& saved) const {
-  Dispatched in = dispatcher_->dispatch(step, wire_.pack(step, x_TD), *saved.delivery);
+  Dispatched in = dispatcher_->dispatch(step, wire_.pack(step, x_TD), *saved.handle);
   in.source = wire_.unpack(step, in.source);
   return in;
 }
 
 Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const {
-  Dispatched in = dispatcher_->combine_bwd(step, wire_.pack(step, dy_TD), *saved.delivery);
+  Dispatched in = dispatcher_->combine_bwd(step, wire_.pack(step, dy_TD), *saved.handle);
   in.source = wire_.unpack(step, in.source);
   return in;
 }
@@ -286,7 +303,7 @@ Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Sa
 void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
-  bring_back_h(step, tokens, saved);
+  unstash_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
 }
 
@@ -298,8 +315,8 @@ Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) 
   return grads.weight_R;
 }
 
-// Activations are computed with h, and not used.
-void DispatchedExperts::bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const {
+// Computing h also computes the activations, which are not used here.
+void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const {
   if (rows_) {
     open_h(step, saved);
     return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
@@ -336,6 +353,29 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weigh
   if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved, /*is_added=*/!added.empty());
 }
 
+void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD,
+                                                Saved& saved) const {
+  const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
+  saved.dh_rows = alloc_row_blocks(step, of_dh, /*transposed=*/false);
+  StackScope scope(step.stack);
+  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
+                          .dweight_R = dweight_R,
+                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
+                          .w2_eDF = w2_operands_.w_for_dx(step),
+                          .h_R2F = saved.h_R2F,
+                          .weight_R = weight_R,
+                          .rows = saved.grad_rows,
+                          .g_RF = F_ <= D_ ? first_elements(dx_RD, of_g) : step.alloc(of_g, dtype_)};
+  if (saved.has_columns) {
+    op.dh_columns = saved.dh_columns;
+    op.sa_columns = saved.sa_columns;
+  } else {
+    op.dh_R2F = saved.dh_R2F;
+    op.sa_RF = saved.sa_RF;
+  }
+  run_expert_op(step, op, d_expert_down_quantised);
+}
+
 Adapter::Input DispatchedExperts::down_input(Step& step, Tensor g_RF, const Saved& saved) const {
   return {.dx = g_RF,
           .dy = saved.grads,
@@ -354,10 +394,11 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                                .rows = rows,
                                .dlow = saved.w1_dlow,
                                .tokens = tokens(step, saved.grad_rows, saved)};
-  DExpertUp op{.dx_RD = dx_RD,
-               .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
-               .w1_e2FD = w1_operands_.w_for_dx(step),
-               .rows = rows};
+  DExpertUp op{
+      .dx_RD = dx_RD,
+      .dh_R2F = emits_quantised_ ? saved.dh_rows : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+      .w1_e2FD = w1_operands_.w_for_dx(step),
+      .rows = rows};
   op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));
   if (!op.added.empty()) w1_adapter_.compute(step, op.added, adapted);
   run_expert_op(step, op, d_expert_up);
@@ -396,14 +437,16 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   if (!w2_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w2_.dw,
-                            .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                            .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                            .gather_left = true,
-                            .accumulate = w2_.adds_to_grad(step.batch),
-                            .rows = saved.grad_rows},
-                expert_wgrad);
+  run_expert_op(
+      step,
+      ExpertWgrad{.dw_eMN = w2_.dw,
+                  .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
+                  .right_RN = saved.has_columns ? saved.sa_columns
+                                                : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
+                  .gather_left = true,
+                  .accumulate = w2_.adds_to_grad(step.batch),
+                  .rows = saved.grad_rows},
+      expert_wgrad);
 }
 
 void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
@@ -417,14 +460,16 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w1_.dw,
-                            .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
-                            .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                            .gather_right = true,
-                            .accumulate = w1_.adds_to_grad(step.batch),
-                            .rows = saved.token_rows},
-                expert_wgrad);
+  run_expert_op(
+      step,
+      ExpertWgrad{.dw_eMN = w1_.dw,
+                  .left_RM = saved.has_columns ? saved.dh_columns
+                                               : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                  .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
+                  .gather_right = true,
+                  .accumulate = w1_.adds_to_grad(step.batch),
+                  .rows = saved.token_rows},
+      expert_wgrad);
 }
 
 void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {

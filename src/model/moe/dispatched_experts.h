@@ -1,5 +1,5 @@
 // Routed experts as separate calls: dispatch, two grouped products, combine. A Dispatcher moves the rows.
-// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the delivery. Neither the outputs of the
+// Saved for backward: x (the caller's tensor), h (the pre-activation rows) and the handle. Neither the outputs of the
 // experts nor their gradients are saved.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace moebius {
 class DispatchedExperts final : public RoutedExperts {
  public:
   struct Saved final : RoutedExperts::Saved {
-    std::unique_ptr<Delivery> delivery;
+    std::unique_ptr<DispatchHandle> handle;
     Tensor x_TD;  // the caller's
     SavedTensor h_R2F;
     ExpertRows::Held held;  // with a budget of rows
@@ -28,6 +28,10 @@ class DispatchedExperts final : public RoutedExperts {
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
     WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
+    // With emits_quantised_: dh as the operand of backward_up, and where the operands of weight gradients are quantised
+    // and follow at once, the transposes of dh and sa instead of the tensors.
+    Operand dh_rows, dh_columns, sa_columns;
+    bool has_columns = false;
     // With adapters: A x of W1's adapter, and B^T dy of both adapters.
     SavedTensor w1_low;
     WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
@@ -64,7 +68,7 @@ class DispatchedExperts final : public RoutedExperts {
   void open_gradients(Step& step, Saved& saved) const;
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
-  void bring_back_h(Step& step, const Dispatched& tokens, Saved& saved) const;
+  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may travel in 8 bits.
@@ -76,6 +80,8 @@ class DispatchedExperts final : public RoutedExperts {
   Tensor receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  // The same where it also quantises its results. The rows of dx are scratch until backward_up.
+  void backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD, Saved& saved) const;
   void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
   // Adds the derivative through the adapter of W2, unless d_expert_down has added it (is_added).
   void adapted_down_bwd(Step& step, Tensor dweight_R, Tensor weight_R, const Saved& saved, bool is_added) const;
@@ -95,7 +101,8 @@ class DispatchedExperts final : public RoutedExperts {
   int64_t b2_first_ = 0;
   bool has_dropout_ = false;
   GatedActivation activation_;
-  const ExpertRows* rows_;  // null: without a budget
+  bool emits_quantised_ = false;  // d_expert_down quantises what it computes
+  const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
   WireRows wire_;
 };

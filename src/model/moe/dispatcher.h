@@ -35,13 +35,13 @@ namespace moebius {
 struct Dispatched {
   Tensor source;  // [source_rows, D]
   Rows rows;
-  Tensor weight_R;  // f32, each row's weight in its token's sum; only from the local dispatcher, and from combine_bwd
+  Tensor weight_R;  // f32, each row's weight in its token's sum; only from combine_bwd
 };
 
-// The routing of one micro-batch, shared by the calls of a dispatcher and kept from forward to backward. Each
-// dispatcher derives its own type, which declare_saved() makes.
-struct Delivery {
-  virtual ~Delivery() = default;
+// The state of one micro-batch that the calls of a dispatcher share, kept from forward to backward: above all the
+// routing (the handle of DeepEP). Each dispatcher derives its own type, which declare_saved() makes.
+struct DispatchHandle {
+  virtual ~DispatchHandle() = default;
   Route route;  // of this rank's tokens
   Rows rows;    // of this rank's experts; not set by the local dispatcher
 };
@@ -67,25 +67,25 @@ class Dispatcher {
   virtual int64_t max_rows(int64_t T) const = 0;
   // Returns the rows of Dispatched::source for T tokens on each rank.
   virtual int64_t source_rows(int64_t T) const = 0;
-  // Makes the delivery of one micro-batch, and declares its tensors. The calls below REQUIRE a delivery that this
+  // Makes the handle of one micro-batch, and declares its tensors. The calls below REQUIRE a handle that this
   // dispatcher made.
-  virtual std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
+  virtual std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
-  // Exchanges the routing: each rank learns which rows its experts get. Fills delivery.
-  virtual void announce(Step& step, const Route& route, Delivery& delivery) const = 0;
+  // Exchanges the routing: each rank learns which rows its experts get. Fills the handle.
+  virtual void announce(Step& step, const Route& route, DispatchHandle& handle) const = 0;
   // Sends tokens to their experts. The result may be on the step stack.
-  virtual Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const = 0;
+  virtual Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const = 0;
   // Sends an i32 index of each token, as dispatch() sent the tokens: all[i] is the index of row i of the source.
   // all_N has source_rows(T) elements. Call it after dispatch().
-  virtual void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const = 0;
+  virtual void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const = 0;
   // y[t] = sum over k of weight[t,k] * (row of pair (t,k), summed over etp)
-  virtual void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const = 0;
+  virtual void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const = 0;
   // Sends dy of the tokens to their experts, like dispatch().
-  virtual Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const = 0;
+  virtual Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const = 0;
   // Returns the gradients of rows to their tokens, dx[t] = sum over k of (dx of the row of pair (t,k)), and the
   // gradients of weights to their pairs. Both are summed over etp.
   virtual void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                            Delivery& delivery) const = 0;
+                            DispatchHandle& handle) const = 0;
 };
 
 // Returns the group of the ranks that share the experts of a layer: ep, or etp x ep.

@@ -1,5 +1,6 @@
 #include "model/moe/dispatcher_cost.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "config/dispatcher_choice.h"
@@ -8,6 +9,9 @@ namespace moebius {
 namespace {
 
 constexpr double kIndexBytes = 4, kWeightBytes = 4, kSumBytes = 4;
+
+// The pairs of a row at one rank, at most.
+double pairs_of_row(const DispatchShape& s) { return std::min(s.K, s.E / static_cast<double>(s.ep)); }
 
 GroupCost operator+(const GroupCost& a, const GroupCost& b) {
   return {.messages = a.messages + b.messages, .wire_bytes = a.wire_bytes + b.wire_bytes};
@@ -41,11 +45,12 @@ DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows) {
 DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows) {
   const GroupCost row_bytes{.wire_bytes = rows * s.D * s.element_bytes};
   const GroupCost counts{.wire_bytes = static_cast<double>((s.W - 1) * s.ep) * kIndexBytes};
-  return {.announce = counts + GroupCost{.wire_bytes = rows * s.K * (kIndexBytes + kWeightBytes)},
+  const double pairs = rows * pairs_of_row(s);
+  return {.announce = counts + GroupCost{.wire_bytes = pairs * (kIndexBytes + kWeightBytes)},
           .dispatch = row_bytes,
           .combine = row_bytes,
           .combine_bwd = row_bytes,
-          .dispatch_bwd = row_bytes + GroupCost{.wire_bytes = rows * s.K * kWeightBytes}};
+          .dispatch_bwd = row_bytes + GroupCost{.wire_bytes = pairs * kWeightBytes}};
 }
 
 TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside) {
@@ -56,16 +61,17 @@ TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, doub
   const GroupCost rows = sent(across * s.D * s.element_bytes), sums = sent(across * s.D * kSumBytes);
   const GroupCost counts_inside = written(static_cast<double>((s.node - 1) * s.ep) * kIndexBytes);
   const GroupCost rows_inside = written(inside * s.D * s.element_bytes);
+  const double pairs_inside = inside * pairs_of_row(s);
   return {.across = {.announce = counts + sent(across * s.K * (kIndexBytes + kWeightBytes)),
                      .dispatch = rows,
                      .combine = sums,
                      .combine_bwd = rows,
                      .dispatch_bwd = sums + sent(across * s.K * kWeightBytes)},
-          .inside = {.announce = counts_inside + written(inside * s.K * (kIndexBytes + kWeightBytes)),
+          .inside = {.announce = counts_inside + written(pairs_inside * (kIndexBytes + kWeightBytes)),
                      .dispatch = rows_inside,
                      .combine = rows_inside,
                      .combine_bwd = rows_inside,
-                     .dispatch_bwd = rows_inside + written(inside * s.K * kWeightBytes)}};
+                     .dispatch_bwd = rows_inside + written(pairs_inside * kWeightBytes)}};
 }
 
 double even_rows_of_part(const DispatchShape& s, int64_t parts) {

@@ -32,12 +32,12 @@ struct TwoLevelCost {
   DispatchCost across, inside;  // inside without messages
 };
 TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside);
-// The expected number of a rank's tokens with an expert on a given one of the nodes, where experts are chosen evenly:
-// T (1 - C(E - E/nodes, K) / C(E, K)). (nodes - 1) times it are the expected rows `across`, and W - nodes times that of
-// EP parts in place of nodes those `inside`.
+// Returns the expected number of a rank's tokens with an expert on a given one of the nodes, where experts are chosen
+// evenly: T (1 - C(E - E/nodes, K) / C(E, K)). (nodes - 1) times it are the expected rows `across`, and W - nodes times
+// that of EP parts in place of nodes those `inside`.
 double even_rows_of_part(const DispatchShape& s, int64_t parts);
-// The expected `rows` where experts are chosen evenly: T (W - 1) times the probability that a given rank has one of
-// a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
+// Returns the expected `rows` where experts are chosen evenly: T (W - 1) times the probability that a given rank has
+// one of a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
 double even_direct_rows(const DispatchShape& s);
 
 }  // namespace moebius

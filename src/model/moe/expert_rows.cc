@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// A layer alone may get more than its share where the layers together do not.
+// A single layer may get more rows than its share even if all layers together do not.
 constexpr double kRowsOfALayer = 2;
 
 SharedExperts shared_experts(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
@@ -160,12 +160,12 @@ int64_t ExpertRows::expected_rows() const { return std::min(R_, pages_of_chunk_ 
 void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   if (!held.keeps) return;
   Stream& s = step.stream;
-  take_pages(s, {.page_Q = held.page_Q,
-                 .held_3 = held.held_3,
-                 .free_P = free_P_,
-                 .state_2 = state_2_,
-                 .counts_3 = counts_here(),
-                 .offsets_e1 = offsets_e1});
+  alloc_pages(s, {.page_Q = held.page_Q,
+                  .held_3 = held.held_3,
+                  .free_P = free_P_,
+                  .state_2 = state_2_,
+                  .counts_3 = counts_here(),
+                  .offsets_e1 = offsets_e1});
   for_each_kept([&](const Tensor& x_RC, int64_t first) {
     stash_rows(s, {.pool_SM = pool_SM_,
                    .x_RC = x_RC,
@@ -187,7 +187,7 @@ ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, cons
                      .expected_rows = expected_rows()});
   });
   const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
-  give_pages(s, {.spilled_e1 = spilled.offsets_e1,
+  free_pages(s, {.spilled_e1 = spilled.offsets_e1,
                  .since_1 = spilled.since_1,
                  .free_P = free_P_,
                  .state_2 = state_2_,

@@ -98,7 +98,7 @@ class ExpertRows {
 
   // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
   //   [r, 0] rows without a page           [r, 1] the most rows that passes kept or would have kept at a time, over
-  //   [r, 2] ns of computing rows anew            the rows that the pool has
+  //   [r, 2] ns of recomputing rows               the rows that the pool has
   // Empty where no rows are kept.
   const Tensor& counts_W3() const { return counts_W3_; }
   void reduce_counts(Stream& s) const;  // gives every rank the counts of all
@@ -130,17 +130,17 @@ class ExpertRows {
   Tensor pool_SM_, free_P_, state_2_, counts_W3_;
 };
 
-// Bytes of Life::rows for the pool of so many pages, each row of num_columns.
+// Returns the bytes of Life::rows for the pool of so many pages, each row of num_columns.
 int64_t stash_bytes(int64_t num_pages, int64_t num_columns, DType dtype);
-// Bytes of Life::metrics for the counts of a world.
+// Returns the bytes of Life::metrics for the counts of a world.
 int64_t stash_counts_bytes(int64_t num_ranks);
 
-// Error{usage} where memory.offload names the rows that a budget keeps in its pool: a copy would have to move the worst
-// case. REQUIRES a budget.
+// Throws Error{usage} where memory.offload names the rows that a budget keeps in its pool: a copy would have to move
+// the worst case. REQUIRES a budget.
 void check_offload_of_rows(const OffloadSpec& offload);
 
-// The object that the MoE layers of a model share. Null without a budget, in a model without such layers, where a rank
-// has all experts, and where the budget reaches the worst case: on all ranks of a model alike.
+// Returns the object that the MoE layers of a model share. Null without a budget, in a model without such layers, where
+// a rank has all experts, and where the budget reaches the worst case: on all ranks of a model alike.
 std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec);
 
 }  // namespace moebius

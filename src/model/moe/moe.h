@@ -25,7 +25,7 @@ class Moe {
     Tensor gate_T;            // only with a shared gate
     WgradInput dgate_T;       // the derivative w.r.t. the gate
   };
-  // layer: its index in the model. Error{usage} as make_routed_experts() says.
+  // layer: its index in the model. Throws Error{usage} as make_routed_experts() says.
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 

@@ -198,7 +198,7 @@ TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
       ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));
 }
 
-// The outcomes of the ranks of a case.
+// Returns the outcomes of the ranks of a case.
 std::map<int, Outcome> outcomes(MoeCase c, DispatcherKind dispatcher) {
   c.dispatcher = dispatcher;
   std::map<int, Outcome> all;
@@ -275,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, TwoLevelMoe, ::testing::Range<size_t>(0, kNode
 // most rows and others none.
 class BudgetedMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {
  protected:
-  // Outcomes by rank, and the rows that were computed anew.
+  // Outcomes by rank, and the rows that were recomputed.
   static std::pair<std::map<int, Outcome>, double> run(const MoeCase& c) {
     std::map<int, Outcome> all;
     double spilled = 0;

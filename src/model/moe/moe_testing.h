@@ -169,14 +169,15 @@ class MoeRank {
   const Outcome& outcome() const { return outcome_; }
   const Moe& moe() const { return moe_; }
   const ParamTable& params() const { return params_; }
-  // Rows of all steps that were computed anew; 0 without a budget.
+  // Returns the rows of all steps that were recomputed; 0 without a budget.
   double spilled_rows() const { return spilled_rows_; }
   int64_t sent_to_experts() const { return group_of_experts(mesh_).sent_bytes(); }  // bytes of this rank
 
  private:
   std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {
     const ModelSpec m = moe_model(c);
-    const DirectSizes sizes{.max_tokens = rows_, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype};
+    const DirectSizes sizes{
+        .max_tokens = rows_, .num_experts = m.num_experts, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype};
     return make_direct_window(plan_, mesh_, sizes, c.dispatcher, /*num_moe_layers=*/1);
   }
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {

@@ -38,8 +38,8 @@ class RoutedExperts {
   virtual void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
   // Adds to the gradients of the experts' weights and biases.
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
-  // Both backward passes, with the same bits. With parallel.expert_overlap products overlap with the exchange of rows,
-  // and `concurrent` with that of dy; it must not use dx.
+  // Runs both backward passes, with the same bits. With parallel.expert_overlap products overlap with the exchange of
+  // rows, and `concurrent` with that of dy; it must not use dx.
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                         const ConcurrentWork& concurrent) const = 0;
 };

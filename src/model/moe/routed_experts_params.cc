@@ -3,7 +3,7 @@
 namespace moebius {
 namespace {
 
-// The experts here: first, first + 1, ..., and of each the shard etp of ETP of its inner width.
+// The experts of this rank: first, first + 1, ..., and of each the shard etp of ETP of its inner width.
 struct Experts {
   explicit Experts(const LayerContext& c)
       : ETP(c.mesh.shape().etp),

@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// Error{usage} with the equation unless ep divides the experts and etp their inner width.
+// Throws Error{usage} with the equation unless ep divides the experts and etp their inner width.
 void check_expert_degrees(const ModelSpec& model, const MeshShape& mesh);
 
 // e: experts of this rank. F: the inner width of this rank's shard.

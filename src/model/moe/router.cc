@@ -6,6 +6,8 @@
 #include "model/frozen.h"
 #include "model/moe/batch_route.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/routing/router_logits_few.h"
 
 namespace moebius {
 namespace {
@@ -89,7 +91,7 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
     plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
-// T: rows here of the micro-batch.
+// T: rows of the micro-batch on this rank.
 RouteRule Router::rule(bool training, int64_t T) const {
   RouteRule rule;
   rule.score = model_.score;
@@ -100,7 +102,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
   rule.group_score = model_.group_score;
   if (balance_.sinkhorn && training) rule.choice = RouteChoice::sinkhorn;
   if (balance_.force_balance) rule.choice = RouteChoice::forced;
-  // Capacity bounds a training step; what a token computes afterwards must not depend on its neighbours.
+  // Capacity bounds a training step; in inference the result of a token must not depend on other tokens.
   if (training && balance_.capacity_factor > 0) {
     const int64_t pairs = T * ranks_of_batch() * K_;
     rule.capacity = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / E_ * balance_.capacity_factor));
@@ -109,7 +111,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
   return rule;
 }
 
-// The jittered input, on the step stack; x itself without jitter. A draw depends on the token's
+// Returns the jittered input, on the step stack; x itself without jitter. A draw depends on the token's
 // index in the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
@@ -126,14 +128,6 @@ Tensor Router::router_input(Step& step, Tensor x_TD) const {
   return y_TD;
 }
 
-// Evaluation must not count towards what a training step reports or learns from.
-RouterMetrics Router::unused_metrics(Step& step) const {
-  RouterMetrics unused{.load_E = step.alloc({E_}, DType::i64), .dropped_1 = step.alloc({1}, DType::i64)};
-  fill_zero(step.stream, unused.load_E);
-  fill_zero(step.stream, unused.dropped_1);
-  return unused;
-}
-
 Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   saved.x_TD = x_TD;
@@ -142,18 +136,20 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
   RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
   gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
-  router_logits_fwd(step.stream, gate);
+  const bool is_few = !step.batch.training && T <= kFewRows;
+  is_few ? router_logits_few(step.stream, gate) : router_logits_fwd(step.stream, gate);
   adapter_.forward(step, logits_TE, gate.x_TD);
   if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
-  const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
+  // Evaluation must not count towards what a training step reports or learns from.
+  const RouterMetrics sums = step.batch.training ? metrics_ : RouterMetrics{};
   RouteFwd choose{.route = route,
                   .load_E = sums.load_E,
                   .dropped_1 = sums.dropped_1,
                   .logits_TE = logits_TE,
                   .bias_E = bias_ ? bias_->w : Tensor{},
                   .rule = how};
-  if (ranks_of_batch() > 1 && looks_at_batch(how)) {
+  if (ranks_of_batch() > 1 && depends_on_batch(how)) {
     route_batch(step, choose, shape_, mesh_);
   } else {
     choose.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
@@ -220,7 +216,7 @@ void Router::init_state(Stream& s) const {
   if (bias_) fill_zero(s, bias_->w);
   if (last_load_) {
     const Rng none(0, RngSite::init);
-    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // an even load favours no expert
+    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // no expert is favoured
   }
 }
 

@@ -53,11 +53,10 @@ class Router {
 
  private:
   RouteRule rule(bool training, int64_t T) const;
-  // The number of ranks that the rows of a micro-batch are spread over.
+  // Returns the number of ranks that the rows of a micro-batch are spread over.
   int64_t ranks_of_batch() const { return mesh_.shape().tp * mesh_.shape().cp; }
   Tensor segments(Step& step) const;
   Tensor router_input(Step& step, Tensor x_TD) const;
-  RouterMetrics unused_metrics(Step& step) const;
   // Statistics of the micro-batch, and the balance losses with their derivative (router_balance.cc).
   struct Stats {
     Tensor prob_SE, count_SE;  // f32, over the micro-batch's segments: summed scores, and tokens of each expert

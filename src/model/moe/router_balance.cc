@@ -3,7 +3,7 @@
 
 namespace moebius {
 
-// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
+// Every balance loss is coeff * sum over segments of E/(K ...) prob . count with its own segments and counts, so each
 // adds to one table of derivatives w.r.t. the normalised scores.
 void Router::balance(Step& step, Saved& saved) const {
   Stream& s = step.stream;
@@ -43,16 +43,16 @@ void Router::add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const {
                              .top_k = K_});
 }
 
-// The load of the micro-batch.
+// Adds the balance loss for the load of the micro-batch.
 void Router::aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const { add_loss(step, dsbar_1E, batch); }
 
-// The load of the last global batch, and the count of this one for the next.
+// Adds the balance loss for the load of the last global batch, and counts the load of this one.
 void Router::global_aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const {
   add_loss(step, dsbar_1E, {.prob_SE = batch.prob_SE, .count_SE = last_load_->w});
   add(step.stream, step_load_1E_, batch.count_SE);
 }
 
-// The load of each sequence or document.
+// Adds the balance loss for the load of each sequence or document.
 void Router::seq_aux_loss(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const int64_t S = saved.dsbar_SE.dim(0);
@@ -73,7 +73,7 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
   add_loss(step, saved.dsbar_SE, stats);
 }
 
-// Segments of the rows here. A batch holds those of all tokens of a context rank.
+// Returns the segments of this rank's rows. A batch has those of all tokens of a context rank.
 Tensor Router::segments(Step& step) const {
   const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
   return step.batch.segment_T.rows(first, first + T);

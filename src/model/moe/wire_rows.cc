@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// Packed rows as bytes.
+// Returns packed rows as bytes.
 Tensor as_bytes(const Tensor& x) {
   Tensor bytes = x;
   bytes.shape = {x.dim(0), x.dim(1) * size_of(x.dtype)};

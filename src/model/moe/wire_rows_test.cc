@@ -31,7 +31,7 @@ class WireRowsTest : public ::testing::TestWithParam<DType> {
 };
 
 // A token arrives as quantize() rounds it, and quantising that again changes nothing.
-TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
+TEST_P(WireRowsTest, ArriveAsTheyWereQuantised) {
   for (const int64_t D : {12, 128, 300}) {
     const WireRows wire(kPacked, GetParam(), D);
     ASSERT_TRUE(wire.is_packed());
@@ -54,7 +54,7 @@ TEST_P(WireRowsTest, ArriveAsTheyWereRounded) {
   }
 }
 
-TEST_P(WireRowsTest, TravelAsTheyAreWithoutTheRecipe) {
+TEST_P(WireRowsTest, AreSentUnchangedWithoutTheRecipe) {
   Array x = Array::normal({3, 20}, GetParam(), 3);
   for (const PrecisionSpec& spec : {PrecisionSpec{}, PrecisionSpec{.dispatch = PrecisionChoice::recipe},
                                     PrecisionSpec{.recipe = PrecisionRecipe::fp8_block}}) {

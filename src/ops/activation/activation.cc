@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// h [T, 2F]; gives {T, F}.
+// Checks h [T, 2F], and returns the shape {T, F}.
 Shape check_h(const char* who, const Tensor& h) {
   MOEBIUS_CHECK(usage, (h.dtype == DType::f32 || h.dtype == DType::bf16) && h.shape.rank() == 2 && h.dim(1) % 2 == 0,
                 "{}: h must be f32 or bf16 [T, 2 F]; got {}", who, to_string(h));
@@ -30,7 +30,7 @@ void swiglu_fwd(Stream& s, const SwigluFwd& a) {
   }
 }
 
-// exp, add, divide, two products.
+// An element takes an exponential, an addition, a division and two products.
 Cost cost(const SwigluFwd& a) {
   return {5.0 * a.a_TF.numel(), static_cast<double>(a.a_TF.num_bytes() + a.h_T2F.num_bytes())};
 }

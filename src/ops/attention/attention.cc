@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// [B Sq, H, d] queries and [B Skv, G, d] keys of one dtype, and what rows say about both.
+// Checks queries [B Sq, H, d] and keys [B Skv, G, d] of one dtype, and the rows that go with both.
 void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                   const Tensor& doc_start, int64_t batch, int64_t window, bool is_part) {
   const DType dtype = q.dtype;
@@ -35,10 +35,10 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
 }
 
-// The shape of the output and of its gradient, [T, H, dv].
+// Returns the shape of the output and of its gradient, [T, H, dv].
 Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
 
-// Keys that the queries at positions below x see, in a sequence without documents.
+// Returns the number of keys that the queries at positions below x attend to, in a sequence without documents.
 double seen_below(double x, double window) {
   if (window == 0 || x <= window) return x * (x + 1) / 2;
   return window * (window + 1) / 2 + (x - window) * window;
@@ -50,7 +50,7 @@ void check_part(const char* who, const Op& a) {
                 "{}: positions must not be negative; got {} of q and {} of k", who, a.q_first, a.kv_first);
 }
 
-// Pairs of a query head and a key that it sees. Of a part, without the window.
+// Returns the number of pairs of a query head and a key that it attends to. For a part, the window is not considered.
 template <class Op>
 double part_pairs(const Op& a, const Tensor& q, const Tensor& k) {
   const double kv = static_cast<double>(k.dim(0) / a.batch), rows = static_cast<double>(q.dim(0) / a.batch),
@@ -81,6 +81,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
   check_part(who, a);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
+  if (!a.max_logit_H.empty()) check_tensor(who, "max_logit", a.max_logit_H, DType::f32, {a.q_THd.dim(1)});
   check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -88,13 +89,14 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
     case DeviceKind::cpu:
       return cpu::attention_fwd(s, a);
     case DeviceKind::cuda:
+      MOEBIUS_CHECK(usage, a.max_logit_H.empty(), "{}: max_logit has no kernels for a GPU; leave it empty", who);
       return cuda::attention_fwd(s, a);
     case DeviceKind::null:
       return;
   }
 }
 
-// Documents make it less; they are known to the device only.
+// Documents reduce the cost, but only the device knows them.
 Cost cost(const AttentionFwd& a) {
   const int64_t bytes =
       a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_UGd.num_bytes() + a.v_UGd.num_bytes() + a.lse_TH.num_bytes();
@@ -129,7 +131,7 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   }
 }
 
-// Five products: scores again, dk and dq as wide as q; dp and dv as wide as v.
+// There are five products: scores again, dk and dq with the width of q; dp and dv with the width of v.
 Cost cost(const AttentionBwd& a) {
   const int64_t bytes = 2 * (a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_TGd.num_bytes() + a.v_TGd.num_bytes()) +
                         a.lse_TH.num_bytes();

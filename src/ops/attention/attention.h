@@ -28,7 +28,10 @@ enum class AttentionKernels : uint8_t {
 // and lse of -inf. attention_merge.h merges the results of all parts. The backward of a part reads o and lse of the
 // merged result; it gives the part's share of dq, and the contribution of these queries to dk and dv.
 struct AttentionFwd {
-  Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
+  Tensor o_THd, lse_TH;  // out; T = B Sq; o is [T, H, dv]
+  // inout f32 [H], or empty: max_logit[h] = max(max_logit[h], the largest scale q k^T of head h), over the keys that
+  // queries see. REQUIRES: at least 0. On CPUs only.
+  Tensor max_logit_H = {};
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]
   Tensor doc_start_T;          // in, i32, empty: all 0; REQUIRES: non-decreasing within a sequence
   int64_t batch = 1;
@@ -43,8 +46,7 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// Computes dq, dk and dv from do. The result is deterministic: the sums of each kv head run over its query heads and
-// tiles in order. REQUIRES: Sq == Skv, unless is_part.
+// Computes dq, dk and dv from do. The result is deterministic: the order of every sum follows from the shape. REQUIRES: Sq == Skv, unless is_part.
 struct AttentionBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
   Tensor do_THd, o_THd, lse_TH, q_THd, k_TGd, v_TGd, doc_start_T;  // in

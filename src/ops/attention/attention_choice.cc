@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// Blocks of our kernel of dk and dv: 128 keys of a kv head each.
+// Returns the number of blocks of our kernel for dk and dv. Each has 128 keys of a kv head.
 int64_t dkv_blocks(const AttentionShape& z) { return z.batch * z.kv_heads * ((z.kv_rows + 127) / 128); }
 
 template <class Op>
@@ -17,11 +17,11 @@ AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
                    .kv_heads = k.dim(1),
                    .width = a.q_THd.dim(2),
                    .v_width = v.dim(2)};
-  z.window = a.window < z.kv_rows ? a.window : 0;  // a window that covers the sequence is none
+  z.window = a.window < z.kv_rows ? a.window : 0;  // a window that covers the sequence has no effect
   return z;
 }
 
-// Returns whether cuDNN's kernels were asked for, or are those of the table where none were.
+// Returns whether the run asks for cuDNN's kernels, or asks for none and the table below prefers them.
 template <class Op>
 bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&)) {
   if (a.kernels == AttentionKernels::own) return false;
@@ -38,7 +38,7 @@ bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// One H100, 2026-11-25, TFLOP/s, ours and cuDNN 9.19:
+// Measured on one H100, 2026-11-25, in TFLOP/s, ours and cuDNN 9.19:
 //   heads of 128, 8 x 4096 573 and 619; 1 x 16384 621 and 613; 1 x 32768 630 and 617;
 //   1 x 131072 640 and 578
 //   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
@@ -51,12 +51,12 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
   return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
 }
 
-// The same, cuDNN's deterministic pass:
-//   32/4 heads of 128, 8 x 4096 419 and 368; 16/16 heads 372 and 375
+// The same, cuDNN's deterministic pass; heads of 128 on 2026-11-26:
+//   32/4 heads of 128, 8 x 4096 509 and 378; 16/16 heads 460 and 379
 //   64/8 heads of 64, 8 x 4096 295 and 246; latent, 8 x 4096 380 and 332
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 96 217 and 293; 160 137 and 198; 256 153 and 271
-// Ours fill a GPU from two blocks a multiprocessor on.
+// Our kernels fill a GPU with two or more blocks per multiprocessor.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width != z.v_width || z.window > 0) return false;
   if (z.width != 64 && z.width != 128) return z.width > 64;

@@ -43,7 +43,7 @@ TEST(AttentionChoice, AWindowThatCoversTheSequenceIsNone) {
   EXPECT_EQ(attention_shape(a).window, 0);
 }
 
-TEST(AttentionChoice, CudnnIsNotTakenWhereItCannotOrIsNotWanted) {
+TEST(AttentionChoice, CudnnIsNotChosenIfUnsupportedOrForbidden) {
   Tensor q = testing::null_tensor({600, 4, 33}, DType::bf16);
   AttentionFwd a{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2};
   EXPECT_FALSE(cudnn_takes(a));

@@ -19,7 +19,7 @@ bool cudnn_can(const AttentionBwd& a);
 // cannot compute the call.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
-// The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
+// Returns the version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
 // Returns "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)" or "not part of this build", for messages.
 std::string cudnn_text(int64_t version);

@@ -144,7 +144,7 @@ TEST(AttentionSink, WithAttentionItIsASoftmaxOverKeysAndSink) {
   });
 }
 
-TEST(AttentionSink, AQueryThatSeesNothingAttendsToItAlone) {
+TEST(AttentionSink, AQueryWithoutKeysAttendsOnlyToTheSink) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array o = Array::of({1, 1, 2}, DType::f32, {0, 0}), sink = Array::of({1}, DType::f32, {1.5}),

@@ -4,18 +4,18 @@ namespace moebius {
 namespace {
 
 constexpr int64_t kKeysOfBlock = 128;
-// A slice is a kernel of its own, and is to fill a GPU: blocks of dk and dv of which the long ones are
-// overlapped with others.
+// Each slice is a separate kernel, and should fill a GPU with enough blocks of dk and dv that the long ones overlap
+// with others.
 constexpr int64_t kMinBlocks = 256;
-// Where queries are cut, the blocks of a slice have one length, and the last wave of them is seldom full.
+// If queries are cut, all blocks of a slice have the same length, and their last wave is seldom full.
 constexpr int64_t kBlocksOfCutSlice = 1024;
-// Blocks of dq that run together on a GPU of Hopper's size: two a multiprocessor, one of width 192.
+// Returns the number of blocks of dq that run concurrently on a Hopper GPU: two per multiprocessor, one with width 192.
 constexpr int64_t dq_slots(int64_t width) { return width == 192 ? 132 : 264; }
 constexpr int64_t kMaxDqParts = 8;
 
 int64_t div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-// In slices of one size, but for the last.
+// Returns the size of slices that are equal, except for the last one.
 int64_t even_slice(int64_t all, int64_t at_most) { return div_up(all, div_up(all, at_most)); }
 
 int64_t ds_bytes(const DsSizes& z, const DsSlice& s) {
@@ -28,7 +28,7 @@ void add_slice(const DsSizes& z, DsPlan& plan, const DsSlice& slice) {
   plan.slices.push_back(slice);
 }
 
-// Whole sequences, or whole heads of a sequence.
+// Cuts between sequences, or between heads of a sequence.
 DsPlan whole_heads(const DsSizes& z, int64_t fit) {
   const bool whole = fit >= z.kv_heads;
   const int64_t sequences = whole ? even_slice(z.batch, fit / z.kv_heads) : 1,
@@ -43,7 +43,7 @@ DsPlan whole_heads(const DsSizes& z, int64_t fit) {
   return plan;
 }
 
-// The slices of the first kv heads of the first sequence. Blocks of dq have whole groups of query tiles.
+// Returns the slices of the first kv heads of the first sequence. Blocks of dq have whole groups of query tiles.
 std::vector<DsSlice> slices_of_queries(const DsSizes& z, int64_t kv_heads, int64_t max_ds_bytes) {
   const int64_t step = dq_tiles_of_block(z.width);
   std::vector<DsSlice> slices;
@@ -61,7 +61,7 @@ std::vector<DsSlice> slices_of_queries(const DsSizes& z, int64_t kv_heads, int64
   return slices;
 }
 
-// Some queries of some heads of a sequence. All heads and sequences are cut alike.
+// Cuts the queries of some heads of a sequence. All heads and sequences are cut in the same way.
 DsPlan cut_queries(const DsSizes& z, int64_t max_ds_bytes) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock),
                 kv_heads = even_slice(z.kv_heads, std::max<int64_t>(1, div_up(kBlocksOfCutSlice, blocks)));
@@ -94,11 +94,37 @@ int64_t dq_parts(const DsSizes& z, const DsSlice& slice) {
   return std::clamp<int64_t>(dq_slots(z.width) / blocks, 1, kMaxDqParts);
 }
 
+namespace {
+
+// kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2, so with few
+// groups there is less to read. Blocks of few heads are short, and then more groups fill a GPU better. By what was
+// measured on an H100 (docs/measurements/performance.md).
+int64_t fused_wave(const DsSizes& z) {
+  constexpr int64_t kBlocks = 64;
+  return std::max<int64_t>(1, kBlocks / div_up(z.rows, kKeysOfBlock)) *
+         std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
+}
+
+}  // namespace
+
+FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes) {
+  constexpr int64_t kHalves = 2;  // 64 columns of 128
+  const int64_t all = z.batch * z.kv_heads, counters = z.heads / z.kv_heads * z.num_tiles() * kHalves,
+                group_bytes = counters * kDsEdge * (z.width / kHalves) * 4;
+  if (all == 0 || z.rows == 0 || group_bytes > max_group_bytes) return {};
+  FusedPlan plan;
+  plan.groups_of_slice = even_slice(all, std::clamp<int64_t>(max_dq_bytes / group_bytes, 1, all));
+  plan.wave = std::min(plan.groups_of_slice, fused_wave(z));
+  plan.dq_bytes = plan.groups_of_slice * group_bytes;
+  plan.counter_bytes = div_up((plan.groups_of_slice * counters + 1) * 4, 256) * 256;
+  return plan;
+}
+
 DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes) {
   if (z.rows == 0) return {};
   const int64_t group_bytes = ds_bytes(z, {0, 1, 0, 1, 0, z.num_tiles()}), all = z.batch * z.kv_heads,
                 fit = max_ds_bytes / group_bytes;
-  // Blocks of any length in any order: a slice would end with few of them.
+  // Documents give blocks of any length in any order, so a slice would end with few running blocks.
   if (z.has_documents && fit < all) return {};
   if (fit >= std::min(all, div_up(kMinBlocks, div_up(z.rows, kKeysOfBlock)))) return whole_heads(z, fit);
   return z.window > 0 ? DsPlan{} : cut_queries(z, max_ds_bytes);

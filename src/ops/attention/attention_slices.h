@@ -1,6 +1,9 @@
-// The backward pass of the sm90 kernels runs in slices, so that ds, the gradients of its scores, fit in scratch. For
-// each slice one kernel computes dk, dv and ds, and the next one multiplies ds with the keys for dq. So five products
-// are computed instead of seven, at every length.
+// The backward pass of the sm90 kernels computes five products instead of seven in one of two ways, slice by slice, so
+// that each has a bounded scratch:
+//
+// - With heads of 128 one kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
+// - With other widths one kernel computes dk, dv and ds, the gradients of the scores, and the next one multiplies ds
+//   with the keys for dq (DsPlan).
 //
 // The slices, and the order of all sums, depend on the sizes alone.
 #pragma once
@@ -20,7 +23,7 @@ struct DsSizes {
   int64_t window = 0;  // 0: none
   bool has_documents = false;
   int64_t num_tiles() const { return (rows + kDsEdge - 1) / kDsEdge; }
-  // Key tiles that a query tile sees, at most.
+  // Returns the maximum number of key tiles that a query tile attends to.
   int64_t band() const {
     const int64_t seen = window > 0 ? (window - 1 + kDsEdge - 1) / kDsEdge + 1 : num_tiles();
     return std::min(seen, num_tiles());
@@ -47,6 +50,20 @@ struct DsPlan {
   int64_t q_parts_bytes = 0;  // of dq of a slice, where several blocks share the keys
   int64_t bytes() const { return ds_bytes + kv_sums_bytes + q_parts_bytes; }
 };
+
+// Slices of the kernel that computes dq, dk and dv. A kv group is a kv head of a sequence with its query heads; group
+// b kv_heads + g is kv head g of sequence b.
+struct FusedPlan {
+  int64_t groups_of_slice = 0;  // kv groups; the last slice may have fewer. 0: the sums of one group do not fit
+  int64_t wave = 0;             // kv groups of a slice whose blocks begin in turn
+  int64_t dq_bytes = 0;         // f32 sums of dq of a slice
+  int64_t counter_bytes = 0;    // i32 counters of a slice: of each query tile of 64 columns, and of blocks
+  int64_t bytes() const { return dq_bytes + counter_bytes; }
+};
+
+// max_dq_bytes: the maximum of dq_bytes, unless one kv group needs more.
+// max_group_bytes: what one kv group may need.
+FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes);
 
 // Returns the slices. The host does not know document starts: with documents ds is kept only if all of it fits.
 // max_ds_bytes: the maximum of ds_bytes, unless one query tile of one kv head needs more.

@@ -63,6 +63,24 @@ TEST(AttentionSlices, QueriesOfLongSequencesAreCut) {
   }
 }
 
+TEST(AttentionSlices, OneKernelTakesWholeKvGroups) {
+  // 8 query heads x 4096 rows x 128 columns of f32 are 16 MiB.
+  const FusedPlan all = fused_plan({8, 4096, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB);
+  EXPECT_EQ(all.groups_of_slice, 32);
+  EXPECT_EQ(all.wave, 2);
+  EXPECT_EQ(all.dq_bytes, 512 * kMiB);
+  EXPECT_EQ(all.counter_bytes, (32 * 8 * 64 * 2 + 1) * 4 + 252);
+  // 5 sequences do not fit; slices have one size.
+  const FusedPlan cut = fused_plan({5, 8192, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB);
+  EXPECT_EQ(cut.groups_of_slice, 10);
+  // At least one group, if that may be.
+  const DsSizes long_one{1, 262144, 32, 4, 128, 128};
+  EXPECT_EQ(fused_plan(long_one, 512 * kMiB, 1280 * kMiB).groups_of_slice, 1);
+  EXPECT_EQ(fused_plan(long_one, 512 * kMiB, 1280 * kMiB).dq_bytes, 1024 * kMiB);
+  EXPECT_EQ(fused_plan(long_one, 512 * kMiB, 1000 * kMiB).groups_of_slice, 0);
+  EXPECT_EQ(fused_plan({1, 0, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB).bytes(), 0);
+}
+
 TEST(AttentionSlices, NoneWhereDocumentsDoNotFitOrNothingIsThere) {
   EXPECT_TRUE(ds_plan({1, 32768, 32, 4, 128, 128, 0, true}, 1280 * kMiB).slices.empty());
   EXPECT_TRUE(ds_plan({1, 0, 32, 4, 128, 128}, 1280 * kMiB).slices.empty());

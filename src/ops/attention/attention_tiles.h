@@ -36,7 +36,7 @@ struct Visibility {
     if (window > 0) first = std::max(first, position - window + 1);
     return Range{first - kv_first, position + 1 - kv_first}.within({0, kv_rows});
   }
-  // All keys that some of these queries see, and perhaps others between.
+  // Returns all keys that some of these queries see, and perhaps others between.
   Range keys_of(int64_t b, Range queries) const {
     Range all = keys_of(b, queries.end - 1);
     for (int64_t i = queries.begin; i < queries.end; ++i) all.begin = std::min(all.begin, keys_of(b, i).begin);
@@ -50,8 +50,8 @@ Visibility visibility_of(const Op& a, const Tensor& q, const Tensor& k) {
   return {a.doc_start_T, rows, kv_rows, a.window, a.is_part ? a.q_first : kv_rows - rows, a.is_part ? a.kv_first : 0};
 }
 
-// fn(keys) for the tiles of keys that cover `seen`, in order. Tiles begin at
-// multiples of their size, so that few sizes occur.
+// Calls fn(keys) for the tiles of keys that cover `seen`, in order. Tiles begin at multiples of their size, so that few
+// sizes occur.
 template <class F>
 void for_key_tiles(Range seen, F&& fn) {
   for (int64_t begin = seen.begin / kKeyTile * kKeyTile; begin < seen.end; begin += kKeyTile) {
@@ -59,7 +59,7 @@ void for_key_tiles(Range seen, F&& fn) {
   }
 }
 
-// Rows [row, ...) of head h of t [rows, heads, d] as a matrix.
+// Returns the rows [row, ...) of head h of t [rows, heads, d] as a matrix.
 inline Matrix head_of(const Tensor& t, int64_t row, int64_t h, bool transposed = false) {
   const int64_t ld = t.dim(1) * t.dim(2);
   return {static_cast<char*>(t.data) + (row * ld + h * t.dim(2)) * size_of(t.dtype), ld, t.dtype, transposed};

@@ -1,5 +1,5 @@
-// Attention of a build without cuDNN: our own kernels take every call, those for sm_90a bf16 of
-// head widths 64, 128 and latent 192 with values of 128, the generic ones what is left.
+// Attention in a build without cuDNN: our own kernels run every call. Those for sm_90a run bf16 with head widths of 64,
+// 128, and latent 192 with values of 128; the generic ones run the rest.
 #include "ops/attention/cuda/attention.h"
 
 namespace moebius {

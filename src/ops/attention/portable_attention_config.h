@@ -59,7 +59,7 @@ struct PortableAttentionConfig {
   }
 };
 
-// "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
+// Returns a text such as "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
 std::string to_string(const PortableAttentionConfig& config);
 
 // Returns the config of a pass, for the larger of the head widths. REQUIRES: 1 <= width <= 256.

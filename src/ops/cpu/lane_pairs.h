@@ -1,6 +1,6 @@
-// The numbers of two registers of floats at once. Those of bf16 are taken apart and
-// put together again two in a word, the even ones and the odd ones: widening a
-// register of halves costs a compiler five instructions, a word of two costs one each.
+// The numbers of two registers of floats at once. Those of bf16 are unpacked and packed two to a word, as even and odd
+// ones: widening a register of halves takes a compiler five instructions, and unpacking a word of two takes
+// one for each.
 #pragma once
 
 #include "ops/cpu/lanes.h"
@@ -23,9 +23,8 @@ inline void store_pair(float* to, const LanePair& v) {
   store_lanes(to, v.a);
   store_lanes(to + kNumLanes, v.b);
 }
-// The bits that to_bf16 gives, in the high half of each lane; the low half is left as it comes.
-// REQUIRES: a NaN is such as arithmetic on bf16 makes, quiet and with nothing in its low half. Then
-// rounding leaves it as it is, unseen.
+// Returns the bits of to_bf16 in the high half of each lane; the low half is undefined. REQUIRES: every NaN is quiet,
+// with zeros in its low half, as arithmetic on bf16 gives. Rounding then leaves it a NaN.
 inline LaneBits high_bf16_bits(Lanes v) {
   const LaneBits u = bits_of(v);
   return u + (((u >> 16) & 1u) + 0x7fffu);

@@ -31,7 +31,7 @@ inline Lanes load_lanes(const bf16* x) {
   return v;
 }
 
-// The first n <= kNumLanes elements, the rest 0.
+// Returns the first n <= kNumLanes elements, the rest 0.
 template <class T>
 Lanes load_lanes(const T* x, int64_t n) {
   if (n == kNumLanes) return load_lanes(x);
@@ -53,13 +53,13 @@ inline Lanes lanes_of(LaneBits b) {
   return v;
 }
 
-// The bits that to_bf16 gives, in the low half of each lane.
+// Returns the bits that to_bf16 gives, in the low half of each lane.
 inline LaneBits bf16_bits(Lanes v) {
   const LaneBits u = bits_of(v), rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
 }
 
-// v as a T holds it.
+// Returns v rounded to T.
 template <class T>
 Lanes round_lanes(Lanes v);
 template <>
@@ -77,7 +77,7 @@ inline void store_lanes(bf16* to, Lanes v) {
   const Halves half = __builtin_convertvector(bf16_bits(v), Halves);
   std::memcpy(to, &half, sizeof half);
 }
-// The first n <= kNumLanes of them.
+// Stores the first n <= kNumLanes elements.
 template <class T>
 void store_lanes(T* to, Lanes v, int64_t n) {
   if (n == kNumLanes) return store_lanes(to, v);
@@ -86,7 +86,7 @@ void store_lanes(T* to, Lanes v, int64_t n) {
   std::memcpy(to, part, static_cast<size_t>(n) * sizeof(T));
 }
 
-// exp_f32 of each lane.
+// Returns exp_f32 of each lane.
 inline Lanes exp_lanes(Lanes x) {
   const Lanes low = x < -87.3f ? Lanes{} - 87.3f : x, clamped = low > 88.3f ? Lanes{} + 88.3f : low;
   const Lanes shifted = clamped * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;

@@ -21,7 +21,7 @@ namespace moebius::testing {
 
 using Values = std::vector<double>;
 
-// The GPU of this machine, if there is one that this build can use; one for all tests of a program.
+// Returns the GPU of this machine, if there is one that this build can use; one for all tests of a program.
 inline Accelerator* accelerator() {
   static const std::unique_ptr<Accelerator> gpu = []() -> std::unique_ptr<Accelerator> {
     if (!Accelerator::why_missing().empty()) return nullptr;
@@ -244,7 +244,7 @@ inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>
   }
 }
 
-// The text of the Error that body throws.
+// Returns the text of the Error that body throws.
 inline std::string error_of(const std::function<void()>& body) {
   try {
     body();

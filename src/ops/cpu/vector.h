@@ -12,9 +12,9 @@
 
 namespace moebius::cpu {
 
-// e^x, within 2 ulp for x in [-87.3, 88.3]; clamped outside, so 0 is e^-87.3 = 1e-38 and nothing
-// overflows. NaN gives a NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, so that r is
-// exact to f32), e^r by its Taylor polynomial to r^7 / 7!.
+// Returns e^x, within 2 ulp for x in [-87.3, 88.3]; clamped outside, so 0 is e^-87.3 = 1e-38 and nothing overflows. NaN
+// gives a NaN. x = n ln 2 + r with |r| <= ln(2) / 2 (ln 2 in two parts, so that r is exact to f32), e^r by its Taylor
+// polynomial to r^7 / 7!.
 inline float exp_f32(float x) {
   const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
   const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
@@ -34,7 +34,7 @@ inline float exp_f32(float x) {
 
 inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
-// The largest of n >= 1 numbers.
+// Returns the largest of n >= 1 numbers.
 inline float max_of(const float* x, int64_t n) {
   float m = x[0];
 #pragma omp simd reduction(max : m)
@@ -42,7 +42,7 @@ inline float max_of(const float* x, int64_t n) {
   return m;
 }
 
-// fn(T{}) for the element type T of a dtype that ops compute in.
+// Calls fn(T{}) for the element type T of a dtype that ops compute in.
 template <class F>
 void with_float_type(DType dtype, F&& fn) {
   if (dtype == DType::bf16) return fn(bf16{});
@@ -50,7 +50,7 @@ void with_float_type(DType dtype, F&& fn) {
   fn(float{});
 }
 
-// sum[j] += sum over p of partial[p * ld + j], p in order: the second half of a reduction over fixed chunks.
+// Computes sum[j] += sum over p of partial[p * ld + j], p in order: the second half of a reduction over fixed chunks.
 inline void add_rows(ThreadPool& pool, float* sum, const float* partial, int64_t num_partials, int64_t width,
                      int64_t ld) {
   parallel_rows(pool, width, 1024, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Computes where each expert's rows begin, from how many rows each has.
+// Computes the first row of each expert from the numbers of rows.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -5,7 +5,7 @@
 
 namespace moebius::cuda {
 
-// fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
+// Calls fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
 template <int kFirst, int kEnd, class Fn>
 __device__ __forceinline__ void for_each_constant(Fn&& fn) {
   if constexpr (kFirst < kEnd) {

@@ -28,7 +28,7 @@ class DeviceRng {
     rng.key_[1] ^= static_cast<uint32_t>(step >> 32);
     return rng;
   }
-  // The first two of the four words of an index.
+  // Returns the first two of the four words of an index.
   __device__ __forceinline__ uint2 bits(uint64_t index) const {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = high_[0], c3 = high_[1];
     uint32_t k0 = key_[0], k1 = key_[1];

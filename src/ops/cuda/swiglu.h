@@ -1,5 +1,5 @@
-// SwiGLU's formulas as every kernel takes them, pass or epilogue, so that both have the same bits:
-// no product here is left for the compiler to fuse with a sum.
+// SwiGLU's formulas for all kernels, whether a separate pass or an epilogue, so that both give the same bits: the
+// compiler cannot fuse any product here with a sum.
 #pragma once
 
 #include <type_traits>
@@ -8,9 +8,9 @@
 
 namespace moebius::cuda {
 
-// 1 / (1 + e^-x) of several in place, to about 2^-21 for |x| < 8: for values that are rounded to
-// bf16 afterwards. Each step is taken for all before the next, and stays so: the special-function
-// unit then works on several at once.
+// Replaces several x by 1 / (1 + e^-x), to about 2^-21 for |x| < 8: for values that are rounded to bf16 afterwards.
+// Each step is computed for all values before the next one, so that the special-function unit processes
+// several at once.
 template <int kNum>
 __device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
 #pragma unroll
@@ -20,7 +20,7 @@ __device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
   for (int i = 0; i < kNum; ++i) asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(x[i]) : "f"(__fadd_rn(x[i], 1.0f)));
 }
 
-// z = 1 / (1 + e^-x), as elements of T want it.
+// Computes z = 1 / (1 + e^-x) with the accuracy that elements of T need.
 template <class T, int kNum>
 __device__ __forceinline__ void sigmoids_of(float (&z)[kNum], const float (&x)[kNum]) {
 #pragma unroll
@@ -28,7 +28,7 @@ __device__ __forceinline__ void sigmoids_of(float (&z)[kNum], const float (&x)[k
   if constexpr (!std::is_same_v<T, float>) approximate_sigmoids(z);
 }
 
-// silu(gate) * up with z = sigmoid(gate).
+// Returns silu(gate) * up, given z = sigmoid(gate).
 __device__ __forceinline__ float swiglu(float gate, float z, float up) { return __fmul_rn(__fmul_rn(gate, z), up); }
 
 // Its derivatives times da: with silu = gate z, da/dgate = up (z + silu (1 - z)) and da/dup = silu.

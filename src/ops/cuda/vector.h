@@ -22,7 +22,7 @@ __device__ __forceinline__ float element(bf16 x) { return __uint_as_float(static
 __device__ __forceinline__ void set(float& to, float x) { to = x; }
 __device__ __forceinline__ void set(bf16& to, float x) { to.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 
-// x as a T holds it.
+// Returns x rounded to T.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
   T t;
@@ -30,7 +30,7 @@ __device__ __forceinline__ float rounded(float x) {
   return element(t);
 }
 
-// kNum elements as they are in memory, in the widest words that they fill.
+// kNum elements in their format in memory, as the widest words that they fill.
 template <class Word, int kNum>
 struct Words {
   Word words[kNum];
@@ -39,8 +39,8 @@ template <class T, int kNum>
 using Raw = std::conditional_t<sizeof(T) * kNum % 16 == 0, Words<uint4, sizeof(T) * kNum / 16>,
                                std::conditional_t<sizeof(T) * kNum == 8, Words<uint2, 1>, Words<T, kNum>>>;
 
-// 16 bytes, or zeros. Volatile: written as C++, the compiler moves conditional loads down to their
-// use, one after the other, and each waits for the memory.
+// Loads 16 bytes, or returns zeros. It is volatile assembly: with C++, the compiler would move conditional loads to
+// their uses, one after the other, and each would wait for the memory.
 __device__ __forceinline__ uint4 fetch_word(const uint4* p, bool valid) {
   uint4 word;
   asm volatile(
@@ -58,7 +58,7 @@ __device__ __forceinline__ Word fetch_word(const Word* p, bool valid) {
   return valid ? *p : Word{};
 }
 
-// kNum elements from p, or zeros. Several fetches before the first unpack are on their way at once.
+// Loads kNum elements from p, or returns zeros. Several fetches before the first unpack are in flight at once.
 // REQUIRES: p at a multiple of the words.
 template <int kNum, class T>
 __device__ __forceinline__ Raw<T, kNum> fetch(const T* p, bool valid = true) {
@@ -113,16 +113,16 @@ __device__ __forceinline__ void store(T* p, const float (&from)[kNum]) {
   *reinterpret_cast<Raw<T, kNum>*>(p) = pack<T>(from);
 }
 
-// n / d: below 2^32 in a fifth of the instructions, and that is nearly always.
+// Returns n / d. Below 2^32, which is nearly always the case, it takes a fifth of the instructions.
 __device__ __forceinline__ int64_t quotient(int64_t n, uint32_t d) {
   return n >> 32 ? n / d : static_cast<int64_t>(static_cast<uint32_t>(n) / d);
 }
 
-// 1 / (1 + e^-x), in [0, 1] for every x that is a number.
+// Returns 1 / (1 + e^-x), in [0, 1] for every x that is not NaN.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Over the lanes of aligned groups of `num_lanes` (a power of two), in every lane. All lanes of the
-// warp call it.
+// Returns in every lane the sum over its aligned group of `num_lanes` lanes (a power of two). All lanes of the warp
+// call it.
 __device__ __forceinline__ float group_sum(float x, int num_lanes) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -143,8 +143,8 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Over the block, whole warps, in every thread. shared: 32 numbers; a later call needs others, or a
-// barrier between.
+// Returns in every thread the sum over the block, which consists of whole warps. shared: 32 numbers; a later call needs
+// other ones, or a barrier before it.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T* shared) {
   x = warp_sum(x);
@@ -163,13 +163,13 @@ __device__ __forceinline__ float block_max(float x, float* shared) {
   return warp_max(lane < blockDim.x / 32 ? shared[lane] : shared[0]);
 }
 
-// An index from memory that is outside its table: the launch fails, and with it the next
-// call that looks.
+// Checks an index that was read from memory. If it is outside of its table, the launch fails, and the next CUDA call
+// reports the error.
 __device__ __forceinline__ void require(bool holds) {
   if (!holds) __trap();
 }
 
-// fn(T{}) for the element type T of a dtype that ops compute in.
+// Calls fn(T{}) for the element type T of a dtype that ops compute in.
 template <class F>
 void with_float_type(DType dtype, F&& fn) {
   if (dtype == DType::bf16) return fn(bf16{});
@@ -192,7 +192,7 @@ bool is_whole(int64_t n, int num, const P*... p) {
 
 inline int num_blocks(int64_t n, int64_t per_block) { return narrow<int>(div_ceil(n, per_block)); }
 
-// Whole warps, n threads or more.
+// Returns n, rounded up to whole warps.
 inline int whole_warps(int64_t n) { return narrow<int>(div_ceil(n, 32) * 32); }
 
 }  // namespace moebius::cuda

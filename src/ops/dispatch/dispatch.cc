@@ -81,11 +81,24 @@ void check(const SelectRoutes& a) {
   check_ints("select_routes", "routes", a.routes_N2K, {a.topk_NK.dim(0), 2 * a.topk_NK.dim(1)});
 }
 
+void check(const PushRoutes& a) {
+  const int64_t W = check_windows("push_routes", a.sent_1, a.bases_W, a.rank);
+  MOEBIUS_CHECK(usage, a.etp >= 1 && W % a.etp == 0 && a.experts_of_rank >= 1,
+                "push_routes: etp must divide the {} ranks, and a rank must have experts; got {} and {}", W, a.etp,
+                a.experts_of_rank);
+  check_matrix("push_routes", "routes", a.routes_T2K, "[T, 2 K]");
+  check_matrix("push_routes", "dest", a.dest_TJ, "[T, J]");
+  const int64_t T = a.dest_TJ.dim(0);
+  check_ints("push_routes", "routes", a.routes_T2K, {T, a.routes_T2K.dim(1) / 2 * 2});
+  check_ints("push_routes", "dest", a.dest_TJ, a.dest_TJ.shape);
+  check_ints("push_routes", "row", a.row_TJ, a.dest_TJ.shape);
+}
+
 void check(const UnpackRoutes& a) {
-  check_matrix("unpack_routes", "topk", a.topk_NK, "[N, K]");
-  check_ints("unpack_routes", "topk", a.topk_NK, a.topk_NK.shape);
-  check_tensor("unpack_routes", "weight", a.weight_NK, DType::f32, a.topk_NK.shape);
-  check_ints("unpack_routes", "routes", a.routes_N2K, {a.topk_NK.dim(0), 2 * a.topk_NK.dim(1)});
+  check_matrix("unpack_routes", "topk", a.topk_NL, "[N, L]");
+  check_ints("unpack_routes", "topk", a.topk_NL, a.topk_NL.shape);
+  check_tensor("unpack_routes", "weight", a.weight_NL, DType::f32, a.topk_NL.shape);
+  check_ints("unpack_routes", "routes", a.routes_N2L, {a.topk_NL.dim(0), 2 * a.topk_NL.dim(1)});
   check_ints("unpack_routes", "arrive", a.arrive_W1, {a.arrive_W1.numel()});
   MOEBIUS_CHECK(usage, a.arrive_W1.numel() >= 2, "unpack_routes: arrive must be i32 [W + 1]; got {}",
                 to_string(a.arrive_W1));
@@ -96,9 +109,9 @@ void check(const ReturnSums& a) {
   const DType dtype = a.y_RD.dtype;
   MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.y_RD.shape.rank() == 2,
                 "return_sums: y must be f32 or bf16 [R, D]; got {}", to_string(a.y_RD));
-  check_matrix("return_sums", "pair_row", a.pair_row_NK, "[N, K]");
-  check_ints("return_sums", "pair_row", a.pair_row_NK, a.pair_row_NK.shape);
-  if (!a.weight_NK.empty()) check_tensor("return_sums", "weight", a.weight_NK, DType::f32, a.pair_row_NK.shape);
+  check_matrix("return_sums", "pair_row", a.pair_row_NL, "[N, L]");
+  check_ints("return_sums", "pair_row", a.pair_row_NL, a.pair_row_NL.shape);
+  if (!a.weight_NL.empty()) check_tensor("return_sums", "weight", a.weight_NL, DType::f32, a.pair_row_NL.shape);
   check_ints("return_sums", "arrive", a.arrive_W1, {W + 1});
   check_ints("return_sums", "back", a.back_W, {W});
 }
@@ -106,10 +119,28 @@ void check(const ReturnSums& a) {
 void check(const ReturnPairs& a) {
   const int64_t W = check_windows("return_pairs", a.sent_1, a.bases_W, a.rank);
   check_tensor("return_pairs", "from", a.from_R, DType::f32, {a.from_R.numel()});
-  check_matrix("return_pairs", "pair_row", a.pair_row_NK, "[N, K]");
-  check_ints("return_pairs", "pair_row", a.pair_row_NK, a.pair_row_NK.shape);
+  check_matrix("return_pairs", "pair_row", a.pair_row_NL, "[N, L]");
+  check_ints("return_pairs", "pair_row", a.pair_row_NL, a.pair_row_NL.shape);
   check_ints("return_pairs", "arrive", a.arrive_W1, {W + 1});
   check_ints("return_pairs", "back", a.back_W, {W});
+}
+
+void check(const SumPairs& a) {
+  check_matrix("sum_pairs", "topk", a.topk_TK, "[T, K]");
+  check_matrix("sum_pairs", "from", a.from_BL, "[B, L]");
+  check_matrix("sum_pairs", "dest", a.dest_TJ, "[T, J]");
+  check_matrix("sum_pairs", "back_row", a.back_row_TB, "[T, J ETP]");
+  const int64_t T = a.topk_TK.dim(0), J = a.dest_TJ.dim(1), B = a.back_row_TB.dim(1);
+  MOEBIUS_CHECK(usage, J >= 1 && B % J == 0 && a.experts_of_rank >= 1,
+                "sum_pairs: back_row must have ETP places of each of J = {} destinations, and a rank must have "
+                "experts; got {} and {} experts",
+                J, to_string(a.back_row_TB), a.experts_of_rank);
+  check_tensor("sum_pairs", "to", a.to_TK, DType::f32, a.topk_TK.shape);
+  check_tensor("sum_pairs", "from", a.from_BL, DType::f32, a.from_BL.shape);
+  check_ints("sum_pairs", "topk", a.topk_TK, a.topk_TK.shape);
+  if (!a.kept_TK.empty()) check_ints("sum_pairs", "kept", a.kept_TK, a.topk_TK.shape);
+  check_ints("sum_pairs", "dest", a.dest_TJ, {T, J});
+  check_ints("sum_pairs", "back_row", a.back_row_TB, {T, B});
 }
 
 // Runs the op on the stream's device, unless `nothing` says that there is no work.
@@ -159,29 +190,42 @@ void select_routes(Stream& s, const SelectRoutes& a) {
   run(s, a, a.topk_NK.empty(), cpu::select_routes, cuda::select_routes);
 }
 
+void push_routes(Stream& s, const PushRoutes& a) {
+  check(a);
+  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
+  OpScope scope(s, "push_routes", {0, bytes_of(a.routes_T2K) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
+  run(s, a, a.routes_T2K.empty() || a.dest_TJ.empty(), cpu::push_routes, cuda::push_routes);
+}
+
 void unpack_routes(Stream& s, const UnpackRoutes& a) {
   check(a);
-  OpScope scope(s, "unpack_routes", {0, 2 * bytes_of(a.routes_N2K)});
-  run(s, a, a.topk_NK.empty(), cpu::unpack_routes, cuda::unpack_routes);
+  OpScope scope(s, "unpack_routes", {0, 2 * bytes_of(a.routes_N2L)});
+  run(s, a, a.topk_NL.empty(), cpu::unpack_routes, cuda::unpack_routes);
 }
 
 Cost cost(const ReturnSums& a) {
-  const double pairs = static_cast<double>(a.pair_row_NK.numel()), rows = static_cast<double>(a.pair_row_NK.dim(0));
+  const double pairs = static_cast<double>(a.pair_row_NL.numel()), rows = static_cast<double>(a.pair_row_NL.dim(0));
   const double row_bytes = static_cast<double>(a.y_RD.dim(1) * size_of(a.y_RD.dtype));
   return {2 * pairs * static_cast<double>(a.y_RD.dim(1)),
-          (pairs + rows) * row_bytes + bytes_of(a.pair_row_NK) + bytes_of(a.weight_NK)};
+          (pairs + rows) * row_bytes + bytes_of(a.pair_row_NL) + bytes_of(a.weight_NL)};
 }
 
 void return_sums(Stream& s, const ReturnSums& a) {
   check(a);
   OpScope scope(s, "return_sums", cost(a));
-  run(s, a, a.pair_row_NK.empty() || a.y_RD.dim(1) == 0, cpu::return_sums, cuda::return_sums);
+  run(s, a, a.pair_row_NL.empty() || a.y_RD.dim(1) == 0, cpu::return_sums, cuda::return_sums);
 }
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   check(a);
-  OpScope scope(s, "return_pairs", {0, 3 * bytes_of(a.pair_row_NK)});
-  run(s, a, a.pair_row_NK.empty(), cpu::return_pairs, cuda::return_pairs);
+  OpScope scope(s, "return_pairs", {0, 3 * bytes_of(a.pair_row_NL)});
+  run(s, a, a.pair_row_NL.empty(), cpu::return_pairs, cuda::return_pairs);
+}
+
+void sum_pairs(Stream& s, const SumPairs& a) {
+  check(a);
+  OpScope scope(s, "sum_pairs", {0, 3 * bytes_of(a.to_TK) + bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
+  run(s, a, a.to_TK.empty(), cpu::sum_pairs, cuda::sum_pairs);
 }
 
 }  // namespace moebius

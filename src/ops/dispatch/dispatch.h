@@ -7,8 +7,8 @@
 //   q = etp + ETP ep
 //   its experts = [ep E/P, (ep + 1) E/P)
 // A token goes once to each rank that has any of its experts. Its destinations are ep ranks, J at
-// most, and all etp ranks of each of them get the row:
-//   J = min(K, P)
+// most, and all etp ranks of each of them get the row. L of its pairs at most are at one of them:
+//   J = min(K, P),  L = min(K, E/P)
 //
 //   Rows that arrive   N of them at most. They are sorted by the rank that they come from, then by token.
 //   Rows that return   B of them at most. They are sorted by the rank that they come from, then by token.
@@ -93,34 +93,65 @@ struct SelectRoutes {
 };
 void select_routes(Stream& s, const SelectRoutes& a);
 
-// The reverse of pack_routes, for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
+// Sends to each rank the pairs of a token with its experts, in the order of k. The l-th pair of token t at ep rank p is
+// the l-th k with topk[t,k] in [p E/P, (p + 1) E/P), k(t,p,l); there are L at most.
+//   array[row[t,j], l]     = topk[t, k(t,p,l)],    -1 past the last one
+//   array[row[t,j], L + l] = the bits of weight[t, k(t,p,l)], 0 past the last one
+// in the windows of the ranks p ETP + i,  p = dest[t,j],  for all j with dest[t,j] >= 0
+struct PushRoutes {
+  Tensor sent_1;                 // inout
+  Tensor routes_T2K;             // in, of pack_routes or select_routes
+  Tensor dest_TJ, row_TJ;        // in
+  Tensor bases_W;                // in
+  int64_t offset = 0, rank = 0;  // of the array [N, 2 L], i32; of this rank
+  int64_t etp = 1;
+  int64_t experts_of_rank = 1;  // E/P
+};
+void push_routes(Stream& s, const PushRoutes& a);
+
+// topk[n,l] = routes[n,l];  weight[n,l] = the number whose bits are routes[n, L + l]
+//
+// This is for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
 struct UnpackRoutes {
-  Tensor topk_NK, weight_NK;     // out i32, f32
-  Tensor routes_N2K, arrive_W1;  // in
+  Tensor topk_NL, weight_NL;     // out i32, f32
+  Tensor routes_N2L, arrive_W1;  // in
 };
 void unpack_routes(Stream& s, const UnpackRoutes& a);
 
-// array[back[s] + i,:] = sum over k of weight[n,k] * y[pair_row[n,k],:]  in the window of s,  n = arrive[s] + i
+// array[back[s] + i,:] = sum over l of weight[n,l] * y[pair_row[n,l],:]  in the window of s,  n = arrive[s] + i
 // for each rank s and each row i that came from it
 //
-// The sum runs over k in order, in f32, and is rounded once, with the bits of Combine (ops/permute/permute.h). A pair
+// The sum runs over l in order, in f32, and is rounded once, with the bits of Combine (ops/permute/permute.h). A pair
 // at row -1 adds nothing. Empty weights count as 1.
 struct ReturnSums {
   Tensor sent_1;                        // inout
-  Tensor y_RD, pair_row_NK, weight_NK;  // in
+  Tensor y_RD, pair_row_NL, weight_NL;  // in
   Tensor arrive_W1, back_W, bases_W;    // in
   int64_t offset = 0, rank = 0;         // of the array [B, D]; of this rank
 };
 void return_sums(Stream& s, const ReturnSums& a);
 Cost cost(const ReturnSums& a);
 
-// array[back[s] + i, k] = from[pair_row[n,k]], or 0 where that is -1,  as above;  all f32
+// array[back[s] + i, l] = from[pair_row[n,l]], or 0 where that is -1,  as above;  all f32
 struct ReturnPairs {
   Tensor sent_1;                      // inout
-  Tensor from_R, pair_row_NK;         // in
+  Tensor from_R, pair_row_NL;         // in
   Tensor arrive_W1, back_W, bases_W;  // in
-  int64_t offset = 0, rank = 0;       // of the array [B, K]; of this rank
+  int64_t offset = 0, rank = 0;       // of the array [B, L]; of this rank
 };
 void return_pairs(Stream& s, const ReturnPairs& a);
+
+// to[t,k] = sum over i < ETP of from[back_row[t, j ETP + i], l],  where (t,k) is the l-th pair of t at dest[t,j]
+//
+// This brings what return_pairs returned back to the pairs of the tokens here. The sum runs over i in order, in f32. A
+// dropped pair, with a negative kept, gets 0.
+struct SumPairs {
+  Tensor to_TK;                 // out f32
+  Tensor from_BL;               // in f32: the array that returned
+  Tensor topk_TK, kept_TK;      // in i32; kept may be empty: none is dropped
+  Tensor dest_TJ, back_row_TB;  // in
+  int64_t experts_of_rank = 1;  // E/P
+};
+void sum_pairs(Stream& s, const SumPairs& a);
 
 }  // namespace moebius

@@ -12,9 +12,11 @@ struct PushRows;
 struct PushToAll;
 struct PackRoutes;
 struct SelectRoutes;
+struct PushRoutes;
 struct UnpackRoutes;
 struct ReturnSums;
 struct ReturnPairs;
+struct SumPairs;
 
 namespace cpu {
 void destinations(Stream& s, const Destinations& a);
@@ -23,9 +25,11 @@ void push_rows(Stream& s, const PushRows& a);
 void push_to_all(Stream& s, const PushToAll& a);
 void pack_routes(Stream& s, const PackRoutes& a);
 void select_routes(Stream& s, const SelectRoutes& a);
+void push_routes(Stream& s, const PushRoutes& a);
 void unpack_routes(Stream& s, const UnpackRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
+void sum_pairs(Stream& s, const SumPairs& a);
 }  // namespace cpu
 
 namespace cuda {
@@ -35,9 +39,11 @@ void push_rows(Stream& s, const PushRows& a);
 void push_to_all(Stream& s, const PushToAll& a);
 void pack_routes(Stream& s, const PackRoutes& a);
 void select_routes(Stream& s, const SelectRoutes& a);
+void push_routes(Stream& s, const PushRoutes& a);
 void unpack_routes(Stream& s, const UnpackRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
+void sum_pairs(Stream& s, const SumPairs& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -26,6 +26,7 @@ struct Case {
   int64_t W() const { return P * etp; }
   int64_t E() const { return P * e; }
   int64_t J() const { return std::min(K, P); }
+  int64_t L() const { return std::min(K, e); }
   int64_t N() const { return W() * T; }
   int64_t B() const { return T * J() * etp; }
 };
@@ -83,10 +84,10 @@ struct Rank {
     topk = Array::of_ints({c.T, c.K}, experts);
     kept = Array::of_ints({c.T, c.K}, kept_rows);
     const std::array<std::pair<Shape, DType>, kNumArrays> arrays = {{{{c.W(), c.P}, DType::i32},
-                                                                     {{c.N(), 2 * c.K}, DType::i32},
+                                                                     {{c.N(), 2 * c.L()}, DType::i32},
                                                                      {{c.N(), c.D}, c.dtype},
                                                                      {{c.B(), c.D}, c.dtype},
-                                                                     {{c.B(), c.K}, DType::f32}}};
+                                                                     {{c.B(), c.L()}, DType::f32}}};
     int64_t bytes = 0;
     for (int i = 0; i < kNumArrays; ++i) {
       offset[i] = bytes;
@@ -163,6 +164,35 @@ class DispatchTest : public testing::DeviceTest<Case> {
                    .offset = r.offset[array],
                    .rank = q,
                    .etp = c().etp});
+  }
+  // The k of the pairs of a token of another rank that are at rank q.
+  std::vector<int64_t> pairs_at(const Arrival& row, int64_t q) {
+    std::vector<int64_t> pairs;
+    for (int64_t k = 0; k < c().K; ++k)
+      if (is_kept(row.from, row.token, k) && expert_of(c(), row.from, row.token, k) / c().e == q / c().etp)
+        pairs.push_back(k);
+    return pairs;
+  }
+  // back: the numbers of the pairs that returned to rank q, L for each row.
+  void expect_sums_of_pairs(int64_t q, const Values& back) {
+    Rank& r = *ranks_[q];
+    Array to = Array::poisoned({c().T, c().K}, DType::f32);
+    sum_pairs(s_, {.to_TK = to.tensor(),
+                   .from_BL = r.at(Rank::back_pairs),
+                   .topk_TK = r.topk.tensor(),
+                   .kept_TK = r.kept.tensor(),
+                   .dest_TJ = r.dest.tensor(),
+                   .back_row_TB = r.back_row.tensor(),
+                   .experts_of_rank = c().e});
+    Values want(c().T * c().K);
+    for (int64_t b = 0; b < std::ssize(returns_[q]); ++b) {
+      const std::vector<int64_t> pairs = pairs_at({q, returns_[q][b].token}, returns_[q][b].from);
+      for (int64_t l = 0; l < std::ssize(pairs); ++l) {
+        double& sum = want[returns_[q][b].token * c().K + pairs[l]];  // the etp ranks come in their order
+        sum = static_cast<float>(sum) + static_cast<float>(back[b * c().L() + l]);
+      }
+    }
+    EXPECT_EQ(to.values(), want);
   }
   // Bytes that rank q sent since the last call.
   double sent_now(int64_t q) {
@@ -253,44 +283,54 @@ TEST(SelectRoutes, LeavesThePairsOfSomeExperts) {
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   announce();
-  const int64_t K = c().K, N = c().N(), R = N * std::min(K, c().e);
+  const int64_t K = c().K, L = c().L(), N = c().N(), R = N * L;
   for (int64_t q = 0; q < c().W(); ++q) {
     Array routes = Array::poisoned({c().T, 2 * K}, DType::i32);
     pack_routes(s_, {.routes_T2K = routes.tensor(),
                      .topk_TK = ranks_[q]->topk.tensor(),
                      .kept_TK = ranks_[q]->kept.tensor(),
                      .weight_TK = ranks_[q]->weight.tensor()});
-    push(q, Rank::routes, routes.tensor());
+    sent_now(q);
+    push_routes(s_, {.sent_1 = ranks_[q]->sent.tensor(),
+                     .routes_T2K = routes.tensor(),
+                     .dest_TJ = ranks_[q]->dest.tensor(),
+                     .row_TJ = ranks_[q]->row.tensor(),
+                     .bases_W = bases_.tensor(),
+                     .offset = ranks_[q]->offset[Rank::routes],
+                     .rank = q,
+                     .etp = c().etp,
+                     .experts_of_rank = c().e});
     synchronize(s_);
+    EXPECT_EQ(sent_now(q), left_[q] * static_cast<double>(8 * L));
   }
   std::vector<Array> ys, pair_rows, weights, froms;
   for (int64_t q = 0; q < c().W(); ++q) {
     sent_now(q);
     Rank& r = *ranks_[q];
-    Array topk = Array::poisoned({N, K}, DType::i32), weight = Array::poisoned({N, K}, DType::f32);
-    unpack_routes(s_, {.topk_NK = topk.tensor(),
-                       .weight_NK = weight.tensor(),
-                       .routes_N2K = r.at(Rank::routes),
+    Array topk = Array::poisoned({N, L}, DType::i32), weight = Array::poisoned({N, L}, DType::f32);
+    unpack_routes(s_, {.topk_NL = topk.tensor(),
+                       .weight_NL = weight.tensor(),
+                       .routes_N2L = r.at(Rank::routes),
                        .arrive_W1 = r.arrive.tensor()});
     Values want_topk, want_weight;
     for (int64_t n = 0; n < N; ++n) {
       const bool here = n < std::ssize(arrivals_[q]);
-      const Arrival row = here ? arrivals_[q][n] : Arrival{};
-      const Values of_token = here ? row_of(ranks_[row.from]->weight.tensor(), row.token) : Values(K);
-      want_weight.insert(want_weight.end(), of_token.begin(), of_token.end());
-      for (int64_t k = 0; k < K; ++k) {
-        const bool kept = here && is_kept(row.from, row.token, k);
-        want_topk.push_back(kept ? static_cast<double>(expert_of(c(), row.from, row.token, k)) : -1);
+      const std::vector<int64_t> pairs = here ? pairs_at(arrivals_[q][n], q) : std::vector<int64_t>();
+      for (const int64_t k : pairs) {
+        const Arrival row = arrivals_[q][n];
+        want_topk.push_back(static_cast<double>(expert_of(c(), row.from, row.token, k)));
+        want_weight.push_back(row_of(ranks_[row.from]->weight.tensor(), row.token)[k]);
       }
+      want_topk.resize((n + 1) * L, -1);
+      want_weight.resize((n + 1) * L, 0);
     }
     EXPECT_EQ(topk.values(), want_topk);
     EXPECT_EQ(weight.values(), want_weight);
-    Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32), pair = token;
-    Array pair_row = Array::poisoned({N, K}, DType::i32);
+    Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32);
+    Array pair_row = Array::poisoned({N, L}, DType::i32);
     Array scratch(Shape{IndexRows::scratch_bytes(N, c().e, s_)}, DType::u8);
     index_rows(s_, {.offsets_e1 = offsets.tensor(),
                     .row_token_R = token.tensor(),
-                    .row_pair_R = pair.tensor(),
                     .pair_row_TK = pair_row.tensor(),
                     .scratch = scratch.tensor(),
                     .topk_TK = topk.tensor(),
@@ -303,8 +343,8 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
       if (weighted == (q % 2 == 0)) continue;  // ranks in turns, so that both kinds return
       return_sums(s_, {.sent_1 = r.sent.tensor(),
                        .y_RD = ys[q].tensor(),
-                       .pair_row_NK = pair_rows[q].tensor(),
-                       .weight_NK = weighted ? weights[q].tensor() : Tensor{},
+                       .pair_row_NL = pair_rows[q].tensor(),
+                       .weight_NL = weighted ? weights[q].tensor() : Tensor{},
                        .arrive_W1 = r.arrive.tensor(),
                        .back_W = r.back_first.tensor(),
                        .bases_W = bases_.tensor(),
@@ -314,13 +354,13 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
     EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
     return_pairs(s_, {.sent_1 = r.sent.tensor(),
                       .from_R = froms[q].tensor(),
-                      .pair_row_NK = pair_rows[q].tensor(),
+                      .pair_row_NL = pair_rows[q].tensor(),
                       .arrive_W1 = r.arrive.tensor(),
                       .back_W = r.back_first.tensor(),
                       .bases_W = bases_.tensor(),
                       .offset = r.offset[Rank::back_pairs],
                       .rank = q});
-    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(K * 4));
+    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(L * 4));
   }
   std::vector<Values> y_of, from_of;
   for (int64_t q = 0; q < c().W(); ++q) {
@@ -340,11 +380,11 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
       const int64_t n = std::find(there.begin(), there.end(), Arrival{q, row.token}) - there.begin();
       const Values at = row_of(pair_rows[row.from].tensor(), n), weight = row_of(weights[row.from].tensor(), n);
       Values sum(c().D);
-      for (int64_t k = 0; k < K; ++k) {
-        const auto r = static_cast<int64_t>(at[k]);
+      for (int64_t l = 0; l < L; ++l) {
+        const auto r = static_cast<int64_t>(at[l]);
         want_pairs.push_back(r < 0 ? 0 : from_of[row.from][r]);
         for (int64_t d = 0; r >= 0 && d < c().D; ++d)
-          sum[d] += (row.from % 2 == 0 ? 1 : weight[k]) * y_of[row.from][r * c().D + d];
+          sum[d] += (row.from % 2 == 0 ? 1 : weight[l]) * y_of[row.from][r * c().D + d];
       }
       want.insert(want.end(), sum.begin(), sum.end());
       const Values have = row_of(ranks_[q]->at(Rank::back), b), pairs = row_of(ranks_[q]->at(Rank::back_pairs), b);
@@ -354,6 +394,7 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
     // K additions in f32 of terms near 1, rounded once.
     testing::expect_close("back", got, want, testing::epsilon(c().dtype), 0x1p-22 * static_cast<double>(K));
     EXPECT_EQ(got_pairs, want_pairs);
+    expect_sums_of_pairs(q, want_pairs);
   }
 }
 
@@ -372,8 +413,12 @@ TEST(Dispatch, MessagesOfTheChecks) {
                [&] { push_rows(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .etp = 2}); });
   expect_error(ErrorKind::usage, "push_to_all: the rank must be one of 3; got 3",
                [&] { push_to_all(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .rank = 3}); });
-  expect_error(ErrorKind::usage, "unpack_routes: topk must be [N, K]; got i32[4]",
-               [&] { unpack_routes(s, {.topk_NK = t.view({4})}); });
+  expect_error(ErrorKind::usage, "unpack_routes: topk must be [N, L]; got i32[4]",
+               [&] { unpack_routes(s, {.topk_NL = t.view({4})}); });
+  expect_error(ErrorKind::usage, "push_routes: etp must divide the 3 ranks, and a rank must have experts; got 1 and 0",
+               [&] { push_routes(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .experts_of_rank = 0}); });
+  expect_error(ErrorKind::usage, "sum_pairs: from must be [B, L]; got i32[4]",
+               [&] { sum_pairs(s, {.from_BL = t.view({4}), .topk_TK = t}); });
   expect_error(ErrorKind::usage, "return_sums: y must be f32 or bf16 [R, D]; got i32[2, 2]",
                [&] { return_sums(s, {.sent_1 = sent.tensor(), .y_RD = t, .bases_W = bases.tensor()}); });
 }
@@ -388,7 +433,7 @@ TEST(Dispatch, NothingRunsOnTheNullDevice) {
   ints.shape = {3, 2};
   one.shape = {1};
   push_rows(s, {.sent_1 = one, .x_TD = none, .dest_TJ = ints, .row_TJ = ints, .bases_W = ids});
-  const ReturnSums sums{.sent_1 = one, .y_RD = none, .pair_row_NK = ints};
+  const ReturnSums sums{.sent_1 = one, .y_RD = none, .pair_row_NL = ints};
   EXPECT_EQ(cost(sums).flops, 2.0 * 6 * 4);
 }
 

@@ -10,7 +10,7 @@ Cost moved(int64_t num_bytes, int64_t flops = 0) {
   return {static_cast<double>(flops), static_cast<double>(num_bytes)};
 }
 
-// x [T, D] f32 or bf16; gate f32 [T].
+// Checks x [T, D] f32 or bf16, and gate f32 [T].
 void check_gated(const char* who, const Tensor& x, const Tensor& gate) {
   check_float(who, "x", x);
   MOEBIUS_CHECK(usage, x.shape.rank() == 2, "{}: x must be [T, D]; got {}", who, to_string(x));

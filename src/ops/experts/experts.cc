@@ -10,7 +10,7 @@ namespace {
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 double count_of(const Tensor& t) { return static_cast<double>(t.numel()); }
 
-// Weights [e, n, m]; gives e.
+// Checks weights [e, n, m], and returns e.
 int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, int64_t n, int64_t m) {
   MOEBIUS_CHECK(usage, w.shape.rank() == 3, "{}: {} must have the dims of experts, rows and columns; got {}", who, name,
                 to_string(w));
@@ -18,7 +18,7 @@ int64_t check_weights(const char* who, const char* name, const Tensor& w, DType 
   return w.dim(0);
 }
 
-// A bias of the columns [first, first + C) of `width`; empty: none.
+// Checks a bias of the columns [first, first + C) of `width`; an empty one passes.
 void check_bias(const char* who, const char* name, const Tensor& b, DType dtype, int64_t num_experts, int64_t first,
                 int64_t width) {
   if (b.empty()) return;
@@ -33,7 +33,7 @@ void check_rows(const char* who, const Rows& rows, int64_t num_experts, int64_t 
   if (may_gather && !rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
 }
 
-// Rows and weights that a product sums over their columns, both plain or both quantised.
+// The rows and weights of a product that sums over their columns; both are plain, or both quantised.
 struct Operands {
   const char* x_name;
   const Operand& x;
@@ -43,7 +43,7 @@ struct Operands {
   bool w_transposed;
 };
 
-// Gives the number of experts. dtype: of the plain tensors.
+// Checks the operands, and returns the number of experts. dtype: of the plain tensors.
 int64_t check_operands(const char* who, const Operands& o, DType dtype) {
   MOEBIUS_CHECK(usage, o.x.data.shape.rank() == 2, "{}: {} must be a matrix; got {}", who, o.x_name, to_string(o.x));
   if (!check_both_quantised(who, o.x_name, o.x, o.w_name, o.w)) {
@@ -56,7 +56,7 @@ int64_t check_operands(const char* who, const Operands& o, DType dtype) {
   return o.w.data.dim(0);
 }
 
-// The sm_90 kernels of quantised operands know SwiGLU without biases.
+// The sm_90 kernels for quantised operands support only SwiGLU without biases.
 void check_gpu_activation(const char* who, const GatedActivation& activation, const Tensor& bias) {
   MOEBIUS_CHECK(usage, activation == GatedActivation{} && bias.empty(),
                 "{} on a GPU: quantised operands need SwiGLU without biases; set precision.recipe to \"none\", or add "
@@ -64,7 +64,7 @@ void check_gpu_activation(const char* who, const GatedActivation& activation, co
                 who);
 }
 
-// The same checks where the operands are quantised, for a GPU.
+// Checks what a GPU requires of quantised operands.
 void check_for_gpu(const ExpertUp& a) {
   constexpr const char* who = "expert_up";
   check_block_scaled(who, {"x", a.x_TD, "w1", a.w1_e2FD});
@@ -100,7 +100,7 @@ void check_for_gpu(const Op& a, const Operand& x, const Stream& s) {
   if (!x.is_plain() && s.target() == DeviceKind::cuda) check_for_gpu(a);
 }
 
-// A term of the product of R rows with N columns.
+// Checks a term of the product of R rows with N columns.
 template <class Op>
 void check_term(const char* who, const Op& a, const Stream& s, const Tensor& product_RN, int64_t e, bool w_transposed) {
   if (a.added.empty()) return;
@@ -182,7 +182,7 @@ void check(const DExpertUp& a, const Stream& s) {
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
 }
 
-// Transposes of the rows of all experts, each from a multiple of kGroupAlign columns on.
+// Checks transposes of the rows of all experts, each of which begins at a multiple of kGroupAlign columns.
 void check_quantised_wgrad(const ExpertWgrad& a) {
   constexpr const char* who = "expert_wgrad";
   const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.dw_eMN.dim(1), a.dw_eMN.dim(2));

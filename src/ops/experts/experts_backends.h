@@ -11,6 +11,7 @@ namespace moebius {
 struct ExpertUp;
 struct ExpertDown;
 struct DExpertDown;
+struct DExpertDownQuantised;
 struct DExpertUp;
 struct ExpertWgrad;
 struct ExpertBiasGrad;
@@ -36,6 +37,9 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
+// The two parts of d_expert_down_quantised: g, and then all else from g.
+void d_expert_down_product(Stream& s, const DExpertDownQuantised& a);
+void d_gated_quantised(Stream& s, const DExpertDownQuantised& a);
 // The config of the kernel that runs the op on the GPU of s, or "fallback kernel".
 std::string kernel_text(const Stream& s, const ExpertUp& a);
 std::string kernel_text(const Stream& s, const ExpertDown& a);

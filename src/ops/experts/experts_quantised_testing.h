@@ -52,7 +52,7 @@ class QuantisedOperands {
     return b;
   }
 
-  // Rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
+  // Returns the rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
   QuantisedWithValues columns_of(Array& x, bool gathered) {
     const int64_t C = x.tensor().dim(1), padded = padded_rows(p_.R, p_.E());
     QuantisedWithValues b{{{C, padded}, format_.element, format_.rows, true}, {}};

@@ -132,6 +132,24 @@ TEST_P(ExpertsTest, OfFewRowsEqualsTheReference) {
   expect_reference(c(), p, run_all_expert_ops(s_, p));
 }
 
+// With fewer rows than experts a GPU finds the experts that have rows.
+TEST(Experts, OfFewRowsAmongManyExpertsEqualTheReference) {
+  testing::on_each_device([](Stream& s) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::vector<int64_t>& rows : {std::vector<int64_t>{3}, {0, 17, 69}, {0, 0, 33}, {5, 6, 7, 8, 9, 69}}) {
+        Case few{.name = "few", .T = 3, .D = 40, .F = 24, .counts = std::vector<int64_t>(70), .dtype = dtype};
+        for (const int64_t expert : rows) ++few.counts[static_cast<size_t>(expert)];
+        for (const int64_t spare : {0, 4}) {
+          few.spare = spare;
+          Problem p(few);
+          p.few_rows = true;
+          expect_reference(few, p, run_all_expert_ops(s, p));
+        }
+      }
+    }
+  });
+}
+
 // Each block walks over many tiles: what it does for one under the next one's products, notes that
 // go round, a tile that is cut. No bit depends on who computes what.
 TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
@@ -320,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_ea
                          [](const auto& info) {
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
-// Those that run on tensor cores.
+// Returns those that run on tensor cores.
 std::vector<testing::On<Case>> cases_in_bf16_tiles() {
   std::vector<testing::On<Case>> tiles = testing::on_each_device(cases());
   std::erase_if(tiles, [](const testing::On<Case>& on) {

@@ -91,7 +91,7 @@ struct ExpertOutputs {
   Array h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2;
   Array dw1_stored, dw2_stored;  // without accumulate
   std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2, dw1_stored, dw2_stored}; }
-  // Those that have a row, or an element, for each row.
+  // Returns those that have a row, or an element, for each row.
   std::vector<std::pair<const char*, const Array*>> of_rows() const {
     return {{"h", &h}, {"a", &a}, {"y", &y}, {"dh", &dh}, {"sa", &sa}, {"dweight", &dweight}, {"dx", &dx}};
   }

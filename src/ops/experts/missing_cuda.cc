@@ -10,6 +10,8 @@ void d_expert_down(Stream&, const DExpertDown&) { missing_cuda("d_expert_down");
 void d_expert_up(Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 void expert_wgrad(Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
 void expert_bias_grad(Stream&, const ExpertBiasGrad&) { missing_cuda("expert_bias_grad"); }
+void d_expert_down_product(Stream&, const DExpertDownQuantised&) { missing_cuda("d_expert_down"); }
+void d_gated_quantised(Stream&, const DExpertDownQuantised&) { missing_cuda("d_expert_down"); }
 std::string kernel_text(const Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
 std::string kernel_text(const Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
 std::string kernel_text(const Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }

@@ -9,8 +9,8 @@ namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 
-// Operands of a product, plain or quantised: x [T, D], and w of this shape, which a quantised product
-// reads transposed or not.
+// The operands of a product, plain or quantised: x [T, D], and w of the given shape, which a quantised product
+// may read transposed.
 struct Operands {
   const char* x_name;
   const Operand &x, &w;

@@ -30,7 +30,7 @@ void check_quantised_product(const Gemm& a) {
   check_tensor("gemm", "c", a.c_MN, a.c_MN.dtype == DType::bf16 ? DType::bf16 : DType::f32, {m, n});
 }
 
-// y = x W^T and dx = dy W, or dW += dy^T x.
+// Checks that the product is one of y = x W^T, dx = dy W and dW += dy^T x.
 void check_for_gpu(const Gemm& a) {
   const bool is_wgrad = a.trans_a;
   check_block_scaled("gemm", {"a", a.a, "b", a.b, is_wgrad ? ScaleLayout::row_blocks : ScaleLayout::square_blocks});

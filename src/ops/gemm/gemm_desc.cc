@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// No more than algorithms use, so that few descs occur.
+// Returns the alignment, up to the maximum that algorithms use, so that there are few different descs.
 int alignment_of(const Tensor& t) {
   const auto address = reinterpret_cast<uintptr_t>(t.data);
   return static_cast<int>(std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(uint64_t{address} | 16)));

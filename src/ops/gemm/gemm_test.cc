@@ -128,7 +128,7 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
-// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits
+// Each GPU object chooses algorithms again, by times of its own: whichever wins, the bits
 // are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
@@ -169,7 +169,7 @@ TEST(Gemm, SameBitsForAnyTeam) {
 // Every number of rows that is few, beside columns and a depth that fill no step of a kernel.
 TEST(Gemm, OfFewRowsEqualsTheReferenceRowByRow) {
   testing::on_each_device([](Stream& s) {
-    for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{8, 8}, {40, 264}, {264, 2056}}) {
+    for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{8, 8}, {40, 264}, {264, 2056}, {24, 4360}}) {
       for (const auto& [dtype, c_dtype] : std::vector<std::array<DType, 2>>{
                {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
         Array x = Array::normal({kFewRows, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2);
@@ -237,7 +237,7 @@ TEST(GemmDesc, SaysWhatIsMultiplied) {
   EXPECT_EQ(to_string(desc), "5 x 3 x 7, bf16 to f32, A transposed, accumulate, aligned to 16, 2 and 4");
 }
 
-TEST(GemmDesc, TellsProductsApart) {
+TEST(GemmDesc, DistinguishesProducts) {
   alignas(16) static float memory[64];
   const auto at = [](int64_t first) { return tensor_of(memory + first, {2, 2}); };
   const auto desc = [&](int64_t first, bool transposed) {

@@ -44,7 +44,7 @@ struct GroupedGemmDesc {
   GroupedEpilogue epilogue = GroupedEpilogue::store;
 };
 
-// "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store".
+// Returns a text such as "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store".
 // Where the operands differ or have scales, both are named: "f8_e4m3 with row_blocks by
 // f8_e4m3 with square_blocks".
 std::string to_string(const GroupedGemmDesc& desc);
@@ -69,7 +69,7 @@ struct GroupedGemmConfig {
   constexpr int slot_bytes_b() const { return tile_n * tile_k * element_bytes; }
 };
 
-// "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232, L2
+// Returns a text such as "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232, L2
 // groups of 8"
 std::string to_string(const GroupedGemmConfig& config);
 
@@ -99,7 +99,7 @@ inline constexpr GroupedGemmConfig kSm90Wgrad = [] {
   return config;
 }();
 
-// The same for E4M3 operands with scales: a slot is as many bytes, and so twice as deep.
+// Returns the same for E4M3 operands with scales: a slot is as many bytes, and so twice as deep.
 constexpr GroupedGemmConfig with_f8_elements(GroupedGemmConfig config) {
   config.tile_k = 128;
   config.element_bytes = 1;
@@ -114,7 +114,7 @@ inline constexpr GroupedGemmConfig kSm90WgradF8 = [] {
   return config;
 }();
 
-// The config for Hopper; a function of the desc alone.
+// Returns the config for Hopper; a function of the desc alone.
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc);
 
 // Calls body<config>() for the one of kConfigs that equals config. An op lists the configs that its

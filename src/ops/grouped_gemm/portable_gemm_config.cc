@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// The most output tiles that the product can have. Rows of experts may leave a tile of each ragged.
+// Returns the most output tiles that the product can have. Rows of experts may leave a tile of each ragged.
 int64_t most_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
   const int64_t across = div_ceil(d.n, c.tile_n);
   if (d.epilogue == GroupedEpilogue::add_f32) return d.num_experts * div_ceil(d.m, c.tile_m) * across;

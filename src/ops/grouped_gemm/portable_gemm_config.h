@@ -30,7 +30,8 @@ struct PortableGemmConfig {
   }
 };
 
-// "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2 groups of 8"
+// Returns a text such as "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2
+// groups of 8"
 std::string to_string(const PortableGemmConfig& config);
 
 // The configs that the kernels in experts/sm80/ are compiled for.
@@ -51,8 +52,8 @@ inline constexpr PortableGemmConfig kPortableSmall{
 // The most experts of a portable kernel: kPortableSmall then fits every GPU.
 inline constexpr int64_t kMaxPortableExperts = 1024;
 
-// A function of the desc and the limits alone. The config fits the limits.
-// Error{internal} where none does: a GPU with less than 69 KiB of shared memory for a block.
+// Returns a config that fits the limits. It depends only on the desc and the limits.
+// Throws Error{internal} where none does: a GPU with less than 69 KiB of shared memory for a block.
 PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits);
 
 }  // namespace moebius

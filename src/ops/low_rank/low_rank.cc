@@ -16,7 +16,8 @@ void check_window(const char* who, const char* name, const Tensor& t, const Colu
                 to_string(t));
 }
 
-// One matrix, or one of each expert; `count` of its rows from `first` on are used. Gives the number of matrices.
+// Checks one matrix, or one of each expert; `count` of its rows from `first` on are used. Returns the
+// number of matrices.
 int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, const Columns& rows,
                       int64_t columns) {
   const int rank = w.shape.rank();
@@ -183,7 +184,7 @@ Cost cost(const DLowRankActivation& a) {
   return {20 * count_of(a.g_RF), bytes_of(a.g_RF) + bytes_of(a.h_R2F) + 2 * bytes_of(a.dh_R2F)};
 }
 
-// The scratch that the device needs.
+// Returns the scratch that the device needs.
 int64_t LowRankProduct::scratch_bytes(const LowRankProduct& a, const Stream& s) {
   return s.target() == DeviceKind::cuda ? 0 : cpu::scratch_bytes(a, s.pool().size());
 }

@@ -8,10 +8,10 @@
 
 namespace moebius {
 
-// An element is kept where its word of random bits is not below this.
+// Returns the threshold: an element is kept if its word of random bits is not below it.
 inline uint32_t dropout_threshold(double rate) { return static_cast<uint32_t>(std::ldexp(rate, 32)); }
 
-// The first element of a row, counted over the tokens of a step, all experts and all columns. Two
+// Returns the first element of a row, counted over the tokens of a step, all experts and all columns. Two
 // neighbours share the first two words of one draw.
 constexpr uint64_t dropout_row(int64_t token, int64_t expert, int64_t num_experts, int64_t num_columns) {
   return static_cast<uint64_t>((token * num_experts + expert) * num_columns);

@@ -31,8 +31,8 @@ std::vector<Case> cases() {
 }
 
 // Tensors of a case: wide [*, wide + 2 spare] with columns to spare on either side, low [*, 2 rank], weights with
-// rows to spare above and below, and rows of nobody at the end. Wide matrices of a multiple of 8 columns have 8
-// to spare, so that the kernels that need this take them.
+// rows to spare above and below, and rows of no expert at the end. Wide matrices of a multiple of 8 columns have 8 to
+// spare, so that the kernels that need this take them.
 class LowRankTest : public testing::DeviceTest<Case> {
  protected:
   LowRankTest() {

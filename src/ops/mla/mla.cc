@@ -10,7 +10,7 @@ void check_float(const char* who, const char* what, const Tensor& t, int rank) {
                 "{}: {} must be f32 or bf16 with {} dims; got {}", who, what, rank, to_string(t));
 }
 
-// k [T, H, n + r], v [T, H, v], kv [T, H, n + v], k_rope [T, r].
+// Checks k [T, H, n + r], v [T, H, v], kv [T, H, n + v] and k_rope [T, r].
 void check_latent_kv(const char* who, const Tensor& k, const Tensor& v, const Tensor& kv, const Tensor& k_rope) {
   check_float(who, "k", k, 3);
   check_float(who, "k_rope", k_rope, 2);

@@ -55,7 +55,7 @@ void rms_norm_fwd(Stream& s, const RmsNormFwd& a) {
   }
 }
 
-// Square and add, two products; one more addition with a residual.
+// An element takes a square, an addition and two products; with a residual one more addition.
 Cost cost(const RmsNormFwd& a) {
   const bool residual = !a.residual_TD.empty();
   const int64_t bytes = a.x_TD.num_bytes() * (residual ? 4 : 2) + a.rstd_T.num_bytes() + a.w_D.num_bytes();
@@ -63,8 +63,8 @@ Cost cost(const RmsNormFwd& a) {
 }
 
 // Chunks of a fixed size on the CPU. On a GPU a block has one: two for each of 132 multiprocessors
-// and more where rows are narrow, so that enough bytes are on their way; the partial sums stay a
-// few percent of what is read.
+// and more where rows are narrow, so that enough loads are in flight; the partial sums are a few percent of the bytes
+// that are read.
 int64_t RmsNormBwd::num_partials(int64_t num_rows, int64_t width, const Stream& s) {
   if (s.target() != DeviceKind::cuda) return div_ceil(num_rows, 64);
   return std::min(num_rows, 264 * std::clamp<int64_t>((8192 + width / 2) / width, 1, 8));

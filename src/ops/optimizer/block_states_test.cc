@@ -70,7 +70,7 @@ class BlockStates : public testing::DeviceTest<Case> {
     return {a.param.bytes(), a.master.bytes(),  a.remainder.bytes(), a.m.bytes(),
             a.v.bytes(),     a.m_scale.bytes(), a.v_scale.bytes()};
   }
-  // The moments as f32 tensors.
+  // Returns the moments as f32 tensors.
   static Array decoded_of(Array& codes, Array& scales, BlockCode code) {
     const int64_t n = codes.tensor().numel();
     Array x({n}, DType::f32);

@@ -151,7 +151,7 @@ TEST_P(OptimizerTest, SgdChangesNothingWhenTheScaleIsNaN) {
 }
 
 // In memory, where a CUDA graph reads them, lr and step give the same bits.
-TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
+TEST_P(OptimizerTest, LrAndStepMayBeInDeviceMemory) {
   Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),
         m = Array::normal({1000}, DType::f32, 3, 0.1), v({1000}, DType::f32), scale = Array::of({1}, DType::f32, {1});
   Array lr_and_step = Array::of({2}, DType::f64, {0.3, 7});

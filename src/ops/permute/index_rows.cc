@@ -33,7 +33,7 @@ void check(const IndexRows& a, const Stream& s) {
   MOEBIUS_CHECK(usage, a.row_token_R.numel() >= most, "{}: row_token must have room for {} rows; got {}", who, most,
                 to_string(a.row_token_R));
   check_tensor(who, "row_token", a.row_token_R, DType::i32, {a.row_token_R.numel()});
-  check_tensor(who, "row_pair", a.row_pair_R, DType::i32, a.row_token_R.shape);
+  if (!a.row_pair_R.empty()) check_tensor(who, "row_pair", a.row_pair_R, DType::i32, a.row_token_R.shape);
   check_scratch(who, a.scratch, IndexRows::scratch_bytes(a.topk_TK.dim(0), e, s));
 }
 
@@ -57,7 +57,8 @@ int64_t IndexRows::scratch_bytes(int64_t num_tokens, int64_t num_experts, const 
 
 void index_rows(Stream& s, const IndexRows& a) {
   check(a, s);
-  OpScope scope(s, "index_rows", {0, 3 * bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + 2 * bytes_of(a.row_token_R)});
+  OpScope scope(s, "index_rows",
+                {0, 3 * bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + bytes_of(a.row_token_R) + bytes_of(a.row_pair_R)});
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::index_rows(s, a);

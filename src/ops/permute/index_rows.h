@@ -9,10 +9,10 @@ namespace moebius {
 
 // Computes the rows of T tokens at the experts [first_expert, first_expert + e), sorted by expert, then by token. Pairs
 // with another expert, and dropped pairs, have no row. A token chooses an expert at most once.
-// REQUIRES: row_token and row_pair have at least T min(K, e) elements.
+// REQUIRES: row_token has at least T min(K, e) elements.
 struct IndexRows {
   Tensor counts_e, offsets_e1;  // out i32: rows of each expert, may be empty; their exclusive sum
-  // out i32: token of a row, and its pair t K + k; rows at and past offsets[e] are not written
+  // out i32: token of a row, and its pair t K + k, which may be empty; rows at and past offsets[e] are not written
   Tensor row_token_R, row_pair_R;
   Tensor pair_row_TK;  // out i32: row of a pair, -1 if it has none; may be kept_TK
   Tensor scratch;      // scratch_bytes() bytes of any dtype

@@ -10,5 +10,8 @@ void pairs_to_rows(Stream&, const PairsToRows&) { missing_cuda("pairs_to_rows");
 void rows_to_pairs(Stream&, const RowsToPairs&) { missing_cuda("rows_to_pairs"); }
 void index_rows(Stream&, const IndexRows&) { missing_cuda("index_rows"); }
 void index_arrivals(Stream&, const IndexArrivals&) { missing_cuda("index_arrivals"); }
+void local_pairs(Stream&, const LocalPairs&) { missing_cuda("local_pairs"); }
+void local_pairs_to_rows(Stream&, const LocalPairsToRows&) { missing_cuda("local_pairs_to_rows"); }
+void rows_to_all_pairs(Stream&, const RowsToAllPairs&) { missing_cuda("rows_to_all_pairs"); }
 
 }  // namespace moebius::cuda

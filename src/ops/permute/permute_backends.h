@@ -12,6 +12,9 @@ struct PairsToRows;
 struct RowsToPairs;
 struct IndexRows;
 struct IndexArrivals;
+struct LocalPairs;
+struct LocalPairsToRows;
+struct RowsToAllPairs;
 
 namespace cpu {
 void combine(Stream& s, const Combine& a);
@@ -20,6 +23,9 @@ void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
 void index_rows(Stream& s, const IndexRows& a);
 void index_arrivals(Stream& s, const IndexArrivals& a);
+void local_pairs(Stream& s, const LocalPairs& a);
+void local_pairs_to_rows(Stream& s, const LocalPairsToRows& a);
+void rows_to_all_pairs(Stream& s, const RowsToAllPairs& a);
 }  // namespace cpu
 
 namespace cuda {
@@ -29,6 +35,9 @@ void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
 void index_rows(Stream& s, const IndexRows& a);
 void index_arrivals(Stream& s, const IndexArrivals& a);
+void local_pairs(Stream& s, const LocalPairs& a);
+void local_pairs_to_rows(Stream& s, const LocalPairsToRows& a);
+void rows_to_all_pairs(Stream& s, const RowsToAllPairs& a);
 }  // namespace cuda
 
 }  // namespace moebius

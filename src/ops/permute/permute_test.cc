@@ -82,7 +82,7 @@ TEST(Combine, SameBitsForAnyTeam) {
 
 // Whatever bits a NaN has, among them those of memory that was filled with ones: no rounding makes
 // a number of it.
-TEST(Combine, ANaNStaysOne) {
+TEST(Combine, KeepsNaN) {
   const int64_t D = 200;
   testing::on_each_device([&](Stream& s) {
     for (const uint32_t bits : {0x7f800001u, 0x7fc00000u, 0x7fff8000u, 0x7fffffffu, 0xffffffffu}) {

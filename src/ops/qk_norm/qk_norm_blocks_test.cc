@@ -28,7 +28,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Rows of [2 A of q | 2 B of k | 2 B of v], and the columns of them that rank r has.
+// Returns the rows of [2 A of q | 2 B of k | 2 B of v], and the columns of them that rank r has.
 Values columns_of(const Values& all, const Case& c, int64_t r) {
   Values mine;
   for (int64_t t = 0; t < c.rows; ++t) {

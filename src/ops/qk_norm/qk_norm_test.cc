@@ -81,6 +81,28 @@ TEST_P(QkNormTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, QkNormTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
+// A GPU has a kernel of its own for few rows.
+TEST(QkNorm, RowsDoNotDependOnOtherRows) {
+  testing::on_each_device([](Stream& s) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const auto& [A, B] : std::vector<std::pair<int64_t, int64_t>>{{65, 33}, {1056, 64}, {64, 2080}}) {
+        Operands in(67, A, B, dtype);
+        const auto norm = [&](int64_t begin, int64_t end) {
+          Array y = Array::poisoned({end - begin, A + 2 * B}, dtype);
+          qk_norm_fwd(s, {.y_TC = y.tensor(),
+                          .x_TC = in.x.tensor().rows(begin, end),
+                          .q_norm_A = in.q_norm.tensor(),
+                          .k_norm_B = in.k_norm.tensor(),
+                          .eps = static_cast<float>(kEps)});
+          return y.values();
+        };
+        const Values all = norm(0, 67), few = norm(7, 11);
+        EXPECT_TRUE(std::equal(few.begin(), few.end(), all.begin() + 7 * (A + 2 * B))) << A << ", " << B;
+      }
+    }
+  });
+}
+
 TEST(QkNorm, WeightGradientsAccumulate) {
   testing::on_each_device([](Stream& s) {
     Operands in(7, 6, 4, DType::f32);

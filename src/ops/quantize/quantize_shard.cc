@@ -23,18 +23,16 @@ void check(const BlockMagnitudes& a) {
 
 void check(const QuantizeShard& a) {
   constexpr const char* who = "quantize_shard";
-  check_quantised(who, "q", a.q);
-  MOEBIUS_CHECK(usage,
-                a.q.layout == ScaleLayout::square_blocks && a.q.data.dtype == DType::f8_e4m3 && !a.q.transposed &&
-                    a.bits_WB.shape.rank() == 2,
-                "{}: expected q of f8_e4m3 with square_blocks and bits of ranks and blocks; got {} and {}", who,
-                to_string(a.q), to_string(a.bits_WB));
-  const int64_t B = a.bits_WB.dim(1), blocks = num_blocks(a.q.data.shape);
+  check_tensor(who, "q", a.q_n, DType::f8_e4m3, a.x_n.shape);
+  check_tensor(who, "scales", a.scales, DType::f32, scale_shape(ScaleLayout::square_blocks, a.whole));
+  MOEBIUS_CHECK(usage, a.bits_WB.shape.rank() == 2, "{}: expected bits of ranks and blocks; got {}", who,
+                to_string(a.bits_WB));
+  const int64_t B = a.bits_WB.dim(1), blocks = num_blocks(a.whole);
   check_tensor(who, "bits", a.bits_WB, DType::i32, {a.bits_WB.dim(0), B});
   MOEBIUS_CHECK(usage, a.first_block >= 0 && a.first_block + blocks <= B,
                 "{}: expected bits of the blocks [{}, {}); got {} of each rank", who, a.first_block,
                 a.first_block + blocks, B);
-  check_values(who, a.x_n, a.q.data.shape, a.first, a.rounded);
+  check_values(who, a.x_n, a.whole, a.first, a.rounded);
 }
 
 template <class Op>
@@ -68,7 +66,7 @@ void quantize_shard(Stream& s, const QuantizeShard& a) {
 
 Cost cost(const QuantizeShard& a) {
   const auto n = static_cast<double>(a.x_n.numel());
-  return {n, 5 * n + static_cast<double>(a.bits_WB.num_bytes() + a.q.scales.num_bytes())};
+  return {n, 5 * n + static_cast<double>(a.bits_WB.num_bytes() + a.scales.num_bytes())};
 }
 
 }  // namespace moebius

@@ -26,15 +26,17 @@ void block_magnitudes(Stream& s, const BlockMagnitudes& a);
 Cost cost(const BlockMagnitudes& a);
 
 // scales[b] = the scale of the largest of bits[r, first_block + b] over all ranks r
-// data[first + i] = x[i] / the scale of its block, rounded and saturated as in quantize()
+// q[i] = x[i] / the scale of its block, rounded and saturated as in quantize()
 //
-// All scales are written, and of the data the elements of x alone.
+// The scales are square_blocks of the whole weights, all of which are written.
 struct QuantizeShard {
-  Operand q;       // out f8_e4m3 with square_blocks, of the whole weights
+  Tensor q_n;      // out f8_e4m3
+  Tensor scales;   // out f32, scale_shape(square_blocks, whole)
   Tensor bits_WB;  // in i32, of W ranks, each with the blocks of one or more weights
   int64_t first_block = 0;
-  Tensor x_n;  // in f32
-  int64_t first = 0;
+  Tensor x_n;         // in f32
+  Shape whole;        // of the weights, of rank 2 or 3
+  int64_t first = 0;  // the place of x[0] in them
   DType rounded = DType::f32;
 };
 void quantize_shard(Stream& s, const QuantizeShard& a);

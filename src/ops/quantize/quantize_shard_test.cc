@@ -26,10 +26,12 @@ void quantize_shares(Stream& s, const Operand& q, Array& x, DType rounded, const
                       .first = cuts[r],
                       .rounded = rounded});
   for (int64_t r = 0; r < W; ++r)
-    quantize_shard(s, {.q = q,
+    quantize_shard(s, {.q_n = q.data.view({whole.numel()}).rows(cuts[r], cuts[r + 1]),
+                       .scales = q.scales,
                        .bits_WB = bits_WB,
                        .first_block = before,
                        .x_n = all.rows(cuts[r], cuts[r + 1]),
+                       .whole = whole,
                        .first = cuts[r],
                        .rounded = rounded});
   synchronize(s);  // the bits end here
@@ -71,6 +73,7 @@ TEST(QuantizeShard, RefusesWhatItCannotQuantise) {
   Stream s(DeviceKind::cpu, pool);
   Array x = Array::normal({4, 4}, DType::f32, 1);
   const QuantisedArray rows({4, 4}, kElement, ScaleLayout::row_blocks);
+  const Operand q = rows.operand();
   std::vector<int32_t> bits(1);
   const auto message = [](const auto& call) {
     try {
@@ -81,10 +84,13 @@ TEST(QuantizeShard, RefusesWhatItCannotQuantise) {
     return std::string();
   };
   EXPECT_EQ(message([&] {
-              quantize_shard(s, {.q = rows.operand(), .bits_WB = tensor_of(bits.data(), {1, 1}), .x_n = x.tensor()});
+              quantize_shard(s, {.q_n = q.data.view({16}),
+                                 .scales = q.scales,
+                                 .bits_WB = tensor_of(bits.data(), {1, 1}),
+                                 .x_n = x.tensor().view({16}),
+                                 .whole = {4, 4}});
             }),
-            "quantize_shard: expected q of f8_e4m3 with square_blocks and bits of ranks and blocks; got f8_e4m3[4, 4] "
-            "with row_blocks scales f32[4, 1] and i32[1, 1]");
+            "quantize_shard: scales must be f32[1, 1]; got f32[4, 1]");
   EXPECT_EQ(message([&] {
               block_magnitudes(
                   s,

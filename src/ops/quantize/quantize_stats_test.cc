@@ -59,7 +59,7 @@ TEST(QuantizeStats, CountsWhatSaturates) {
 }
 
 // A block with what is no number has no scale to report, and is not saturated.
-TEST(QuantizeStats, PassOverWhatIsNoNumber) {
+TEST(QuantizeStats, IgnoreNaN) {
   Values x(256, 1.0);
   x[3] = std::numeric_limits<double>::infinity();
   const std::vector<double> stats =

@@ -86,8 +86,8 @@ Cost cost(const RopeFwd& a) {
           static_cast<double>(2 * a.qkv_TC.num_bytes() + a.pos_T.num_bytes() + 4 * a.pos_T.numel() * a.q_THd.dim(2))};
 }
 
-// Chunks of a fixed size on the CPU; on a GPU of 16 rows or so many that each of 132
-// multiprocessors has eight.
+// On the CPU chunks have a fixed size. On a GPU they have 16 rows, or more if each of 132 multiprocessors then still
+// has eight chunks.
 int64_t RopeBwd::num_partials(int64_t num_rows, const Stream& s) {
   return s.target() == DeviceKind::cuda ? std::min<int64_t>(div_ceil(num_rows, 16), 1056) : div_ceil(num_rows, 64);
 }
@@ -114,7 +114,7 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
   }
 }
 
-// The projection's output is read again only to go back through the norms.
+// The projection's output is read again only for the backward of the norms.
 Cost cost(const RopeBwd& a) {
   const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
   const int64_t rotated = a.dq_THd.numel() + a.dk_TGd.numel();

@@ -65,7 +65,7 @@ class RopeTest : public testing::DeviceTest<Case> {
     q_ref_ = {pos_.values(), q_norm_.values(), heads, width, kTheta, kEps};
     k_ref_ = {pos_.values(), k_norm_.values(), kv_heads, width, kTheta, kEps};
   }
-  // The columns of a row of qkv at which q and k end.
+  // Returns the columns of a row of qkv at which q and k end.
   int64_t q_end() const { return c_.heads * c_.width; }
   int64_t k_end() const { return q_end() + c_.kv_heads * c_.width; }
   Values x_q() const { return columns(qkv_.values(), columns_, 0, q_end()); }

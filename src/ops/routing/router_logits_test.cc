@@ -3,7 +3,7 @@
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
-#include "ops/routing/routing.h"
+#include "ops/routing/router_logits_few.h"
 
 namespace moebius {
 namespace {
@@ -149,6 +149,37 @@ TEST(RouterLogits, RowsDoNotDependOnOtherRows) {
       for (const int64_t t : {0, 17, 38}) {
         run_fwd(s, {.logits_TE = one.tensor(), .x_TD = x.tensor().rows(t, t + 1), .w_ED = w.tensor()});
         EXPECT_EQ(std::memcmp(one.tensor().data, all.tensor().rows(t, t + 1).data, one.bytes().size()), 0) << t;
+      }
+    }
+  });
+}
+
+TEST(RouterLogits, OfFewRowsEqualTheReferenceRowByRow) {
+  testing::on_each_device([](Stream& s) {
+    for (const auto& [x_dtype, w_dtype] :
+         {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+      for (const auto& [D, E] :
+           std::vector<std::pair<int64_t, int64_t>>{{8, 1}, {72, 5}, {33, 4}, {2048, 7}, {4104, 3}}) {
+        Array x = Array::normal({32, D}, x_dtype, 1), w = Array::normal({E, D}, w_dtype, 2);
+        const auto logits = [&](int64_t begin, int64_t end) {
+          Array out = Array::poisoned({end - begin, E}, DType::f32);
+          RouterLogitsFwd few{.logits_TE = out.tensor(), .x_TD = x.tensor().rows(begin, end), .w_ED = w.tensor()};
+          Array scratch = Array::poisoned({RouterLogitsFwd::scratch_bytes(few, s)}, DType::u8);
+          few.scratch = scratch.tensor();
+          router_logits_few(s, few);
+          return out.values();
+        };
+        const Values xs = x.values(), ws = w.values(), all = logits(0, 32);
+        Values want(32 * E);
+        for (int64_t t = 0; t < 32; ++t) {
+          for (int64_t e = 0; e < E; ++e)
+            for (int64_t d = 0; d < D; ++d) want[t * E + e] += xs[t * D + d] * ws[e * D + d];
+        }
+        testing::expect_close("logits", all, want, 0x1p-22 * std::sqrt(static_cast<double>(D)), 1e-7);
+        for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {13, 14}, {7, 20}, {31, 32}}) {
+          const Values few = logits(begin, end);
+          EXPECT_TRUE(std::equal(few.begin(), few.end(), all.begin() + begin * E)) << begin << ", D " << D;
+        }
       }
     }
   });

@@ -4,6 +4,8 @@
 #include "ops/routing/cpu/routing.h"
 #include "ops/routing/cuda/router_logits.h"
 #include "ops/routing/cuda/routing.h"
+#include "ops/routing/router_logits_few.h"
+#include "ops/routing/router_logits_few_backends.h"
 #include "ops/routing/routing_backends.h"
 
 namespace moebius {
@@ -222,7 +224,9 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate) {
   }
 }
 
-void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
+namespace {
+
+void run_router_logits(Stream& s, const RouterLogitsFwd& a, bool few_rows) {
   check(a, s);
   OpScope scope(s, "router_logits_fwd",
                 {gate_flops(a.x_TD, a.w_ED), bytes_of(a.logits_TE) + bytes_of(a.x_TD) + bytes_of(a.w_ED)});
@@ -231,11 +235,16 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
     case DeviceKind::cpu:
       return cpu::router_logits_fwd(s, a);
     case DeviceKind::cuda:
-      return cuda::router_logits_fwd(s, a);
+      return few_rows ? cuda::router_logits_few(s, a) : cuda::router_logits_fwd(s, a);
     case DeviceKind::null:
       return;
   }
 }
+
+}  // namespace
+
+void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) { run_router_logits(s, a, /*few_rows=*/false); }
+void router_logits_few(Stream& s, const RouterLogitsFwd& a) { run_router_logits(s, a, /*few_rows=*/true); }
 
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   check(a, s);
@@ -254,7 +263,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   }
 }
 
-// The scratch that the device needs.
+// Returns the scratch that the device needs.
 int64_t RouteFwd::scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule,
                                 const Stream& s) {
   if (s.target() == DeviceKind::cuda)

@@ -1,5 +1,5 @@
-// Copies from global to shared memory that run beside a thread's other work (PTX ISA, cp.async), and
-// the places of 16-byte chunks in shared memory.
+// Asynchronous copies from global to shared memory (PTX ISA, cp.async), and the addresses of 16-byte chunks
+// in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,30 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes, or zeros where not valid; then nothing is read.
+// Copies 16 bytes, or writes zeros if not valid; then nothing is read.
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                : "memory");
 }
-// The same of 4 bytes.
+// Does the same with 4 bytes.
 __device__ __forceinline__ void copy_4(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
-// 16 bytes from registers.
+// Stores 16 bytes from registers.
 __device__ __forceinline__ void store_16(uint32_t to, const uint32_t (&words)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                "r"(words[3])
                : "memory");
 }
-// The copies since the last call are a group.
+// Makes the copies since the last call a group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most kPending of this thread's groups are on their way.
+// Waits until at most kPending of this thread's groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The byte offset of a chunk in a tile whose rows have kChunks chunks. Eight rows of one chunk are in
+// Returns the byte offset of a chunk in a tile whose rows have kChunks chunks. Eight rows of one chunk are in
 // different banks, and so are the chunks of a row.
 template <int kChunks>
 __device__ __forceinline__ constexpr uint32_t swizzled(uint32_t row, uint32_t chunk) {

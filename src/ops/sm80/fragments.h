@@ -1,4 +1,4 @@
-// From swizzled tiles in shared memory (copy.h) to the registers of a warp.
+// Loads swizzled tiles from shared memory (copy.h) to the registers of a warp.
 #pragma once
 
 #include "ops/sm80/copy.h"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_a_across_k(uint32_t (&a)[4], uint32_t tile,
   const uint32_t lane = threadIdx.x % 32, k = 16 * step + lane % 8 + lane / 16 * 8;
   load_matrices<true>(a, tile + swizzled<kChunks>(k, column / 8 + lane / 8 % 2));
 }
-// 16 columns of B: words 0 and 1 are of the first 8, words 2 and 3 of the others.
+// Loads 16 columns of B: words 0 and 1 are of the first 8, words 2 and 3 of the others.
 template <int kChunks>
 __device__ __forceinline__ void load_b_along_k(uint32_t (&b)[4], uint32_t tile, uint32_t column, uint32_t step) {
   const uint32_t lane = threadIdx.x % 32;

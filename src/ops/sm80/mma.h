@@ -11,9 +11,8 @@ namespace moebius::cuda::sm80 {
 // The order of an operand in memory: rows run along k, or along m (or n).
 enum class Major : int { k, mn };
 
-// Four matrices of 8 x 8 elements of 2 bytes from shared memory. Lane l gives the address of row l % 8
-// of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 of each, or of each one's transpose
-// with kTransposed.
+// Loads four matrices of 8 x 8 elements of 2 bytes from shared memory. Lane l gives the address of row l % 8 of matrix
+// l / 8, and gets elements 2 (l % 4) and the next of row l / 4 of each, or of each one's transpose with kTransposed.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
   if constexpr (kTransposed) {

@@ -65,19 +65,19 @@ __device__ __forceinline__ void tma_add(const CUtensorMap* map, uint32_t from, i
       : "memory");
 }
 __device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most kPending groups of this thread still read their shared memory.
+// Waits until at most kPending groups of this thread still read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Until at most kPending groups of this thread are still to be written.
+// Waits until at most kPending groups of this thread are not written yet.
 template <int kPending>
 __device__ __forceinline__ void tma_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Bytes in a row, a multiple of 16 at such addresses. A load's barrier gets them; a store is
-// ordered, committed and waited for as tma_store. One thread issues it.
+// Copies consecutive bytes: a multiple of 16, between addresses that are multiples of 16. A load's barrier gets them; a
+// store is ordered, committed and waited for as tma_store. One thread issues it.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -88,27 +88,27 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 
-// 16 bytes from global to shared memory, past L1; zeros when !valid, and then nothing is read.
+// Copies 16 bytes from global to shared memory, bypassing L1; zeros when !valid, and then nothing is read.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most kPending groups of this thread's cp.async are still on their way.
+// Waits until at most kPending groups of this thread's cp.async are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows under the 128-byte
-// swizzle; the tile starts at a multiple of 1024.
+// Returns the byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows with the 128-byte swizzle;
+// the tile starts at a multiple of 1024.
 __device__ __forceinline__ uint32_t swizzle_128(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// Four 8x8 matrices of 16-bit elements to shared memory: lane l gives the address of row l % 8 of
-// matrix l / 8; word i of a lane holds elements (lane / 4, 2 * (lane % 4) + {0, 1}) of matrix i.
+// Stores four 8x8 matrices of 16-bit elements to shared memory: lane l gives the address of row l % 8 of matrix l / 8;
+// word i of a lane holds elements (lane / 4, 2 * (lane % 4) + {0, 1}) of matrix i.
 __device__ __forceinline__ void stmatrix_4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1), "r"(w2),
                "r"(w3)
@@ -123,7 +123,7 @@ __device__ __forceinline__ void ldmatrix_4(uint32_t from, uint32_t& w0, uint32_t
                : "memory");
 }
 
-// Two f32 to two bf16, round to nearest even; lo in the low half.
+// Converts two f32 to two bf16, rounded to nearest even; lo in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(hi), "f"(lo));

@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t smem_addr(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// True in one lane of the warp; all lanes must call it.
+// Returns true in one lane of the warp; all lanes must call it.
 __device__ __forceinline__ bool elect_one() {
   uint32_t chosen;
   asm volatile(
@@ -118,7 +118,7 @@ struct Ring {
   __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// Register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs
+// These set the register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs
 // __launch_bounds__(n, 1).
 template <uint32_t kNum>
 __device__ __forceinline__ void more_registers() {

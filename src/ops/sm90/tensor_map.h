@@ -20,7 +20,7 @@ struct BoxDim {
 
 using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's encoder, found through the runtime: nothing links libcuda.
+// Returns the driver's encoder, found through the runtime: nothing links libcuda.
 inline EncodeTensorMap tensor_map_encoder() {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};

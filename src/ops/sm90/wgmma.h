@@ -16,7 +16,7 @@ namespace moebius::cuda {
 
 enum class Major : int { k = 0, mn = 1 };
 
-// Descriptor of an operand at a shared-memory address; adding bytes >> 4 to it moves the address.
+// Returns the descriptor of an operand at a shared-memory address; adding bytes >> 4 to it moves the address.
 template <Major kMajor>
 __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t block_bytes = 8192) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kAtom = uint64_t{1024 >> 4} << 32;
@@ -24,10 +24,10 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t blo
   return kSwizzle128 | kAtom | blocks | ((address & 0x3ffff) >> 4);
 }
 
-// Before the first wgmma of a chain and after the accumulators were touched.
+// Call it before the first wgmma of a chain, and after other code has accessed the accumulators.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most kPending committed groups are still running.
+// Waits until at most kPending committed groups are still running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");

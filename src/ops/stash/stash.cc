@@ -20,7 +20,7 @@ void check_offsets(const char* who, const char* name, const Tensor& offsets_e1) 
   check_tensor(who, name, offsets_e1, DType::i32, {offsets_e1.numel()});
 }
 
-// The parts of a copy, either way.
+// Checks the arguments of a copy in either direction.
 void check_copy(const char* who, const Tensor& pool_SM, const Tensor& x_RC, int64_t first) {
   MOEBIUS_CHECK(usage, (x_RC.dtype == DType::f32 || x_RC.dtype == DType::bf16) && x_RC.shape.rank() == 2,
                 "{}: x must be an f32 or bf16 matrix; got {}", who, to_string(x_RC));
@@ -37,8 +37,8 @@ void check(const ClearStash& a) {
   check_pool("clear_stash", a.free_P, a.state_2);
   check_counts("clear_stash", a.counts_3);
 }
-void check(const TakePages& a) {
-  constexpr const char* who = "take_pages";
+void check(const AllocPages& a) {
+  constexpr const char* who = "alloc_pages";
   check_pool(who, a.free_P, a.state_2);
   check_counts(who, a.counts_3);
   check_held(who, a.page_Q, a.held_3);
@@ -52,8 +52,8 @@ void check(const UnstashRows& a) {
   check_copy("unstash_rows", a.pool_SM, a.x_RC, a.first);
   check_held("unstash_rows", a.page_Q, a.held_3);
 }
-void check(const GivePages& a) {
-  constexpr const char* who = "give_pages";
+void check(const FreePages& a) {
+  constexpr const char* who = "free_pages";
   check_pool(who, a.free_P, a.state_2);
   check_held(who, a.page_Q, a.held_3);
   check_offsets(who, "offsets", a.offsets_e1);
@@ -85,23 +85,23 @@ double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 }  // namespace
 
 void clear_stash(Stream& s, const ClearStash& a) { run(s, "clear_stash", a, cpu::clear_stash, cuda::clear_stash); }
-void take_pages(Stream& s, const TakePages& a) { run(s, "take_pages", a, cpu::take_pages, cuda::take_pages); }
+void alloc_pages(Stream& s, const AllocPages& a) { run(s, "alloc_pages", a, cpu::alloc_pages, cuda::alloc_pages); }
 void stash_rows(Stream& s, const StashRows& a) {
   if (!a.x_RC.empty()) run(s, "stash_rows", a, cpu::stash_rows, cuda::stash_rows);
 }
 void unstash_rows(Stream& s, const UnstashRows& a) {
   if (!a.x_RC.empty()) run(s, "unstash_rows", a, cpu::unstash_rows, cuda::unstash_rows);
 }
-void give_pages(Stream& s, const GivePages& a) { run(s, "give_pages", a, cpu::give_pages, cuda::give_pages); }
+void free_pages(Stream& s, const FreePages& a) { run(s, "free_pages", a, cpu::free_pages, cuda::free_pages); }
 void end_spill(Stream& s, const EndSpill& a) { run(s, "end_spill", a, cpu::end_spill, cuda::end_spill); }
 
 Cost cost(const ClearStash& a) { return {0, bytes_of(a.free_P)}; }
-Cost cost(const TakePages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
+Cost cost(const AllocPages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
 Cost cost(const StashRows& a) {
   return {0, 2.0 * static_cast<double>(a.expected_rows * a.x_RC.dim(1) * size_of(a.x_RC.dtype))};
 }
 Cost cost(const UnstashRows& a) { return cost(StashRows{.x_RC = a.x_RC, .expected_rows = a.expected_rows}); }
-Cost cost(const GivePages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
+Cost cost(const FreePages& a) { return {0, 2 * bytes_of(a.page_Q)}; }
 Cost cost(const EndSpill& a) { return {0, bytes_of(a.counts_3)}; }
 
 }  // namespace moebius

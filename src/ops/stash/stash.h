@@ -2,10 +2,10 @@
 // rows. All passes of a step share the pool, and allocate and free its pages in the order of the stream. So the host
 // reads no counts, and a CUDA graph may capture all of it.
 //
-//   forward    take_pages    allocates the pages that the rows need, or as many as are free
+//   forward    alloc_pages    allocates the pages that the rows need, or as many as are free
 //              stash_rows    copies the rows that have a page
 //   backward   unstash_rows  copies them back
-//              give_pages    frees the pages, and returns the rows without a page, which the caller recomputes
+//              free_pages    frees the pages, and returns the rows without a page, which the caller recomputes
 //              end_spill     measures the time of that recomputation
 //
 // Rows [0, kept) of a pass have a page and rows [kept, requested) have none. Their layout:
@@ -32,12 +32,12 @@ Cost cost(const ClearStash& a);
 // Allocates pages for the R = offsets[e] rows of a pass. Pages that the pass still has, after a forward without a
 // backward, are freed first.
 //   page_Q[0 .. held_3[1])  the allocated pages
-struct TakePages {
+struct AllocPages {
   Tensor page_Q, held_3, free_P, state_2, counts_3;  // inout; i32, i32, i32, i64, f64
   Tensor offsets_e1;                                 // in; i32
 };
-void take_pages(Stream& s, const TakePages& a);
-Cost cost(const TakePages& a);
+void alloc_pages(Stream& s, const AllocPages& a);
+Cost cost(const AllocPages& a);
 
 // pool[64 page_Q[r / 64] + r % 64, first .. first + C) = x[r,:] for the rows r < kept
 struct StashRows {
@@ -63,13 +63,13 @@ Cost cost(const UnstashRows& a);
 // Frees the pages of a pass, and sets held_3 to 0.
 //   spilled[i] = max(offsets[i], kept): the offsets of the rows without a page
 //   since = the device's clock in ns if there are such rows, else -1
-struct GivePages {
+struct FreePages {
   Tensor spilled_e1, since_1;              // out; i32, i64
   Tensor free_P, state_2, page_Q, held_3;  // inout
   Tensor offsets_e1;                       // in
 };
-void give_pages(Stream& s, const GivePages& a);
-Cost cost(const GivePages& a);
+void free_pages(Stream& s, const FreePages& a);
+Cost cost(const FreePages& a);
 
 // counts_3[2] += the time since `since`, unless that is -1
 struct EndSpill {

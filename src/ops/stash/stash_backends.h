@@ -7,27 +7,27 @@
 namespace moebius {
 
 struct ClearStash;
-struct TakePages;
+struct AllocPages;
 struct StashRows;
 struct UnstashRows;
-struct GivePages;
+struct FreePages;
 struct EndSpill;
 
 namespace cpu {
 void clear_stash(Stream& s, const ClearStash& a);
-void take_pages(Stream& s, const TakePages& a);
+void alloc_pages(Stream& s, const AllocPages& a);
 void stash_rows(Stream& s, const StashRows& a);
 void unstash_rows(Stream& s, const UnstashRows& a);
-void give_pages(Stream& s, const GivePages& a);
+void free_pages(Stream& s, const FreePages& a);
 void end_spill(Stream& s, const EndSpill& a);
 }  // namespace cpu
 
 namespace cuda {
 void clear_stash(Stream& s, const ClearStash& a);
-void take_pages(Stream& s, const TakePages& a);
+void alloc_pages(Stream& s, const AllocPages& a);
 void stash_rows(Stream& s, const StashRows& a);
 void unstash_rows(Stream& s, const UnstashRows& a);
-void give_pages(Stream& s, const GivePages& a);
+void free_pages(Stream& s, const FreePages& a);
 void end_spill(Stream& s, const EndSpill& a);
 }  // namespace cuda
 

@@ -40,12 +40,12 @@ class Stash {
             .first = first};
   }
   void take(Pass& p) {
-    take_pages(s_, {.page_Q = p.page.tensor(),
-                    .held_3 = p.held.tensor(),
-                    .free_P = free_.tensor(),
-                    .state_2 = state_.tensor(),
-                    .counts_3 = counts_.tensor(),
-                    .offsets_e1 = p.offsets.tensor()});
+    alloc_pages(s_, {.page_Q = p.page.tensor(),
+                     .held_3 = p.held.tensor(),
+                     .free_P = free_.tensor(),
+                     .state_2 = state_.tensor(),
+                     .counts_3 = counts_.tensor(),
+                     .offsets_e1 = p.offsets.tensor()});
     stash_rows(s_, {.pool_SM = pool_.tensor(),
                     .x_RC = p.x.tensor(),
                     .page_Q = p.page.tensor(),
@@ -65,7 +65,7 @@ class Stash {
                       .page_Q = p.page.tensor(),
                       .held_3 = p.held.tensor(),
                       .first = p.first});
-    give_pages(s_, {.spilled_e1 = back.spilled.tensor(),
+    free_pages(s_, {.spilled_e1 = back.spilled.tensor(),
                     .since_1 = back.since.tensor(),
                     .free_P = free_.tensor(),
                     .state_2 = state_.tensor(),
@@ -159,7 +159,7 @@ TEST_P(StashTest, RowsWithoutAPageAreNamed) {
 }
 
 // A forward pass without a backward keeps no page from the next one with its table.
-TEST(Stash, APassThatTakesAgainGivesFirst) {
+TEST(Stash, AllocatingAgainFreesFirst) {
   testing::on_each_device([](Stream& s) {
     Stash stash(s, 3, 4, DType::f32);
     auto a = stash.pass({100}, 128, 4, 0, 1);

@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// A matrix of f32 or bf16 with columns; gives its shape.
+// Checks a matrix of f32 or bf16 with columns, and returns its shape.
 Shape check_matrix(const char* who, const char* name, const Tensor& t) {
   MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
                 "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
@@ -71,7 +71,7 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   }
 }
 
-// On a GPU: the tokens in the order of their rows, twice, each 8 bytes.
+// On a GPU the scratch holds the tokens in the order of their rows, twice, with 8 bytes each.
 int64_t EmbeddingBwd::scratch_bytes(const EmbeddingBwd& a, const Stream& s) {
   return s.target() == DeviceKind::cuda ? 16 * a.token_T.numel() : 0;
 }
@@ -82,8 +82,8 @@ Cost cost(const EmbeddingBwd& a) {
           static_cast<double>(a.dx_TD.num_bytes() + a.token_T.num_bytes() + 8 * a.dx_TD.numel())};
 }
 
-// A GPU's products want many rows, above all dw, which each chunk reads and writes as a whole: as
-// many as 4 GiB of logits and their derivatives hold.
+// A GPU's products need many rows to be fast, above all dw, which each chunk reads and writes as a whole: So a chunk
+// has as many tokens as 4 GiB of logits and their derivatives hold.
 int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, const Stream& s) {
   int64_t rows = 1024;
   while (s.target() == DeviceKind::cuda && rows < 8192 && 2 * rows * vocab * 6 <= int64_t{1} << 32) rows *= 2;

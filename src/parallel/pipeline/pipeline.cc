@@ -104,7 +104,7 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
       });
 }
 
-// The residual stream that a stage works on: the message, or scratch where no message carries it.
+// Returns the residual stream that a stage works on: the message, or scratch where no message carries it.
 Tensor Pipeline::stream_of(StepStack& stack, const Tensor& message_tD, int64_t rows) const {
   return message_tD.empty() ? stack.alloc({rows, model_.spec().hidden_size}, model_.dtype()) : message_tD;
 }
@@ -132,7 +132,7 @@ void Pipeline::run(Stream& s, StepStack& stack, const RankProgram& list, const B
   model_.end_passes(s);
 }
 
-// The tensors that the next pass reads first, if it is a backward pass, travel beside the messages before it.
+// If the next pass is a backward pass, the tensors that it reads first are copied back during the messages before it.
 void Pipeline::fetch_next(Stream& s, const RankProgram& list, const PlacedAction& placed) const {
   const auto after = list.actions.begin() + (&placed - list.actions.data()) + 1;
   const auto next =
@@ -143,7 +143,7 @@ void Pipeline::fetch_next(Stream& s, const RankProgram& list, const PlacedAction
 
 void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
                    const Compute& compute) const {
-  std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // one message in flight per buffer
+  std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // each buffer has at most one message in flight
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
     const bool has_buffer = placed.buffer >= 0, has_memory = has_buffer && !buffers_TD_.empty();

@@ -407,7 +407,7 @@ TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
   expect_equal(got, expected);
 }
 
-TEST(Pipeline, HoldsAsManySetsAsReplaySays) {
+TEST(Pipeline, HoldsAsManySetsAsTheSimulation) {
   const ModelSpec model = tiny_model(4);
   const PipelineSpec spec{.num_virtual = 2, .num_micro_batches = 8};
   const SimulatedSchedule r = simulate(schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}),
@@ -461,7 +461,7 @@ TEST(Pipeline, RefusesWithTheEquation) {
 }
 
 // The first stage goes on to its second micro-batch while the next stage has not begun. With sends that are waited for
-// the two wait for each other in vain.
+// the two wait for each other forever.
 void run_first_stage_ahead(bool overlap) {
   std::atomic<bool> is_ahead = false;
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {
@@ -478,7 +478,7 @@ void run_first_stage_ahead(bool overlap) {
   });
 }
 
-TEST(PipelineOverlap, SendsRunBehindCompute) {
+TEST(PipelineOverlap, SendsOverlapCompute) {
   EXPECT_NO_THROW(run_first_stage_ahead(/*overlap=*/true));
   try {
     run_first_stage_ahead(/*overlap=*/false);

@@ -17,7 +17,7 @@ class Numbers {
     taken_[static_cast<size_t>(number)] = true;
     return number;
   }
-  void give_back(int64_t number) { taken_[static_cast<size_t>(number)] = false; }
+  void release(int64_t number) { taken_[static_cast<size_t>(number)] = false; }
   int64_t most() const { return static_cast<int64_t>(taken_.size()); }
 
  private:
@@ -42,7 +42,7 @@ class Placing {
       case Verb::send:
         return {a, buffer_of(a)};
       case Verb::wait:
-        buffers_.give_back(buffer_of(a));
+        buffers_.release(buffer_of(a));
         return {a, buffer_of(a)};
     }
     return {};
@@ -59,13 +59,13 @@ class Placing {
   PlacedAction run(const Action& a, bool with_weight) {
     int64_t& set = saved_set_of(a);
     if (a.pass == Pass::forward) set = sets_of(a).take();
-    if (with_weight || !shape_.backward) sets_of(a).give_back(set);
+    if (with_weight || !shape_.backward) sets_of(a).release(set);
     if (!shape_.has_input(a.pass, a.stage)) buffer_of(a) = buffers_.take();
-    if (!shape_.has_output(a.pass, a.stage)) buffers_.give_back(buffer_of(a));
+    if (!shape_.has_output(a.pass, a.stage)) buffers_.release(buffer_of(a));
     return {a, buffer_of(a), set, with_weight};
   }
   PlacedAction run_weight(const Action& a) {
-    sets_of(a).give_back(saved_set_of(a));
+    sets_of(a).release(saved_set_of(a));
     return {a, -1, saved_set_of(a)};
   }
   Numbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(shape_.virtual_of(a.stage))]; }

@@ -21,7 +21,7 @@ namespace moebius {
 // may run at any later time.
 enum class Pass : int { forward, backward_input, backward_weight };
 inline constexpr int64_t kNumPasses = 3;
-// The stage that takes the result of a pass is the next or the one before.
+// Returns the stage that takes the result of a pass: the next one or the one before.
 inline int64_t onward(Pass pass) { return pass == Pass::forward ? 1 : -1; }
 
 enum class Verb : int {
@@ -53,7 +53,7 @@ struct PipelineShape {
   int64_t virtual_of(int64_t stage) const { return placement().virtual_of(stage); }
   int64_t stage_of(int64_t pp_rank, int64_t v) const { return placement().stage_of(pp_rank, v); }
   int64_t group_size() const { return group == 0 ? num_ranks : group; }
-  // The number of a pass of a micro-batch on a stage, among all 3 M P V.
+  // Returns the number of a pass of a micro-batch on a stage, among all 3 M P V.
   size_t index(Pass pass, int64_t micro_batch, int64_t stage) const {
     return static_cast<size_t>((static_cast<int64_t>(pass) * num_micro_batches + micro_batch) * num_stages() + stage);
   }
@@ -66,7 +66,7 @@ struct PipelineShape {
     return pass != Pass::backward_weight && stage != (pass == Pass::forward ? num_stages() - 1 : 0);
   }
 
-  // Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1.
+  // Throws Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1.
   void check() const;
   bool operator==(const PipelineShape&) const = default;
 };
@@ -91,13 +91,14 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 // remaining backwards. A backward is backward_input followed at once by backward_weight.
 // In each pass, every stage takes the micro-batches in the order 0 .. M - 1, so gradients are
 // summed in the same order for any P and V.
-// Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M
+// Throws Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M
 // mod G = 0 or >= P, since a shorter last group would wait for its own results every time.
 // REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
-// The sequential schedule: each micro-batch passes forward and backward through all stages before the next one starts.
-// Evaluation runs it with forwards alone, and all other schedules must give its results. It works for any shape.
+// Returns the sequential schedule: each micro-batch passes forward and backward through all stages before the next one
+// starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works
+// for any shape.
 Schedule sequential_schedule(const PipelineShape& shape);
 
 // Returns the schedule with the wait for each send moved directly after the send.

@@ -7,8 +7,8 @@
 namespace moebius {
 namespace {
 
-// One pass of all micro-batches through the virtual stages of a rank: for each group of G micro-batches, for each
-// virtual stage, the micro-batches of the group.
+// Returns one pass of all micro-batches through the virtual stages of a rank: for each group of G micro-batches, for
+// each virtual stage, the micro-batches of the group.
 std::vector<Turn> turns_of(const PipelineShape& shape, int64_t pp_rank, Pass pass) {
   const int64_t V = shape.num_virtual, M = shape.num_micro_batches;
   const int64_t G = V == 1 ? M : shape.group_size();

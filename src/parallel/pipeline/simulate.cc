@@ -194,7 +194,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times)
 
 namespace {
 
-// The text where a run begins; empty where it continues the backward before it.
+// Returns the text where a run begins; empty where it continues the backward before it.
 std::string label_of(const std::vector<RankSimulation::Run>& runs, size_t i, const PipelineShape& shape) {
   const Action& a = runs[i].action;
   const Action input_pass{Verb::run, Pass::backward_input, a.micro_batch, a.stage};

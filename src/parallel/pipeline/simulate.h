@@ -50,19 +50,19 @@ struct SimulatedSchedule {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless all of this holds. Each rank does every
+// Throws Error{usage} naming rank and action unless all of this holds. Each rank does every
 // micro-batch of each of its stages once per pass (the forward alone where the shape says so),
 // in the order 0 .. M - 1, and the passes of a micro-batch in their order. Each input is
 // received before its pass, and each result sent and waited for after it. Both ends of every
 // channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
-// Checks the above, then computes the timeline. Error{usage} when ranks wait for one
+// Checks the above, then computes the timeline. Throws Error{usage} when ranks wait for one
 // another, naming the ranks of the cycle and what each waits for. Also when times has not
 // one entry per stage, or a negative one.
 SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
-// One line per rank, one column per unit of time: a forward is the letter of its virtual stage
+// Returns a text with one line per rank and one column per unit of time: a forward is the letter of its virtual stage
 // (a is the first) and its micro-batch, a backward the same in capitals, -- is its continuation, .
 // is idle.
 // A weight pass that follows its input pass at once is part of that backward; a later one is

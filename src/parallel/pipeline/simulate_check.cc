@@ -70,7 +70,7 @@ class RankLog {
   std::array<std::vector<bool>, 4> done_;  // [verb][pass, micro-batch, stage]
 };
 
-// The messages of a pass as their senders or their receivers list them, each by the action that
+// Returns the messages of a pass as their senders or their receivers list them, each by the action that
 // receives it: [from rank * P + to rank].
 std::vector<std::vector<Action>> channels_at(const Schedule& schedule, Verb end, Pass pass) {
   const PipelineShape& shape = schedule.shape;

@@ -90,7 +90,7 @@ TEST(SimulateProperty, EveryActionIsNeeded) {
 }
 
 // Any order of a rank's actions is simulated or refused: a simulated one is causal.
-TEST(SimulateProperty, ExchangedActionsAreReplayedOrRefused) {
+TEST(SimulateProperty, SwappedActionsAreSimulatedOrRefused) {
   ::setenv("RC_PARAMS", "seed=1", 0);
   EXPECT_TRUE(rc::check([] {
     Schedule schedule = schedule_1f1b(arbitrary_shape());

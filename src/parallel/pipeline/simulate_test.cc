@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 constexpr auto f = Pass::forward, b = Pass::backward_input, w = Pass::backward_weight;
 
-// A backward of this time, half of it in each pass.
+// Returns a backward of this time, half of it in each pass.
 StageTime stage_time(double forward, double backward) { return {forward, backward / 2, backward / 2}; }
 
 std::string error_of(const Schedule& schedule) {
@@ -72,7 +72,7 @@ TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   EXPECT_EQ(num_shapes, 1183u);
 }
 
-// Sends that are waited for at once block no rank for good, since receives are opened before them.
+// Sends that are waited for at once block no rank forever, since receives are opened before them.
 // The lists that take one micro-batch at a time can be simulated for any shape.
 TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
   for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {
@@ -379,7 +379,7 @@ TEST(SchedulePicture, ShowsEachRank) {
   EXPECT_THROW(picture(simulate(schedule_1f1b(plain), equal_times(plain)), 0), Error);
 }
 
-TEST(SchedulePicture, StandsInTheDocumentation) {
+TEST(SchedulePicture, IsInTheDocumentation) {
   std::stringstream page;
   page << std::ifstream(MOEBIUS_SOURCE_DIR "/docs/design/parallelism.md").rdbuf();
   for (const int64_t V : {1, 2}) {

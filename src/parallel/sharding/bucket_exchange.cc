@@ -51,13 +51,15 @@ void BucketExchange::hold(const Param& p) {
 // --- gradients ------------------------------------------------------------------------------------------------------
 
 void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) {
-  MOEBIUS_ASSERT(!passes.closed || (!layer_weights_ && !layer_gradients_));  // a replay would not bring them
   begin_passes(s, passes);
+  if (passes.closed && layer_weights_) layer_weights_->begin_closed(s, passes.first);
   runs_passes_ = true;
   body();
   runs_passes_ = false;
   if (!passes.closed) return;
   wait_for_weights(s);
+  if (layer_weights_) layer_weights_->end_closed(s);
+  if (layer_gradients_) layer_gradients_->finish(s);
   join_gradients();
 }
 
@@ -108,7 +110,7 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
   gradients_[slot].wait();
   const Tensor all = bucket.gradients();
   Tensor arrived = arrived_[slot].rows(0, bucket.numel);
-  arrived.dtype = all.dtype;  // in half of the memory where it is bf16
+  arrived.dtype = all.dtype;  // with bf16 it fills only half of the memory
   gradients_[slot] = bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived);
 }
 
@@ -136,7 +138,8 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   }
 }
 
-// --- quantised weights ------------------------------------------------------------------------------------------------
+// --- quantised weights
+// ------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -176,10 +179,12 @@ void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
   if (W > 1) bucket.group->all_gather(s, all, mine);
   first = 0;
   for (const Param* p : bucket.params) {
-    quantize_shard(s, {.q = Operand(p->w, p->scales, ScaleLayout::square_blocks),
+    quantize_shard(s, {.q_n = p->owned_weights(),
+                       .scales = p->scales,
                        .bits_WB = all.view({W, B}),
                        .first_block = first,
                        .x_n = p->master(),
+                       .whole = p->spec.shape,
                        .first = p->owned.begin,
                        .rounded = p->spec.dtype});
     first += p->scales.numel();
@@ -190,7 +195,7 @@ void BucketExchange::quantise(Stream& s, const GradBucket& bucket) {
 
 void BucketExchange::weights_changed(Stream& s) {
   quantise_weights(s);
-  if (layer_weights_) layer_weights_->changed();
+  if (layer_weights_) layer_weights_->changed(s);
   if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
   if (s.capture()) s.capture()->after_replay([this] { weights_are_old_ = true; });

@@ -1,5 +1,5 @@
-// The exchange is overlapped with the passes: a rank goes on while another has not come that far. The same ranks without
-// overlap wait for each other in vain, which shows that the test can fail.
+// The exchange is overlapped with the passes: a rank continues while another has not come that far. The same ranks
+// without overlap wait for each other forever, which shows that the test can fail.
 #include "parallel/sharding/bucket_exchange.h"
 
 #include <atomic>
@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// A rank with two parameters of a bucket each: as many as may be on their way.
+// A rank with two parameters of a bucket each: as many as may be in flight.
 struct ExchangeRank {
   ExchangeRank(Transport& world, bool overlap) : mesh({.dp = 2, .edp = 2}, world) {
     for (const char* name : {"first", "second"}) params.declare({.name = name, .shape = {7}});
@@ -89,7 +89,7 @@ void step_one_after_the_other(bool overlap) {
   EXPECT_FALSE(ranks_waited);
 }
 
-TEST(BucketExchange, GradientsAndWeightsTravelBehindThePasses) { step_one_after_the_other(/*overlap=*/true); }
+TEST(BucketExchange, GradientsAndWeightsOverlapWithPasses) { step_one_after_the_other(/*overlap=*/true); }
 
 TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
   expect_error(ErrorKind::distributed, "did not join: rank 1", [] { step_one_after_the_other(/*overlap=*/false); });

@@ -31,7 +31,7 @@ GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
   cut(params, mesh, spec);
   if (spec.shards_weights) cut_frozen(params, mesh);
   for (std::vector<GradBucket>* buckets : {&buckets_, &frozen_})
-    for (GradBucket& bucket : *buckets) place(bucket, params, plan, spec);
+    for (GradBucket& bucket : *buckets) place(bucket, params, mesh, plan, spec);
 }
 
 std::vector<const GradBucket*> GradBuckets::with_sharded_weights() const {
@@ -69,7 +69,8 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
   }
 }
 
-// Frozen weights of layers that other ranks hold too. Those of no layer stay whole, as trained ones do.
+// Shards the frozen weights of layers that other ranks have too. Weights outside of layers stay whole,
+// like trained ones.
 void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
   std::map<std::tuple<Axis, DType, int>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
@@ -82,14 +83,29 @@ void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
   }
 }
 
-void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan, const ShardingSpec& spec) const {
+namespace {
+
+void declare_shares(GradBucket& bucket, MemoryPlan& plan, const Mesh& mesh) {
+  const Param& first = *bucket.params.front();
+  plan.declare(bucket.weight_share, first.spec.name + ".share", {bucket.numel / bucket.group->size()}, first.w.dtype,
+               Life::param);
+  bucket.shard_group = &mesh.shard_group(first.spec.grad_axis);
+  if (bucket.shard_group == bucket.group) return;
+  plan.declare(bucket.weight_shard, first.spec.name + ".shard", {bucket.numel / bucket.shard_group->size()},
+               first.w.dtype, Life::param);
+}
+
+}  // namespace
+
+void GradBuckets::place(GradBucket& bucket, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+                        const ShardingSpec& spec) const {
   const int64_t multiple = multiple_of(*bucket.group);
   const Param& first = *bucket.params.front();
   const bool is_shared = bucket.layer >= 0 && bucket.group->size() > 1;
   bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
   const int64_t share = bucket.numel / bucket.group->size();
   if (is_shared && spec.shards_weights)
-    plan.declare(bucket.weight_share, first.spec.name + ".share", {share}, first.w.dtype, Life::param);
+    declare_shares(bucket, plan, mesh);
   else
     plan.join(views_of(bucket, &Param::w), multiple);
   if (is_shared && spec.shards_gradients && !bucket.is_frozen)

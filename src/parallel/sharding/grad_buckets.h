@@ -9,8 +9,8 @@
 // With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. What is sharded
 // has no place in the plan: the bucket declares this rank's share of it.
 //
-// Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and no
-// update: the owner of a share keeps it and sends it.
+// Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and
+// no update: the owner of a share keeps it and sends it.
 #pragma once
 
 #include <vector>
@@ -31,6 +31,10 @@ struct GradBucket {
   bool is_frozen = false;       // of all of them
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // f32 [own.count], the same of the gradients
+  // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
+  // what this rank then has for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
+  Group* shard_group = nullptr;
+  Tensor weight_shard;
   bool shards_weights() const { return !weight_share.empty(); }
   bool shards_gradients() const { return !gradient_share.empty(); }
   // These two are for what is not sharded.
@@ -57,15 +61,16 @@ class GradBuckets {
   GradBuckets(const GradBuckets&) = delete;  // parameters refer to shares
 
   const std::vector<GradBucket>& all() const { return buckets_; }  // of trained parameters
-  // Those that shard their weights, of trained and of frozen parameters.
+  // Returns those that shard their weights, of trained and of frozen parameters.
   std::vector<const GradBucket*> with_sharded_weights() const;
-  // The index of the bucket that holds a parameter, by its index in the table; -1: none.
+  // Returns the index of the bucket that holds a parameter, by its index in the table; -1: none.
   int bucket_of(size_t param) const { return bucket_of_[param]; }
 
  private:
   void cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
   void cut_frozen(const ParamTable& params, const Mesh& mesh);
-  void place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan, const ShardingSpec& spec) const;
+  void place(GradBucket& bucket, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+             const ShardingSpec& spec) const;
 
   std::vector<GradBucket> buckets_, frozen_;
   std::vector<int> bucket_of_;

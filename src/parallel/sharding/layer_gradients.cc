@@ -8,7 +8,7 @@ namespace moebius {
 
 LayerGradients::LayerGradients(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan,
                                bool overlap)
-    : params_(params), memory_(overlap ? 2 : 1), rooms_(memory_.num_rooms()) {
+    : params_(params), memory_(overlap ? 2 : 1), buffers_(memory_.num_buffers()) {
   int64_t most = 0;
   for (const GradBucket& bucket : buckets) {
     if (!bucket.shards_gradients()) continue;
@@ -22,10 +22,10 @@ LayerGradients::LayerGradients(ParamTable& params, const std::vector<GradBucket>
 void LayerGradients::begin(Stream& s, const ParamSpan& span, bool first_of_step) {
   for_layers(params_, span, [&](int layer) {
     if (memory_.of(layer).empty()) return;
-    Room& room = room_of(layer);
-    finish(s, room);
-    enter(room, layer);
-    room.first_of_step = first_of_step;
+    Buffer& buffer = buffer_of(layer);
+    finish(s, buffer);
+    enter(buffer, layer);
+    buffer.first_of_step = first_of_step;
     for (size_t i = span.begin; i < span.end; ++i) {
       const Param& p = params_.all()[i];
       if (p.layer == layer && p.shards_gradient() && !p.spec.grad_stored_first) fill_zero(s, p.dw);
@@ -33,14 +33,15 @@ void LayerGradients::begin(Stream& s, const ParamSpan& span, bool first_of_step)
   });
 }
 
-// Gradients that have left have no memory, so that nobody reads those of another layer.
-void LayerGradients::enter(Room& room, int layer) {
-  if (room.layer >= 0 && room.layer != layer) {
-    for (const LayerRooms::Held& held : memory_.of(room.layer))
+// After a layer's gradients have left the buffer, their tensors have no memory, so that nothing reads those of another
+// layer by mistake.
+void LayerGradients::enter(Buffer& buffer, int layer) {
+  if (buffer.layer >= 0 && buffer.layer != layer) {
+    for (const LayerBuffers::Held& held : memory_.of(buffer.layer))
       for (const size_t i : held.bucket->indices) params_.set_gradient(i, nullptr, DeviceKind::null);
   }
-  room.layer = layer;
-  for (const LayerRooms::Held& held : memory_.of(layer)) {
+  buffer.layer = layer;
+  for (const LayerBuffers::Held& held : memory_.of(layer)) {
     const Tensor whole = memory_.whole(layer, held);
     held.bucket->for_params(whole, [&](size_t i, void* at) { params_.set_gradient(i, at, whole.device); });
   }
@@ -49,44 +50,44 @@ void LayerGradients::enter(Room& room, int layer) {
 void LayerGradients::ready(Stream& s, const ParamSpan& span, bool overlap) {
   for_layers(params_, span, [&](int layer) {
     if (memory_.of(layer).empty()) return;
-    Room& room = room_of(layer);
-    MOEBIUS_ASSERT(room.layer == layer && "begin_gradient comes before grad_ready");
-    if (overlap && !arrived_.empty()) return start_sums(s, room);
-    for (const LayerRooms::Held& held : memory_.of(layer)) {
-      held.bucket->group->reduce_scatter_sum(s, own_rows(room, held), memory_.whole(layer, held));
-      add_to_share(s, room, held);
+    Buffer& buffer = buffer_of(layer);
+    MOEBIUS_ASSERT(buffer.layer == layer && "begin_gradient comes before grad_ready");
+    if (overlap && !arrived_.empty()) return start_sums(s, buffer);
+    for (const LayerBuffers::Held& held : memory_.of(layer)) {
+      held.bucket->group->reduce_scatter_sum(s, own_rows(buffer, held), memory_.whole(layer, held));
+      add_to_share(s, buffer, held);
     }
   });
 }
 
-// The sums of one layer are in flight at a time: they share the memory of what arrives.
-void LayerGradients::start_sums(Stream& s, Room& room) {
+// Only one layer's sums are in flight at a time, since all layers share the memory for arriving data.
+void LayerGradients::start_sums(Stream& s, Buffer& buffer) {
   finish(s);
-  for (const LayerRooms::Held& held : memory_.of(room.layer)) {
+  for (const LayerBuffers::Held& held : memory_.of(buffer.layer)) {
     const Tensor arrived = elements_of(arrived_, held.offset, held.bucket->numel, held.dtype);
-    room.sums.push_back(held.bucket->group->start_reduce_scatter_sum(s, own_rows(room, held),
-                                                                     memory_.whole(room.layer, held), arrived));
+    buffer.sums.push_back(held.bucket->group->start_reduce_scatter_sum(s, own_rows(buffer, held),
+                                                                       memory_.whole(buffer.layer, held), arrived));
   }
 }
 
 void LayerGradients::finish(Stream& s) {
-  for (Room& room : rooms_) finish(s, room);
+  for (Buffer& buffer : buffers_) finish(s, buffer);
 }
 
-void LayerGradients::finish(Stream& s, Room& room) {
-  if (room.sums.empty()) return;
-  for (Pending& sum : room.sums) sum.wait();
-  room.sums.clear();
-  for (const LayerRooms::Held& held : memory_.of(room.layer)) add_to_share(s, room, held);
+void LayerGradients::finish(Stream& s, Buffer& buffer) {
+  if (buffer.sums.empty()) return;
+  for (Pending& sum : buffer.sums) sum.wait();
+  buffer.sums.clear();
+  for (const LayerBuffers::Held& held : memory_.of(buffer.layer)) add_to_share(s, buffer, held);
 }
 
-void LayerGradients::add_to_share(Stream& s, const Room& room, const LayerRooms::Held& held) const {
+void LayerGradients::add_to_share(Stream& s, const Buffer& buffer, const LayerBuffers::Held& held) const {
   const Tensor& share = held.bucket->gradient_share;
-  room.first_of_step ? copy(s, share, own_rows(room, held)) : add(s, share, own_rows(room, held));
+  buffer.first_of_step ? copy(s, share, own_rows(buffer, held)) : add(s, share, own_rows(buffer, held));
 }
 
-Tensor LayerGradients::own_rows(const Room& room, const LayerRooms::Held& held) const {
-  return memory_.whole(room.layer, held).rows(held.bucket->own.begin, held.bucket->own.end());
+Tensor LayerGradients::own_rows(const Buffer& buffer, const LayerBuffers::Held& held) const {
+  return memory_.whole(buffer.layer, held).rows(held.bucket->own.begin, held.bucket->own.end());
 }
 
 }  // namespace moebius

@@ -1,8 +1,8 @@
 // The sums of gradients of layers, of which each rank keeps 1/n (ZeRO-2, arXiv 1910.02054). n is as in layer_weights.h.
 //
-// The backward pass of a micro-batch makes the gradients of a layer in a room (layer_rooms.h). They are then summed
+// The backward pass of a micro-batch makes the gradients of a layer in a buffer (layer_buffers.h). They are then summed
 // over the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap a sum
-// is in flight while the next layer computes in the other room.
+// is in flight while the next layer computes in the other buffer.
 //
 // So a gradient is the sum over micro-batches of sums over ranks. Whole gradients are the sum over ranks of sums over
 // micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
@@ -12,13 +12,13 @@
 
 #include <vector>
 
-#include "parallel/sharding/layer_rooms.h"
+#include "parallel/sharding/layer_buffers.h"
 
 namespace moebius {
 
 class LayerGradients {
  public:
-  // buckets: those with shards_gradients(); they outlive this. Declares one room of Life::layer_grad, or with overlap
+  // buckets: those with shards_gradients(); they outlive this. Declares one buffer of Life::layer_grad, or with overlap
   // two and memory of Life::comm for what arrives.
   LayerGradients(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
   LayerGradients(const LayerGradients&) = delete;
@@ -30,22 +30,22 @@ class LayerGradients {
   void finish(Stream& s);
 
  private:
-  struct Room {
-    int layer = -1;  // whose gradients are there; -1: nobody's
+  struct Buffer {
+    int layer = -1;  // whose gradients are there; -1: none
     bool first_of_step = true;
     std::vector<Pending> sums;
   };
-  Room& room_of(int layer) { return rooms_[memory_.room_of(layer)]; }
-  void enter(Room& room, int layer);
-  void start_sums(Stream& s, Room& room);
-  void finish(Stream& s, Room& room);
-  void add_to_share(Stream& s, const Room& room, const LayerRooms::Held& held) const;
-  Tensor own_rows(const Room& room, const LayerRooms::Held& held) const;
+  Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
+  void enter(Buffer& buffer, int layer);
+  void start_sums(Stream& s, Buffer& buffer);
+  void finish(Stream& s, Buffer& buffer);
+  void add_to_share(Stream& s, const Buffer& buffer, const LayerBuffers::Held& held) const;
+  Tensor own_rows(const Buffer& buffer, const LayerBuffers::Held& held) const;
 
   ParamTable& params_;
-  LayerRooms memory_;
-  std::vector<Room> rooms_;
-  Tensor arrived_;  // u8, as large as the largest room
+  LayerBuffers memory_;
+  std::vector<Buffer> buffers_;
+  Tensor arrived_;  // u8, as large as the largest buffer
 };
 
 }  // namespace moebius

@@ -14,8 +14,9 @@ constexpr int kRanks = 2, kNumel = 300;
 // add. Before and after them are parameters that belong to no layer.
 struct ShardedRank {
   ShardedRank(Transport& world, const ShardingSpec& spec, int num_layers = 3,
-              const std::vector<std::string>& freeze = {})
-      : mesh({.dp = kRanks, .edp = kRanks}, world), params(plan, ModelUse::training, freeze) {
+              const std::vector<std::string>& freeze = {}, int64_t fsdp_shard = 0)
+      : mesh({.dp = world.size(), .edp = world.size(), .fsdp_shard = fsdp_shard}, world),
+        params(plan, ModelUse::training, freeze) {
     params.declare({.name = "first", .shape = {7}});
     for (int layer = 0; layer < num_layers; ++layer)
       params.layer([&] {
@@ -41,7 +42,7 @@ struct ShardedRank {
     return sum;
   }
   ParamSpan span(int layer) const { return {static_cast<size_t>(1 + 2 * layer), static_cast<size_t>(3 + 2 * layer)}; }
-  int64_t sent() const { return mesh.group(Axis::dp_cp).sent_bytes(); }
+  int64_t sent() const { return mesh.sent_bytes(Axis::dp_cp); }
 
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
@@ -78,7 +79,7 @@ TEST(LayerWeights, MayBeFrozen) {
   }
 }
 
-TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
+TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
   for (const bool overlap : {true, false}) {
     on_ranks([&](Transport& world) {
       ShardedRank rank(world, {.overlap = overlap, .shards_weights = true});
@@ -99,7 +100,7 @@ TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
           }
           EXPECT_EQ(p.shards_weights(), p.layer >= 0);
         }
-        // The last room of the backward pass is layer 0's, and with two rooms the other is still that of layer 1.
+        // The last buffer of the backward pass is layer 0's, and with two buffers the other is still that of layer 1.
         EXPECT_NE(params.all()[1].w.data, nullptr);
         EXPECT_EQ(params.all()[3].w.data != nullptr, overlap);
         EXPECT_EQ(params.all()[5].w.data, nullptr);
@@ -108,7 +109,7 @@ TEST(LayerWeights, AreThereBetweenReadyAndTheNextLayerInTheirRoom) {
   }
 }
 
-TEST(LayerWeights, TravelOnceForEachLayerThatIsNotInItsRoom) {
+TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
   on_ranks([](Transport& world) {
     ShardedRank rank(world, {.overlap = true, .shards_weights = true}, /*num_layers=*/4);
     rank.sharding->wait_for_weights(rank.s);
@@ -130,6 +131,77 @@ TEST(LayerWeights, TravelOnceForEachLayerThatIsNotInItsRoom) {
   });
 }
 
+// The ranks of a shard have the whole layer between them, and the others hold copies of their shards.
+TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
+  for (const bool overlap : {true, false}) {
+    run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
+      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true}, 3, {"row*"}, /*fsdp_shard=*/2);
+      const auto bytes_of = [&](const std::vector<int>& layers, int step) {
+        const int64_t before = rank.sent();
+        for (const int layer : layers) {
+          const ParamSpan span = rank.span(layer);
+          rank.params.ready(rank.s, span);
+          for (size_t i = span.begin; i < span.end; ++i) {
+            const Param& p = rank.params.all()[i];
+            EXPECT_EQ(ShardedRank::different(p, p.frozen ? 0 : step), 0) << p.spec.name;
+          }
+          rank.params.release(rank.s, span);
+        }
+        return rank.sent() - before;
+      };
+      for (int step = 0; step < 2; ++step) {
+        for (const Param& p : rank.params.all())
+          if (!p.frozen) ShardedRank::set_owned(p, step);
+        rank.sharding->weights_changed(rank.s);
+        rank.sharding->wait_for_weights(rank.s);
+        const int64_t layer = 2 * 1024 * 4;  // a matrix and a frozen row, each in a bucket that is padded to 1024
+        EXPECT_EQ(bytes_of({0, 1, 2}, step), 3 * layer * 3 / 4);
+        EXPECT_EQ(bytes_of({2, 1, 0}, step), (overlap ? 1 : 2) * layer / 2);
+        EXPECT_EQ(bytes_of({0, 1, 2}, step), (overlap ? 1 : 2) * layer / 2);
+      }
+    });
+  }
+}
+
+// A CUDA graph gathers what it reads, whatever was in the buffers when it was captured.
+TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
+  for (const int64_t shard : {0, 2}) {
+    run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
+      ShardedRank rank(world, {.overlap = true, .shards_weights = true}, 3, {}, shard);
+      rank.sharding->wait_for_weights(rank.s);
+      GraphCapture first, later, update;
+      const auto bytes_of = [&](GraphCapture& capture, bool is_first) {
+        const int64_t before = rank.sent();
+        rank.s.set_capture(&capture);
+        rank.sharding->run_passes(rank.s, {.first = is_first, .closed = true}, [&] {
+          for (const int layer : {0, 1, 2, 2, 1, 0}) {
+            rank.params.ready(rank.s, rank.span(layer));
+            EXPECT_EQ(ShardedRank::different(rank.params.all()[rank.span(layer).begin], 0), 0);
+            rank.params.release(rank.s, rank.span(layer));
+          }
+        });
+        rank.s.set_capture(nullptr);
+        for (const Param& p : rank.params.all()) EXPECT_EQ(p.w.data == nullptr, p.layer >= 0) << p.spec.name;
+        return rank.sent() - before;
+      };
+      const int64_t ends = 1024 * 4 * 3 / 4, all = 1024 * 4 * 3 / 4, some = shard == 0 ? all : 1024 * 4 / 2;
+      EXPECT_EQ(bytes_of(first, true), ends + 3 * all + some);
+      EXPECT_EQ(bytes_of(later, false), 4 * some);
+      rank.s.set_capture(&update);
+      rank.sharding->weights_changed(rank.s);
+      rank.s.set_capture(nullptr);
+      // Replays of a step leave shards that are old, as the step did.
+      first.replayed();
+      later.replayed();
+      update.replayed();
+      const int64_t before = rank.sent();
+      rank.params.ready(rank.s, rank.span(0));
+      rank.params.release(rank.s, rank.span(0));
+      EXPECT_EQ(rank.sent() - before, ends + all);
+    });
+  }
+}
+
 // A rank starts to gather a layer before the other rank has come to it.
 TEST(LayerWeights, StartOneLayerEarly) {
   on_ranks([](Transport& world) {
@@ -138,7 +210,7 @@ TEST(LayerWeights, StartOneLayerEarly) {
     const int64_t before = rank.sent();
     rank.params.gather(rank.s, rank.span(1));
     EXPECT_GT(rank.sent(), before);
-    EXPECT_EQ(ShardedRank::different(rank.params.all()[1], 0), 0) << "layer 0 is in use, in the other room";
+    EXPECT_EQ(ShardedRank::different(rank.params.all()[1], 0), 0) << "layer 0 is in use, in the other buffer";
     rank.params.release(rank.s, rank.span(0));
     const int64_t gathered = rank.sent();
     rank.params.ready(rank.s, rank.span(1));
@@ -148,8 +220,8 @@ TEST(LayerWeights, StartOneLayerEarly) {
   });
 }
 
-TEST(LayerWeights, RefuseARoomThatIsInUse) {
-  expect_error(ErrorKind::internal, "weights of a layer leave their room after its release", [] {
+TEST(LayerWeights, RefuseABufferThatIsInUse) {
+  expect_error(ErrorKind::internal, "weights of a layer leave their buffer after its release", [] {
     on_ranks([](Transport& world) {
       ShardedRank rank(world, {.overlap = true, .shards_weights = true});
       rank.params.ready(rank.s, rank.span(0));

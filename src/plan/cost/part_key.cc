@@ -50,6 +50,21 @@ PartUses uses_of(const EngineSpec& spec, const StageSpec& stage) {
                     spec.expert_rows > 0};
 }
 
+namespace {
+
+// The axes over which weights that a pass quantises are sharded.
+int64_t sharded_bits(const EngineSpec& spec) {
+  int64_t bits = 0, bit = 1;
+  for (const Axis axis : kGradAxes) {
+    const bool quantises = spec.fsdp && spec.precision.recipe != PrecisionRecipe::none;
+    if (quantises && group_size(spec.mesh, axis) > 1) bits += bit;
+    bit *= 2;
+  }
+  return bits;
+}
+
+}  // namespace
+
 PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
@@ -85,7 +100,9 @@ PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) 
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
           spec.fusion,
           recompute_bits(spec, stage, uses),
-          offload_bits(spec.offload)};
+          offload_bits(spec.offload),
+          sharded_bits(spec),
+          spec.optimizer && spec.optimizer->qk_clip > 0};
 }
 
 }  // namespace moebius

@@ -24,7 +24,7 @@ void pad(const EngineSpec& spec, std::vector<ParamBucket>& buckets) {
 
 int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }
 
-// The embedding is declared before the layers, the norm and the head after them.
+// Returns the parameters of a rank. The embedding is declared before the layers, and the norm and the head after them.
 std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   std::vector<HeldParam> all;
   int64_t layer = 0;

@@ -1,5 +1,5 @@
-// The parameters of a rank in the order of the engine's declarations, and the buckets that they are reduced and gathered
-// in, as GradBuckets cuts them (parallel/sharding/grad_buckets.h). No engine is built.
+// The parameters of a rank in the order of the engine's declarations, and the buckets that they are reduced and
+// gathered in, as GradBuckets cuts them (parallel/sharding/grad_buckets.h). No engine is built.
 #pragma once
 
 #include <algorithm>
@@ -23,24 +23,24 @@ struct ParamBucket {
   DType dtype = DType::bf16;
   bool sums_apart = false;
   int64_t layer = -1;           // HeldParam::layer of all of them, where layers are apart
-  bool shards_weights = false;  // a rank keeps its share alone
+  bool shards_weights = false;  // a rank keeps only its share
   bool shards_gradients = false;
   std::vector<HeldParam> params;
   int64_t sum = 0, numel = 0;  // numel: with padding
   DType grad() const { return sums_apart ? DType::bf16 : DType::f32; }
 };
 
-// ceil(numel / kAlign) * kAlign.
+// Returns ceil(numel / kAlign) * kAlign.
 int64_t aligned_numel(int64_t numel);
 
 std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 // Returns whether a parameter is frozen and its rank keeps a share of it alone.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
-// Those of frozen weights that are sharded.
+// Returns those of frozen weights that are sharded.
 std::vector<ParamBucket> frozen_buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
 
-// The world rank whose memory is counted: the one that `moebius config` looks at.
+// Returns the world rank whose memory is counted, the same as in `moebius config`.
 RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank);
 int64_t rank_in_group(const EngineSpec& spec, const RankPlace& place, Axis axis);
 

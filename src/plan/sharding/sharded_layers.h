@@ -15,12 +15,14 @@ struct LayerTraffic {
   struct Sent {
     double wire_bytes = 0;
     int64_t calls = 0;
+    int64_t ranks = 0;  // that exchange; 0: all of the axis
   };
-  std::map<Axis, Sent> weights;    // of one gather
-  std::map<Axis, Sent> gradients;  // of the sum of one micro-batch
+  std::map<Axis, Sent> weights;        // of one gather
+  std::map<Axis, Sent> first_weights;  // of the first gather in a step, where it is over more ranks; else empty
+  std::map<Axis, Sent> gradients;      // of the sum of one micro-batch
 };
 
-// The layers of a rank in the order of its stages. Empty where nothing is sharded.
+// Returns the layers of a rank in the order of its stages. Empty where nothing is sharded.
 std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 // The passes of one micro-batch through a layer, in seconds.
@@ -49,7 +51,7 @@ struct ShardedTime {
 ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
                          const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages);
 
-// The same of a rank's layers, with the times of their parts. Zeros where nothing is sharded.
+// Does the same for the layers of a rank, with the times of their parts. The result is zero if nothing is sharded.
 ShardedTime sharded_time(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius

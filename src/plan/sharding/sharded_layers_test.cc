@@ -44,6 +44,16 @@ TEST(ShardedLayers, GatherWhatIsInNoBuffer) {
   EXPECT_EQ(shown.exposed_s, shown.all_s);
 }
 
+// With shards of fewer ranks the first gather of each layer in a step is over more ranks.
+TEST(ShardedLayers, GatherFromAllRanksOnceAStep) {
+  Case all(5, 3, true);
+  for (LayerTraffic& layer : all.layers) {
+    layer.first_weights = layer.weights;
+    layer.first_weights.at(Axis::dp_cp).wire_bytes *= 2;
+  }
+  EXPECT_NEAR(all.time({5}).weights.all_s, 6 * 3 + 2 + 5, 1e-9);
+}
+
 TEST(ShardedLayers, WaitForWhatIsLongerThanALayer) {
   // Forward: 2 seconds for the first two, then each of the three others arrives half a second late. Backward: no wait.
   EXPECT_NEAR(Case(5, 1, true, 0.5).time({5}).weights.exposed_s, 2 + 3 * 0.5, 1e-9);

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// The least of 1, 2, 5 times a power of ten that is not below `least`.
+// Returns the least of 1, 2, 5 times a power of ten that is not below `least`.
 double round_step(double least) {
   const double power = std::pow(10, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 5.0})

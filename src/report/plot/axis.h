@@ -1,4 +1,4 @@
-// Axes of plots: from values to places, and the values that get a mark.
+// Axes of plots: the mapping from values to positions, and the values with a tick mark.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@ namespace moebius {
 
 struct PlotAxis {
   double low = 0, high = 1;       // values at the ends; low < high
-  double begin = 0, end = 1;      // places of these
+  double begin = 0, end = 1;      // positions of these
   bool is_log = false;            // low > 0
-  double at(double value) const;  // the place of a value
+  double at(double value) const;  // the position of a value
 };
 
-// An axis with round ends around these values, in at least 3 parts. It is logarithmic where all values are above 0
-// and the greatest is 100 times the `usual` one or more.
+// Returns an axis with round ends around these values, with at least 3 parts. It is logarithmic where all values are
+// above 0 and the greatest is 100 times the `usual` one or more.
 PlotAxis value_axis(double low, double high, double usual);
-// From 1, 2 or 5 times a power of ten to the next; `about` of them. On a logarithmic axis powers of ten.
+// Returns about `about` tick marks with a step of 1, 2 or 5 times a power of ten; on a logarithmic axis powers of ten.
 std::vector<double> marks_of(const PlotAxis& axis, int about);
-// The same in whole numbers; one mark where low and high are equal.
+// Returns tick marks at whole numbers; one if low and high are equal.
 std::vector<int64_t> step_marks(int64_t low, int64_t high, int about);
 
 std::string step_text(int64_t step);   // "1500", "150 k", "2.5 M"

@@ -1,4 +1,4 @@
-// Horizontal bars of parts, as a figure of SVG.
+// Horizontal stacked bars, as an SVG figure.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct BarPart {
 struct Bar {
   std::string name;
   std::vector<BarPart> parts;
-  std::string note;     // after the bar; empty: its sum
+  std::string note;     // printed after the bar; empty: the sum of its parts
   bool is_hot = false;  // the note is a warning
 };
 

@@ -20,7 +20,7 @@ constexpr double kRowApart = 15;           // between names of rows
 
 double height_of(const HeatMap& map) { return std::clamp(static_cast<double>(map.rows.size()) * 14.0, 126.0, 140.0); }
 
-// The number of a value's colour; -1 for none.
+// Returns the number of a value's colour; -1 for none.
 int colour_of(const HeatMap& map, double value) {
   if (!std::isfinite(value)) return -1;
   if (map.scale == HeatScale::around_one) {
@@ -36,7 +36,7 @@ int colour_of(const HeatMap& map, double value) {
 const char* family_of(const HeatMap& map) { return map.scale == HeatScale::around_one ? "d" : "s"; }
 int colours_of(const HeatMap& map) { return map.scale == HeatScale::around_one ? kAround : kRising; }
 
-// One path a colour; cells of one colour in a row are one rectangle.
+// Draws one path per colour; adjacent cells of one colour in a row are one rectangle.
 void draw_cells(Markup& out, const HeatMap& map, int64_t num_columns, double height) {
   std::array<std::string, kAround> paths;
   const double w = (kRight - kLeft) / static_cast<double>(num_columns),
@@ -67,7 +67,7 @@ void draw_row_names(Markup& out, const HeatMap& map, double height) {
   }
 }
 
-// The place of a step among columns that each hold some steps.
+// Returns the position of a step among columns that have several steps each.
 double place_of_step(const HeatMap& map, int64_t step, double column_width) {
   size_t c = 0;
   while (c + 1 < map.steps.size() && map.steps[c + 1].first <= step) ++c;

@@ -1,4 +1,4 @@
-// A heat map, as a figure of SVG.
+// A heat map, as an SVG figure.
 #pragma once
 
 #include <string>
@@ -12,23 +12,23 @@ namespace moebius {
 
 enum class HeatScale {
   rising,      // from `low` to `high`
-  rising_log,  // the same in logarithms
-  around_one,  // below and above 1 in two colours, from 1/2 to 2 in logarithms
+  rising_log,  // the same on a logarithmic scale
+  around_one,  // two colours, below and above 1, from 1/2 to 2 on a logarithmic scale
 };
 
 struct HeatMap {
   std::string id, title, note;
-  std::string row, column;                         // what a row and a column is: "layer", "step"
+  std::string row, column;                         // the names of the axes: "layer", "step"
   std::vector<std::string> rows, columns;          // their names
   std::vector<std::pair<int64_t, int64_t>> steps;  // of each column, instead of names
   std::vector<double> values;                      // [rows, columns], NaN: none
   HeatScale scale = HeatScale::rising;
   double low = 0, high = 1;
   Unit unit = Unit::plain;
-  std::string after;  // follows a value: " of the mean"
+  std::string after;  // printed after a value: " of the mean"
 };
 
-// The columns of a grid over steps; row_names: as many as the grid has rows. At most `most` columns.
+// Returns a heat map of a grid over steps, with at most `most` columns. row_names: one for each row of the grid.
 HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t most = 120);
 
 std::string figure_of(const HeatMap& map);

@@ -41,7 +41,7 @@ std::vector<Drawn> drawn_lines(const LinePlot& plot) {
   return drawn;
 }
 
-// The median of the means, which tells spikes from values.
+// Returns the median of the means, by which spikes are recognised.
 double usual_of(const std::vector<Drawn>& drawn) {
   std::vector<double> means;
   for (const Drawn& each : drawn)
@@ -50,7 +50,7 @@ double usual_of(const std::vector<Drawn>& drawn) {
   return means[means.size() / 2];
 }
 
-// The unit in which bytes are round: 1, KiB, MiB, ...
+// Returns the unit for round numbers of bytes: 1, KiB, MiB, ...
 double bytes_base(double bytes) {
   double base = 1;
   while (bytes >= 1024 * base && base < 1e15) base *= 1024;
@@ -170,7 +170,7 @@ struct EndName {
   std::string text, style;
 };
 
-// Moves names up and down until none covers another. All keep inside of the plot where there is room.
+// Moves names up and down until none covers another. They stay inside the plot if there is enough space.
 void move_apart(std::vector<EndName>& names) {
   constexpr double kApart = 14;
   std::sort(names.begin(), names.end(), [](const EndName& a, const EndName& b) { return a.y < b.y; });

@@ -1,4 +1,4 @@
-// A plot of values over steps, as a figure of SVG.
+// A plot of values over steps, as an SVG figure.
 #pragma once
 
 #include <optional>
@@ -26,13 +26,13 @@ struct LinePlot {
   std::string id, title, note;
   Unit unit = Unit::plain;
   std::vector<PlotLine> lines;
-  std::optional<double> limit;  // a line across the plot where it is in range of the values
+  std::optional<double> limit;  // a horizontal line, drawn if it is within the range of the values
   std::string limit_name;
   std::vector<StepMark> marks;
   bool from_zero = false;  // the axis of values begins at 0
 };
 
-// Each line is drawn of at most 720 bins: a band from their least to their greatest value, and their means.
+// Each line is drawn from at most 720 bins: a band from the minimum to the maximum of each, and the means.
 std::string figure_of(const LinePlot& plot);
 
 }  // namespace moebius

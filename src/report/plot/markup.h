@@ -1,4 +1,4 @@
-// Builds HTML and SVG. Everything that it is given is text, and is escaped.
+// Builds HTML and SVG. All arguments are plain text, and are escaped.
 #pragma once
 
 #include <initializer_list>
@@ -18,12 +18,12 @@ class Markup {
  public:
   Markup& open(std::string_view tag, std::initializer_list<Attribute> attributes = {});
   Markup& close(std::string_view tag);
-  // An SVG element without contents.
+  // Adds an SVG element without contents.
   Markup& leaf(std::string_view tag, std::initializer_list<Attribute> attributes);
   Markup& text(std::string_view text);
-  // An element that holds this text alone.
+  // Adds an element that holds only this text.
   Markup& element(std::string_view tag, std::initializer_list<Attribute> attributes, std::string_view text);
-  // Adds text that is markup already: of another Markup, or JSON whose strings are json_string.
+  // Adds text that is markup already: from another Markup, or JSON whose strings were made by json_string.
   Markup& add(std::string_view markup);
 
   const std::string& str() const { return out_; }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// In pinned memory, which host and GPU see. `state` is written last.
+// In pinned memory, which the host and the GPU can access. `state` is written last.
 struct Report {
   enum State : uint32_t { fine = 0, late = 1 };
   uint32_t state = fine;
@@ -63,7 +63,7 @@ __device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int pla
 __global__ void __launch_bounds__(kThreads) round_kernel(RoundFlags flags, int place, Report* report) {
   const volatile Report* seen_by_host = report;
   if (seen_by_host->ended || seen_by_host->state != Report::fine)
-    return;  // the others must not take this rank for well
+    return;  // this rank's count stays unwritten, so that the others detect the failure too
   auto* own = static_cast<uint64_t*>(flags.window);
   const uint64_t* bases = own + flags.bases();
   auto* claim = reinterpret_cast<unsigned long long*>(own + flags.late());

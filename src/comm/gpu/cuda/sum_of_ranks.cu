@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256, kMostBlocks = 264;  // two blocks for each multiprocessor of an H200
 
-// These say how an element is added, like those in comm/rank_order_sum.cc.
+// The rules for adding elements of each dtype, as in comm/rank_order_sum.cc.
 struct F32 {
   using Element = float;
   using Sum = float;
@@ -60,7 +60,7 @@ struct Radices {
 template <class Rule, int kWidth, int kLevels>
 struct LevelSums {
   typename Rule::Sum at[kLevels][kWidth];
-  int count[kLevels] = {};  // how many a sum has added
+  int count[kLevels] = {};  // how many terms a sum has
 
   // Adds x to the sum of level l. A sum that is complete is added to the one above it.
   template <int l = 0>
@@ -109,7 +109,7 @@ void launch(cudaStream_t stream, const Tensor& out, const RankParts& parts, cons
   const int blocks = static_cast<int>(std::min<int64_t>((num_packs + kThreads - 1) / kThreads, kMostBlocks));
   Radices radices{};
   for (int l = 0; l < levels.count(); ++l) radices.at[l] = levels.radix(l);
-  // Levels that a group does not have add nothing: one sum each.
+  // Levels that a group does not have are sums of one term.
   for (int l = levels.count(); l < kMostLevels; ++l) radices.at[l] = 1;
   sum_kernel<Rule, kWidth, kLevels><<<blocks, kThreads, 0, stream>>>(static_cast<typename Rule::Element*>(out.data),
                                                                      parts, levels.size(), radices, num_packs);

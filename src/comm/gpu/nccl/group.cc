@@ -57,13 +57,13 @@ class NcclGroup final : public GpuGroup {
   // Counts the bytes of a pass of one of NCCL's own collectives over x, all ranks' parts together.
   void count_pass(const Tensor& x) { world_.count(counters_, x.num_bytes() / size() * (size() - 1)); }
   void gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
-  // Runs body on a stream beside s's, after all work that s has so far.
+  // Runs body on a side stream, after all work that s has so far.
   template <class Body>
   Pending start(const NcclLane& lane, Body&& body);
   Pending transfer(const char* op, const Tensor& x, int other, bool sends);
   template <class Body>
   void timed(Body&& body) {
-    world_.keep_pace();
+    world_.limit_launch_queue();
     TimedInterval interval = world_.begin_interval(counters_);
     body();
     world_.end_interval(std::move(interval));
@@ -77,11 +77,11 @@ class NcclGroup final : public GpuGroup {
   int64_t num_calls_ = 0, setup_bytes_ = 0;
 };
 
-// The lane runs beside the caller's stream until wait().
+// An overlapped operation: the lane's stream runs concurrently with the caller's until wait().
 class NcclGroup::Joining final : public Pending::Transfer {
  public:
   Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
-  ~Joining() override { group_.world_.give_back(done_); }
+  ~Joining() override { group_.world_.release_event(done_); }
   void wait() override {
     group_.timed([&] { MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_)); });
   }
@@ -91,8 +91,7 @@ class NcclGroup::Joining final : public Pending::Transfer {
   cudaEvent_t done_;
 };
 
-// All ranks connect in the same order, so that they do not wait in a circle:
-// around the ring forward, then back.
+// All ranks connect in the same order, so that they cannot deadlock: around the ring forward, then back.
 void NcclGroup::make_pairs() {
   for (int r = 0; r < size(); ++r) {
     const int next = (r + 1) % size();
@@ -199,7 +198,7 @@ void NcclGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
 
 template <class Body>
 Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
-  world_.keep_pace();
+  world_.limit_launch_queue();
   world_.order(world_.stream(), lane.stream);
   body(lane.stream);
   const cudaEvent_t done = world_.take_event();

@@ -46,7 +46,7 @@ void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, con
     MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
 }
 
-// The types of sums; the checks of a group let no other through.
+// Returns NCCL's type for a sum; the checks of a group refuse all other types.
 ncclDataType_t nccl_type(DType dtype) {
   if (dtype == DType::f32) return ncclFloat32;
   if (dtype == DType::f64) return ncclFloat64;
@@ -92,7 +92,7 @@ NcclWorld::~NcclWorld() {
   for (cudaEvent_t pace : paces_) cudaEventDestroy(pace);
 }
 
-// An orderly end. Other ranks may have failed meanwhile.
+// Destroys the communicators at the regular end of a run. Other ranks may have failed meanwhile.
 void NcclWorld::destroy_comms() noexcept {
   try {
     call_with_ranks("ending the communicators of NCCL", {}, [comms = comms_] {
@@ -222,7 +222,7 @@ void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
   const cudaEvent_t event = take_event();
   MOEBIUS_CUDA(cudaEventRecord(event, before));
   MOEBIUS_CUDA(cudaStreamWaitEvent(after, event));
-  give_back(event);  // recording it anew does not change what has been launched
+  release_event(event);  // recording it again does not change launched work
 }
 
 cudaEvent_t NcclWorld::take_event() {
@@ -244,7 +244,7 @@ cudaEvent_t NcclWorld::take_timing_event() {
     event = free_timing_events_.back();
     free_timing_events_.pop_back();
   }
-  // In a CUDA graph the event is a node of its own, which each replay records anew.
+  // In a CUDA graph the event is a separate node, which each replay records again.
   MOEBIUS_CUDA(
       cudaEventRecordWithFlags(event, stream(), is_capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
   return event;
@@ -308,7 +308,7 @@ void NcclCapture::replayed() {
 
 // --- failure --------------------------------------------------------------------------------------------------------
 
-void NcclWorld::keep_pace() {
+void NcclWorld::limit_launch_queue() {
   if (is_capturing() || ++num_operations_ % kOperationsOfPace != 0) return;
   const int64_t round = num_operations_ / kOperationsOfPace;
   cudaEvent_t& pace = paces_[round % kPaces];
@@ -371,7 +371,7 @@ void NcclWorld::abandon() {
   }
 }
 
-// Streams and events stay alive until the communicators are gone, or for good when one
+// Streams and events stay alive until the communicators are gone, or forever if one
 // cannot be ended.
 bool NcclWorld::is_through() const {
   constexpr int kMostMs = 3000;

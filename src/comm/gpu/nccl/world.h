@@ -56,10 +56,10 @@ class NcclWorld {
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // A lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
+  // Returns a lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
   // The ranks of `over` call it together.
   NcclLane& collective_lane(Group& over, bool overlapped);
-  // A lane from one rank of `over` to another. Both ranks call it together.
+  // Returns a lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
   // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own
@@ -68,7 +68,7 @@ class NcclWorld {
   // Makes later work of `after` wait for all work that `before` has so far.
   void order(cudaStream_t before, cudaStream_t after);
   cudaEvent_t take_event();
-  void give_back(cudaEvent_t event) { free_events_.push_back(event); }
+  void release_event(cudaEvent_t event) { free_events_.push_back(event); }
 
   void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
   // These two time what the engine's stream does between them.
@@ -78,7 +78,7 @@ class NcclWorld {
 
   // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue
   // would block the host for as long as another rank is stopped.
-  void keep_pace();
+  void limit_launch_queue();
   void abandon();
 
   // Launches NCCL's own collectives, in place where out is the rank's part of in, or the other way.

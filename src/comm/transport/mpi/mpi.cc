@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMostBytes = 1 << 30;  // bytes of one MPI message, since counts are int
 constexpr double kGraceS = 2;            // time in which ranks with the same failure find each other
 constexpr double kWatchS = 5;            // time to connect the RankWatch; the run then continues without it
-constexpr double kForwardS = 0.05;       // time in which ranks forward the news that one of them ends all
+constexpr double kForwardS = 0.05;       // time in which ranks forward that one of them ends all processes
 
 std::string mpi_error(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -38,8 +38,8 @@ void check_mpi(const char* call, int code) {
 void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 // Calls `ended` until it returns true or the time is over.
-// It polls without a pause while the answer may come within microseconds, then less and less often,
-// for the ranks that share a core with this one.
+// It polls without a pause while the answer may come within microseconds. Then it polls less and less often, so that
+// other ranks on the same core can run.
 template <class F>
 bool poll_for(double seconds, F&& ended) {
   constexpr int kSpins = 200, kYields = 2000;
@@ -190,7 +190,7 @@ class MpiTransport final : public Transport {
     if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_));
   }
 
-  // May be called from any thread: from now on this rank waits for no other.
+  // May be called from any thread: from now on this rank does not wait for any other.
   // Returns the text to report at once, since this rank's thread may compute for longer than the
   // launcher allows.
   std::string learn_death(int dead) {
@@ -201,8 +201,8 @@ class MpiTransport final : public Transport {
   }
   // May be called from any thread: another rank has reported why the run ends.
   void learn_ending() { is_ending_ = true; }
-  // Returns whether the reason why this rank waits in vain was reported: by this rank, with the
-  // collective, or by the rank that ends the run.
+  // Returns whether the reason why this rank's wait failed was reported: by this rank, with the collective, or by the
+  // rank that ends the run.
   bool was_said() const { return said_death_ || is_ending_; }
 
   // Returns whether every rank calls this within the grace time.
@@ -243,7 +243,7 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  // Publishes what the rank's thread waits for, during its lifetime.
+  // While it exists, other threads can see what the rank's thread waits for.
   class Waiting {
    public:
     Waiting(std::atomic<int64_t>& where, int64_t record) : where_(where) { where_ = record; }
@@ -303,15 +303,15 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
 // Returns when every rank has failed by itself, as with a wrong recipe.
 // Then each ends as a single process would.
 // Otherwise the run ends here.
-// Ranks that wait in vain report before one of them ends all processes: together the
-// reports show which rank waits for which. watch: null where this rank failed before it had one.
+// Ranks whose waits cannot end report before one of them ends all processes: together the reports show which rank waits
+// for which. watch: null where this rank failed before it had one.
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
                          const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
   if (options.report && !(failure.distributed && transport.was_said()))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.recorder()));
   if (failure.distributed) sleep_s(kGraceS);
-  if (watch) watch->say_ending();
+  if (watch) watch->announce_abort();
   sleep_s(kForwardS);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }
@@ -339,7 +339,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
   } catch (...) {
     const RankFailure failure = caught_failure();
     end_unless_all_fail(options, transport, watch.get(), failure);
-    if (watch) watch->say_goodbye();
+    if (watch) watch->announce_exit();
     const bool was_said = transport.was_said_before(failure.what);
     transport.finish(failure.what);
     if (was_said && failure.kind) {
@@ -350,7 +350,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     }
     throw;
   }
-  watch->say_goodbye();
+  watch->announce_exit();
   transport.finish();
 }
 

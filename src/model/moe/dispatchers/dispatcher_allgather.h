@@ -17,8 +17,9 @@
 namespace moebius {
 
 // Its rows are those of the N = W T tokens of all ranks.
-struct AllGatherDelivery final : Delivery {
-  Tensor row_pair_R, pair_row_NK, weight_NK;
+struct AllGatherHandle final : DispatchHandle {
+  // A token has L = min(K, e) pairs with the e experts here at most, in the order of k.
+  Tensor pair_row_NL, k_NL, weight_NL;
 };
 
 class AllGatherDispatcher final : public Dispatcher {
@@ -26,21 +27,21 @@ class AllGatherDispatcher final : public Dispatcher {
   explicit AllGatherDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return W_ * T; }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-  void announce(Step& step, const Route& route, Delivery& delivery) const override;
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
   Tensor gathered(Step& step, Tensor x) const;
 
   DispatcherSpec spec_;
   Group& ranks_;
-  int64_t W_, e_, first_expert_;
+  int64_t W_, e_, L_, first_expert_;
 };
 
 }  // namespace moebius

@@ -11,9 +11,9 @@
 namespace moebius {
 namespace {
 
-AllToAllDelivery& own(Delivery& delivery) { return dynamic_cast<AllToAllDelivery&>(delivery); }
+AllToAllHandle& own(DispatchHandle& handle) { return dynamic_cast<AllToAllHandle&>(handle); }
 
-// Rows that may be narrower than the memory was planned for.
+// Returns rows that may be narrower than the memory was planned for.
 Tensor narrower(const Tensor& buffer, int64_t rows, int64_t columns) {
   MOEBIUS_ASSERT(rows <= buffer.dim(0) && columns <= buffer.dim(1));
   return buffer.view({buffer.numel()}).rows(0, rows * columns).view({rows, columns});
@@ -37,19 +37,19 @@ int64_t AllToAllDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), E_, spec_.top_k, T, spec_.rows_factor);
 }
 
-std::unique_ptr<Delivery> AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<AllToAllDelivery>();
-  AllToAllDelivery& d = *delivery;
+std::unique_ptr<DispatchHandle> AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<AllToAllHandle>();
+  AllToAllHandle& d = *handle;
   const int64_t R = worst_rows(spec_.max_tokens);  // the index is computed before the counts are read
   plan.declare(d.counts_WE, prefix + ".counts", {W_, E_}, DType::i32, Life::saved);
   plan.declare(d.rows.offsets_e1, prefix + ".offsets", {e_ + 1}, DType::i32, Life::saved);
   plan.declare(d.rows.token_R, prefix + ".arrival", {R}, DType::i32, Life::saved);
   plan.declare(d.row_R, prefix + ".row", {R}, DType::i32, Life::saved);
-  return delivery;
+  return handle;
 }
 
-void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  AllToAllDelivery& d = own(delivery);
+void AllToAllDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  AllToAllHandle& d = own(handle);
   Stream& s = step.stream;
   d.route = route;
   ranks_.all_gather(s, d.counts_WE, route.counts_E.view({1, E_}));
@@ -66,9 +66,9 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& deli
 }
 
 // Group rank q = etp + ETP ep gets the rows for the experts of its ep.
-void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& d) const {
+void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllHandle& d) const {
   if (!d.send_rows.empty()) return;
-  // The null device has no counts: there every rank sends as many rows to each other one.
+  // The null device has no counts, so every rank sends the same number of rows to each other rank.
   const int64_t even = s.device() == DeviceKind::null ? std::min(T * spec_.top_k / ep_, max_rows(T) / W_) : 0;
   d.send_rows.assign(W_, even);
   d.recv_rows.assign(W_, even);
@@ -100,7 +100,7 @@ void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
   }
 }
 
-void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& d) const {
+void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, AllToAllHandle& d) const {
   StackScope scope(step.stack);
   Tensor out = sorted;
   if (etp_ > 1) {
@@ -116,7 +116,7 @@ void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, AllToAl
   ranks_.all_to_all_v(step.stream, {.out = arrived, .in = out, .recv_rows = d.recv_rows, .send_rows = d.send_rows});
 }
 
-void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& d) const {
+void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllHandle& d) const {
   StackScope scope(step.stack);
   const Tensor back = etp_ > 1 ? step.alloc({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype) : sorted;
   ranks_.all_to_all_v(step.stream, {.out = back, .in = arrived, .recv_rows = d.send_rows, .send_rows = d.recv_rows});
@@ -134,12 +134,12 @@ void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, Al
   }
 }
 
-Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  return bring(step, x_TD, spec_.rows ? spec_.rows->scratch().tokens : Tensor{}, delivery);
+Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  return bring(step, x_TD, spec_.rows ? spec_.rows->scratch().tokens : Tensor{}, handle);
 }
 
-Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buffer, Delivery& delivery) const {
-  AllToAllDelivery& d = own(delivery);
+Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buffer, DispatchHandle& handle) const {
+  AllToAllHandle& d = own(handle);
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
   const Tensor arrived_RD = buffer.empty() ? step.alloc({R, D}, x_TD.dtype) : narrower(buffer, R, D);
   StackScope scope(step.stack);
@@ -151,18 +151,18 @@ Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buff
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-// The words travel as rows of one f32, whose bits nothing looks at.
-void AllToAllDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+// The indices are sent as rows of one f32; nothing interprets their bits.
+void AllToAllDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   Tensor words_T1 = index_T.view({index_T.dim(0), 1});
   words_T1.dtype = DType::f32;
-  Tensor arrived_R1 = dispatch(step, words_T1, delivery).source;
+  Tensor arrived_R1 = dispatch(step, words_T1, handle).source;
   arrived_R1.dtype = DType::i32;
   copy(step.stream, all_N, arrived_R1.view({arrived_R1.dim(0)}));
 }
 
-void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  AllToAllDelivery& d = own(delivery);
+void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  AllToAllHandle& d = own(handle);
   StackScope scope(step.stack);
   const Tensor back_ND = returned(step, y_RD, y_TD.dim(0), d);
   moebius::combine(
@@ -172,7 +172,7 @@ void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery&
 
 // Sends the rows of the experts here back to the ranks that they came from. The rows that return
 // are sorted by expert.
-Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& d) const {
+Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllToAllHandle& d) const {
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, rows_RD.dtype);
   StackScope scope(step.stack);
@@ -184,10 +184,10 @@ Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllTo
   return sorted_ND;
 }
 
-Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  AllToAllDelivery& d = own(delivery);
+Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  AllToAllHandle& d = own(handle);
   const int64_t N = dy_TD.dim(0) * spec_.top_k;
-  Dispatched grads = bring(step, dy_TD, spec_.rows ? spec_.rows->scratch().grads : Tensor{}, delivery);
+  Dispatched grads = bring(step, dy_TD, spec_.rows ? spec_.rows->scratch().grads : Tensor{}, handle);
   const int64_t R = grads.rows.token_R.dim(0);
   grads.weight_R = step.alloc({R}, DType::f32);
   StackScope scope(step.stack);
@@ -205,8 +205,8 @@ Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d
 }
 
 void AllToAllDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                      Delivery& delivery) const {
-  AllToAllDelivery& d = own(delivery);
+                                      DispatchHandle& handle) const {
+  AllToAllHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t T = dx_TD.dim(0);
   const Tensor& pair_row_TK = d.route.pair_row_TK;

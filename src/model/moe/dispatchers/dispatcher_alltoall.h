@@ -28,7 +28,7 @@
 namespace moebius {
 
 // Its rows are arrivals, sorted by expert.
-struct AllToAllDelivery final : Delivery {
+struct AllToAllHandle final : DispatchHandle {
   Tensor counts_WE, row_R;                    // rows of each rank for each expert; the row of an arrival
   HostBuffer counts;                          // counts_WE on the host
   std::vector<int64_t> send_rows, recv_rows;  // to and from each rank; empty until the counts are on the host
@@ -39,26 +39,26 @@ class AllToAllDispatcher final : public Dispatcher {
   explicit AllToAllDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return max_rows(T); }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-  void announce(Step& step, const Route& route, Delivery& delivery) const override;
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
   int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
-  void wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& delivery) const;
+  void wait_for_counts(Stream& s, int64_t T, AllToAllHandle& handle) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
-  // Rows of the tokens here to the experts, into `buffer` or onto the step stack.
-  Dispatched bring(Step& step, Tensor x_TD, const Tensor& buffer, Delivery& delivery) const;
-  Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& delivery) const;
+  // Sends the rows of this rank's tokens to the experts, into `buffer` or onto the step stack.
+  Dispatched bring(Step& step, Tensor x_TD, const Tensor& buffer, DispatchHandle& handle) const;
+  Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllHandle& handle) const;
   // Sends rows of the route, sorted by expert, to the ranks of their experts; and receives what
   // these return, summed over etp.
-  void send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& delivery) const;
-  void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& delivery) const;
+  void send(Step& step, Tensor arrived, Tensor sorted, AllToAllHandle& handle) const;
+  void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllHandle& handle) const;
 
   DispatcherSpec spec_;
   Group& ranks_;

@@ -6,12 +6,13 @@
 #include "ops/dispatch/dispatch.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
+#include "ops/permute/local_pairs.h"
 #include "ops/permute/permute.h"
 
 namespace moebius {
 namespace {
 
-DirectDelivery& own(Delivery& delivery) { return static_cast<DirectDelivery&>(delivery); }
+DirectHandle& own(DispatchHandle& handle) { return static_cast<DirectHandle&>(handle); }
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   MOEBIUS_CHECK(usage, spec.window != nullptr, "the direct dispatcher needs a window; make one for the layers");
@@ -28,16 +29,17 @@ DirectDispatcher::DirectDispatcher(const DispatcherSpec& spec)
       etp_(spec.mesh->shape().etp),
       e_(spec.num_experts / P_),
       rank_(window_.ranks().rank()),
-      J_(std::min(spec.top_k, P_)) {}
+      J_(std::min(spec.top_k, P_)),
+      L_(std::min(spec.top_k, e_)) {}
 
 int64_t DirectDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
-std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<DirectDelivery>();
-  DirectDelivery& d = *delivery;
-  const int64_t T = spec_.max_tokens, N = W_ * T, K = spec_.top_k, R = max_rows(T);
+std::unique_ptr<DispatchHandle> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<DirectHandle>();
+  DirectHandle& d = *handle;
+  const int64_t T = spec_.max_tokens, N = W_ * T;
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
   };
@@ -47,24 +49,23 @@ std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, cons
   ints(d.arrive_W1, ".arrive", {W_ + 1});
   ints(d.back_W, ".back", {W_});
   ints(d.rows.offsets_e1, ".offsets", {e_ + 1});
-  ints(d.rows.token_R, ".row_token", {R});
-  ints(d.row_pair_R, ".row_pair", {R});
-  ints(d.pair_row_NK, ".pair_row", {N, K});
-  plan.declare(d.weight_NK, prefix + ".weight", {N, K}, DType::f32, Life::saved);
-  return delivery;
+  ints(d.rows.token_R, ".row_token", {max_rows(T)});
+  ints(d.pair_row_NL, ".pair_row", {N, L_});
+  plan.declare(d.weight_NL, prefix + ".weight", {N, L_}, DType::f32, Life::saved);
+  return handle;
 }
 
 void DirectDispatcher::round(Step& step, const char* phase) const {
   window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
 }
 
-void DirectDispatcher::begin(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::begin(Step& step, DirectHandle& d) const {
   if (!d.has_begun) round(step, "begin");
   d.has_begun = true;
 }
 
-void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+void DirectDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   d.route = route;
   window_.connect(step.stream);
   exchange_counts(step, d);
@@ -72,7 +73,7 @@ void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delive
   d.has_begun = true;
 }
 
-void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
   const Tensor slot_TJ = step.alloc({T, J_}, DType::i32), count_P = step.alloc({P_}, DType::i32);
@@ -98,30 +99,37 @@ void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
                                 .rank = rank_});
 }
 
-void DirectDispatcher::exchange_routes(Step& step, DirectDelivery& d) const {
+void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0), N = W_ * T, K = spec_.top_k;
-  const Tensor routes_T2K = step.alloc({T, 2 * K}, DType::i32), topk_NK = step.alloc({N, K}, DType::i32);
+  const Tensor routes_T2K = step.alloc({T, 2 * K}, DType::i32), topk_NL = step.alloc({N, L_}, DType::i32);
   pack_routes(step.stream, {.routes_T2K = routes_T2K,
                             .topk_TK = d.route.topk_TK,
                             .kept_TK = d.route.pair_row_TK,
                             .weight_TK = d.route.weight_TK});
-  push(step, window_.routes(), routes_T2K, d);
+  push_routes(step.stream, {.sent_1 = window_.sent_1(),
+                            .routes_T2K = routes_T2K,
+                            .dest_TJ = d.dest_TJ.rows(0, T),
+                            .row_TJ = d.row_TJ.rows(0, T),
+                            .bases_W = window_.bases_W(),
+                            .offset = window_.routes().offset,
+                            .rank = rank_,
+                            .etp = etp_,
+                            .experts_of_rank = e_});
   round(step, "announce (routes)");
-  unpack_routes(step.stream, {.topk_NK = topk_NK,
-                              .weight_NK = d.weight_NK.rows(0, N),
-                              .routes_N2K = window_.here(window_.routes()).rows(0, N),
+  unpack_routes(step.stream, {.topk_NL = topk_NL,
+                              .weight_NL = d.weight_NL.rows(0, N),
+                              .routes_N2L = window_.here(window_.routes()).rows(0, N),
                               .arrive_W1 = d.arrive_W1});
   index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
                            .row_token_R = d.rows.token_R,
-                           .row_pair_R = d.row_pair_R,
-                           .pair_row_TK = d.pair_row_NK.rows(0, N),
+                           .pair_row_TK = d.pair_row_NL.rows(0, N),
                            .scratch = step.alloc_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
-                           .topk_TK = topk_NK,
+                           .topk_TK = topk_NL,
                            .first_expert = e_ * spec_.mesh->place().ep});
 }
 
-void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& d) const {
+void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d) const {
   const int64_t T = x_TD.dim(0);
   push_rows(step.stream, {.sent_1 = window_.sent_1(),
                           .x_TD = x_TD,
@@ -140,8 +148,8 @@ Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_
   return all.view({all.numel()}).rows(0, N * D).view({N, D});
 }
 
-Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = x_TD.dim(0);
   begin(step, d);
   push(step, window_.tokens(), x_TD, d);
@@ -150,34 +158,33 @@ Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& deliver
 }
 
 // The index travels as a route does. Routes have been unpacked on all ranks after one more round.
-void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
+void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);
-  const Tensor routes_T2K = step.alloc({T, 2 * spec_.top_k}, DType::i32);
-  fill_zero(step.stream, routes_T2K);
-  copy_columns(step.stream, {.to_TA = routes_T2K, .from_TB = index_T.view({T, 1}), .count = 1});
+  const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
+  fill_zero(step.stream, routes_T2L);
+  copy_columns(step.stream, {.to_TA = routes_T2L, .from_TB = index_T.view({T, 1}), .count = 1});
   round(step, "token index (begin)");
-  push(step, window_.routes(), routes_T2K, own(delivery));
+  push(step, window_.routes(), routes_T2L, own(handle));
   round(step, "token index");
   copy_columns(step.stream,
                {.to_TA = all_N.view({N, 1}), .from_TB = window_.here(window_.routes()).rows(0, N), .count = 1});
 }
 
-void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
-  return_sums(step, y_RD, d.weight_NK, y_TD.dim(0), d);
+void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
+  return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
   d.has_begun = false;
-  sum_of_ranks(step, y_TD, window_.back(), d);
+  sum_of_ranks(step, y_TD, d);
 }
 
-void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T,
-                                   const DirectDelivery& d) const {
+void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d) const {
   const int64_t N = W_ * T;
   moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
                                      .y_RD = y_RD,
-                                     .pair_row_NK = d.pair_row_NK.rows(0, N),
-                                     .weight_NK = weight_NK.empty() ? Tensor{} : weight_NK.rows(0, N),
+                                     .pair_row_NL = d.pair_row_NL.rows(0, N),
+                                     .weight_NL = weight_NL.empty() ? Tensor{} : weight_NL.rows(0, N),
                                      .arrive_W1 = d.arrive_W1,
                                      .back_W = d.back_W,
                                      .bases_W = window_.bases_W(),
@@ -185,14 +192,13 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, in
                                      .rank = rank_});
 }
 
-void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectWindow::Array& from,
-                                    const DirectDelivery& d) const {
+void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& d) const {
   const Tensor back_row_TB = d.back_row_TB.rows(0, out_TD.dim(0));
-  moebius::combine(step.stream, {.out_TD = out_TD, .y_RD = window_.here(from), .pair_row_TK = back_row_TB});
+  moebius::combine(step.stream, {.out_TD = out_TD, .y_RD = window_.here(window_.back()), .pair_row_TK = back_row_TB});
 }
 
-Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   begin(step, d);
   push(step, window_.grads(), dy_TD, d);
@@ -200,21 +206,20 @@ Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& del
   const Dispatched grads{.source = arrived(window_.grads(), dy_TD),
                          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)},
                          .weight_R = step.alloc({R}, DType::f32)};
-  pairs_to_rows(step.stream, {.to_R = grads.weight_R,
-                              .from_TK = d.weight_NK.rows(0, W_ * T),
-                              .row_pair_R = d.row_pair_R.rows(0, R),
-                              .offsets_E1 = d.rows.offsets_e1});
+  local_pairs_to_rows(
+      step.stream,
+      {.to_R = grads.weight_R, .from_NL = d.weight_NL.rows(0, W_ * T), .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
   return grads;
 }
 
 void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                    Delivery& delivery) const {
-  DirectDelivery& d = own(delivery);
+                                    DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   const int64_t T = dx_TD.dim(0);
   return_sums(step, dx_RD, {}, T, d);
   return_pairs(step.stream, {.sent_1 = window_.sent_1(),
                              .from_R = dweight_R,
-                             .pair_row_NK = d.pair_row_NK.rows(0, W_ * T),
+                             .pair_row_NL = d.pair_row_NL.rows(0, W_ * T),
                              .arrive_W1 = d.arrive_W1,
                              .back_W = d.back_W,
                              .bases_W = window_.bases_W(),
@@ -222,8 +227,14 @@ void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK,
                              .rank = rank_});
   round(step, "dispatch_bwd");
   d.has_begun = false;
-  sum_of_ranks(step, dx_TD, window_.back(), d);
-  sum_of_ranks(step, dweight_TK, window_.back_weights(), d);
+  sum_of_ranks(step, dx_TD, d);
+  sum_pairs(step.stream, {.to_TK = dweight_TK,
+                          .from_BL = window_.here(window_.back_weights()),
+                          .topk_TK = d.route.topk_TK,
+                          .kept_TK = d.route.pair_row_TK,
+                          .dest_TJ = d.dest_TJ.rows(0, T),
+                          .back_row_TB = d.back_row_TB.rows(0, T),
+                          .experts_of_rank = e_});
 }
 
 }  // namespace moebius

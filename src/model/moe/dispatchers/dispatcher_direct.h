@@ -7,7 +7,10 @@
 //   dispatch      Rows are written to their places. The products read them through the index of the sorted rows.
 //   combine       The rank of the experts sums a token's rows over k, in f32, and returns one row. The token's rank
 //                 sums these in the order of the ranks, in f32. In bf16 both sums are rounded.
-//   backward      It is the same with the same places. The derivatives by the weights return as rows of K.
+//   backward      It is the same with the same places. The derivatives by the weights return as rows of L.
+//
+// A rank has e = E/EP experts, so L = min(K, e) pairs of a token are at it at most. Routes, the index of the rows that
+// arrive, and the derivatives that return have L columns.
 //
 // A round (comm/peer_window.h) separates what one rank writes from what another reads: four in a
 // forward pass of a layer, four in a backward pass. Rows are in the order of their ranks, then of
@@ -16,8 +19,8 @@
 //
 // With T tokens a rank, n rows that leave it for other ranks, and m rows that others sent to it, a
 // rank sends each time
-//   announce  (W - 1) EP 4 + n 8 K bytes    dispatch, combine_bwd  n D elements
-//   combine   m D elements                  dispatch_bwd           m (D elements + 4 K bytes)
+//   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements
+//   combine   m D elements                  dispatch_bwd           m (D elements + 4 L bytes)
 // Where experts are chosen evenly both are expected to be (W - 1)/W of ETP T times the number of ep
 // ranks that have one of K experts.
 #pragma once
@@ -30,10 +33,10 @@
 
 namespace moebius {
 
-struct DirectDelivery final : Delivery {
+struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // of the tokens here: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // of the N = W T rows that may arrive
-  Tensor row_pair_R, pair_row_NK, weight_NK;
+  Tensor pair_row_NL, weight_NL;
   bool has_begun = false;  // the rows of this pass may be written: all ranks have used those of earlier passes
 };
 
@@ -43,30 +46,30 @@ class DirectDispatcher final : public Dispatcher {
   explicit DirectDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return W_ * T; }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-  void announce(Step& step, const Route& route, Delivery& delivery) const override;
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
-  void exchange_counts(Step& step, DirectDelivery& delivery) const;
-  void exchange_routes(Step& step, DirectDelivery& delivery) const;
+  void exchange_counts(Step& step, DirectHandle& handle) const;
+  void exchange_routes(Step& step, DirectHandle& handle) const;
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
-  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& delivery) const;
+  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle) const;
   // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
-  void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const DirectDelivery& delivery) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle) const;
   // Sums what came back to the tokens here over the ranks.
-  void sum_of_ranks(Step& step, Tensor out_TD, const DirectWindow::Array& from, const DirectDelivery& delivery) const;
+  void sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& handle) const;
   void round(Step& step, const char* phase) const;
-  void begin(Step& step, DirectDelivery& delivery) const;  // a round, unless the pass has begun
+  void begin(Step& step, DirectHandle& handle) const;  // a round, unless the pass has begun
 
   DispatcherSpec spec_;
   DirectWindow& window_;
-  int64_t W_, P_, etp_, e_, rank_, J_;  // P = EP
+  int64_t W_, P_, etp_, e_, rank_, J_, L_;  // P = EP
 };
 
 }  // namespace moebius

@@ -10,16 +10,16 @@ class LocalDispatcher final : public Dispatcher {
   explicit LocalDispatcher(const DispatcherSpec& spec) : K_(spec.top_k) {}
   int64_t max_rows(int64_t T) const override { return T * K_; }
   int64_t source_rows(int64_t T) const override { return T; }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan&, const std::string&) const override {
-    return std::make_unique<Delivery>();
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan&, const std::string&) const override {
+    return std::make_unique<DispatchHandle>();
   }
-  void announce(Step&, const Route& route, Delivery& delivery) const override { delivery.route = route; }
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void announce(Step&, const Route& route, DispatchHandle& handle) const override { handle.route = route; }
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
   int64_t K_;

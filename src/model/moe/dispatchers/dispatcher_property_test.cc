@@ -29,15 +29,15 @@ void check_rank(const Case& c, Mesh& mesh) {
   Array x = rank.rows_of_tokens(), y = Array::poisoned({c.T, c.D}, c.dtype), dx = y;
   Array dweight = Array::poisoned({c.T, c.K}, DType::f32);
 
-  const Dispatched rows = dispatcher.dispatch(step, x.tensor(), rank.delivery());
+  const Dispatched rows = dispatcher.dispatch(step, x.tensor(), rank.handle());
   expect_once(c, mesh, step.stream, rank.arrivals(rows, false));
-  dispatcher.combine(step, y.tensor(), rank.identity(rows), rank.delivery());
+  dispatcher.combine(step, y.tensor(), rank.identity(rows), rank.handle());
   expect_rows(c, y, rank.first_token(), true);
 
-  const Dispatched grads = dispatcher.combine_bwd(step, x.tensor(), rank.delivery());
+  const Dispatched grads = dispatcher.combine_bwd(step, x.tensor(), rank.handle());
   expect_once(c, mesh, step.stream, rank.arrivals(grads, true));
   dispatcher.dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(grads), rank.one_per_row(grads, 0.5f),
-                          rank.delivery());
+                          rank.handle());
   expect_rows(c, dx, rank.first_token(), false);
   const Values got = dweight.values();
   for (int64_t p = 0; p < c.T * c.K; ++p) {
@@ -105,9 +105,9 @@ TEST(Dispatcher, IsOfTheKindThatWasChosen) {
   });
 }
 
-// Room for half as much again as the even share: enough where experts are chosen evenly, and an error on every rank
-// where all tokens choose the experts of one.
-TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
+// A bound of 1.5 times the even share: enough if experts are chosen evenly, and an error on every rank if all tokens
+// choose the experts of one rank.
+TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
   for (const Choice choice : {Choice::even, Choice::one}) {
     run_threads(2, {.timeout_s = 60}, [&](Transport& transport) {
       const Mesh mesh({.dp = 2, .ep = 2}, transport);
@@ -122,7 +122,7 @@ TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
       RankOfCase rank(c, mesh);
       EXPECT_EQ(rank.dispatcher().max_rows(64), 96);
       Array x = rank.rows_of_tokens();
-      const auto dispatch = [&] { rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery()); };
+      const auto dispatch = [&] { rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle()); };
       if (choice == Choice::even) return dispatch();
       expect_error(ErrorKind::usage,
                    "moe.rank_rows_factor = 1.5 plans for 96 rows at the experts of a rank; a layer's tokens chose 128 "
@@ -153,7 +153,7 @@ TEST(Dispatcher, ABoundIsNoMoreThanTheWorstCase) {
   });
 }
 
-// Another copy of the experts (edp) knows nothing of it, and ends because of it.
+// The other copy of the experts (edp) has no such error, and ends because of it.
 TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
   const auto body = [](Transport& transport) {
     const Mesh mesh({.dp = 4, .ep = 2, .edp = 2}, transport);
@@ -168,7 +168,7 @@ TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
                  .rows_factor = 1.5};
     RankOfCase rank(c, mesh);
     Array x = rank.rows_of_tokens();
-    rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+    rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle());
     std::vector<float> loss(1);
     mesh.group(Axis::dp).all_reduce_sum(rank.step().stream, tensor_of(loss.data(), {1}));
   };

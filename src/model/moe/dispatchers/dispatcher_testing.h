@@ -31,7 +31,7 @@ struct Case {
   double rows_factor = 0;
 };
 
-// The pair (token, k) of the whole stage: tokens are counted over the ranks.
+// Returns the pair (token, k) of the whole stage: tokens are counted over the ranks.
 inline int64_t expert_of(const Case& c, int64_t token, int64_t k) {
   const Rng rng(static_cast<uint64_t>(c.seed), RngSite::bench);
   const int64_t first =
@@ -57,6 +57,7 @@ class RankOfCase {
         mesh_(mesh),
         window_(plan_, mesh,
                 {.max_tokens = c.T,
+                 .num_experts = c.E,
                  .top_k = c.K,
                  .width = c.D,
                  .dtype = c.dtype,
@@ -68,7 +69,7 @@ class RankOfCase {
                                                    .rows_factor = c.rows_factor,
                                                    .window = &window_,
                                                    .layer = "layer 7"})),
-        delivery_(dispatcher_->declare_saved(plan_, "delivery")),
+        handle_(dispatcher_->declare_saved(plan_, "handle")),
         first_token_(mesh.group(Axis::tp_cp_dp).rank() * c.T),
         R_(dispatcher_->max_rows(c.T)) {
     plan_.bind(DeviceKind::cpu, int64_t{1} << 22);
@@ -76,7 +77,7 @@ class RankOfCase {
     announce();
   }
 
-  void announce() { dispatcher_->announce(step_, route_, *delivery_); }
+  void announce() { dispatcher_->announce(step_, route_, *handle_); }
   Array rows_of_tokens() const {
     Values x;
     for (int64_t t = 0; t < c_.T; ++t)
@@ -119,7 +120,7 @@ class RankOfCase {
   int64_t sent_bytes() const { return *window_.sent_1().ptr<int64_t>(); }
   Step& step() { return step_; }
   const Dispatcher& dispatcher() const { return *dispatcher_; }
-  Delivery& delivery() { return *delivery_; }
+  DispatchHandle& handle() { return *handle_; }
   int64_t first_token() const { return first_token_; }
 
  private:
@@ -180,7 +181,7 @@ class RankOfCase {
   MicroBatch batch_;
   DirectWindow window_;
   std::unique_ptr<Dispatcher> dispatcher_;
-  std::unique_ptr<Delivery> delivery_;
+  std::unique_ptr<DispatchHandle> handle_;
   int64_t first_token_, R_;
   Route route_;
   Step step_{s_, plan_.stack(), batch_};

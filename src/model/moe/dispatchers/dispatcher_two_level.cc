@@ -10,12 +10,13 @@
 #include "ops/dispatch/dispatch.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/permute/index_rows.h"
+#include "ops/permute/local_pairs.h"
 #include "ops/permute/permute.h"
 
 namespace moebius {
 namespace {
 
-TwoLevelDelivery& own(Delivery& delivery) { return static_cast<TwoLevelDelivery&>(delivery); }
+TwoLevelHandle& own(DispatchHandle& handle) { return static_cast<TwoLevelHandle&>(handle); }
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   const MeshShape& shape = spec.mesh->shape();
@@ -40,6 +41,7 @@ TwoLevelDispatcher::TwoLevelDispatcher(const DispatcherSpec& spec)
       place_(ranks_.rank() % n_),
       A_(std::min(spec.top_k, M_)),
       J_(std::min(spec.top_k, P_)),
+      L_(std::min(spec.top_k, e_)),
       block_level_(n_ > 1 ? 1 : 0),
       block_size_(levels_.radix(block_level_)) {}
 
@@ -47,42 +49,42 @@ int64_t TwoLevelDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
-std::unique_ptr<Delivery> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
-  auto delivery = std::make_unique<TwoLevelDelivery>();
-  TwoLevelDelivery& d = *delivery;
-  const int64_t T = spec_.max_tokens, N = M_ * T, K = spec_.top_k, R = max_rows(T);
+std::unique_ptr<DispatchHandle> TwoLevelDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto handle = std::make_unique<TwoLevelHandle>();
+  TwoLevelHandle& d = *handle;
+  const int64_t T = spec_.max_tokens, N = M_ * T;
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
   };
   ints(d.node_row_GTA, ".node_row", {M_ / block_size_ * T, A_});
   ints(d.node_token_S, ".node_token", {T * A_});
   ints(d.node_offsets_M1, ".node_offsets", {M_ + 1});
+  ints(d.topk_NK, ".topk", {N, spec_.top_k});
   ints(d.dest_NJ, ".dest", {N, J_});
   ints(d.row_NJ, ".row_there", {N, J_});
   ints(d.back_row_NB, ".back_row", {N, J_ * etp_});
   ints(d.arrive_Mn1, ".arrive", {M_ * (n_ + 1)});
   ints(d.back_Mn, ".back", {M_ * n_});
   ints(d.rows.offsets_e1, ".offsets", {e_ + 1});
-  ints(d.rows.token_R, ".row_token", {R});
-  ints(d.row_pair_R, ".row_pair", {R});
-  ints(d.pair_row_NK, ".pair_row", {n_ * N, K});
-  plan.declare(d.weight_NK, prefix + ".weight", {n_ * N, K}, DType::f32, Life::saved);
-  return delivery;
+  ints(d.rows.token_R, ".row_token", {max_rows(T)});
+  ints(d.pair_row_NL, ".pair_row", {n_ * N, L_});
+  plan.declare(d.weight_NL, prefix + ".weight", {n_ * N, L_}, DType::f32, Life::saved);
+  return handle;
 }
 
 void TwoLevelDispatcher::round(Step& step, const char* phase) const {
   window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
 }
 
-void TwoLevelDispatcher::begin(Step& step, TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::begin(Step& step, TwoLevelHandle& d) const {
   if (!d.has_begun) round(step, "begin");
   d.has_begun = true;
 }
 
 // --- announce -------------------------------------------------------------------------------------------------------
 
-void TwoLevelDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);
   d.route = route;
   window_.connect(step.stream);
@@ -95,8 +97,8 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, Delivery& deli
   d.has_begun = true;
 }
 
-// To the ops a node is like an expert, which a token chooses once at most.
-void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
+// For the ops of a route, a node takes the place of an expert, which a token chooses at most once.
+void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
   const Tensor dest_TA = step.alloc({T, A_}, DType::i32), slot_TA = step.alloc({T, A_}, DType::i32);
@@ -129,8 +131,8 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelDelivery& d) const {
   exchange_counts(step, count_M, d);
 }
 
-// The host waits here for the counts, once for each layer and micro-batch, and nowhere else.
-void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& d) const {
+// The host waits for the counts only here, once for each layer and micro-batch.
+void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& d) const {
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
   exchange(
@@ -138,8 +140,8 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
-  // The null device has no counts: there experts are chosen evenly.
-  // No more than the pairs of tokens and nodes that there are, whatever is rounded up.
+  // The null device has no counts, so experts count as chosen evenly.
+  // Rounding must not give more than the existing pairs of tokens and nodes.
   const int64_t even = std::llround(even_rows_of_part(shape, M_)), pairs = d.route.topk_TK.dim(0) * A_;
   d.send_rows.assign(static_cast<size_t>(M_), std::min(even, pairs / M_));
   d.recv_rows = d.send_rows;
@@ -152,15 +154,15 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   d.recv_rows.assign(received.begin(), received.end());
 }
 
-void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
-  const int64_t T = d.route.topk_TK.dim(0), N = M_ * T, K = spec_.top_k;
-  const Tensor topk_NK = step.alloc({n_ * N, K}, DType::i32), slot_NJ = step.alloc({N, J_}, DType::i32);
+  const int64_t T = d.route.topk_TK.dim(0), N = M_ * T;
+  const Tensor topk_NL = step.alloc({n_ * N, L_}, DType::i32), slot_NJ = step.alloc({N, J_}, DType::i32);
   const Tensor counts_MnP = window_.here(window_.counts());
   for (int64_t m = 0; m < M_; ++m) {
     const int64_t num = d.recv_rows[m];
     StackScope of_node(step.stack);
-    const Tensor count_P = step.alloc({P_}, DType::i32), topk = topk_NK.rows(m * T, m * T + num);
+    const Tensor count_P = step.alloc({P_}, DType::i32), topk = d.topk_NK.rows(m * T, m * T + num);
     select_routes(step.stream,
                   {.topk_NK = topk, .routes_N2K = routes[m], .first_expert = e_ * P_ * node_, .num_experts = e_ * P_});
     destinations(step.stream, {.dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
@@ -187,27 +189,37 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
                                   .counts_WP = section(counts_MnP, m, n_),
                                   .rank = place_});
   }
-  push(step, window_.routes(), routes, T, d);
+  for (int64_t m = 0; m < M_; ++m) {
+    const int64_t num = d.recv_rows[m];
+    push_routes(step.stream, {.sent_1 = window_.sent_1(),
+                              .routes_T2K = routes[m],
+                              .dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
+                              .row_TJ = d.row_NJ.rows(m * T, m * T + num),
+                              .bases_W = window_.bases_W(),
+                              .offset = window_.routes().offset + m * n_ * T * 2 * L_ * size_of(DType::i32),
+                              .rank = place_,
+                              .etp = etp_,
+                              .experts_of_rank = e_});
+  }
   round(step, "announce (routes)");
   for (int64_t m = 0; m < M_; ++m) {
-    unpack_routes(step.stream, {.topk_NK = section(topk_NK, m, n_ * T),
-                                .weight_NK = section(d.weight_NK, m, n_ * T),
-                                .routes_N2K = section(window_.here(window_.routes()), m, n_ * T),
+    unpack_routes(step.stream, {.topk_NL = section(topk_NL, m, n_ * T),
+                                .weight_NL = section(d.weight_NL, m, n_ * T),
+                                .routes_N2L = section(window_.here(window_.routes()), m, n_ * T),
                                 .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1)});
   }
   index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
                            .row_token_R = d.rows.token_R,
-                           .row_pair_R = d.row_pair_R,
-                           .pair_row_TK = d.pair_row_NK.rows(0, n_ * N),
+                           .pair_row_TK = d.pair_row_NL.rows(0, n_ * N),
                            .scratch = step.alloc_bytes(IndexRows::scratch_bytes(n_ * N, e_, step.stream)),
-                           .topk_TK = topk_NK,
+                           .topk_TK = topk_NL,
                            .first_expert = e_ * (spec_.mesh->place().ep % P_)});
 }
 
 // --- to the experts -------------------------------------------------------------------------------------------------
 
 TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC,
-                                                             const TwoLevelDelivery& d) const {
+                                                             const TwoLevelHandle& d) const {
   const int64_t T = x_TC.dim(0), C = x_TC.dim(1);
   const Tensor sorted_SC = step.alloc({T * A_, C}, x_TC.dtype), arrived_NC = step.alloc({M_ * T, C}, x_TC.dtype);
   gather_rows(
@@ -221,12 +233,12 @@ TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const T
   return here;
 }
 
-Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& d) {
+Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelHandle& d) {
   const int64_t begin = first_row(node, d);
   return sorted_SC.rows(begin, begin + d.send_rows[node]);
 }
 
-int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelDelivery& d) {
+int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelHandle& d) {
   return std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
 }
 
@@ -244,9 +256,9 @@ void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)
   for (Pending& transfer : transfers) transfer.wait();
 }
 
-// Rows may be narrower than the window's, and fewer: the sections follow each other as if these were the most.
+// Rows may be narrower than the window's, and fewer. The sections are placed as if the rows had this width and number.
 void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
-                              const TwoLevelDelivery& d) const {
+                              const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {
     const int64_t num = d.recv_rows[m];
     push_rows(step.stream, {.sent_1 = window_.sent_1(),
@@ -261,7 +273,7 @@ void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const S
 }
 
 Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
-                                     TwoLevelDelivery& d) const {
+                                     TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = x_TD.dim(0), N = M_ * n_ * T, D = x_TD.dim(1);
   const Sections x = send_across(step, x_TD, d);
@@ -273,31 +285,31 @@ Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, 
           .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
-Dispatched TwoLevelDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
-  return bring(step, window_.tokens(), "dispatch", x_TD, own(delivery));
+Dispatched TwoLevelDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  return bring(step, window_.tokens(), "dispatch", x_TD, own(handle));
 }
 
-Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+Dispatched TwoLevelDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   Dispatched grads = bring(step, window_.grads(), "combine_bwd", dy_TD, d);
   grads.weight_R = step.alloc({R}, DType::f32);
-  pairs_to_rows(step.stream, {.to_R = grads.weight_R,
-                              .from_TK = d.weight_NK.rows(0, M_ * n_ * T),
-                              .row_pair_R = d.row_pair_R.rows(0, R),
-                              .offsets_E1 = d.rows.offsets_e1});
+  local_pairs_to_rows(step.stream, {.to_R = grads.weight_R,
+                                    .from_NL = d.weight_NL.rows(0, M_ * n_ * T),
+                                    .pair_row_NL = d.pair_row_NL.rows(0, M_ * n_ * T)});
   return grads;
 }
 
-// The index travels as a route does. Routes have been unpacked on all ranks of the node after one more round.
-void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+// The index is sent in the same way as a route. One more round ensures that all ranks of the node have
+// unpacked their routes.
+void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);
-  const Tensor routes_T2K = step.alloc({T, 2 * spec_.top_k}, DType::i32);
-  fill_zero(step.stream, routes_T2K);
-  copy_columns(step.stream, {.to_TA = routes_T2K, .from_TB = index_T.view({T, 1}), .count = 1});
-  const Sections routes = send_across(step, routes_T2K, d);
+  const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
+  fill_zero(step.stream, routes_T2L);
+  copy_columns(step.stream, {.to_TA = routes_T2L, .from_TB = index_T.view({T, 1}), .count = 1});
+  const Sections routes = send_across(step, routes_T2L, d);
   round(step, "token index (begin)");
   push(step, window_.routes(), routes, T, d);
   round(step, "token index");
@@ -307,44 +319,43 @@ void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T
 
 // --- and back -------------------------------------------------------------------------------------------------------
 
-void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
-  return_sums(step, y_RD, d.weight_NK, y_TD.dim(0), d);
+void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
+  return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
   d.has_begun = false;
-  sum_over_nodes(step, y_TD, window_.back(), d);
+  rows_over_nodes(step, y_TD, d);
 }
 
 void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                      Delivery& delivery) const {
-  TwoLevelDelivery& d = own(delivery);
+                                      DispatchHandle& handle) const {
+  TwoLevelHandle& d = own(handle);
   const int64_t T = dx_TD.dim(0);
   return_sums(step, dx_RD, {}, T, d);
   for (int64_t m = 0; m < M_; ++m) {
-    return_pairs(step.stream,
-                 {.sent_1 = window_.sent_1(),
-                  .from_R = dweight_R,
-                  .pair_row_NK = section(d.pair_row_NK, m, n_ * T),
-                  .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
-                  .back_W = section(d.back_Mn, m, n_),
-                  .bases_W = window_.bases_W(),
-                  .offset = window_.back_weights().offset + m * T * J_ * etp_ * spec_.top_k * size_of(DType::f32),
-                  .rank = place_});
+    return_pairs(step.stream, {.sent_1 = window_.sent_1(),
+                               .from_R = dweight_R,
+                               .pair_row_NL = section(d.pair_row_NL, m, n_ * T),
+                               .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
+                               .back_W = section(d.back_Mn, m, n_),
+                               .bases_W = window_.bases_W(),
+                               .offset = window_.back_weights().offset + m * T * J_ * etp_ * L_ * size_of(DType::f32),
+                               .rank = place_});
   }
   round(step, "dispatch_bwd");
   d.has_begun = false;
-  sum_over_nodes(step, dx_TD, window_.back(), d);
-  sum_over_nodes(step, dweight_TK, window_.back_weights(), d);
+  rows_over_nodes(step, dx_TD, d);
+  pairs_over_nodes(step, dweight_TK, d);
 }
 
-void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T,
-                                     const TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T,
+                                     const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {
     moebius::return_sums(step.stream,
                          {.sent_1 = window_.sent_1(),
                           .y_RD = y_RD,
-                          .pair_row_NK = section(d.pair_row_NK, m, n_ * T),
-                          .weight_NK = weight_NK.empty() ? Tensor{} : section(weight_NK, m, n_ * T),
+                          .pair_row_NL = section(d.pair_row_NL, m, n_ * T),
+                          .weight_NL = weight_NL.empty() ? Tensor{} : section(weight_NL, m, n_ * T),
                           .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1),
                           .back_W = section(d.back_Mn, m, n_),
                           .bases_W = window_.bases_W(),
@@ -354,26 +365,52 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, 
 }
 
 // Sums of bf16 rows are computed of their copies in f32, so that each is rounded once, at the end.
-void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
-                                        const TwoLevelDelivery& d) const {
+void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
-  const int64_t T = out_TC.dim(0), C = out_TC.dim(1), B = T * J_ * etp_;
+  const int64_t T = out_TD.dim(0), D = out_TD.dim(1), B = T * J_ * etp_;
+  const Tensor all = window_.here(window_.back()),
+               back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
+  const Tensor wide_BD = out_TD.dtype == DType::bf16 ? step.alloc({B, D}, DType::f32) : Tensor{};
+  const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
+    const int64_t num = sum.dim(0);
+    Tensor y_BD = section(back_BD, m, B);
+    if (!wide_BD.empty()) {
+      y_BD = wide_BD.rows(0, num * J_ * etp_);
+      copy(step.stream, y_BD, section(back_BD, m, B).rows(0, y_BD.dim(0)));
+    }
+    moebius::combine(step.stream, {.out_TD = sum, .y_RD = y_BD, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
+  };
+  sum_over_nodes(step, out_TD, sum_of_node, d);
+}
+
+void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& d) const {
+  const int64_t T = out_TK.dim(0), B = T * J_ * etp_;
+  const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
+    const int64_t begin = m * T, end = begin + sum.dim(0);
+    const Tensor topk = d.topk_NK.rows(begin, end);
+    sum_pairs(step.stream, {.to_TK = sum,
+                            .from_BL = section(window_.here(window_.back_weights()), m, B),
+                            .topk_TK = topk,
+                            .kept_TK = topk,
+                            .dest_TJ = d.dest_NJ.rows(begin, end),
+                            .back_row_TB = d.back_row_NB.rows(begin, end),
+                            .experts_of_rank = e_});
+  };
+  sum_over_nodes(step, out_TK, sum_of_node, d);
+}
+
+void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
+                                        const std::function<void(int64_t, const Tensor&)>& sum_of_node,
+                                        const TwoLevelHandle& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = out_TC.dim(0), C = out_TC.dim(1);
   const bool is_bf16 = out_TC.dtype == DType::bf16;
   const Tensor nodes_SC = step.alloc({T * A_, C}, DType::f32), sums_NC = step.alloc({M_ * T, C}, DType::f32);
-  const Tensor all = window_.here(from), back_BC = all.view({all.numel()}).rows(0, M_ * B * C).view({M_ * B, C});
-  const Tensor wide_BC = is_bf16 ? step.alloc({B, C}, DType::f32) : Tensor{};
   const Tensor sum_TC = is_bf16 ? step.alloc({T, C}, DType::f32) : out_TC;
   Sections sums;
   for (int64_t m = 0; m < M_; ++m) {
-    const int64_t num = d.recv_rows[m];
-    sums.push_back(m == node_ ? for_node(nodes_SC, m, d) : sums_NC.rows(m * T, m * T + num));
-    Tensor y_BC = section(back_BC, m, B);
-    if (is_bf16) {
-      y_BC = wide_BC.rows(0, num * J_ * etp_);
-      copy(step.stream, y_BC, section(back_BC, m, B).rows(0, y_BC.dim(0)));
-    }
-    moebius::combine(step.stream,
-                     {.out_TD = sums[m], .y_RD = y_BC, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
+    sums.push_back(m == node_ ? for_node(nodes_SC, m, d) : sums_NC.rows(m * T, m * T + d.recv_rows[m]));
+    sum_of_node(m, sums[m]);
   }
   exchange(
       step.stream, [&](int64_t m) { return sums[m]; }, [&](int64_t m) { return for_node(nodes_SC, m, d); });
@@ -382,7 +419,7 @@ void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC, const DirectW
 }
 
 void TwoLevelDispatcher::sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level,
-                                        int64_t block, const TwoLevelDelivery& d) const {
+                                        int64_t block, const TwoLevelHandle& d) const {
   if (level == block_level_) {
     moebius::combine(step.stream, {.out_TD = out_TC,
                                    .y_RD = sorted_SC.rows(first_row(block * block_size_, d),

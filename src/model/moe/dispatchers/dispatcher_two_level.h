@@ -1,5 +1,6 @@
 // Ranks on several nodes: a token travels once to each node that has any of its experts, by a message. From the rank
-// that receives it there it goes one-sided to the ranks of that node, as with model/moe/dispatchers/dispatcher_direct.h.
+// that receives it there it goes one-sided to the ranks of that node, as with
+// model/moe/dispatchers/dispatcher_direct.h.
 //
 // The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
 // of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
@@ -15,7 +16,8 @@
 //
 // Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
 // those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
-// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are ordered by the rank of their token, then by token, whichever rank has passed them on.
+// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are
+// ordered by the rank of their token, then by token, whichever rank has passed them on.
 //
 // With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
 // across nodes each time
@@ -35,7 +37,7 @@
 
 namespace moebius {
 
-struct TwoLevelDelivery final : Delivery {
+struct TwoLevelHandle final : DispatchHandle {
   // Rows of the tokens here for all nodes, sorted by node, then by token. A = min(K, M), S = T A.
   Tensor node_token_S, node_offsets_M1;
   // The rows of a token at the nodes of each block, which are added first, with T rows for each block. They are counted
@@ -43,60 +45,63 @@ struct TwoLevelDelivery final : Delivery {
   Tensor node_row_GTA;
   std::vector<int64_t> send_rows, recv_rows;  // to and from each node, on the host
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
-  Tensor dest_NJ, row_NJ, back_row_NB;
+  Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
   Tensor arrive_Mn1, back_Mn;
-  Tensor row_pair_R, pair_row_NK, weight_NK;
-  bool has_begun = false;  // as DirectDelivery's
+  Tensor pair_row_NL, weight_NL;  // L = min(K, e) pairs of a row at most
+  bool has_begun = false;         // as DirectHandle's
 };
 
 class TwoLevelDispatcher final : public Dispatcher {
  public:
-  // Error{usage} without a window, and as check_nodes() says.
+  // Throws Error{usage} without a window, and as check_nodes() says.
   explicit TwoLevelDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return M_ * n_ * T; }
-  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-  void announce(Step& step, const Route& route, Delivery& delivery) const override;
-  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
-  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, Delivery& delivery) const override;
-  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
-  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHandle& handle) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const override;
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                    Delivery& delivery) const override;
+                    DispatchHandle& handle) const override;
 
  private:
   // Rows of the tokens that the rail has sent here, for each node the rows that came.
   using Sections = std::vector<Tensor>;
 
-  void find_nodes(Step& step, TwoLevelDelivery& delivery) const;
-  void exchange_counts(Step& step, const Tensor& count_M, TwoLevelDelivery& delivery) const;
-  void announce_in_node(Step& step, const Sections& routes, TwoLevelDelivery& delivery) const;
+  void find_nodes(Step& step, TwoLevelHandle& handle) const;
+  void exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& handle) const;
+  void announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& handle) const;
   // out = the sum over the nodes of a block of a level, of rows that are sorted by node. All f32.
   void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
-                      const TwoLevelDelivery& delivery) const;
+                      const TwoLevelHandle& handle) const;
   // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
-  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelDelivery& delivery) const;
+  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle) const;
   // Returns those of one node, of rows that are sorted by node.
-  static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelDelivery& delivery);
+  static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelHandle& handle);
   // Returns where they begin.
-  static int64_t first_row(int64_t node, const TwoLevelDelivery& delivery);
+  static int64_t first_row(int64_t node, const TwoLevelHandle& handle);
   // A message to each rank of the rail, and one from each; send and receive return those of a node.
   void exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
                 const std::function<Tensor(int64_t)>& receive) const;
   void push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
-            const TwoLevelDelivery& delivery) const;
+            const TwoLevelHandle& handle) const;
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
-                   TwoLevelDelivery& delivery) const;
-  void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const TwoLevelDelivery& delivery) const;
+                   TwoLevelHandle& handle) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const TwoLevelHandle& handle) const;
   // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
-  void sum_over_nodes(Step& step, Tensor out_TC, const DirectWindow::Array& from,
-                      const TwoLevelDelivery& delivery) const;
+  void rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& handle) const;
+  void pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& handle) const;
+  // sum_of_node(m, sum) computes those of the tokens that came from node m, in f32.
+  void sum_over_nodes(Step& step, Tensor out_TC, const std::function<void(int64_t, const Tensor&)>& sum_of_node,
+                      const TwoLevelHandle& handle) const;
   void round(Step& step, const char* phase) const;
-  void begin(Step& step, TwoLevelDelivery& delivery) const;
+  void begin(Step& step, TwoLevelHandle& handle) const;
 
   int rank_in_rail(int64_t node) const { return static_cast<int>(node * n_ + place_); }
-  // Rows of a delivery's tensor that belong to the tokens of a node, which has T or n T of them.
+  // Returns the rows of a handle's tensor that belong to the tokens of a node, which has T or n T of them.
   static Tensor section(const Tensor& x, int64_t node, int64_t rows) { return x.rows(node * rows, (node + 1) * rows); }
 
   DispatcherSpec spec_;
@@ -105,7 +110,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   DirectWindow& window_;
   int64_t etp_, e_, n_, M_, P_;  // P: ep ranks of a node
   int64_t node_, place_;         // of this rank
-  int64_t A_, J_;
+  int64_t A_, J_, L_;
   int block_level_;     // of levels_: the first one that exchanges between nodes
   int64_t block_size_;  // nodes of a block at that level
 };

@@ -42,7 +42,7 @@ DirectRows direct_rows(const Case& c, int rank) {
   return rows;
 }
 
-TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
+TEST(DirectDispatcher, SendsARowOnceToEachRank) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
     const Case c{.mesh = mesh,
                  .dispatcher = DispatcherKind::direct,
@@ -57,25 +57,25 @@ TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
       RankOfCase rank(c, all);
       Step& step = rank.step();
       const DirectRows rows = direct_rows(c, transport.rank());
-      const int64_t W = mesh.world(), row_bytes = c.D * 2;
+      const int64_t W = mesh.world(), row_bytes = c.D * 2, L = std::min(c.K, c.E / mesh.ep);
       int64_t before = 0;
       const auto sent = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
-      EXPECT_EQ(sent(), (W - 1) * mesh.ep * 4 + rows.left * c.K * 8);
+      EXPECT_EQ(sent(), (W - 1) * mesh.ep * 4 + rows.left * L * 8);
       Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
-      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.handle());
       EXPECT_EQ(sent(), rows.left * row_bytes);
-      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.handle());
       EXPECT_EQ(sent(), rows.returned * row_bytes);
-      rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.handle());
       EXPECT_EQ(sent(), rows.left * row_bytes);
       rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
-                                     rank.delivery());
-      EXPECT_EQ(sent(), rows.returned * (row_bytes + c.K * 4));
+                                     rank.handle());
+      EXPECT_EQ(sent(), rows.returned * (row_bytes + L * 4));
     });
   }
 }
 
-TEST(TwoLevelDispatcher, ARowTravelsOnceToEachNode) {
+TEST(TwoLevelDispatcher, SendsARowOnceToEachNode) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
                                 {.dp = 6, .ep = 6, .ranks_per_node = 2},
                                 {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4},
@@ -106,13 +106,13 @@ TEST(TwoLevelDispatcher, ARankThatThrowsOrStallsIsNamed) {
       Mesh mesh(c.mesh, transport);
       RankOfCase rank(c, mesh);
       Array x = rank.rows_of_tokens();
-      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle());
       if (transport.rank() == 3 && throws) MOEBIUS_FAIL(numerics, "not a number");
       if (transport.rank() == 3) std::this_thread::sleep_for(std::chrono::seconds(2));
-      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.handle());
     };
   };
-  // Rank 0 waits for rank 2, which waits for rank 3. Whoever has waited longest is heard.
+  // Rank 0 waits for rank 2, which waits for rank 3. The rank that has waited longest reports first.
   try {
     run_threads(4, {.timeout_s = 0.5}, body(false));
     ADD_FAILURE() << "nobody missed rank 3";
@@ -149,16 +149,16 @@ TEST(DirectDispatcher, PassesFollowEachOther) {
     for (int pass = 0; pass < 50; ++pass) {
       StackScope scope(step.stack);
       if (pass % 3 == 0) rank.announce();
-      const Dispatched rows = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      const Dispatched rows = rank.dispatcher().dispatch(step, x.tensor(), rank.handle());
       if (transport.rank() == pass % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others run ahead
       if (pass % 3 == 0) {
-        rank.dispatcher().combine(step, y.tensor(), rank.identity(rows), rank.delivery());
+        rank.dispatcher().combine(step, y.tensor(), rank.identity(rows), rank.handle());
         expect_rows(c, y, rank.first_token(), true);
         continue;
       }
-      const Dispatched grads = rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      const Dispatched grads = rank.dispatcher().combine_bwd(step, x.tensor(), rank.handle());
       rank.dispatcher().dispatch_bwd(step, y.tensor(), dweight.tensor(), rank.identity(grads),
-                                     rank.one_per_row(grads, 1), rank.delivery());
+                                     rank.one_per_row(grads, 1), rank.handle());
       expect_rows(c, y, rank.first_token(), false);
       expect_once(c, mesh, step.stream, rank.arrivals(rows, false));  // the tokens are still here
     }
@@ -172,10 +172,10 @@ TEST(DirectDispatcher, ARankThatStallsOrThrowsIsNamed) {
       Mesh mesh(c.mesh, transport);
       RankOfCase rank(c, mesh);
       Array x = rank.rows_of_tokens();
-      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle());
       if (transport.rank() == 1 && throws) MOEBIUS_FAIL(numerics, "not a number");
       if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
-      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.handle());
     };
   };
   expect_error(ErrorKind::distributed,

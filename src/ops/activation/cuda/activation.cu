@@ -17,7 +17,7 @@ struct Fwd {
   uint32_t vectors_of_row;  // of a
 };
 
-// The place of a thread's vector in a, and of its gate in h.
+// The position of a thread's vector in a, and of its gate in h.
 struct Place {
   int64_t a, gate;
 };

@@ -108,8 +108,7 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
   tile_gemm({.c = {tile.dq, width, DType::f32}, .a = ds, .b = k, .m = m, .n = width, .k = n, .accumulate = true});
 }
 
-// Query heads, then tiles of queries, then tiles of keys, each in order: so every sum
-// has one order.
+// Loops over query heads, then tiles of queries, then tiles of keys, each in order. So the order of every sum is fixed.
 template <class T>
 void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, int64_t kv_head, const Tile<T>& tile) {
   const int64_t width = a.q_THd.dim(2), v_width = a.v_TGd.dim(2), heads = a.q_THd.dim(1),

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -35,8 +36,8 @@ int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
 namespace cpu {
 namespace {
 
-// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new
-// maximum, and the old output scaled to it.
+// Adds a row of scores to the running softmax. Probabilities (0 outside `seen`) are relative to the new maximum, and
+// the old output is rescaled to it.
 template <class T>
 void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
                  float* out, int64_t width) {
@@ -44,7 +45,7 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   std::fill(probabilities + seen.end, probabilities + num_keys, T{});
   if (seen.size() == 0) return;
   const float new_max = std::max(max, scale * max_of(scores + seen.begin, seen.size()));
-  // Two loops: GCC makes better code of the exponentials when narrow stores are not among them.
+  // There are two loops, because GCC vectorises the exponentials better without narrow stores among them.
   float tile_sum = 0;
 #pragma omp simd reduction(+ : tile_sum)
   for (int64_t j = seen.begin; j < seen.end; ++j) {
@@ -53,11 +54,19 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   }
 #pragma omp simd
   for (int64_t j = seen.begin; j < seen.end; ++j) probabilities[j] = from_f32<T>(scores[j]);
-  const float correction = exp_f32(max - new_max);  // 1e-38 at the first tile, times 0
+  const float correction = exp_f32(max - new_max);  // 1e-38 for the first tile, which multiplies 0
   max = new_max;
   sum = sum * correction + tile_sum;
 #pragma omp simd
   for (int64_t c = 0; c < width; ++c) out[c] *= correction;
+}
+
+// The largest of several numbers does not depend on the order in which tasks come here.
+void raise(float& max, float x) {
+  std::atomic_ref<float> shared(max);
+  float now = shared.load(std::memory_order_relaxed);
+  while (x > now && !shared.compare_exchange_weak(now, x, std::memory_order_relaxed)) {
+  }
 }
 
 template <class T>
@@ -90,6 +99,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
                .k = num_keys,
                .accumulate = true});
   });
+  if (!a.max_logit_H.empty()) raise(a.max_logit_H.ptr<float>()[h], *std::max_element(tile.max, tile.max + num_queries));
   for (int64_t i = 0; i < num_queries; ++i) {
     const int64_t at = (first_row + i) * heads + h;
     T* o = a.o_THd.ptr<T>() + at * width;

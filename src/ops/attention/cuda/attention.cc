@@ -32,7 +32,7 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
          ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
 }
 
-// True where the run forces portable kernels on a GPU that has faster ones, cuDNN's among them.
+// Returns whether the run forces portable kernels on a GPU that has faster ones, which include cuDNN's.
 bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
 
 void note_portable(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
@@ -55,7 +55,7 @@ void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batc
                 to_string(q), batch);
 }
 
-// cuDNN asked for more scratch than the call has.
+// Notes that cuDNN needs more scratch than the call has.
 template <class Op>
 void check_may_be_own(const char* who, const Op& a) {
   MOEBIUS_CHECK(usage, a.kernels != AttentionKernels::cudnn,
@@ -70,13 +70,13 @@ AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_U
 
 AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
 
-// Without keys the copy engine has nothing to describe.
+// Without keys there is no memory to describe for the copy engine.
 bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
 bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
 
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
-// That of the kernels that work with most, as the choice among them depends on the GPU.
+// Returns the maximum over the kernels, since the choice among them depends on the GPU.
 int64_t scratch_bytes(const AttentionBwd& a) {
   if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
   const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);

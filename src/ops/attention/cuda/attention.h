@@ -1,5 +1,5 @@
-// The four ways in which CUDA computes attention. Which one takes a call is decided by its
-// arguments, the GPU, and run.kernels; never by a clock.
+// The four implementations of attention on CUDA. The arguments of a call, the GPU and run.kernels decide which one runs
+// it, never a measurement.
 //
 // generic: f32 of any width up to 256, any mask of the header.
 //
@@ -8,8 +8,7 @@
 // sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the
 // tensor copy engine.
 //
-// cuDNN: of those of the sm90 widths the causal ones without documents, whole or in parts, where
-// attention_choice.h names it as the quicker.
+// cuDNN: causal attention without documents, whole or in parts, where attention_choice.h says that it is faster.
 //
 // All are deterministic, and agree within rounding.
 #pragma once
@@ -21,8 +20,8 @@
 
 namespace moebius::cuda {
 
-// Sizes of a call. Rows are those of one sequence; query i has the position of key shift + i, which
-// a part may not have.
+// The sizes of a call. Rows are those of one sequence. Query i has the position of key shift + i, which a
+// part may lack.
 struct AttentionSizes {
   int64_t rows, kv_rows, shift;
   int64_t kv_first;  // the position of key 0
@@ -47,7 +46,7 @@ bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
 // The scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it
-// computes scores once more; the bits are the same.
+// computes scores once more. With heads of 128 its sums then have another order.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
 // to [batch, heads, rows] = from [batch, rows, heads]
@@ -58,10 +57,10 @@ struct HeadsFirst {
 };
 void heads_first(Stream& s, const HeadsFirst& a);
 
-// False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
+// Returns false and does nothing if cuDNN needs more scratch than the call has. Then our own kernels run.
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
 bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
-// The scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
+// Returns the scratch for cuDNN, which is known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
 

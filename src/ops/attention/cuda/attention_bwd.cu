@@ -1,6 +1,5 @@
-// The generic backward pass, in f32 arithmetic. Two kernels: one sums dq over keys, one sums dk and
-// dv over query heads and queries, each in order and without atomics, so that scores are computed
-// twice and every sum has one order.
+// The generic backward pass, in f32 arithmetic. One kernel sums dq over keys, and another sums dk and dv over query
+// heads and queries, in order and without atomics. So scores are computed twice, and the order of every sum is fixed.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -186,7 +185,7 @@ void launch(Stream& s, const AttentionBwd& a) {
   check_launch("attention_bwd");
 }
 
-// The larger tile where the GPU's shared memory holds it.
+// Launches the kernel with the larger tile if it fits into the GPU's shared memory.
 template <class Large, class Small>
 void launch_fitting(Stream& s, const AttentionBwd& a) {
   kDkvBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);

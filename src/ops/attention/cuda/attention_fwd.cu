@@ -16,7 +16,7 @@ struct FwdPointers {
   const float *q, *k, *v;
 };
 
-// The softmax so far of a thread's rows; the 16 threads of a row agree.
+// The running softmax of a thread's rows; the 16 threads of a row have the same values.
 template <int kPer>
 struct Running {
   float max[kPer], sum[kPer];
@@ -34,8 +34,8 @@ __device__ float sum_of_row(float x) {
   return x;
 }
 
-// Takes a tile of scores (-inf where unseen) into the softmax: probabilities relative to the new
-// maximum go to p, and what was summed before is scaled to it.
+// Adds a tile of scores (-inf for masked keys) to the running softmax. Probabilities relative to the new maximum are
+// written to p, and the old sums are rescaled to it.
 template <class Tile>
 __device__ void take_scores(float (&scores)[Tile::kPer][Tile::kPer], Running<Tile::kPer>& run, Sums<Tile>& sums,
                             float* p, int ty, int tx) {
@@ -135,7 +135,7 @@ void launch(Stream& s, const AttentionFwd& a) {
   check_launch("attention_fwd");
 }
 
-// The larger tile where the GPU's shared memory holds it.
+// Launches the kernel with the larger tile if it fits into the GPU's shared memory.
 template <class Large, class Small>
 void launch_fitting(Stream& s, const AttentionFwd& a) {
   kSharedBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);

@@ -1,4 +1,4 @@
-// The keys that a query sees, and exponentials of base 2, in which the tensor-core kernels compute.
+// The keys that a query attends to, and exponentials of base 2, which the tensor-core kernels use.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Query i of sequence b sees the keys from first_key to last_key: none where the last is
-// before the first. Its document begins at position doc_start.
+// Query i of sequence b attends to the keys from first_key to last_key; to none if the last is before the first. Its
+// document begins at position doc_start.
 __device__ inline int64_t first_key_of(const AttentionSizes& z, int64_t doc_start, int64_t i) {
   int64_t first = doc_start - z.kv_first;
   if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
@@ -29,8 +29,8 @@ __device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
   return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;
 }
 
-// Queries in [from, z.rows) that see keys below key_end are below this. All lanes of a warp call it
-// and get the same.
+// Returns the end of the queries in [from, z.rows) that attend to keys below key_end. All lanes of a warp call it and
+// get the same result.
 __device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
   int64_t lo = from, hi = z.rows;
   const int64_t past_window = key_end - 1 + z.window - z.shift;

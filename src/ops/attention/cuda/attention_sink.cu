@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// <x, y> of a row, of one lane of kLanesOfRow.
+// Returns the share of one of kLanesOfRow lanes in <x, y> of a row.
 template <int kNum, class T>
 __device__ __forceinline__ float lane_product(const T* x, const T* y, int64_t width, int lane) {
   float sum = 0;

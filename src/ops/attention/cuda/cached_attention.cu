@@ -4,14 +4,16 @@
 
 #include "device/cuda/cuda.h"
 #include "ops/attention/attention_backends.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 
 namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kPieceKeys = 128;  // a block's keys; positions alone decide which
-constexpr int kVec = 8;          // elements of a row that a thread holds
+constexpr int kPieceKeys = 64;      // a block's keys; positions alone decide which
+constexpr int kMergedAtOnce = 128;  // pieces
+constexpr int kVec = 8;             // elements of a row that a thread holds
 
 template <class T>
 struct Args {
@@ -55,12 +57,15 @@ struct Piece<false, T> {
 // threads hold a row of a key or a value; the others hold the next rows.
 template <int kLanes, int kHeads, bool kAligned, class T>
 __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
-  constexpr int kRows = kThreads / kLanes, kAhead = 4;
+  constexpr int kRows = kThreads / kLanes, kAhead = std::min(kAligned ? 8 : 4, kPieceKeys / kRows);
+  constexpr bool kIsOneRound = kRows * kAhead == kPieceKeys;  // then keys and values are all on their way at once
   __shared__ float score[kHeads][kPieceKeys];
   __shared__ float sums[kWarps][kHeads][kLanes * kVec];
   const int piece = blockIdx.x, n = blockIdx.z;
   const int shared_by = a.heads / a.kv_heads, chunks = (shared_by + kHeads - 1) / kHeads;
   const int g = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
+  let_next_start();
+  wait_for_inputs();
   const int pos = a.pos[n];
   const int first = max(piece * kPieceKeys, a.first_seen(pos)), end = min((piece + 1) * kPieceKeys, pos + 1);
   if (first >= end) return;
@@ -77,17 +82,21 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
   }
   const int lane = threadIdx.x % kLanes, row = threadIdx.x / kLanes, c = lane * kVec;
   const bool in_row = c < a.width;
-  // Visits the piece's rows of the keys, or of the values: body(index in the piece, whether it is a
-  // key, its elements). Several rows are on their way at once.
-  const auto for_rows = [&](T* cache, const T* newest, auto&& body) {
-    for (int i0 = 0; i0 < end - first; i0 += kRows * kAhead) {
-      Piece<kAligned, T> ahead[kAhead];
+  // Several rows of the keys, or of the values, from the piece's row i0 on, are on their way at once.
+  using Ahead = Piece<kAligned, T>[kAhead];
+  const auto fetch_rows = [&](Ahead& ahead, T* cache, const T* newest, int i0) {
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int j = first + i0 + u * kRows + row;
-        const bool valid = j < end && in_row;
-        ahead[u].fetch_from(valid && j < pos ? cached(cache, j) : newest, in_row ? c : 0, a.width, valid);
-      }
+    for (int u = 0; u < kAhead; ++u) {
+      const int j = first + i0 + u * kRows + row;
+      const bool valid = j < end && in_row;
+      ahead[u].fetch_from(valid && j < pos ? cached(cache, j) : newest, in_row ? c : 0, a.width, valid);
+    }
+  };
+  // Visits the piece's rows, of which the first are in `ahead`. The body gets the index in the piece, whether it is a
+  // key, and its elements.
+  const auto for_rows = [&](Ahead& ahead, T* cache, const T* newest, auto&& body) {
+    for (int i0 = 0; i0 < end - first; i0 += kRows * kAhead) {
+      if (i0 > 0) fetch_rows(ahead, cache, newest, i0);
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         float x[kVec];
@@ -98,6 +107,9 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
     }
   };
 
+  Ahead keys, values;
+  fetch_rows(keys, a.k, k_new, 0);
+  if constexpr (kIsOneRound) fetch_rows(values, a.v, v_new, 0);
   float q[kHeads][kVec];
 #pragma unroll
   for (int r = 0; r < kHeads; ++r) {
@@ -107,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
                  valid);
     x.get(q[r]);
   }
-  for_rows(a.k, k_new, [&](int i, bool is_key, const float(&k)[kVec]) {
+  for_rows(keys, a.k, k_new, [&](int i, bool is_key, const float(&k)[kVec]) {
 #pragma unroll
     for (int r = 0; r < kHeads; ++r) {
       float sum = 0;
@@ -136,7 +148,8 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
   __syncthreads();
 
   float out[kHeads][kVec] = {};
-  for_rows(a.v, v_new, [&](int i, bool is_key, const float(&v)[kVec]) {
+  if constexpr (!kIsOneRound) fetch_rows(values, a.v, v_new, 0);
+  for_rows(values, a.v, v_new, [&](int i, bool is_key, const float(&v)[kVec]) {
     if (!is_key) return;
 #pragma unroll
     for (int r = 0; r < kHeads; ++r) {
@@ -169,19 +182,39 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
 // A block owns a head of a row, and merges its pieces in order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) merge_pieces_kernel(Args<T> a) {
+  constexpr int kColumns = 2;  // of a thread: heads are at most 256 wide
+  __shared__ float shared[32], weight[kMergedAtOnce], part_sum[kMergedAtOnce];
+  let_next_start();
+  wait_for_inputs();
   const int head = blockIdx.x, n = blockIdx.y, pos = a.pos[n];
   const int begin = a.first_seen(pos) / kPieceKeys, end = pos / kPieceKeys + 1;
-  float max = -INFINITY, sum = 0;
-  for (int i = begin; i < end; ++i) max = fmaxf(max, a.part_max[a.part(n, head, i)]);
-  for (int i = begin; i < end; ++i) sum += expf(a.part_max[a.part(n, head, i)] - max) * a.part_sum[a.part(n, head, i)];
-  const int64_t row = int64_t{n} * a.heads + head;
-  for (int c = threadIdx.x; c < a.width; c += kThreads) {
-    float o = 0;
-    for (int i = begin; i < end; ++i) {
-      const int64_t part = a.part(n, head, i);
-      o += expf(a.part_max[part] - max) * a.part_o[part * a.width + c];
+  float max = -INFINITY, sum = 0, o[kColumns] = {};
+  for (int i = begin + threadIdx.x; i < end; i += kThreads) max = fmaxf(max, a.part_max[a.part(n, head, i)]);
+  max = block_max(max, shared);
+  for (int i0 = begin; i0 < end; i0 += kMergedAtOnce) {
+    const int num = min(end - i0, kMergedAtOnce);
+    __syncthreads();
+    for (int i = threadIdx.x; i < num; i += kThreads) {
+      weight[i] = expf(a.part_max[a.part(n, head, i0 + i)] - max);
+      part_sum[i] = a.part_sum[a.part(n, head, i0 + i)];
     }
-    set(a.o[row * a.width + c], o / sum);
+    __syncthreads();
+    const float* part_o = a.part_o + a.part(n, head, i0) * a.width;
+#pragma unroll 4
+    for (int i = 0; i < num; ++i) {
+      sum += weight[i] * part_sum[i];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int c = threadIdx.x + j * kThreads;
+        if (c < a.width) o[j] += weight[i] * part_o[int64_t{i} * a.width + c];
+      }
+    }
+  }
+  const int64_t row = int64_t{n} * a.heads + head;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    const int c = threadIdx.x + j * kThreads;
+    if (c < a.width) set(a.o[row * a.width + c], o[j] / sum);
   }
   if (threadIdx.x == 0) a.lse[row] = max + logf(sum);
 }
@@ -189,13 +222,13 @@ __global__ void __launch_bounds__(kThreads) merge_pieces_kernel(Args<T> a) {
 template <int kLanes, bool kAligned, class T>
 void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
   const int shared_by = a.heads / a.kv_heads;
-  const auto launch = [&]<int kHeads>() {
+  const auto with_heads = [&]<int kHeads>() {
     const dim3 grid(a.num_pieces, a.kv_heads * static_cast<int>(div_ceil(shared_by, kHeads)), num_rows);
-    piece_kernel<kLanes, kHeads, kAligned, T><<<grid, kThreads, 0, cuda_stream(s)>>>(a);
+    launch_kernel(s, true, {grid, kThreads}, piece_kernel<kLanes, kHeads, kAligned, T>, a);
   };
-  if (shared_by == 1) return launch.template operator()<1>();
-  if (shared_by <= 4) return launch.template operator()<4>();
-  launch.template operator()<8>();
+  if (shared_by == 1) return with_heads.template operator()<1>();
+  if (shared_by <= 4) return with_heads.template operator()<4>();
+  with_heads.template operator()<8>();
 }
 
 int64_t num_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kPieceKeys); }
@@ -240,8 +273,7 @@ void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
       launch_pieces<16, true>(s, x, rows);
     else
       launch_pieces<32, true>(s, x, rows);
-    check_launch("cached_attention_fwd");
-    merge_pieces_kernel<T><<<dim3(x.heads, rows), kThreads, 0, cuda_stream(s)>>>(x);
+    launch_kernel(s, true, {dim3(x.heads, rows), kThreads}, merge_pieces_kernel<T>, x);
   });
   check_launch("cached_attention_fwd");
 }

@@ -6,8 +6,8 @@ namespace {
 
 constexpr int kTile = 32;
 
-// A block is a tile of rows x heads of one sequence, through shared memory so that both
-// sides are contiguous.
+// A block transposes a tile of rows x heads of one sequence through shared memory, so that both its reads and its
+// writes are contiguous.
 __global__ void __launch_bounds__(kTile* kTile) heads_first_kernel(HeadsFirst a) {
   __shared__ float tile[kTile][kTile + 1];
   const int64_t b = blockIdx.z, row = int64_t{blockIdx.x} * kTile, head = int64_t{blockIdx.y} * kTile;

@@ -3,7 +3,7 @@
 // cuDNN keeps a [rows, kv_rows] matrix of gradients for each head in its workspace, so that
 // sequences, and heads of a long one, are taken a few at a time.
 //
-// The one file that includes cuDNN's frontend, which takes its time to compile.
+// Only this file includes cuDNN's frontend, which is slow to compile.
 #include <cudnn_frontend.h>
 
 #include <algorithm>
@@ -51,10 +51,9 @@ bool is_refusal(fe::error_t status) {
 
 constexpr int64_t kRefused = INT64_MAX;  // the workspace of a graph that was refused
 
-// A graph is built for these: sizes, and how many heads and keys the tensors have of which these are
-// a part.
+// The key of a graph: its sizes, and the numbers of heads and keys of the tensors of which it processes a part.
 struct Key {
-  bool backward, causal;  // not causal: every query sees every key
+  bool backward, causal;  // not causal: every query attends to every key
   int64_t batch, rows, kv_rows, heads, kv_heads, width, v_width, window, all_heads, all_kv_heads, all_kv_rows;
   float scale;
   auto operator<=>(const Key&) const = default;
@@ -65,7 +64,7 @@ struct Graph {
   int64_t workspace_bytes = 0;
 };
 
-// [batch, rows, all heads, width] in memory, as cuDNN names its dimensions.
+// Describes a tensor that is [batch, rows, all heads, width] in memory, in cuDNN's order of dimensions.
 fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, int64_t width) {
   const int64_t stride = key.all_heads * width;
   return fe::graph::Tensor_attributes()
@@ -75,7 +74,7 @@ fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, i
       .set_stride({key.rows * stride, width, stride, 1});
 }
 
-// The same of keys or values.
+// Does the same for keys or values.
 fe::graph::Tensor_attributes kv_heads_of(const Key& key, const char* name, Id id, int64_t width) {
   const int64_t stride = key.all_kv_heads * width;
   return fe::graph::Tensor_attributes()
@@ -95,7 +94,7 @@ Options options_of(const Key& key, const char* name) {
   options.set_name(name);
   options.set_attn_scale(key.scale);
   if (!key.causal) return options;
-  // The last query sees the last key.
+  // The last query attends to the last key.
   options.set_diagonal_alignment(key.rows == key.kv_rows ? fe::DiagonalAlignment_t::TOP_LEFT
                                                          : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
   options.set_diagonal_band_right_bound(0);
@@ -143,7 +142,7 @@ void describe_bwd(fe::graph::Graph& graph, const Key& key) {
 class Cudnn {
  public:
   Cudnn() {
-    open_cublas_lt();  // that of gemm, not the one that cuDNN would find
+    open_cublas_lt();  // the library that gemm uses, not the one that cuDNN would find
     check(cudnnCreate(&handle_), "cudnnCreate");
   }
   ~Cudnn() {
@@ -152,7 +151,7 @@ class Cudnn {
   }
   Cudnn(const Cudnn&) = delete;
 
-  // False when the graph needs a larger workspace, or when this cuDNN has no kernel for it on this GPU.
+  // Returns false if the graph needs a larger workspace, or this cuDNN has no kernel for it on this GPU.
   bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
     const Graph& g = find(key, who);
@@ -200,8 +199,8 @@ struct Keys {
   bool causal;
 };
 
-// The keys of a sequence, or of a part whose every query sees all keys, or all but those after it.
-// None: cuDNN cannot mask them so.
+// Returns the keys of a sequence, or of a part in which every query attends to all keys, or to all but those after it.
+// Returns nothing if cuDNN cannot mask the keys in this way.
 std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
   if (!is_part) return z.rows == z.kv_rows ? std::optional(Keys{z.kv_rows, true}) : std::nullopt;
   if (z.window > 0 || z.shift < 0) return std::nullopt;
@@ -217,7 +216,7 @@ std::optional<Keys> keys_of(const Op& a) {
     return std::nullopt;
   AttentionSizes z = attention_sizes(a);
   if (z.rows < kMinRows || z.kv_rows < kMinRows) return std::nullopt;
-  if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence is none
+  if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence has no effect
   const bool is_latent = z.width == 192 && z.v_width == 128;
   const bool is_even = z.width == z.v_width && z.width % 8 == 0 && z.width >= kMinWidth && z.width <= kMaxWidth;
   if (!is_latent && !is_even) return std::nullopt;
@@ -226,15 +225,14 @@ std::optional<Keys> keys_of(const Op& a) {
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
 
-// Workspace of the backward pass per sequence and head, as cuDNN 9.19 asks for it: gradients of
-// scores in bf16, in tiles of 64 x 128; dk and dv of each query head where heads share them;
-// <do, o>.
+// Returns the workspace of the backward pass per sequence and head, as cuDNN 9.19 needs it: gradients of scores in
+// bf16, in tiles of 64 x 128; dk and dv of each query head if heads share them; <do, o>.
 int64_t head_bytes(const AttentionSizes& z) {
   const int64_t rows = round_up(z.rows, 128), kv_rows = round_up(z.kv_rows, 128);
   return rows * kv_rows * 2 + kv_rows * (z.width + z.v_width) * 2 + rows * 4;
 }
 
-// Sequences, or kv heads of one sequence, that the backward pass takes at a time.
+// The sequences, or kv heads of one sequence, that one call of the backward pass processes.
 struct Part {
   int64_t batch, kv_heads;
 };
@@ -287,7 +285,8 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 bool can(const AttentionFwd& a) { return keys_of(a).has_value(); }
 
-// Keys that no query sees would need their gradients cleared: own kernels do it.
+// Returns whether cuDNN's backward pass applies. Keys to which no query attends need zero gradients, which only our own
+// kernels write.
 bool can(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   const std::optional<Keys> keys = keys_of(a);
@@ -327,7 +326,7 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
           {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, key_row, g)},   {kV, at(a.v_TGd, key_row, g)},
           {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)},     {kLse, lse + (b * z.heads + h) * z.rows},
           {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, key_row, g)}, {kDv, at(a.dv_TGd, key_row, g)}};
-      // All parts are alike: the first is refused, or none.
+      // All parts have the same shape, so either the first is refused or none.
       if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - lse_bytes(a))) return false;
     }
   }

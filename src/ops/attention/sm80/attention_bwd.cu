@@ -12,7 +12,7 @@ __device__ __forceinline__ float product_of_pairs(uint32_t x, uint32_t y) {
   return low(x) * low(y) + high(x) * high(y);
 }
 
-// The product of 8 columns, of which `columns` exist.
+// Returns the product of 8 columns, of which `columns` exist.
 __device__ __forceinline__ float product(const Half* x, const Half* y, int columns, bool has_chunks) {
   float sum = 0;
   if (has_chunks) {

@@ -1,6 +1,6 @@
-// The backward pass of attention with mma.sync, in kernels one after the other: sums of each row, dk and
-// dv, dq. Every sum has one order and no atomics. dk and dv want all queries of some keys, dq all keys
-// of some queries, so both compute the scores.
+// The backward pass of attention with mma.sync, in three kernels: sums of each row, dk and dv, and dq. The order of
+// every sum is fixed, without atomics. dk and dv need all queries of some keys, and dq all keys of some queries, so
+// both compute the scores.
 #pragma once
 
 #include "ops/attention/attention.h"

@@ -1,6 +1,6 @@
-// dk and dv of bf16 with mma.sync: a block is a tile of keys of one kv head of one sequence, and walks the
-// queries that see them, of one query head after the other. Keys run along the rows of its scores. Heads
-// wider than 128 leave no registers for both sums: then a block has either dk or dv.
+// Computes dk and dv of bf16 with mma.sync. A block has a tile of keys of one kv head of one sequence, and loops over
+// the queries that attend to them, one query head after the other. The rows of its scores are keys. Heads wider than
+// 128 leave no registers for both sums, so then a block computes either dk or dv.
 #include <type_traits>
 
 #include "ops/attention/sm80/attention_bwd.h"
@@ -13,7 +13,7 @@ enum class Gradients { dk, dv, both };
 template <int kWidth>
 constexpr PortableAttentionTile kDkvTile = portable_attention_tile(AttentionPass::dkv, kWidth);
 
-// Scores become probabilities. The lane's columns are those of `lse2`.
+// Replaces scores by probabilities. The lane's columns are those of `lse2`.
 template <int kN>
 __device__ __forceinline__ void take_exponentials(float (&s)[1][kN][4], const float* lse2, float scale2) {
 #pragma unroll
@@ -24,7 +24,7 @@ __device__ __forceinline__ void take_exponentials(float (&s)[1][kN][4], const fl
   }
 }
 
-// Probabilities become gradients of scores. The lane's columns are those of `delta`.
+// Replaces probabilities by gradients of scores. The lane's columns are those of `delta`.
 template <int kN>
 __device__ __forceinline__ void take_gradients(float (&s)[1][kN][4], const float (&dp)[1][kN][4], const float* delta) {
 #pragma unroll
@@ -35,8 +35,8 @@ __device__ __forceinline__ void take_gradients(float (&s)[1][kN][4], const float
   }
 }
 
-// Probabilities of what a query does not see become 0. The lane's first row is key `key`, its first column
-// query `row`, whose document is at *doc_start.
+// Sets the probabilities of masked keys to 0. The lane's first row is key `key`, its first column query `row`, whose
+// document begins at *doc_start.
 template <int kN>
 __device__ __forceinline__ void mask(float (&p)[1][kN][4], const AttentionSizes& z, const int* doc_start, int key,
                                      int row) {
@@ -82,7 +82,7 @@ struct Step {
   __device__ __forceinline__ float* delta() const { return lse2() + kQueries; }
   __device__ __forceinline__ int* doc_start() const { return reinterpret_cast<int*>(delta() + kQueries); }
 
-  // The keys that these queries see, of which the first is `row`.
+  // Returns the keys that these queries see, of which the first is `row`.
   __device__ __forceinline__ SeenKeys seen(const AttentionSizes& z, int row) const {
     const int end = min(row + kQueries, static_cast<int>(z.rows));
     return SeenKeys::of(z, row, end, z.doc_start ? doc_start()[0] : 0, z.doc_start ? doc_start()[end - 1 - row] : 0);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(32 * kDkvTile<kWidth>.max_warps, kDkvTile<kWid
   if (w.steps > 0) step_of(0).copy(p, w.b, h, row);
   for (int left = w.steps; left > 0; --left) {
     wait_copies<0>();
-    __syncthreads();  // these queries are here, and all are done with the last ones
+    __syncthreads();  // these queries have arrived, and all threads have read the last ones
     const Step<kWidth> step = step_of(stage);
     const int my_row = row;
     row += kQueries;

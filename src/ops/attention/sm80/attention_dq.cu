@@ -1,5 +1,5 @@
-// dq of bf16 with mma.sync: a block is a tile of queries of one head of one sequence, and walks the keys
-// that they see. Queries run along the rows of its scores.
+// Computes dq of bf16 with mma.sync. A block has a tile of queries of one head of one sequence, and loops over the keys
+// that they attend to. The rows of its scores are queries.
 #include "ops/attention/sm80/attention_bwd.h"
 
 namespace moebius::cuda::sm80 {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_my_rows(MyRows<kM>& mine, const RowSums& su
   }
 }
 
-// Scores of keys from `key` become probabilities, 0 where unseen. The lane's first row is query `row`.
+// Replaces the scores of keys from `key` by probabilities, 0 for masked keys. The lane's first row is query `row`.
 template <int kM, int kN>
 __device__ __forceinline__ void take_exponentials(float (&s)[kM][kN][4], const MyRows<kM>& mine, float scale2) {
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth
   clear(dq);
   for (int key = key_begin, stage = 0; key < key_end; key += kKeys) {
     wait_copies<0>();
-    __syncthreads();  // these keys are here, and all are done with the last ones
+    __syncthreads();  // these keys have arrived, and all threads have read the last ones
     const bool more = key + kKeys < key_end;
     const uint32_t k = ring + stage * 2 * kOperandBytes, v = k + kOperandBytes;
     stage = stage + 1 == stages ? 0 : stage + 1;

@@ -1,6 +1,6 @@
-// The forward pass of bf16 with mma.sync: a block is a tile of queries of one head of one sequence, and
-// walks tiles of the keys that they see with a running softmax in base 2. Values come while scores are
-// multiplied, and the next keys while values are.
+// The forward pass of bf16 with mma.sync. A block has a tile of queries of one head of one sequence, and loops over
+// tiles of the keys that they attend to, with a running softmax in base 2. Values are copied during the product of
+// scores, and the next keys during the product of values.
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/sm80/launch.h"
@@ -16,13 +16,13 @@ struct FwdParams {
   AttentionSizes z;
 };
 
-// The softmax so far of a lane's rows: the largest score times scale2, and the lane's part of the sum.
+// The running softmax of a lane's rows: the largest score times scale2, and the lane's part of the sum.
 template <int kM>
 struct Softmax {
   float max2[kM][2], sum[kM][2];
 };
 
-// Scores of keys from `key` that a row does not see become -inf. The lane's first row is query `row`.
+// Sets the scores of masked keys from `key` to -inf. The lane's first row is query `row`.
 template <int kM, int kN>
 __device__ __forceinline__ void mask(float (&s)[kM][kN][4], const AttentionSizes& z, const int* first, int row,
                                      int key) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void mask(float (&s)[kM][kN][4], const AttentionSizes
   }
 }
 
-// Scores become probabilities relative to the new maximum, and sums are scaled to it.
+// Replaces scores by probabilities relative to the new maximum, and rescales sums to it.
 template <int kM, int kN, int kColumns>
 __device__ __forceinline__ void take_scores(float (&s)[kM][kN][4], Softmax<kM>& run, float (&o)[kM][kColumns][4],
                                             float scale2) {
@@ -117,14 +117,14 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
 
   for (int key = key_begin; key < key_end; key += kKeys) {
     wait_copies<0>();
-    __syncthreads();  // keys are here, and all are done with the last values
+    __syncthreads();  // keys have arrived, and all threads have read the last values
     Rows::copy(v, values, key, kv_rows, kKeys);
     commit_copies();
     const bool sees = seen.some(key, kKeys);
     Sums<kRows, kKeys> s;
     if (sees) multiply_rows<kWidth>(s, my_queries, k, right_lane);
     wait_copies<0>();
-    __syncthreads();  // values are here, and all are done with these keys
+    __syncthreads();  // values have arrived, and all threads have read these keys
     if (key + kKeys < key_end) Rows::copy(k, keys, key + kKeys, kv_rows, kKeys);
     commit_copies();
     if (!sees) continue;

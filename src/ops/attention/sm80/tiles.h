@@ -31,8 +31,8 @@ struct Operand {
   }
 };
 
-// The place of a lane in 16 x 16 elements that ldmatrix loads: the byte offset of its row, and what its
-// chunk is flipped with.
+// The position of a lane in 16 x 16 elements that ldmatrix loads: the byte offset of its row, and the mask of the
+// swizzle for its chunk.
 struct Lane {
   uint32_t row_bytes, flip;
 };
@@ -56,13 +56,13 @@ struct HeadTile {
     }
   }
 
-  // Left operand: 16 rows. Or right operand that runs along its rows: 16 of them.
+  // Returns the lane for a left operand of 16 rows, or for a right operand whose k runs along its 16 rows.
   static __device__ __forceinline__ Lane left_lane() { return lane_of(threadIdx.x % 16, threadIdx.x % 32 / 16); }
-  // Right operand that runs along the width: 16 rows.
+  // Returns the lane for a right operand whose k runs across its 16 rows.
   static __device__ __forceinline__ Lane right_lane() {
     return lane_of(threadIdx.x % 32 / 16 * 8 + threadIdx.x % 8, threadIdx.x / 8 % 2);
   }
-  // Columns [16 step, 16 step + 16) of the 16 rows from `row`, a multiple of 16.
+  // Returns the address of columns [16 step, 16 step + 16) of the 16 rows from `row`, a multiple of 16.
   static __device__ __forceinline__ uint32_t at(uint32_t tile, const Lane& lane, int row, int step) {
     return tile + row * kRowBytes + lane.row_bytes + ((32 * step) ^ lane.flip);
   }
@@ -72,7 +72,7 @@ struct HeadTile {
     const uint32_t in_row = swizzled<kChunks>(row, chunk) - row * kRowBytes;
     return {row * kRowBytes, in_row};
   }
-  // The same of rows that have no chunks, before it returns.
+  // Does the same for rows that are not made of chunks, with ordinary loads and stores.
   static __device__ __forceinline__ void copy_elements(uint32_t to, const HeadRows& x, int row, int end, int num_rows) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < num_rows * kChunks; i += blockDim.x) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void add_step(float (&sums)[kM][kN][4], const uint32_
   }
 }
 
-// Rows of a tile from `row` as left operand.
+// The rows of a tile from `row` as left operand.
 template <int kWidth, int kM>
 struct LeftRows {
   uint32_t tile;
@@ -194,7 +194,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// Sums as left operand, rounded to bf16.
+// Converts sums to a left operand, rounded to bf16.
 template <int kM, int kN>
 __device__ __forceinline__ void pack_words(uint32_t (&words)[kM][kN / 2][4], const float (&x)[kM][kN][4]) {
 #pragma unroll
@@ -211,13 +211,13 @@ __device__ __forceinline__ void pack_words(uint32_t (&words)[kM][kN / 2][4], con
 __device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 4; }
 __device__ __forceinline__ int lane_col() { return threadIdx.x % 4 * 2; }
 
-// x [batch, rows, heads, width], where a result goes. Pairs are 4 bytes, at multiples of 4.
+// The destination of a result, [batch, rows, heads, width]. Pairs are 4 bytes, at multiples of 4.
 struct Result {
   Half* data;
   int heads, width;
   bool has_pairs;
 
-  // Stores sums times factor to rows below end, the warp's first is `row` of those of all sequences.
+  // Stores sums times factor to rows below end. row: the warp's first row, counted over all sequences.
   template <int kM, int kN>
   __device__ __forceinline__ void store(const float (&sums)[kM][kN][4], const float (&factor)[kM][2], int64_t row,
                                         int64_t end, int h) const {
@@ -242,10 +242,10 @@ struct Result {
   }
 };
 
-// The keys that the rows of a warp's tile of scores see.
+// The keys that the rows of a warp's tile of scores attend to.
 struct SeenKeys {
-  int any_first, any_last;  // some row sees none outside
-  int all_first, all_last;  // every row sees all inside
+  int any_first, any_last;  // no row attends to keys outside of these
+  int all_first, all_last;  // every row attends to all of these
 
   // The queries are [row, end). The documents of the first and of the last begin at these positions.
   static __device__ __forceinline__ SeenKeys of(const AttentionSizes& z, int row, int end, int first_doc_start,

@@ -54,6 +54,19 @@ DsSizes ds_sizes(const AttentionBwd& a) {
           .has_documents = !a.doc_start_T.empty()};
 }
 
+// The f32 sums of dq of a slice; a kv group that needs more, up to kMaxDsBytes, is a slice of its own.
+constexpr int64_t kMaxDqBytes = int64_t{512} << 20;
+
+// Where a window is short, the sums of dq are most of the memory that is read and written.
+constexpr int64_t kShortWindow = 512;
+
+// Returns a plan of no groups where the kernel does not take the call.
+FusedPlan fused_plan_of(const AttentionBwd& a) {
+  const DsSizes z = ds_sizes(a);
+  const bool takes = z.width == 128 && z.v_width == 128 && (z.window == 0 || z.window > kShortWindow);
+  return takes ? fused_plan(z, kMaxDqBytes, kMaxDsBytes) : FusedPlan{};
+}
+
 DsPlan plan_of(const AttentionBwd& a) { return a.is_part ? DsPlan{} : ds_plan(ds_sizes(a), kMaxDsBytes); }
 
 int64_t sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
@@ -92,7 +105,10 @@ void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const 
 
 }  // namespace
 
-int64_t sm90_scratch_bytes(const AttentionBwd& a) { return sums_bytes(a) + plan_of(a).bytes(); }
+int64_t sm90_scratch_bytes(const AttentionBwd& a) {
+  const FusedPlan fused = fused_plan_of(a);
+  return sums_bytes(a) + (fused.groups_of_slice > 0 ? fused.bytes() : plan_of(a).bytes());
+}
 
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   auto* const lse2 = static_cast<float*>(a.scratch.data);
@@ -101,6 +117,9 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
     launch_row_sums<64>(s, a, sums);
   else
     launch_row_sums<128>(s, a, sums);
+  const FusedPlan fused = fused_plan_of(a);
+  if (fused.groups_of_slice > 0 && a.scratch.num_bytes() >= sums_bytes(a) + fused.bytes())
+    return sm90_fused_bwd(s, a, sums, fused, static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a));
   // With scratch for the sums alone ds is not kept: where other kernels were to take the call.
   const DsPlan plan = plan_of(a);
   if (!plan.slices.empty() && a.scratch.num_bytes() >= sums_bytes(a) + plan.bytes())

@@ -1,7 +1,10 @@
-// The backward pass of attention for sm_90a, in kernels one after the other: sums of each row, dk
-// and dv, dq. Every sum has one order and no atomics. dk and dv want all queries of some keys, dq
-// all keys of some queries, so dq either computes the scores once more, or reads their gradients ds
-// as the kernel of dk and dv left them in scratch (attention_slices.h).
+// The backward pass of attention for sm_90a, in kernels one after the other: sums of each row first,
+// then dq, dk and dv. Every sum has one order.
+//
+// With heads of 128 one kernel computes all three (attention_fused_bwd.cu). With others one kernel
+// computes dk and dv, which need all queries of some keys, and the next one dq, which needs all keys
+// of some queries. The latter either computes the scores once more, or reads their gradients ds as
+// the kernel of dk and dv left them in scratch (attention_slices.h).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -55,6 +58,52 @@ struct DsTiles {
   }
 };
 
+// From scores [keys, queries] of a stage whose first query is at `position`: probabilities in
+// place, 0 where unseen.
+template <class Columns, int kNum>
+__device__ __forceinline__ void probabilities_of(float (&s)[kNum], const Columns& columns, float scale2, int key,
+                                                 int position) {
+  const Fragment at = fragment();
+  const int group_key = key - at.row;  // of the warpgroup's first row
+  const bool whole = columns.first[2 * kNum - 1] <= group_key && position >= group_key + 63;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto lse2 = *reinterpret_cast<const float2*>(columns.lse2 + 8 * j + at.col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      s[4 * j + 2 * i] = exp2_approx(s[4 * j + 2 * i] * scale2 - lse2.x);
+      s[4 * j + 2 * i + 1] = exp2_approx(s[4 * j + 2 * i + 1] * scale2 - lse2.y);
+    }
+  }
+  if (whole) return;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto first = *reinterpret_cast<const int2*>(columns.first + 8 * j + at.col);
+    const int query = position + 8 * j + at.col;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int my_key = key + 8 * i;
+      if (my_key < first.x || my_key > query) s[4 * j + 2 * i] = 0;
+      if (my_key < first.y || my_key > query + 1) s[4 * j + 2 * i + 1] = 0;
+    }
+  }
+}
+
+template <class Columns, int kNum>
+__device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[kNum], const Columns& columns) {
+  const int col = fragment().col;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto delta = *reinterpret_cast<const float2*>(columns.delta + 8 * j + col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int e = 4 * j + 2 * i;
+      dp[e] = p[e] * (dp[e] - delta.x);
+      dp[e + 1] = p[e + 1] * (dp[e + 1] - delta.y);
+    }
+  }
+}
+
 struct BwdMaps {
   CUtensorMap q, dout, k, v;
 };
@@ -65,6 +114,8 @@ inline BwdMaps bwd_maps(const AttentionBwd& a, uint32_t queries, uint32_t keys) 
           .v = rows_map(a.v_TGd, a.batch, keys)};
 }
 
+// dq, dk and dv, slice by slice. scratch: plan.bytes(), at a multiple of 256.
+void sm90_fused_bwd(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPlan& plan, void* scratch);
 // dk and dv of the slice of `ds`, whose tiles are filled unless it has none.
 void sm90_dkv(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds);
 // dq of the slice from the tiles of `ds`.

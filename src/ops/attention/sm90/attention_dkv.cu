@@ -91,52 +91,6 @@ __device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& ma
   }
 }
 
-// From scores [keys, queries] of a stage whose first query is at `position`: probabilities in
-// place, 0 where unseen.
-template <class Columns, int kNum>
-__device__ __forceinline__ void probabilities_of(float (&s)[kNum], const Columns& columns, float scale2, int key,
-                                                 int position) {
-  const Fragment at = fragment();
-  const int group_key = key - at.row;  // of the warpgroup's first row
-  const bool whole = columns.first[2 * kNum - 1] <= group_key && position >= group_key + 63;
-#pragma unroll
-  for (int j = 0; j < kNum / 4; ++j) {
-    const auto lse2 = *reinterpret_cast<const float2*>(columns.lse2 + 8 * j + at.col);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      s[4 * j + 2 * i] = exp2_approx(s[4 * j + 2 * i] * scale2 - lse2.x);
-      s[4 * j + 2 * i + 1] = exp2_approx(s[4 * j + 2 * i + 1] * scale2 - lse2.y);
-    }
-  }
-  if (whole) return;
-#pragma unroll
-  for (int j = 0; j < kNum / 4; ++j) {
-    const auto first = *reinterpret_cast<const int2*>(columns.first + 8 * j + at.col);
-    const int query = position + 8 * j + at.col;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int my_key = key + 8 * i;
-      if (my_key < first.x || my_key > query) s[4 * j + 2 * i] = 0;
-      if (my_key < first.y || my_key > query + 1) s[4 * j + 2 * i + 1] = 0;
-    }
-  }
-}
-
-template <class Columns, int kNum>
-__device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[kNum], const Columns& columns) {
-  const int col = fragment().col;
-#pragma unroll
-  for (int j = 0; j < kNum / 4; ++j) {
-    const auto delta = *reinterpret_cast<const float2*>(columns.delta + 8 * j + col);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int e = 4 * j + 2 * i;
-      dp[e] = p[e] * (dp[e] - delta.x);
-      dp[e + 1] = p[e + 1] * (dp[e + 1] - delta.y);
-    }
-  }
-}
-
 // A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory; with
 // 32 queries a step, after the second half of the tile. The last ones have left the warp's place by
 // then: a step is longer than the copy engine takes.

@@ -11,7 +11,7 @@ constexpr int64_t kGrain = 1 << 16;  // elements of a task
 
 }  // namespace
 
-// Compared as written: std::min and std::max would lose a NaN in one of their places.
+// It compares explicitly, since std::min and std::max would lose a NaN in one of their arguments.
 void clamp_fwd(Stream& s, const ClampFwd& a) {
   with_float_type(a.x.dtype, [&](auto zero) {
     using T = decltype(zero);

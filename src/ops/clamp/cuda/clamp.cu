@@ -16,11 +16,11 @@ __global__ void __launch_bounds__(kThreads) clamp_fwd_kernel(T* y, const T* from
   float x[kNum];
   load(x, from + i);
 #pragma unroll
-  for (int j = 0; j < kNum; ++j) x[j] = x[j] < -limit ? -limit : x[j] > limit ? limit : x[j];  // a NaN stays
+  for (int j = 0; j < kNum; ++j) x[j] = x[j] < -limit ? -limit : x[j] > limit ? limit : x[j];  // a NaN passes through
   store(y + i, x);
 }
 
-// The same.
+// A thread owns kNum elements.
 template <class T, int kNum>
 __global__ void __launch_bounds__(kThreads)
     clamp_bwd_kernel(T* dx, const T* dy, const T* from, int64_t n, float limit) {

@@ -139,19 +139,42 @@ void select_routes(Stream& s, const SelectRoutes& a) {
   });
 }
 
+void push_routes(Stream& s, const PushRoutes& a) {
+  const int64_t T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1), K = a.routes_T2K.dim(1) / 2, e = a.experts_of_rank,
+                L = std::min(K, e), row_bytes = 2 * L * size_of(DType::i32);
+  const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
+  parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    std::vector<int32_t> pairs(2 * L);
+    for (int64_t i = begin * J; i < end * J; ++i) {
+      if (dest[i] < 0) continue;
+      const int32_t* topk = a.routes_T2K.ptr<int32_t>() + i / J * 2 * K;
+      std::fill_n(pairs.begin(), L, -1);
+      std::fill_n(pairs.begin() + L, L, 0);
+      for (int64_t k = 0, l = 0; k < K; ++k) {
+        if (topk[k] < 0 || topk[k] / e != dest[i]) continue;
+        pairs[l] = topk[k];
+        pairs[L + l++] = topk[K + k];
+      }
+      for (int64_t q = dest[i] * a.etp; q < (dest[i] + 1) * a.etp; ++q)
+        std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, pairs.data(), row_bytes);
+    }
+  });
+  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
+}
+
 void unpack_routes(Stream& s, const UnpackRoutes& a) {
-  const int64_t N = a.topk_NK.dim(0), K = a.topk_NK.dim(1), num = a.arrive_W1.ptr<int32_t>()[a.arrive_W1.numel() - 1];
-  const int32_t* routes = a.routes_N2K.ptr<int32_t>();
-  int32_t* topk = a.topk_NK.ptr<int32_t>();
-  float* weight = a.weight_NK.ptr<float>();
+  const int64_t N = a.topk_NL.dim(0), L = a.topk_NL.dim(1), num = a.arrive_W1.ptr<int32_t>()[a.arrive_W1.numel() - 1];
+  const int32_t* routes = a.routes_N2L.ptr<int32_t>();
+  int32_t* topk = a.topk_NL.ptr<int32_t>();
+  float* weight = a.weight_NL.ptr<float>();
   parallel_rows(s.pool(), N, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       if (n < num) {
-        std::copy_n(routes + n * 2 * K, K, topk + n * K);
-        std::memcpy(weight + n * K, routes + n * 2 * K + K, K * sizeof(float));
+        std::copy_n(routes + n * 2 * L, L, topk + n * L);
+        std::memcpy(weight + n * L, routes + n * 2 * L + L, L * sizeof(float));
       } else {
-        std::fill_n(topk + n * K, K, -1);
-        std::fill_n(weight + n * K, K, 0.0f);
+        std::fill_n(topk + n * L, L, -1);
+        std::fill_n(weight + n * L, L, 0.0f);
       }
     }
   });
@@ -167,21 +190,44 @@ void return_sums(Stream& s, const ReturnSums& a) {
                      .dtype = a.y_RD.dtype};
     combine(s, {.out_TD = out,
                 .y_RD = a.y_RD,
-                .pair_row_TK = a.pair_row_NK.rows(first, first + num),
-                .weight_TK = a.weight_NK.empty() ? Tensor{} : a.weight_NK.rows(first, first + num)});
+                .pair_row_TK = a.pair_row_NL.rows(first, first + num),
+                .weight_TK = a.weight_NL.empty() ? Tensor{} : a.weight_NL.rows(first, first + num)});
     if (q != a.rank) *a.sent_1.ptr<int64_t>() += num * row_bytes;
   });
 }
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
-  const int64_t K = a.pair_row_NK.dim(1);
+  const int64_t L = a.pair_row_NL.dim(1);
   for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
     if (num == 0) return;
-    auto* to = reinterpret_cast<float*>(array_of(a.bases_W, q, a.offset)) + there * K;
+    auto* to = reinterpret_cast<float*>(array_of(a.bases_W, q, a.offset)) + there * L;
     rows_to_pairs(
         s,
-        {.to_TK = tensor_of(to, {num, K}), .from_R = a.from_R, .pair_row_TK = a.pair_row_NK.rows(first, first + num)});
-    if (q != a.rank) *a.sent_1.ptr<int64_t>() += num * K * 4;
+        {.to_TK = tensor_of(to, {num, L}), .from_R = a.from_R, .pair_row_TK = a.pair_row_NL.rows(first, first + num)});
+    if (q != a.rank) *a.sent_1.ptr<int64_t>() += num * L * 4;
+  });
+}
+
+void sum_pairs(Stream& s, const SumPairs& a) {
+  const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1), J = a.dest_TJ.dim(1), etp = a.back_row_TB.dim(1) / J,
+                L = a.from_BL.dim(1), e = a.experts_of_rank;
+  parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> seen(J);  // pairs of the token so far, by destination
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t* kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>() + t * K;
+      const int32_t *topk = a.topk_TK.ptr<int32_t>() + t * K, *dest = a.dest_TJ.ptr<int32_t>() + t * J;
+      std::fill(seen.begin(), seen.end(), 0);
+      for (int64_t k = 0; k < K; ++k) {
+        float sum = 0;
+        const int64_t j = kept && kept[k] < 0 ? J : std::find(dest, dest + J, topk[k] / e) - dest;
+        for (int64_t i = 0; j < J && i < etp; ++i) {
+          const int64_t row = a.back_row_TB.ptr<int32_t>()[(t * J + j) * etp + i];
+          sum += a.from_BL.ptr<float>()[row * L + seen[j]];
+        }
+        if (j < J) ++seen[j];
+        a.to_TK.ptr<float>()[t * K + k] = sum;
+      }
+    }
   });
 }
 

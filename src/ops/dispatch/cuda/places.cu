@@ -125,14 +125,42 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(int32_t* routes, const i
   routes[t * 2 * top_k + top_k + k] = __float_as_int(weight[i]);
 }
 
-__global__ void __launch_bounds__(kThreads) unpack_kernel(int32_t* topk, float* weight, const int32_t* routes,
-                                                          const int32_t* num_rows, int64_t num_pairs, uint32_t top_k) {
+__global__ void __launch_bounds__(kThreads)
+    unpack_kernel(int32_t* topk, float* weight, const int32_t* routes, const int32_t* num_rows, int64_t num_pairs,
+                  uint32_t pairs_of_row) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= num_pairs) return;
-  const int64_t n = quotient(i, top_k), k = i - n * top_k;
+  const int64_t n = quotient(i, pairs_of_row), l = i - n * pairs_of_row;
   const bool arrived = n < *num_rows;
-  topk[i] = arrived ? routes[n * 2 * top_k + k] : -1;
-  weight[i] = arrived ? __int_as_float(routes[n * 2 * top_k + top_k + k]) : 0.0f;
+  topk[i] = arrived ? routes[n * 2 * pairs_of_row + l] : -1;
+  weight[i] = arrived ? __int_as_float(routes[n * 2 * pairs_of_row + pairs_of_row + l]) : 0.0f;
+}
+
+struct ReturnedPairs {
+  float* to_TK;
+  const float* from_BL;
+  const int32_t *topk_TK, *kept_TK, *dest_TJ, *back_row_TB;
+  int64_t num_pairs;  // T K
+  uint32_t top_k;
+  int num_dest, etp, pairs_of_row, experts_of_rank;  // J, ETP, L, E/P
+};
+
+// A thread owns a pair.
+__global__ void __launch_bounds__(kThreads) sum_pairs_kernel(ReturnedPairs a) {
+  const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (pair >= a.num_pairs) return;
+  const int64_t t = quotient(pair, a.top_k), first = t * a.top_k;
+  const auto rank_of = [&](int64_t i) { return a.kept_TK && a.kept_TK[i] < 0 ? -1 : a.topk_TK[i] / a.experts_of_rank; };
+  const int p = rank_of(pair);
+  float sum = 0;
+  for (int j = 0; p >= 0 && j < a.num_dest; ++j) {
+    if (a.dest_TJ[t * a.num_dest + j] != p) continue;
+    int l = 0;
+    for (int64_t i = first; i < pair; ++i) l += rank_of(i) == p;
+    const int32_t* rows = a.back_row_TB + (t * a.num_dest + j) * a.etp;
+    for (int i = 0; i < a.etp; ++i) sum += a.from_BL[int64_t{rows[i]} * a.pairs_of_row + l];
+  }
+  a.to_TK[pair] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads) select_kernel(int32_t* topk, int32_t* routes, int64_t num_pairs,
@@ -200,11 +228,28 @@ void select_routes(Stream& s, const SelectRoutes& a) {
 }
 
 void unpack_routes(Stream& s, const UnpackRoutes& a) {
-  const int64_t n = a.topk_NK.numel();
+  const int64_t n = a.topk_NL.numel();
   unpack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.topk_NK.ptr<int32_t>(), a.weight_NK.ptr<float>(), a.routes_N2K.ptr<int32_t>(),
-      a.arrive_W1.ptr<int32_t>() + a.arrive_W1.numel() - 1, n, static_cast<uint32_t>(narrow<int>(a.topk_NK.dim(1))));
+      a.topk_NL.ptr<int32_t>(), a.weight_NL.ptr<float>(), a.routes_N2L.ptr<int32_t>(),
+      a.arrive_W1.ptr<int32_t>() + a.arrive_W1.numel() - 1, n, static_cast<uint32_t>(narrow<int>(a.topk_NL.dim(1))));
   check_launch("unpack_routes");
+}
+
+void sum_pairs(Stream& s, const SumPairs& a) {
+  const ReturnedPairs pairs{.to_TK = a.to_TK.ptr<float>(),
+                            .from_BL = a.from_BL.ptr<float>(),
+                            .topk_TK = a.topk_TK.ptr<int32_t>(),
+                            .kept_TK = ints_or_null(a.kept_TK),
+                            .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                            .back_row_TB = a.back_row_TB.ptr<int32_t>(),
+                            .num_pairs = a.to_TK.numel(),
+                            .top_k = static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))),
+                            .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                            .etp = narrow<int>(a.back_row_TB.dim(1) / a.dest_TJ.dim(1)),
+                            .pairs_of_row = narrow<int>(a.from_BL.dim(1)),
+                            .experts_of_rank = narrow<int>(a.experts_of_rank)};
+  sum_pairs_kernel<<<num_blocks(pairs.num_pairs, kThreads), kThreads, 0, cuda_stream(s)>>>(pairs);
+  check_launch("sum_pairs");
 }
 
 }  // namespace moebius::cuda

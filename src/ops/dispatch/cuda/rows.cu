@@ -1,12 +1,7 @@
-// Rows between windows. A warp owns a row; a block fills a multiprocessor, and grids loop, so that a limit on blocks
-// (device/block_limit.h) is one on multiprocessors. No kernel waits for another rank: rounds do (comm/peer_window.h).
-#include <algorithm>
-
-#include "device/block_limit.h"
-#include "device/cuda/cuda.h"
+// Rows between windows. A warp owns a row. No kernel waits for another rank: rounds do (comm/peer_window.h).
 #include "device/fallback_kernels.h"
-#include "device/gpu_limits.h"
-#include "ops/cuda/vector.h"
+#include "ops/dispatch/cuda/return_sums.h"
+#include "ops/dispatch/cuda/windows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/dispatch/dispatch_backends.h"
 
@@ -18,57 +13,6 @@ constexpr int kSumThreads = 512;  // of one that sums: its threads have more reg
 constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
 constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
 constexpr int kRowsAtOnce = 4;    // such rows
-constexpr uint32_t kAllLanes = 0xffffffffu;
-
-// On a Hopper GPU the blocks are in clusters of two, as those of products that may run beside them: what both leave
-// free is whole clusters.
-struct Grid {
-  Grid(const Stream& s, int64_t rows, int threads) {
-    const GpuLimits& gpu = gpu_limits(s);
-    const int blocks =
-        std::max(1, std::min(num_blocks(rows, threads / 32), limited_blocks(s, gpu.num_multiprocessors)));
-    cluster_.id = cudaLaunchAttributeClusterDimension;
-    cluster_.val.clusterDim = {.x = gpu.is_hopper() ? 2u : 1u, .y = 1, .z = 1};
-    config_.gridDim = dim3(gpu.is_hopper() ? static_cast<unsigned>(div_ceil(blocks, 2) * 2) : blocks);
-    config_.blockDim = dim3(static_cast<unsigned>(threads));
-    config_.stream = cuda_stream(s);
-    config_.attrs = &cluster_;
-    config_.numAttrs = gpu.is_hopper() ? 1 : 0;
-  }
-  Grid(const Grid&) = delete;
-  template <class... Params, class... Args>
-  void launch(void (*kernel)(Params...), const Args&... args) const {
-    MOEBIUS_CUDA(cudaLaunchKernelEx(&config_, kernel, args...));
-  }
-
- private:
-  cudaLaunchAttribute cluster_ = {};
-  cudaLaunchConfig_t config_ = {};
-};
-
-// An array in the windows of all ranks.
-struct Windows {
-  const int64_t* bases;
-  int64_t offset;
-  int num_ranks, rank;
-  unsigned long long* sent;  // bytes for other ranks: a sum of integers, which no order changes
-
-  __device__ char* array(int64_t q) const { return reinterpret_cast<char*>(bases[q]) + offset; }
-};
-
-Windows windows_of(const Tensor& sent_1, const Tensor& bases_W, int64_t offset, int64_t rank) {
-  return {.bases = bases_W.ptr<int64_t>(),
-          .offset = offset,
-          .num_ranks = narrow<int>(bases_W.numel()),
-          .rank = narrow<int>(rank),
-          .sent = reinterpret_cast<unsigned long long*>(sent_1.ptr<int64_t>())};
-}
-
-// All lanes of a warp call it.
-__device__ __forceinline__ void add_sent(const Windows& to, int64_t bytes_of_lane) {
-  const auto bytes = static_cast<unsigned long long>(warp_sum(static_cast<long long>(bytes_of_lane)));
-  if (threadIdx.x % 32 == 0 && bytes > 0) atomicAdd(to.sent, bytes);
-}
 
 // The rows of tokens and the places that copies of them go to, as PushRows says (ops/dispatch/dispatch.h).
 struct Push {
@@ -128,29 +72,41 @@ void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
   Grid(s, a.num_tokens, kThreads).launch(push_rows_kernel<Word>, a, to);
 }
 
+// The routes of tokens, of which each rank gets the pairs with its experts, as PushRoutes says.
+struct PushPairs {
+  const int32_t *routes_T2K, *dest_TJ, *row_TJ;
+  int64_t num_words;  // T J 2 L
+  uint32_t words_of_row;
+  int num_dest, top_k, etp, experts_of_rank;
+};
+
+// A thread owns a word of a row: the expert or the weight of the l-th pair of a token at a rank.
+__global__ void __launch_bounds__(kThreads) push_routes_kernel(PushPairs a, Windows to) {
+  const int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  int64_t sent = 0;
+  const int64_t i = word < a.num_words ? quotient(word, a.words_of_row) : 0;
+  const int p = word < a.num_words ? a.dest_TJ[i] : -1;
+  if (p >= 0) {
+    const int column = static_cast<int>(word - i * a.words_of_row), pairs = static_cast<int>(a.words_of_row / 2);
+    const bool is_weight = column >= pairs;
+    const int32_t* routes = a.routes_T2K + quotient(i, a.num_dest) * 2 * a.top_k;
+    int before = column - (is_weight ? pairs : 0), found = -1;
+    for (int k = 0; k < a.top_k && found < 0; ++k)
+      if (routes[k] >= 0 && routes[k] / a.experts_of_rank == p && before-- == 0) found = k;
+    const int32_t value = found < 0 ? (is_weight ? 0 : -1) : routes[found + (is_weight ? a.top_k : 0)];
+    for (int q = p * a.etp; q < (p + 1) * a.etp; ++q) {
+      reinterpret_cast<int32_t*>(to.array(q))[int64_t{a.row_TJ[i]} * a.words_of_row + column] = value;
+      if (q != to.rank) sent += sizeof value;
+    }
+  }
+  add_sent(to, sent);
+}
+
 // A block owns a rank.
 __global__ void __launch_bounds__(kThreads, 1) push_to_all_kernel(const char* x, int64_t num_bytes, Windows to) {
   char* array = to.array(blockIdx.x) + to.rank * num_bytes;
   for (int64_t i = threadIdx.x; i < num_bytes; i += kThreads) array[i] = x[i];
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(to.sent, (to.num_ranks - 1) * num_bytes);
-}
-
-// Rows that return to the ranks that they came from.
-struct Return {
-  const int32_t *pair_row_NK, *arrive_W1, *back_W;
-  const float* weight_NK;  // may be null
-  int top_k;
-};
-
-// The rank that row n came from. All lanes of the warp call it.
-__device__ int source_of(const Return& a, const Windows& to, int64_t n) {
-  int source = 0;
-  for (int first = 0; first < to.num_ranks; first += 32) {
-    const int q = first + static_cast<int>(threadIdx.x % 32);
-    const bool is_before = q < to.num_ranks && a.arrive_W1[q + 1] <= n;
-    source += __popc(__ballot_sync(kAllLanes, is_before));
-  }
-  return source;
 }
 
 // The pairs of a row of N, by lane: the rows of y, -1 past the last one, and their weights.
@@ -161,39 +117,27 @@ struct Pairs {
 
 __device__ Pairs pairs_of(const Return& a, int64_t n, int first) {
   const int k = first + static_cast<int>(threadIdx.x % 32);
-  if (k >= a.top_k) return {-1, 0.0f};
-  const int64_t i = n * a.top_k + k;
-  return {a.pair_row_NK[i], a.weight_NK ? a.weight_NK[i] : 1.0f};
+  if (k >= a.num_pairs) return {-1, 0.0f};
+  const int64_t i = n * a.num_pairs + k;
+  return {a.pair_row_NL[i], a.weight_NL ? a.weight_NL[i] : 1.0f};
 }
 
-// The row that is returned as the i-th. The rows of this rank are spread evenly among those of other ranks, so that
-// the memory and the links work at the same time. Those of others begin with the next rank's: no rank is the first of
-// all others.
-__device__ int64_t returned_row(const Return& a, const Windows& to, int64_t i) {
-  const auto num_rows = static_cast<uint32_t>(a.arrive_W1[to.num_ranks]);
-  const int64_t own_begin = a.arrive_W1[to.rank], own_end = a.arrive_W1[to.rank + 1], num_own = own_end - own_begin;
-  const int64_t own = quotient(i * num_own, num_rows);  // those of this rank among the first i
-  if (quotient((i + 1) * num_own, num_rows) > own) return own_begin + own;
-  const int64_t other = i - own, behind = num_rows - own_end;
-  return other < behind ? own_end + other : other - behind;
-}
-
-// Pieces of a few rows of y are on their way at once; they are added in the order of k.
+// Pieces of a few rows of y are on their way at once; they are added in the order of the pairs.
 template <class T, int kNum>
 __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
   constexpr int kWarps = kSumThreads / 32;
   const int lane = threadIdx.x % 32;
-  const int64_t num_rows = a.arrive_W1[to.num_ranks], row_bytes = width * static_cast<int64_t>(sizeof(T));
+  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+  const ReturnOrder order(a, to);
   int64_t sent = 0;
-  const int64_t first_turn = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  for (int64_t turn = first_turn; turn < num_rows; turn += int64_t{gridDim.x} * kWarps) {
-    const int64_t n = returned_row(a, to, turn);
+  for (uint32_t turn = blockIdx.x * kWarps + threadIdx.x / 32; turn < order.num_rows(); turn += gridDim.x * kWarps) {
+    const int64_t n = order.row(turn);
     const int source = source_of(a, to, n);
     T* out = reinterpret_cast<T*>(to.array(source) + (a.back_W[source] + n - a.arrive_W1[source]) * row_bytes);
     if (lane == 0 && source != to.rank) sent += row_bytes;
     for (int64_t at = lane * kNum; at - lane * kNum < width; at += 32 * kNum * kSumsAtOnce) {
       float sum[kSumsAtOnce][kNum] = {};
-      for (int first = 0; first < a.top_k; first += 32) {
+      for (int first = 0; first < a.num_pairs; first += 32) {
         const Pairs pairs = pairs_of(a, n, first);
         for (uint32_t left = __ballot_sync(kAllLanes, pairs.row >= 0); left != 0;) {
           Raw<T, kNum> raw[kRowsAtOnce][kSumsAtOnce];
@@ -241,23 +185,15 @@ __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* 
   int64_t sent = 0;
   for (int64_t n = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; n < num_rows; n += int64_t{gridDim.x} * kWarps) {
     const int source = source_of(a, to, n);
-    float* out = reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.top_k;
-    for (int k = lane; k < a.top_k; k += 32) {
-      const int32_t row = a.pair_row_NK[n * a.top_k + k];
+    float* out =
+        reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.num_pairs;
+    for (int k = lane; k < a.num_pairs; k += 32) {
+      const int32_t row = a.pair_row_NL[n * a.num_pairs + k];
       out[k] = row < 0 ? 0.0f : from[row];
       if (source != to.rank) sent += sizeof(float);
     }
   }
   add_sent(to, sent);
-}
-
-template <class Op>
-Return return_of(const Op& a) {
-  return {.pair_row_NK = a.pair_row_NK.template ptr<int32_t>(),
-          .arrive_W1 = a.arrive_W1.template ptr<int32_t>(),
-          .back_W = a.back_W.template ptr<int32_t>(),
-          .weight_NK = nullptr,
-          .top_k = narrow<int>(a.pair_row_NK.dim(1))};
 }
 
 }  // namespace
@@ -285,6 +221,22 @@ void push_rows(Stream& s, const PushRows& a) {
   check_launch("push_rows");
 }
 
+void push_routes(Stream& s, const PushRoutes& a) {
+  const int64_t top_k = a.routes_T2K.dim(1) / 2, words_of_row = 2 * std::min(top_k, a.experts_of_rank);
+  const PushPairs push{.routes_T2K = a.routes_T2K.ptr<int32_t>(),
+                       .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                       .row_TJ = a.row_TJ.ptr<int32_t>(),
+                       .num_words = a.dest_TJ.numel() * words_of_row,
+                       .words_of_row = static_cast<uint32_t>(narrow<int>(words_of_row)),
+                       .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                       .top_k = narrow<int>(top_k),
+                       .etp = narrow<int>(a.etp),
+                       .experts_of_rank = narrow<int>(a.experts_of_rank)};
+  push_routes_kernel<<<num_blocks(push.num_words, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      push, windows_of(a.sent_1, a.bases_W, a.offset, a.rank));
+  check_launch("push_routes");
+}
+
 void push_to_all(Stream& s, const PushToAll& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   push_to_all_kernel<<<to.num_ranks, kThreads, 0, cuda_stream(s)>>>(static_cast<const char*>(a.x_M.data),
@@ -295,25 +247,27 @@ void push_to_all(Stream& s, const PushToAll& a) {
 void return_sums(Stream& s, const ReturnSums& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   Return back = return_of(a);
-  if (!a.weight_NK.empty()) back.weight_NK = a.weight_NK.ptr<float>();
+  if (!a.weight_NL.empty()) back.weight_NL = a.weight_NL.ptr<float>();
   const int64_t width = a.y_RD.dim(1);
-  const Grid grid(s, a.pair_row_NK.dim(0), kSumThreads);
+  const bool is_aligned = rows_are_aligned(width, size_of(a.y_RD.dtype), a.y_RD.data) && a.offset % 16 == 0;
+  if (is_aligned && uses_hopper_kernels(s) && back.num_pairs <= kMostPairsPipelined)
+    return pipelined_sums(s, a.y_RD, a.pair_row_NL.dim(0), back, to);
+  if (!is_aligned) note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
+  const Grid grid(s, a.pair_row_NL.dim(0), kSumThreads);
   with_float_type(a.y_RD.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* y = a.y_RD.ptr<T>();
-    if (rows_are_aligned(width, sizeof(T), y)) {
+    if (is_aligned)
       grid.launch(return_sums_kernel<T, kPerVector<T>>, y, width, back, to);
-    } else {
-      note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
+    else
       grid.launch(return_sums_kernel<T, 1>, y, width, back, to);
-    }
   });
   check_launch("return_sums");
 }
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  Grid(s, a.pair_row_NK.dim(0), kThreads)
+  Grid(s, a.pair_row_NL.dim(0), kThreads)
       .launch(return_pairs_kernel, static_cast<const float*>(a.from_R.ptr<float>()), return_of(a), to);
   check_launch("return_pairs");
 }

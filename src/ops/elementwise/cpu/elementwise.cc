@@ -27,7 +27,7 @@ void convert(ThreadPool& pool, To* to, const From* from, int64_t n) {
   });
 }
 
-// y[i] = fn(x[i], i) for each element, in f32.
+// Computes y[i] = fn(x[i], i) for each element, in f32.
 template <class F>
 void map(Stream& s, Tensor y, Tensor x, F&& fn) {
   with_float_type(x.dtype, [&](auto zero) {
@@ -46,7 +46,7 @@ void gated_add_row(T* y, const T* x, float gate, int64_t width) {
   for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(y[j]) + gate * to_f32(x[j]));
 }
 
-// dx = gate dy; gives <dy, x>.
+// Computes dx = gate dy, and returns <dy, x>.
 template <class T>
 float gated_add_bwd_row(T* dx, const T* dy, const T* x, float gate, int64_t width) {
   float sum = 0;
@@ -133,7 +133,7 @@ void copy_columns(Stream& s, const CopyColumns& a) {
   });
 }
 
-// One thread: the sums are of losses and other arrays of a few thousand numbers.
+// It uses one thread, since it sums losses and other arrays of a few thousand numbers.
 void sum_into(Stream&, const SumInto& a) {
   const float* x = a.x.ptr<float>();
   const int64_t n = a.x.numel();

@@ -4,7 +4,7 @@
 
 namespace moebius::cuda {
 
-// The copy engine's own strided copy: a CUDA graph replays it as any kernel.
+// This is the copy engine's strided copy, which a CUDA graph can capture.
 void copy_columns(Stream& s, const CopyColumns& a) {
   const auto size = static_cast<size_t>(size_of(a.to_TA.dtype));
   MOEBIUS_CUDA(cudaMemcpy2DAsync(static_cast<char*>(a.to_TA.data) + a.to_first * size, a.to_TA.dim(1) * size,

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   sum[column] = total;
 }
 
-// One block: the sum of thread i over elements i, i + 1024, ..., then over the threads.
+// One block computes it: thread i sums the elements i, i + 1024, ...; then the sums of the threads are added in order.
 __global__ void __launch_bounds__(1024) sum_into_kernel(double* out, const float* x, int64_t n, double scale) {
   __shared__ double shared[32];
   double sum = 0;
@@ -304,14 +304,14 @@ void fill_normal(Stream& s, const FillNormal& a) {
 
 namespace {
 
-// The memory that find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
+// The memory that find_nonfinite keeps on a device, since a checkpoint calls it for thousands of tensors.
 struct FirstNonfinite {
   Buffer buffer{DeviceKind::cuda, sizeof(unsigned long long)};
 };
 
 }  // namespace
 
-// Outside any step: it waits, and the first call takes the memory of its answer.
+// It is called outside of steps: it waits for the device, and the first call allocates memory for the result.
 int64_t find_nonfinite(Stream& s, Tensor x) {
   const int64_t n = x.numel();
   auto* const first = static_cast<unsigned long long*>(op_state<FirstNonfinite>(s).buffer.data());

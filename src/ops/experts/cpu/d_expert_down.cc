@@ -1,5 +1,5 @@
-// The backward of expert_down through the gated activation, fused: g never leaves the tile it
-// is computed in.
+// The backward of expert_down, fused with that of the gated activation: g exists only in the tile in which
+// it is computed.
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
@@ -14,7 +14,7 @@ RowProduct product_of(const DExpertDown& a) { return {a.dout_TD, a.sa_RF.dim(1),
 
 int64_t partial_bytes(const DExpertDown& a, const RowProduct& p) { return a.dweight_R.numel() * p.tasks_across * 4; }
 
-// n columns of one row.
+// Processes n columns of one row.
 template <class T>
 struct RowPart {
   T *dh_gate, *dh_up, *sa;  // out
@@ -25,7 +25,7 @@ struct RowPart {
   const GatedActivation& activation;
 };
 
-// Gives <g, a> of the part, n <= kNumLanes.
+// Returns <g, a> of the part; n <= kNumLanes.
 template <class T>
 Lanes backward_part(const RowPart<T>& row) {
   const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n);
@@ -38,7 +38,7 @@ Lanes backward_part(const RowPart<T>& row) {
   return g * a;
 }
 
-// n <= 32 columns, part by part.
+// Processes n <= 32 columns, part by part.
 template <class T>
 Lanes backward_row(const RowPart<T>& row) {
   Lanes product = {};
@@ -85,7 +85,7 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
-// <x[first...], b2> over C columns of a row of x.
+// Returns <x[first...], b2> over C columns of a row of x.
 template <class T>
 float bias_product(const Operand& x, int64_t row, int64_t first, const T* b2, int64_t C) {
   float sum = 0;
@@ -96,7 +96,7 @@ float bias_product(const Operand& x, int64_t row, int64_t first, const T* b2, in
     return sum;
   }
   for (int64_t c = 0; c < C; ++c) {
-    float pair[2];  // from an even column, as dequantize_row asks for
+    float pair[2];  // from an even column, as dequantize_row requires
     const int64_t col = first + c;
     dequantize_row(pair, x, 0, row, col - col % 2, col % 2 + 1);
     sum += pair[col % 2] * to_f32(b2[c]);

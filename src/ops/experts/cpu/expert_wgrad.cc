@@ -1,5 +1,5 @@
-// Weight gradients: k runs over the rows of an expert, in chunks of a fixed size. Each chunk is added
-// to the f32 gradient in order; without accumulate the first is stored.
+// Weight gradients. They sum over the rows of an expert in chunks of a fixed size. Each chunk is added to the f32
+// gradient in order; without accumulate the first one is stored.
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/experts_backends.h"
@@ -36,7 +36,7 @@ PanelRows rows_from(const Tensor& x, bool gather, const Rows& rows, int64_t begi
   return gather ? PanelRows{base, index_of(rows) + begin, ld} : PanelRows{base + begin * ld, nullptr, ld};
 }
 
-// dw (+)= the sums of a tile of `num` rows and n columns.
+// Computes dw (+)= the sums of a tile of `num` rows and n columns.
 void put_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n, bool add) {
   for (int64_t i = 0; i < num; ++i) {
     if (!add) {
@@ -78,7 +78,7 @@ void put_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, c
     pack_across(math.words, {to, kPanelCols, num_panels, space.b_stride},
                 rows_from<T>(a.right_RN.data, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
   };
-  // A gradient that is added to comes from memory: ask for it while the product is computed.
+  // Prefetches the old gradient from memory while the product is computed.
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
     if (!chunk.add) return;
     prefetch_rows(dw + first * tiles.N + j * kPanelCols, num, tiles.N, std::min(kPanelCols, t.num_n - j * kPanelCols));
@@ -90,8 +90,8 @@ void put_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, c
   multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, put);
 }
 
-// The same from quantised transposes, whose rows are the columns of left and right: k of their columns
-// from `begin` on.
+// Does the same from quantised transposes, whose rows are the columns of left and right: k of their columns from
+// `begin` on.
 void put_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, const Chunk& chunk,
                          const PanelSpace& space) {
   const int64_t begin = chunk.begin, k = chunk.k;

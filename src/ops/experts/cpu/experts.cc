@@ -17,8 +17,8 @@ RowProduct product_of(const ExpertUp& a) { return {a.x_TD, a.a_RF.dim(1), kHalf}
 RowProduct product_of(const ExpertDown& a) { return {a.a_RF, a.y_RD.dim(1), kPanelCols}; }
 RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F, a.dx_RD.dim(1), kPanelCols}; }
 
-// n columns from f on of a row of h and a, at most a register of them; bias of
-// the gate, that of up F further on, or none.
+// Stores n columns from f on of a row of h and a, at most a register of them. bias: that of the gate, F elements before
+// that of up; or null.
 template <class T>
 struct GatedRow {
   T *h, *a;
@@ -74,7 +74,7 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
                   write);
 }
 
-// Rows of n <= 32 sums, rounded; bias: 32 numbers.
+// Stores rows of n <= 32 sums, rounded. bias: 32 numbers.
 constexpr float kNoBias[kPanelCols] = {};
 template <class T>
 void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, const float* bias = kNoBias) {
@@ -84,7 +84,7 @@ void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, c
   }
 }
 
-// Columns [d, d + 32) of an expert's bias, 0 where b2 has none of it.
+// Returns columns [d, d + 32) of an expert's bias, 0 where b2 does not have the column.
 template <class T>
 struct PanelBias {
   PanelBias(const ExpertDown& a, int64_t expert, int64_t d) {
@@ -135,8 +135,8 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
                   write);
 }
 
-// The panels [first, first + num) of a task, at once. Where one panel of rows is all, they come one by
-// one: each is multiplied while the nearest cache still has it.
+// Packs the panels [first, first + num) of a task at once. If there is only one panel of rows, it packs them one by
+// one, so that each is multiplied while it is still in the first-level cache.
 template <class F>
 void for_panels_at_once(const RowRange& range, int64_t first, int64_t num, F&& fn) {
   if (range.end - range.begin > kPanelRows) return fn(first, num);
@@ -145,9 +145,9 @@ void for_panels_at_once(const RowRange& range, int64_t first, int64_t num, F&& f
 
 // --- few rows: W is read in place -----------------------------------------------------------------------------------
 
-constexpr int64_t kFewRowsTogether = 32;  // of an expert; more come in turns
+constexpr int64_t kFewRowsTogether = 32;  // of an expert; more rows are processed in groups of this size
 
-// fn(x, first) for the rows of a range: packed rows, and the number of the first one.
+// Calls fn(x, first) for the rows of a range: packed rows, and the number of the first one.
 template <class T, class F>
 void for_few_rows(const RowProduct& p, const PanelSpace& space, const Operand& x, const int32_t* index,
                   const RowRange& range, F&& fn) {
@@ -197,7 +197,7 @@ void down_few_rows(const ExpertDown& a, const RowProduct& p, const RowRange& ran
   });
 }
 
-// Expert products ask for few rows by a flag; quantised operands have none.
+// Returns whether the product is the one for few rows, which a flag requests; quantised operands have no such flag.
 template <class Op>
 bool has_few_rows(const Op& a, const Operand& x) {
   return a.few_rows && x.is_plain();

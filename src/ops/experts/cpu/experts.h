@@ -1,5 +1,5 @@
-// The parts that the CPU files of experts share: how rows become tasks, and how the tensors are
-// laid over panels.
+// The parts that the CPU files of experts share: the division of rows into tasks, and the packing of
+// tensors into panels.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace moebius::cpu {
 
-// At most this many rows of an expert are a task: enough to pay for packing the weights.
+// The maximum number of an expert's rows in a task. It is large enough that packing the weights pays off.
 constexpr int64_t kRowsPerTask = 1024;
 
 // Rows [begin, end) of one expert.
@@ -18,7 +18,7 @@ struct RowRange {
   int64_t expert, begin, end;
 };
 
-// The ranges of all experts, each cut into equal parts.
+// Returns the number of ranges of all experts, each cut into equal parts.
 inline int64_t num_ranges(const int32_t* offsets, int64_t num_experts) {
   int64_t n = 0;
   for (int64_t e = 0; e < num_experts; ++e) n += div_ceil(offsets[e + 1] - offsets[e], kRowsPerTask);
@@ -36,10 +36,10 @@ inline RowRange range_of(const int32_t* offsets, int64_t index) {
   }
 }
 
-// The dtype that an operand is multiplied in.
+// Returns the dtype that an operand is multiplied in.
 inline DType math_dtype(const Operand& x) { return x.is_plain() ? x.data.dtype : DType::f32; }
 
-// How a product of rows [num_rows, k] with num_cols columns is cut: panels, and panels of a task.
+// The division of a product of rows [num_rows, k] with num_cols columns into panels, and the panels of a task.
 struct RowProduct {
   RowProduct(const Operand& x, int64_t num_cols, int64_t cols_per_panel)
       : math(best_panel_math(math_dtype(x))),
@@ -56,7 +56,7 @@ struct RowProduct {
   PanelSpace space;  // of one worker
 };
 
-// fn(range, first_panel, num_panels, index of the task across, space) for all tasks.
+// Calls fn(range, first_panel, num_panels, index of the task across, space) for all tasks.
 template <class F>
 void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t num_experts, void* scratch, F&& fn) {
   const int32_t* offsets = rows.offsets_e1.ptr<int32_t>();
@@ -67,7 +67,7 @@ void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t
   });
 }
 
-// Where row `row` of a matrix of k columns is: in place, or as values in `slot` where it is quantised.
+// Returns row `row` of a matrix of k columns: in place, or dequantised in `slot`.
 template <class T>
 const void* row_of(const Operand& x, int64_t matrix, int64_t row, int64_t k, float* slot) {
   if (x.is_plain()) return x.data.ptr<T>() + (matrix * x.data.dim(x.data.shape.rank() - 2) + row) * k;
@@ -123,8 +123,8 @@ inline const int32_t* index_of(const Rows& rows) {
 
 constexpr auto kNothingBefore = [](int64_t, int64_t, int64_t) {};
 
-// Asks for the lines of n elements in each of num rows, ld apart, that are about to be read and
-// written. Worth 10 % where an epilogue reads; where it only writes, the store buffer does as well.
+// Prefetches the lines of n elements in each of num rows, ld apart, that are about to be read and written. It saves 10
+// % if an epilogue reads them; if it only writes them, the store buffer is as good.
 template <class T>
 void prefetch_rows(const T* x, int64_t num, int64_t ld, int64_t n) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));

@@ -23,8 +23,8 @@ WordLanes widen(const uint16_t* x) {
   return __builtin_convertvector(half, WordLanes);
 }
 
-// How each kind of words is made:
-//   row     a register of words that follow each other along k
+// The ways to read each kind of words:
+//   row     a register of consecutive words along k
 //   across  one word of each lane, from one or two rows
 //   piece   32 bits along k of each lane, of one or two elements: the unit that B panels transpose
 struct PlainWords {
@@ -67,7 +67,7 @@ void with_words(Words words, F&& fn) {
   }
 }
 
-// Lanes l of a and b: those whose bit `Step` is clear stay in a's place, the others in b's.
+// Selects from the lanes l of a and b: lanes whose bit `Step` is 0 keep their position in a, the others that in b.
 template <int Step, size_t... l>
 [[gnu::always_inline]] inline void exchange(WordLanes& a, WordLanes& b, std::index_sequence<l...>) {
   const WordLanes x = a, y = b;
@@ -83,7 +83,7 @@ template <int Step>
   }
 }
 
-// m[i][j] <-> m[j][i], by halves: 64 shuffles for 256 words of 16 lanes.
+// Transposes m by recursive halving: 64 shuffles for 256 words of 16 lanes.
 [[gnu::always_inline]] inline void transpose(WordLanes (&m)[kLanes]) {
   if constexpr (kLanes > 8) exchange_rows<8>(m);
   if constexpr (kLanes > 4) exchange_rows<4>(m);
@@ -107,8 +107,8 @@ void pack_strip_row(uint32_t* to, const typename W::Element* x, int64_t num_elem
   std::memcpy(to, &v, sizeof v);
 }
 
-// A register of lanes of a B panel. Pieces of 32 bits are transposed; two bf16
-// of a piece part afterwards when words are f32.
+// Packs a register of lanes of a B panel. Pieces of 32 bits are transposed. If words are f32, the two bf16 of a piece
+// are separated afterwards.
 template <class W>
 void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   using Element = typename W::Element;
@@ -140,7 +140,7 @@ void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   }
 }
 
-// next may be null: zeros.
+// next: null stands for zeros.
 template <class W>
 WordLanes load_across(const typename W::Element* row, const typename W::Element* next, int64_t num_valid) {
   if (num_valid >= kLanes && (next || W::kPerWord == 1)) return W::across(row, next);
@@ -151,7 +151,7 @@ WordLanes load_across(const typename W::Element* row, const typename W::Element*
   return W::across(part[0], part[1]);
 }
 
-// Row by row through all panels: a row is read once and in order.
+// Packs row by row through all panels, so that each row is read once and in order.
 template <class W>
 void pack_panels_across(const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid) {
   using Element = typename W::Element;

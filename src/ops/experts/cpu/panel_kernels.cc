@@ -18,7 +18,7 @@ struct ByWord {
   static constexpr int64_t kRow = 1, kWord = kPanelRows, kRun = int64_t{1} << 40, kNextRun = 0;
 };
 
-// M x N sums of f32 words, in vectors of type V; N of the 32 columns from b and tile on.
+// Computes M x N sums of f32 words in vectors of type V: N of the 32 columns from b and tile on.
 template <int M, int64_t N, class A, class V>
 [[gnu::always_inline]] inline void multiply_f32(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words) {
   constexpr int64_t kWidth = sizeof(V) / sizeof(float), kNum = N / kWidth;
@@ -44,16 +44,15 @@ template <int M, int64_t N, class A, class V>
   }
 }
 
-// A vector of AVX-512, whatever -march has.
+// A vector of AVX-512, whatever -march is.
 using Wide = float __attribute__((vector_size(64)));
 constexpr int64_t kWideLanes = sizeof(Wide) / sizeof(float);
 
 using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
 using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
 
-// Anywhere: at most five rows by two registers at a time, so that the sums fit 16
-// registers, and eight of them or more where 14 rows are cut in 5, 5 and 4, so that they
-// keep two multipliers busy.
+// The portable kernel computes at most five rows by two registers at a time, so that the sums fit into 16 registers. 14
+// rows are cut into 5, 5 and 4, so that there are at least eight sums, which keep two multipliers busy.
 constexpr int kPortableRows = 5;
 constexpr int64_t kPortableCols = std::min<int64_t>(2 * kNumLanes, kPanelCols);
 
@@ -82,7 +81,7 @@ template <int M, class A>
   multiply_f32<M, kPanelCols, A, Wide>(tile, a, b, num_words);
 }
 
-// vdpbf16ps: a pair of products is added into each f32 sum, the lower k first.
+// Uses vdpbf16ps, which adds a pair of products to each f32 sum, the lower k first.
 template <int M, class A>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_bf16(float* tile, const uint32_t* a,
                                                                            const uint32_t* b, int64_t num_words) {

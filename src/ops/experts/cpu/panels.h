@@ -18,10 +18,10 @@ namespace moebius::cpu {
 constexpr int64_t kPanelRows = 14;  // 14 x 2 sums, 2 words of B and a broadcast fill the 32 registers of AVX-512
 constexpr int64_t kPanelCols = 32;
 
-// How elements become words.
+// The ways to store elements in 32-bit words.
 enum class Words { f32, bf16_pairs, bf16_as_f32 };
 
-// k elements of one row as words; the last one is padded with zero.
+// Returns the number of words for k elements of one row; the last one is padded with zero.
 inline int64_t num_words(Words words, int64_t k) { return words == Words::bf16_pairs ? (k + 1) / 2 : k; }
 
 // tile[i * 32 + j] for i < num_rows <= 14.
@@ -32,7 +32,8 @@ struct PanelMath {
   PanelKernel by_strip;  // a from pack_strips
   PanelKernel by_word;   // a from pack_across
 };
-// The ways this CPU can multiply that dtype, the best one first; the last one runs anywhere.
+// Sets maths to the kernels of this CPU for the dtype, the fastest first; the last one runs on any CPU.
+// Returns their number.
 int panel_maths(DType dtype, PanelMath (&maths)[3]);
 inline PanelMath best_panel_math(DType dtype) {
   PanelMath maths[3];
@@ -40,16 +41,16 @@ inline PanelMath best_panel_math(DType dtype) {
   return maths[0];
 }
 
-// A panel of rows as they are: strips of 256 words, each row of a strip in one piece (and 16 words
-// between the rows, so that they do not meet in the sets of a cache).
+// A panel of rows in their own order: strips of 256 words, with each row of a strip contiguous. 16 words separate the
+// rows, so that they do not map to the same cache sets.
 constexpr int64_t kStripWords = 256, kStripStride = kStripWords + 16;
 inline int64_t strip_panel_words(int64_t num_words) {
   return (num_words + kStripWords - 1) / kStripWords * kPanelRows * kStripStride;
 }
 void pack_strips(Words words, uint32_t* packed, const void* const* row, int64_t num_rows, int64_t k);
 
-// A B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k);
-// null lanes are zeros. Writes up to 32 words past the panel.
+// Packs a B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k); null lanes are
+// zeros. Writes up to 32 words past the panel.
 void pack_along(Words words, uint32_t* packed, const void* const* lane, int64_t k);
 
 // Rows of k: row k is at base + (index ? index[k] : k) * ld elements.
@@ -68,9 +69,9 @@ struct AcrossPanels {
 };
 void pack_across(Words words, const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid);
 
-// A worker's memory: packed B panels, packed A panels, one tile of sums, and where operands are
-// quantised the values of 32 rows of them, which are then packed. Panels are an odd number
-// of lines apart, so that the same word of several does not meet in one set of a cache.
+// A worker's memory: packed B panels, packed A panels, one tile of sums, and for quantised operands the values of 32
+// rows, which are then packed. Panels are an odd number of cache lines apart, so that the same word of several panels
+// does not map to the same cache set.
 struct PanelSpace {
   PanelSpace(Words words, int64_t k, int64_t a_panels, int64_t b_panels, bool quantised = false)
       : a_panels(a_panels),
@@ -92,7 +93,7 @@ struct PanelSpace {
   float *tile = nullptr, *values = nullptr;
 };
 
-// B panels that fit half of a 2 MiB L2, of those that there are.
+// Returns the number of B panels that fit into half of a 2 MiB L2, at most num_panels.
 inline int64_t panels_at_once(Words words, int64_t k, int64_t num_panels) {
   constexpr int64_t kBytes = 1 << 20;
   return std::clamp<int64_t>(kBytes / (num_words(words, k) * kPanelCols * 4 + 1), 1, num_panels);

@@ -6,7 +6,7 @@
 namespace moebius::cuda {
 namespace {
 
-// Few columns and many rows for a block, so that an expert that has most rows keeps many blocks busy.
+// A block has few columns and many rows, so that even an expert with most of the rows keeps many blocks busy.
 constexpr int kLanes = 8, kRowsAtOnce = 64;
 
 template <class T>

@@ -1,4 +1,4 @@
-// The choice of the kernel that runs an expert op, and what the kernel needs.
+// Chooses the kernel that runs an expert op, and checks what it requires.
 #include "ops/experts/cuda/experts.h"
 
 #include "device/fallback_kernels.h"
@@ -19,8 +19,8 @@ Path path_of(const Stream& s, const Op& a) {
   return sm80::takes(a) ? Path::sm80 : Path::generic;
 }
 
-// Notes the path where a faster one does not take the shape. weights tell the columns and the number
-// of experts.
+// Notes a fallback kernel if a faster one does not support the shape. weights: their shape gives the columns and the
+// number of experts.
 void note_path(const Stream& s, const char* name, Path path, const Tensor& weights) {
   if (path == Path::generic) {
     note_fallback_kernel(s, name,
@@ -34,7 +34,7 @@ void note_path(const Stream& s, const char* name, Path path, const Tensor& weigh
   }
 }
 
-// rows: those that the op reads.
+// rows: the rows that the op reads.
 template <class Op>
 Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
   const Path path = path_of(s, a);

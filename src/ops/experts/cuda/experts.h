@@ -1,5 +1,5 @@
-// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_80 ones
-// (mma.sync) and the sm_90 ones (wgmma and TMA) the shapes that they say. Host code only.
+// The interface between the CUDA files of experts. The generic kernels support every shape; for those of sm_80
+// (mma.sync) and sm_90 (wgmma and TMA), takes() says which shapes they support. Host code only.
 #pragma once
 
 #include "core/error.h"
@@ -32,16 +32,16 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 
-// Where the caller says that rows are few. y of expert_down may be f32, too.
+// For calls that declare few rows. y of expert_down may be f32, too.
 bool takes_few_rows(const ExpertUp& a);
 bool takes_few_rows(const ExpertDown& a);
 void expert_up_few_rows(Stream& s, const ExpertUp& a);
 void expert_down_few_rows(Stream& s, const ExpertDown& a);
 }  // namespace sm80
 
-// takes() looks at shapes, dtypes and addresses only, so it says the same in every step.
+// takes() looks at shapes, dtypes and addresses only, so its answer is the same in every step.
 // Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own;
-// without weights of rows d_expert_down takes 1, makes no dweight, and needs no scratch.
+// without weights of rows d_expert_down uses weights of 1, computes no dweight, and needs no scratch.
 namespace sm90 {
 bool takes(const ExpertUp& a);
 bool takes(const ExpertDown& a);
@@ -54,7 +54,7 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 
-// The same of E4M3 operands with scales of blocks of 128. The arguments have passed check_block_scaled
+// The kernels for E4M3 operands with scales of blocks of 128. The arguments have passed check_block_scaled
 // (ops/grouped_gemm/block_scaled.h).
 void expert_up_f8(Stream& s, const ExpertUp& a);
 void d_expert_down_f8(Stream& s, const DExpertDown& a);

@@ -1,6 +1,6 @@
-// The expert ops for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a 64 x 64 tile
-// of one expert: 4 x 4 sums a thread, operands widened to f32 in shared memory, 16 of k at a time.
-// A sum runs over k in order and knows nothing of other rows.
+// The expert ops for any shape in f32 or bf16, with f32 sums. A block of 256 threads owns a 64 x 64 tile of one expert:
+// each thread has 4 x 4 sums. Operands are widened to f32 in shared memory, 16 of k at a time. A sum runs over k in
+// order and does not depend on other rows.
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -65,7 +65,7 @@ __device__ void multiply(const Slices& s, Sums& sums) {
   }
 }
 
-// slice[k][i] = at(i, k); neighbouring threads have neighbouring k or neighbouring i, as memory runs.
+// Loads slice[k][i] = at(i, k). Neighbouring threads have neighbouring k or i, whichever is contiguous in memory.
 template <bool kAlongK, class At>
 __device__ void load(float (&slice)[kDepth][kStride], At&& at) {
 #pragma unroll
@@ -100,7 +100,7 @@ struct RowProduct {
   int64_t k, n, w_row, w_col;
 };
 
-// Two columns a pair: the gate of f and the up of f.
+// Two columns are a pair: the gate of f and the up of f.
 __device__ int64_t gated_row(int64_t col, int64_t F) { return col % 2 * F + col / 2; }
 
 // Epilogue: epilogue(tile, first row, first column, sums). kGated: w has F gate rows and F up rows,
@@ -190,7 +190,7 @@ struct StoreGradients {
   int64_t R, F;
   GatedActivation activation;
 
-  // Gives g * a.
+  // Returns g * a.
   __device__ float backward(int64_t r, int64_t f, float sum) const {
     const float g = widened(rounded<T>(sum));
     const Gated gated(activation, widened(h[r * 2 * F + f]), widened(h[r * 2 * F + F + f]));
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kThreads) wgrad_kernel(Wgrad<T> p) {
   }
 }
 
-// fn.operator()<T, storage>: the element type on the device, and that of the tensors.
+// Calls fn.operator()<T, storage> with the element type on the device and that of the tensors.
 template <class Fn>
 void with_device_type(DType dtype, Fn&& fn) {
   if (dtype == DType::bf16) return fn(__nv_bfloat16{});
@@ -277,7 +277,7 @@ struct alignas(sizeof(T) * kNum) Chunk {
   T at[kNum];
 };
 
-// The expert of row r: how many experts end at or before it. By a whole warp.
+// Returns the expert of row r: how many experts end at or before it. A whole warp calls it.
 __device__ int expert_of_row(const int32_t* offsets, int num_experts, int64_t r) {
   int ended = 0;
   for (int first = 0; first < num_experts; first += 32) {

@@ -1,5 +1,5 @@
-// d_expert_down with mma.sync: g = dout[token] W2[e], and the backward of the gated activation on the tile
-// that a warp has of it. W2 is [D, F], so its rows run across k.
+// d_expert_down with mma.sync: g = dout[token] W2[e], and the backward of the gated activation on each warp's tile of
+// it. W2 is [D, F], so k is not contiguous in it.
 #include "ops/experts/sm80/gated_words.h"
 #include "ops/experts/sm80/operands.h"
 
@@ -36,7 +36,7 @@ struct DDownGemm {
 
   __device__ __forceinline__ static void begin(const Params&, const Tile&, WarpSums& sums) { clear_sums(sums); }
 
-  // Gate and up of a row in this lane's columns, low and high.
+  // The gate and up of a row in this lane's low and high columns.
   struct LaneInputs {
     uint32_t gate[2][4], up[2][4];
     float weight;
@@ -57,7 +57,7 @@ struct DDownGemm {
     }
   };
 
-  // Eight columns: stores dh and sa, and adds g a to sum.
+  // Processes eight columns: stores dh and sa, and adds g a to sum.
   __device__ __forceinline__ static void backward(const Params& p, int32_t row, int32_t col, float& sum,
                                                   const uint32_t (&g)[4], const uint32_t (&gate)[4],
                                                   const uint32_t (&up)[4], float weight) {

@@ -56,7 +56,7 @@ struct UpGemm {
   }
   __device__ __forceinline__ static void begin(const Params& p, const Tile& tile, WarpSums& sums) {
     const int32_t f = first_f(tile) + static_cast<int32_t>(threadIdx.x % 4) * 2;
-    // Columns past F are not stored, whatever they begin at.
+    // Columns past F are not stored, so their initial values do not matter.
     begin_sums(sums, p.bias, tile.expert, [&](int j) { return j / 4 * p.F + f + j % 4 * 8; });
   }
 

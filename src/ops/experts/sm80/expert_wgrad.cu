@@ -1,6 +1,6 @@
-// expert_wgrad with mma.sync: left^T right of the rows of each expert, stored to dw or added to it. Both sides
-// have rows across k, and one of them may be gathered. One block computes all rows of its elements of dw, so
-// that each is written once, with a sum in the order of the rows.
+// expert_wgrad with mma.sync: left^T right over the rows of each expert, stored to dw or added to it. k is not
+// contiguous in either side, and one side may be gathered. One block sums over all rows for its elements of dw, so that
+// each is written once, with a sum in the order of the rows.
 #include "ops/experts/sm80/operands.h"
 #include "ops/grouped_gemm/sm80/warp_rows.h"
 
@@ -34,7 +34,7 @@ struct WgradGemm {
   static constexpr int kRows = 8, kPairs = 8;
   struct LaneElements {
     float* first;
-    int32_t rows, columns, N;  // rows and columns from the first one on that are in dw
+    int32_t rows, columns, N;  // the number of rows and columns, from the tile's first one, that are in dw
     __device__ __forceinline__ LaneElements(const Params& p, const Tile& tile) : N(p.N) {
       const int32_t row = tile.m + WarpPlace<kConfig>::row() + static_cast<int32_t>(threadIdx.x % 32 / 4);
       const int32_t col =
@@ -47,8 +47,8 @@ struct WgradGemm {
     __device__ __forceinline__ bool has(int i, int j) const { return 8 * i < rows && 8 * j < columns; }
   };
 
-  // The elements come to L2 while the tile is multiplied: the first lane that has some of 128 bytes asks for
-  // all of those.
+  // Prefetches the elements of dw into L2 during the product of the tile: the first lane with elements of 128 bytes
+  // prefetches all of them.
   __device__ __forceinline__ static void begin(const Params& p, const Tile& tile, WarpSums& sums) {
     clear_sums(sums);
     if (!p.accumulate) return;
@@ -70,7 +70,7 @@ struct WgradGemm {
   }
 
   // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has rows and columns in multiples
-  // of 8. All loads of a row are on their way before the first sum waits for one.
+  // of 8. All loads of a row are issued before the first sum waits for one.
   template <bool kAdds, bool kWhole>
   __device__ __forceinline__ static void put(const LaneElements& dw, const WarpSums& sums) {
 #pragma unroll

@@ -5,8 +5,13 @@
 // The order of k in a product does not matter, as long as both operands have it. So a lane reads 16
 // bytes of a row at once, and these are its elements of two products.
 //
-// An element is a sum over k of each warp, in order, and then the sum of the warps, in order. So it
-// depends neither on the other rows nor on how many there are.
+// An element is a sum over k of each warp, in order, and then the sum of the warps, in order. The shape of the matrix
+// alone says how many warps there are. So an element depends neither on the other rows nor on how many there are.
+//
+// The weights of a dense product are on their way before its inputs are there (ops/cuda/early_launch.h).
+#include <algorithm>
+
+#include "ops/cuda/early_launch.h"
 #include "ops/experts/sm80/gated_words.h"
 #include "ops/experts/sm80/operands.h"
 #include "ops/sm80/mma.h"
@@ -14,10 +19,8 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMatrixRows = 16;  // of a block
 constexpr int kStepK = 32;       // of a warp's two products
-constexpr int kAhead = 4;        // steps whose loads are on their way at once
 
 struct Params {
   const char *w, *x;
@@ -26,7 +29,7 @@ struct Params {
   uint16_t *h, *a;                 // with an activation
   ColumnBias bias;
   WordActivation activation;
-  int32_t num_rows, N, K;
+  int32_t num_rows, num_experts, N, K;
 };
 
 __device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8]) {
@@ -39,52 +42,119 @@ __device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
   for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
+// The two matrix rows that a lane reads, and its part of `kAhead` steps of them.
+struct MatrixRows {
+  const char *low, *high;
+  bool has_low, has_high;
+};
+template <int kAhead>
+struct Steps {
+  uint4 low[kAhead], high[kAhead];
+
+  // k: of the lane's first element; the steps are `stride` apart.
+  __device__ __forceinline__ void fetch_from(const MatrixRows& w, int32_t k, int32_t stride, int32_t K) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      const int32_t at = k + u * stride;
+      const bool has_k = at < K;
+      const int64_t bytes = has_k ? int64_t{at} * 2 : 0;
+      low[u] = fetch_word(reinterpret_cast<const uint4*>(w.low + bytes), has_k && w.has_low);
+      high[u] = fetch_word(reinterpret_cast<const uint4*>(w.high + bytes), has_k && w.has_high);
+    }
+  }
+};
+
+struct ExpertRows {
+  int32_t expert, begin, end;
+};
+
+// The expert of this block. Where experts are more than rows, block y of the grid has the expert whose rows begin at y,
+// if there is one.
+__device__ __forceinline__ ExpertRows expert_rows(const Params& p) {
+  if (!p.offsets) return {0, 0, p.num_rows};
+  auto expert = static_cast<int32_t>(blockIdx.y);
+  const auto row = expert;
+  const bool by_row = gridDim.y < p.num_experts;
+  if (by_row) {
+    int32_t before = 0;
+#pragma unroll 4
+    for (int32_t e = threadIdx.x % 32; e < p.num_experts; e += 32) before += p.offsets[e + 1] <= row;
+    expert = __reduce_add_sync(0xffffffffu, before);
+    if (expert == p.num_experts) return {0, 0, 0};
+  }
+  const ExpertRows rows{expert, p.offsets[expert], p.offsets[expert + 1]};
+  return by_row && rows.begin != row ? ExpertRows{0, 0, 0} : rows;
+}
+
+// The blocks that a multiprocessor holds together. With fewer registers the compiler loads one word after the other.
+constexpr int blocks_together(int tiles, int warps) { return (tiles == 2 ? 24 : 16) / warps; }
+
 // kTiles: groups of 8 rows that read the weights together. Y: of the result. kGated: the block's 16
 // rows are 8 gate rows and the 8 up rows of the same f.
-template <int kTiles, bool kGated, class Y>
-__global__ void __launch_bounds__(kThreads) few_rows_kernel(Params p) {
-  constexpr int kRows = kTiles * 8;
+template <int kTiles, int kWarps, bool kGated, class Y>
+__global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) few_rows_kernel(Params p) {
+  constexpr int kThreads = kWarps * 32, kRows = kTiles * 8;
+  constexpr int kAhead = kTiles * kWarps > 32 ? 2 : 4;  // steps whose loads are on their way at once
+  constexpr int kStride = kWarps * kStepK, kRound = kAhead * kStride;
+  constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
   __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
   __shared__ float sums[kRows][kMatrixRows];
-  const int expert = blockIdx.y;
-  const int begin = p.offsets ? p.offsets[expert] : 0, end = p.offsets ? p.offsets[expert + 1] : p.num_rows;
-  if (begin >= end) return;
+  let_next_start();
   const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
   const int32_t first = blockIdx.x * (kGated ? kMatrixRows / 2 : kMatrixRows), F = p.N / 2;
   // The matrix rows of the products' rows `group` and `group` + 8.
-  const int32_t low = first + group, high = kGated ? F + low : low + 8;
-  const bool has_low = low < (kGated ? F : p.N), has_high = high < p.N;
+  const int32_t low = first + group, high = kGated ? F + low : low + 8, own_k = warp * kStepK + quad * 8;
   const int64_t row_bytes = int64_t{p.K} * 2;
-  const char* w = p.w + int64_t{expert} * p.N * row_bytes;
-  const char *w_low = w + (has_low ? low : 0) * row_bytes, *w_high = w + (has_high ? high : 0) * row_bytes;
+  MatrixRows w{.low = nullptr, .high = nullptr, .has_low = low < (kGated ? F : p.N), .has_high = high < p.N};
+  // Puts the weights on their way: a round of them to registers, the others to the L2 cache.
+  Steps<kAhead> next;
+  const auto open = [&](int32_t expert) {
+    const char* matrix = p.w + int64_t{expert} * p.N * row_bytes;
+    w.low = matrix + (w.has_low ? low : 0) * row_bytes;
+    w.high = matrix + (w.has_high ? high : 0) * row_bytes;
+    next.fetch_from(w, own_k, kStride, p.K);
+    if (kIsDouble && p.offsets) return;
+    for (int32_t j = warp; j < kMatrixRows; j += kWarps) {
+      const int32_t row = kGated && j >= 8 ? F + first + j - 8 : first + j;
+      if (row >= (kGated && j < 8 ? F : p.N)) continue;
+      for (int64_t at = kRound * 2 + threadIdx.x % 32 * 128; at < row_bytes; at += 32 * 128)
+        prefetch_line(matrix + row * row_bytes + at);
+    }
+  };
+  if (!p.offsets) open(0);
+  wait_for_inputs();
+  const ExpertRows rows = expert_rows(p);
+  if (rows.begin >= rows.end) return;
+  if (p.offsets) open(rows.expert);
 
-  for (int32_t r0 = begin; r0 < end; r0 += kRows) {
+  for (int32_t r0 = rows.begin; r0 < rows.end; r0 += kRows) {
     const char* x[kTiles];
     bool has_row[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const int32_t r = r0 + 8 * i + group;
-      has_row[i] = r < end;
+      has_row[i] = r < rows.end;
       x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
     }
     float acc[kTiles][4] = {};
-    for (int32_t k0 = warp * kStepK; k0 < p.K; k0 += kWarps * kStepK * kAhead) {
-      uint4 a_low[kAhead], a_high[kAhead], b[kAhead][kTiles];
+    for (int32_t k0 = warp * kStepK; k0 < p.K; k0 += kRound) {
+      const bool is_here = kIsDouble ? k0 >= kRound || r0 == rows.begin : k0 < kRound && r0 == rows.begin;
+      if (!is_here) next.fetch_from(w, k0 + quad * 8, kStride, p.K);
+      const Steps<kAhead> a = next;
+      uint4 b[kAhead][kTiles];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        const int32_t k = k0 + u * kWarps * kStepK + quad * 8;
-        const bool has_k = k < p.K;
-        const int64_t at = has_k ? int64_t{k} * 2 : 0;
-        a_low[u] = fetch_word(reinterpret_cast<const uint4*>(w_low + at), has_k && has_low);
-        a_high[u] = fetch_word(reinterpret_cast<const uint4*>(w_high + at), has_k && has_high);
+        const int32_t k = k0 + quad * 8 + u * kStride;
+        const int64_t at = k < p.K ? int64_t{k} * 2 : 0;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i)
-          b[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + at), has_k && has_row[i]);
+          b[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + at), k < p.K && has_row[i]);
       }
+      if constexpr (kIsDouble) next.fetch_from(w, k0 + quad * 8 + kRound, kStride, p.K);
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        const uint32_t first_a[4] = {a_low[u].x, a_high[u].x, a_low[u].y, a_high[u].y},
-                       second_a[4] = {a_low[u].z, a_high[u].z, a_low[u].w, a_high[u].w};
+        const uint32_t first_a[4] = {a.low[u].x, a.high[u].x, a.low[u].y, a.high[u].y},
+                       second_a[4] = {a.low[u].z, a.high[u].z, a.low[u].w, a.high[u].w};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
           multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
@@ -101,7 +171,7 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(Params p) {
     for (int i = threadIdx.x; i < kRows * kMatrixRows; i += kThreads) {
       const int row = i / kMatrixRows, col = i % kMatrixRows;
       const int32_t n = kGated && col >= 8 ? F + first + col - 8 : first + col;
-      float sum = p.bias.b ? p.bias.at(expert, n) : 0.0f;
+      float sum = p.bias.b ? p.bias.at(rows.expert, n) : 0.0f;
 #pragma unroll
       for (int j = 0; j < kWarps; ++j) sum += of_warps[j][row][col];
       sums[row][col] = sum;
@@ -110,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(Params p) {
     for (int i = threadIdx.x; i < (kGated ? kRows : 2 * kRows); i += kThreads) {
       const int row = kGated ? i : i / 2;
       const int32_t r = r0 + row;
-      if (r >= end) continue;
+      if (r >= rows.end) continue;
       if constexpr (kGated) {
         uint32_t gate[4], up[4], a[4];
         float x_gate[8], x_up[8];
@@ -139,18 +209,29 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(Params p) {
   }
 }
 
+// A long sum of few blocks takes more warps.
+bool takes_more_warps(const Params& p) { return !p.offsets && p.N <= 4096 && p.K >= 4096; }
+
 // rows_together: about as many rows as an expert has.
 template <bool kGated, class Y>
-void launch(Stream& s, const Params& p, int64_t num_experts, int64_t rows_together, const char* who) {
-  const dim3 grid(static_cast<unsigned>(div_ceil(p.N, kMatrixRows)), static_cast<unsigned>(num_experts));
-  const auto run = [&]<int kTiles>() { few_rows_kernel<kTiles, kGated, Y><<<grid, kThreads, 0, cuda_stream(s)>>>(p); };
-  if (rows_together <= 8)
-    run.template operator()<1>();
-  else if (rows_together <= 16)
-    run.template operator()<2>();
-  else
-    run.template operator()<4>();
-  check_launch(who);
+void launch_few_rows(Stream& s, const Params& p, int64_t rows_together) {
+  const dim3 grid(static_cast<unsigned>(div_ceil(p.N, kMatrixRows)),
+                  static_cast<unsigned>(p.offsets ? std::min(p.num_experts, p.num_rows) : 1));
+  const auto run = [&]<int kTiles, int kWarps>() {
+    launch_kernel(s, true, {.blocks = grid, .threads = kWarps * 32}, few_rows_kernel<kTiles, kWarps, kGated, Y>, p);
+  };
+  const auto with_tiles = [&]<int kWarps>() {
+    if (rows_together <= 8)
+      run.template operator()<1, kWarps>();
+    else if (rows_together <= 16)
+      run.template operator()<2, kWarps>();
+    else
+      run.template operator()<4, kWarps>();
+  };
+  if constexpr (!kGated) {
+    if (takes_more_warps(p)) return with_tiles.template operator()<16>();
+  }
+  with_tiles.template operator()<8>();
 }
 
 // An expert of several has few of the rows.
@@ -181,9 +262,10 @@ void expert_up_few_rows(Stream& s, const ExpertUp& a) {
                  .bias = column_bias(a.b1_e2F, 0),
                  .activation = WordActivation(a.activation),
                  .num_rows = narrow<int32_t>(a.a_RF.dim(0)),
+                 .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2))};
-  launch<true, uint16_t>(s, p, w.dim(0), rows_together(a.rows, a.x_TD.data.dim(0)), "expert_up");
+  launch_few_rows<true, uint16_t>(s, p, rows_together(a.rows, a.x_TD.data.dim(0)));
 }
 
 void expert_down_few_rows(Stream& s, const ExpertDown& a) {
@@ -198,11 +280,12 @@ void expert_down_few_rows(Stream& s, const ExpertDown& a) {
                  .bias = column_bias(a.b2_eC, a.b2_first),
                  .activation = {},
                  .num_rows = narrow<int32_t>(a.y_RD.dim(0)),
+                 .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2))};
   const int64_t together = rows_together(a.rows, a.y_RD.dim(0));
-  if (a.y_RD.dtype == DType::f32) return launch<false, float>(s, p, w.dim(0), together, "expert_down");
-  launch<false, uint16_t>(s, p, w.dim(0), together, "expert_down");
+  if (a.y_RD.dtype == DType::f32) return launch_few_rows<false, float>(s, p, together);
+  launch_few_rows<false, uint16_t>(s, p, together);
 }
 
 }  // namespace moebius::cuda::sm80

@@ -46,7 +46,7 @@ struct Gated {
   }
 };
 
-// a of gate and up.
+// Computes the activation a from gate and up.
 __device__ __forceinline__ void activate(uint32_t (&a)[4], const WordActivation& activation, const uint32_t (&gate)[4],
                                          const uint32_t (&up)[4]) {
   const Elements from_gate(gate), from_up(up);

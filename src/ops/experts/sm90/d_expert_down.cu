@@ -42,9 +42,8 @@ struct DDownGemm {
   }
 };
 
-// The same of E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most
-// registers until its last K step. So the backward of its activation follows its product, while the
-// other warpgroup goes on.
+// The kernel for E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most registers until
+// its last K step. So the backward of its activation runs after its product, while the other warpgroup continues.
 template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct DDownGemmF8 {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
@@ -69,7 +68,8 @@ struct DDownGemmF8 {
   __device__ __forceinline__ static WarpTile rows_of(const TileNote& tile, int32_t row) {
     return {row, tile.end_row - row, tile.n};
   }
-  // The first gate and up of a tile arrive under its product. All buffers are free then.
+  // Starts the copies of a tile's first gate and up, which overlap with its product. All buffers are free
+  // at this point.
   __device__ __forceinline__ static void begin(const Params& p, const TileNote& tile, int32_t row,
                                                const WarpMemory& memory) {
     if (row < tile.end_row && threadIdx.x % 32 == 0)

@@ -1,13 +1,12 @@
-// The backward of the gated activation on tiles of g, under the products of the
+// The backward of the gated activation on tiles of g, which overlaps with the products of the
 // next tiles (sm90/kernel.h).
 //
-// The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a
-// time, between K steps of the next tile. A consumer warp works alone, on its 16 rows, with two
-// buffers in shared memory and the copy engine: gate and up of 32 columns come while those before
-// are computed with, dgate and dup are put in their place and leave, then sa by way of the same
-// place. (Ordinary loads and stores would pass through the same memory twice, which the tensor
-// cores are reading from.) The buffers go round over tiles without a break, so that h of the next
-// tile is there when its product is.
+// The product of a tile is kept in registers, rounded, and converted to dh and sa 16 columns at a time, between K steps
+// of the next tile. A consumer warp works independently on its 16 rows, with two buffers in shared memory and the copy
+// engine. Gate and up of 32 columns are loaded while the previous ones are used. dgate and dup replace them and are
+// stored, then sa through the same buffer. (Ordinary loads and stores would use shared memory twice, which the tensor
+// cores read at the same time.) The buffers rotate across tiles without a break, so that h of the next tile has arrived
+// when its product is complete.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -89,16 +88,16 @@ struct LaneChunk {
 
 constexpr int kGradientPieces = 2 * kBoxes;
 
-// The place of a tile that will be fetched by itself, before its product.
+// Stands for the next tile if its first box is fetched separately, before its product.
 struct NoTile {};
 
-// A consumer warp's own shared memory: its buffers, and the barrier of the box that is on its way.
+// A consumer warp's shared memory: its buffers, and the barrier of the box in flight.
 struct WarpPlaces {
   uint32_t staging, fetched;
 };
 
-// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as
-// others or as zeros.
+// Starts to fetch gate and up of a box; one lane calls it. Rows and columns that do not exist arrive as other ones or
+// as zeros.
 template <class Formula>
 __device__ __forceinline__ void fetch_box(const DGatedParams<Formula>& p, const WarpTile& tile, int box,
                                           const WarpPlaces& at) {
@@ -132,7 +131,7 @@ struct HeldGradient {
     for (int i = 0; i < 64; ++i) words[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
   }
 
-  // 8 columns of g; gate and up are in their box, and dgate and dup are put there.
+  // Processes 8 columns of g. Gate and up are in their box, and are replaced by dgate and dup.
   template <int kUnit>
   __device__ __forceinline__ void backward(const Formula& f, uint32_t staging) {
     constexpr uint32_t kBox = kUnit / 4 % 2 * 2 * kBoxBytes, kChunk = kUnit % 4;
@@ -147,7 +146,7 @@ struct HeldGradient {
     backward(f, gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
     stmatrix_4(at, gate0, gate8, up0, up8);
   }
-  // Two columns of a row, in place: gate and up to their gradients, g to sa.
+  // Processes two columns of a row in place: gate and up become their gradients, and g becomes sa.
   __device__ __forceinline__ static void backward(const Formula& f, uint32_t& gate, uint32_t& up, uint32_t& g, float z0,
                                                   float z1, float w, float& product) {
     const float g0 = low_bf16(g), g1 = high_bf16(g);
@@ -173,7 +172,7 @@ struct HeldGradient {
     return staging + kBox % 2 * 2 * kBoxBytes;
   }
 
-  // dgate and dup of a box to memory. By the whole warp, as what follows.
+  // Stores dgate and dup of a box. The whole warp calls it and the next functions.
   template <int kBox>
   __device__ __forceinline__ void store_dh(const Params& p, uint32_t staging) const {
     const uint32_t from = buffer<kBox>(staging);
@@ -199,7 +198,7 @@ struct HeldGradient {
     }
   }
 
-  // sa, by way of the place of dgate, which has been read.
+  // Stores sa through the buffer of dgate, which has been stored already.
   template <int kBox>
   __device__ __forceinline__ void store_sa(const Params& p, uint32_t staging) const {
     constexpr int kWords = 8 * kBox;
@@ -244,8 +243,8 @@ struct HeldGradient {
     }
   }
 
-  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box
-  // is filled again, with what comes after this one, of this tile or the next.
+  // Processes half a box, 16 columns. During the first half, sa of the previous box is stored; during the second, that
+  // box is filled again with the columns after this one, of this tile or the next.
   template <int kPiece, class Next>
   __device__ __forceinline__ void piece(const Params& p, const Next& next, const WarpPlaces& at) {
     constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
@@ -275,14 +274,14 @@ struct HeldGradient {
     wait_stores();
     if (has<kBox>(p)) store_sa<kBox>(p, staging);
   }
-  // After the last piece.
+  // Called after the last piece.
   __device__ __forceinline__ void finish(const Params& p, const WarpPlaces& at) const {
     finish_box<kBoxes - 1>(p, at.staging);
     store_products(p);
   }
 };
 
-// Steps of TileProduct with less to keep: all of it follows from how many there were.
+// The steps of TileProduct with fewer registers: everything follows from the number of steps.
 template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct CountedProduct {
   static constexpr int kNumSlots = kConfig.num_slots;
@@ -341,7 +340,7 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
       notes.release(count);
       continue;
     }
-    const auto next = [&] {  // from the note once more: registers are few
+    const auto next = [&] {  // read from the note again, since few registers are left
       const TileNote again = notes.read(count);
       const int32_t row = again.first_row + warp_row;
       return WarpTile{row, again.end_row - row, again.n};
@@ -367,7 +366,7 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
   for_each_constant<0, kGradientPieces>(
       [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, none, places); });
   held.finish(p.act, places);
-  mbarrier_wait(places.fetched, 0);  // nothing may land in a block that is gone
+  mbarrier_wait(places.fetched, 0);  // no copy may arrive after the block has ended
   tma_wait<0>();
 }
 

@@ -82,7 +82,7 @@ struct RowsGemmF8 : RowsGemm<Major::k, kOpConfig> {
     for_each_constant<0, Base::kPieces>(
         [&](auto piece) { Base::template store_piece<decltype(piece)::value>(p, held, memory.staging); });
   }
-  // sum += what y holds.
+  // Adds the stored y to sum.
   __device__ __forceinline__ static void add_stored(const Params& p, float (&sum)[128], const TileNote& tile,
                                                     int32_t row) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);

@@ -64,8 +64,8 @@ struct UpGemm {
   }
 
   // gate = the activation of gate and up, for two words
-  // Each step is taken for all four elements before the next, and stays so: the registers left are
-  // few, and the compiler would save them by waiting for one element at a time.
+  // Each step is computed for all four elements before the next one. Few registers are left, and the compiler would
+  // otherwise save them by processing one element at a time, with longer waits.
   __device__ __forceinline__ static void activate(const Formula& f, uint32_t& gate0, uint32_t& gate1, uint32_t up0,
                                                   uint32_t up1) {
     float s[4] = {f.logit(low_bf16(gate0)), f.logit(high_bf16(gate0)), f.logit(low_bf16(gate1)),
@@ -80,7 +80,7 @@ struct UpGemm {
   }
 };
 
-// The same with a bias, and any activation.
+// The kernel with a bias and any activation.
 template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct BiasedUpGemm : UpGemm<kGatherRows, kOpConfig, ClampedFormula> {
   using Base = UpGemm<kGatherRows, kOpConfig, ClampedFormula>;
@@ -91,13 +91,13 @@ struct BiasedUpGemm : UpGemm<kGatherRows, kOpConfig, ClampedFormula> {
 
   __device__ __forceinline__ static void load_bias(const Params& p, const TileNote& tile, uint32_t (&pairs)[32]) {
     const int32_t f = tile.n * Base::kCols;
-    // Columns past F are not stored, whatever is added to them.
+    // Columns past F are not stored, so their bias does not matter.
     load_bias_pairs(pairs, p.bias, tile.expert, [&](int j) { return j / 16 * p.F + f + j % 16 * 8; });
   }
 };
 
-// The same of E4M3 operands. Gate and up of a tile have blocks of weights of their own, so F is a multiple
-// of their width.
+// The kernel for E4M3 operands. The gate and the up of a tile have separate blocks of weights, so F is a multiple of
+// the block width.
 template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
   using Base = UpGemm<kGatherRows, kOpConfig>;

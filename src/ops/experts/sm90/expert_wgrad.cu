@@ -1,16 +1,16 @@
 // expert_wgrad by wgmma: k runs over the rows of an expert, so both operands are MN-major.
 //
-// One side is gathered row by row (dout for dw2, x for dw1), the other is read as it is and comes by
-// TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left. A
-// cluster is two blocks with the same 256 and neighbouring 128s. Each loads half of the 256 for both.
+// One side is gathered row by row (dout for dw2, x for dw1); the other is read in place by TMA. A tile is 128 columns
+// of the gathered side by 256 of the other, and either of them can be the left one. A cluster is two blocks with the
+// same 256 columns and neighbouring 128s. Each loads half of the 256 columns for both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
 //              kDepth, by cp.async on both sides, with zeros after them (the memory there may hold NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
-// Half of what adding a tile to dw takes comes between the products of two tiles; the rest of it
-// is done between the K steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling
-// row count, which evens out what the blocks get.
+// Half of the work of adding a tile to dw is done between the products of two tiles, and the rest between the K steps
+// of the next tile (sm90/expert_wgrad_adder.h). Experts are processed by falling row count, which balances the load of
+// the blocks.
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
@@ -25,16 +25,15 @@ namespace {
 
 constexpr int kMaxExperts = 512;
 
-// The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0:
-// there are no more.
+// The description of a tile for the consumers; it is valid while the tile's first slot is full. num_steps 0: there are
+// no more tiles.
 struct TileNote {
   int expert, gather_col, plain_col;
   int num_steps;  // negative: of a tile whose sums are added to dw, not stored
 };
 
-// The shared memory of a block, as a config makes it. The rows of a tile are columns of the
-// gathered side, whether that is A or B. Clusters along it share columns of the other side while
-// they are in L2.
+// The layout of a block's shared memory for a config. The rows of a tile are columns of the gathered side, whether that
+// is A or B. Clusters along it share columns of the other side while they are in L2.
 template <GroupedGemmConfig kOpConfig>
 struct WgradLayout {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
@@ -78,10 +77,10 @@ struct Tile {
   bool adds;  // to what is in dw: without accumulate, the second part of a tile that is cut
 };
 
-// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
-// together, and wait for memory together; so the first tile is cut in two, at another row for each
-// cluster, and its second part comes last. A grid with a limit on its blocks cuts the same tiles at the same rows, so
-// that no sum depends on the limit: some of its clusters have two such tiles or more.
+// The tiles of a cluster that have rows: every num_clusters-th. If all blocks ended their tiles at the same time, they
+// would also wait for memory at the same time. So the first tile of each cluster is cut in two at a different row, and
+// its second part is computed last. A grid with a limit on its blocks cuts the same tiles at the same rows, so that no
+// sum depends on the limit: some of its clusters then have two or more such tiles.
 template <class L>
 class Walk {
  public:
@@ -110,7 +109,7 @@ class Walk {
 
  private:
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
-  // The number of this cluster's tiles among the first n.
+  // Returns the number of this cluster's tiles among the first n.
   __device__ static int own_below(int n) {
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     return cluster < n ? (n - cluster + num_clusters - 1) / num_clusters : 0;
@@ -131,7 +130,7 @@ class Walk {
   int num_own_, num_cut_, step_ = 0;
 };
 
-// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
+// Returns the source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
 // lane / 8 % 2 in GatheredColumns; past the end, of the last row.
 __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
@@ -140,9 +139,9 @@ __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   return index;
 }
 
-// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its
-// places in shared memory are 1024 bytes apart. This has to keep up with the tensor cores:
-// addresses are there before the slot is, in registers of their own.
+// Copies the gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its positions in
+// shared memory are 1024 bytes apart. To keep up with the tensor cores, addresses are computed before the slot is free,
+// and kept in registers.
 template <class L>
 struct GatheredColumns {
   static constexpr int kNum = L::kDepth / 8;
@@ -158,7 +157,7 @@ struct GatheredColumns {
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
     place = chunk / 8 * L::kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
   }
-  // Sources from read_index to addresses.
+  // Converts the result of read_index to addresses.
   __device__ __forceinline__ void find(int index) {
 #pragma unroll
     for (int i = 0; i < kNum; ++i) {
@@ -166,7 +165,7 @@ struct GatheredColumns {
       from[i] = chunk_address(x, static_cast<uint32_t>(source) * chunks);
     }
   }
-  // All 64 rows, or those before `end`; zeros after them.
+  // Copies all 64 rows, or those before `end` with zeros after them.
   __device__ __forceinline__ void copy(uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < kNum; ++i) cp_async_16(to + place + i * 1024, from[i], inside);
@@ -179,7 +178,7 @@ struct GatheredColumns {
   }
 };
 
-// The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
+// Copies the last rows of an expert of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
 template <class L>
 __device__ __forceinline__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
   const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
@@ -289,8 +288,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   mbarrier_arrive(ring.full(at.stage));
 }
 
-// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the
-// wgmmas of the next one are queued after its own.
+// Computes the 64 x 256 sums of a warpgroup step by step. A slot is released after the wgmmas of the next
+// slot are queued.
 template <class L>
 struct Product {
   const typename L::Ring& ring;
@@ -303,8 +302,7 @@ struct Product {
         a(ring.first + group * L::kBlockBytes, L::kBlockBytes),
         b(ring.first + L::kGatherBytes, L::kBlockBytes) {}
 
-  // Until the next step's slot is full. The first step of a tile has been waited for: its
-  // note was read.
+  // Waits until the next step's slot is full. For the first step of a tile this was done before its note was read.
   __device__ __forceinline__ void wait() const { mbarrier_wait(ring.full(at.stage), at.parity); }
   template <bool kFirst>
   __device__ __forceinline__ void step(float (&sum)[128]) {
@@ -332,8 +330,8 @@ struct Product {
   }
 };
 
-// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does
-// not feed the tensor cores, so the two take turns: one half a turn after the other.
+// Every kTurnSteps steps a held piece of the previous tile is added to dw. A warpgroup that stages a piece does not
+// feed the tensor cores, so the two warpgroups alternate, half a period apart.
 constexpr int kTurnSteps = 4;
 
 template <class L, bool kGatheredIsLeft>
@@ -391,7 +389,7 @@ __global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThrea
   typename L::Shared& s = *reinterpret_cast<typename L::Shared*>(memory);
   const typename L::Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
   const uint32_t notes = uniform(smem_addr(s.notes)), staging = uniform(smem_addr(s.staging));
-  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
+  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // full: producer threads, bytes; empty: all warps
   order_experts<L>(p, s);
   __syncthreads();
   cluster_sync();
@@ -403,7 +401,7 @@ __global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThrea
     consume<L, kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
-  cluster_sync();  // neither block leaves while the other may still reach into it
+  cluster_sync();  // neither block exits while the other may still access its shared memory
 }
 
 // Experts without rows have no tiles: their gradients are zeros. A row of blocks clears one expert.

@@ -1,11 +1,11 @@
-// How the sums of expert_wgrad travel from a consumer warp's registers to dw: in pieces of 16 x 32
-// by way of the warp's staging in shared memory, from where the copy engine stores them, or adds
-// them in L2. One block owns each element, so the writes to it are one, or two far apart in time. (red.global
-// takes a lane a cycle, four times as long.)
+// Moves the sums of expert_wgrad from a consumer warp's registers to dw: in pieces of 16 x 32 through the warp's
+// staging buffer in shared memory. From there the copy engine stores them, or adds them in L2. One block owns each
+// element, so there are one or two writes to it, far apart in time. (red.global processes one lane per cycle, which
+// takes four times as long.)
 //
-// Half of a tile's pieces are handed over as soon as it is done; the others wait in registers, and
-// K steps of the next tile hand one over each. An addition of the whole tile at once keeps the copy
-// engine for thousands of cycles, and the loads of the next tile wait for it.
+// Half of a tile's pieces are passed to the copy engine when the tile is complete. The others stay in registers, and K
+// steps of the next tile pass one each. Adding the whole tile at once would occupy the copy engine for thousands of
+// cycles, and delay the loads of the next tile.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_one(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-// sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging as dw has them, in the
+// Writes sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging in the layout of dw, with the
 // swizzle of the copy engine. Along the plain side: 16 rows of 128 bytes; along the gathered side:
 // 32 rows of 64 bytes.
 template <bool kGatheredIsLeft, int kPiece, int kNum>
@@ -65,8 +65,8 @@ struct SumAdder {
     adds = is_added;
     gathered = to_gathered;
     plain = to_plain;
-    // All places are free, and what this warp wrote to the same element before is there: writes have
-    // an order.
+    // Waits until all buffers are free, and this warp's earlier writes to the same elements are complete, so that
+    // writes are ordered.
     if (issues()) tma_wait<0>();
     __syncwarp();
     for_each_constant<0, kFirstHeld>([&](auto piece) {
@@ -79,7 +79,7 @@ struct SumAdder {
     for (int i = 0; i < 16 * kHeldPieces; ++i) held[i] = sum[16 * kFirstHeld + i];
     pending = true;
   }
-  // Hands over held piece kTurn.
+  // Passes held piece kTurn to the copy engine.
   template <int kTurn>
   __device__ __forceinline__ void add_held() const {
     constexpr int kPiece = kFirstHeld + kTurn;
@@ -88,7 +88,7 @@ struct SumAdder {
     issue<kPiece>();
     __syncwarp();
   }
-  // Until the copy engine has read all that was handed over.
+  // Waits until the copy engine has read all pieces.
   __device__ __forceinline__ void finish() const {
     if (pending) for_each_constant<0, kHeldPieces>([&](auto turn) { add_held<decltype(turn)::value>(); });
     tma_wait_read<0>();
@@ -100,12 +100,12 @@ struct SumAdder {
   __device__ __forceinline__ uint32_t place() const {
     return staging + kPiece % kStagingPlaces * kPieceBytes;
   }
-  // Until the place of the next piece is free.
+  // Waits until the buffer of the next piece is free.
   static __device__ __forceinline__ void wait_place() {
     if (issues()) tma_wait_read<kStagingPlaces - 1>();
     __syncwarp();
   }
-  // Once all lanes have stored the piece.
+  // Starts the copy of a piece, after all lanes have stored it.
   template <int kPiece>
   __device__ __forceinline__ void issue() const {
     fence_proxy_async();

@@ -10,12 +10,12 @@
 // for each column:
 //
 //   load     one thread: both operands by TMA
-//   scales   a warp: those of the 256 columns to a place beside the slot, as bf16, which powers of
-//            two and NaN are in without rounding
+//   scales   three warps, which take the slots in turn: those of the 256 columns to a place beside the slot, as
+//            bf16, which powers of two and NaN are in without rounding
 //   consume  two warpgroups, half a slot of 64 x 128 x 128 at a time, which is added, scaled, to f32
 //            sums in registers (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)
 //
-// All of them walk the tiles by themselves.
+// Each role iterates over the tiles independently.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
@@ -69,9 +69,9 @@ class WgradWalk {
 };
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
-// The scales of a slot's columns, in the place of the notes, which are not used here. A thread reads those of
-// its columns 8 j + 2 (lane % 4) + {0, 1} of half a slot in four pieces of 16 bytes, and so chunk c of a
-// half has the columns 32 (c / 4) + 8 i + 2 (c % 4) + {0, 1} for i < 4.
+// The scales of a slot's columns, stored in place of the notes, which this kernel does not use. A thread reads those of
+// its columns 8 j + 2 (lane % 4) + {0, 1} of half a slot in four pieces of 16 bytes, and so chunk c of a half has the
+// columns 32 (c / 4) + 8 i + 2 (c % 4) + {0, 1} for i < 4.
 constexpr uint32_t kChunksOfHalf = 16, kScaleBytes = 2 * kChunksOfHalf * 16;  // of a slot
 
 template <GroupedGemmConfig kConfig>
@@ -82,7 +82,7 @@ __device__ __forceinline__ uint32_t column_scales(const SlotRing<kConfig>& ring,
   return ring.shared + Shared::kNoteFull + slot * kScaleBytes;
 }
 
-// The barrier of a full slot: the loading thread, and each lane of the scales' warp.
+// The barrier of a full slot: the loading thread, and each lane of the warp that copies its scales.
 constexpr uint32_t kFullArrivals = 1 + 32;
 
 template <GroupedGemmConfig kConfig>
@@ -107,42 +107,49 @@ __device__ __forceinline__ uint32_t pack_scales(float lo, float hi) {
   return __byte_perm(__float_as_uint(lo), __float_as_uint(hi), 0x7632);
 }
 
-// A lane copies one chunk of each slot, and reads the next slot's while it waits for a place.
+// The scales of columns are far apart in memory, so a warp waits for them longer than a slot is multiplied.
+constexpr int32_t kScaleWarps = 3;
+
+// A lane copies one chunk of each of this warp's slots, and reads that of its next slot while it waits for a place.
 template <GroupedGemmConfig kConfig>
-__device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring) {
+__device__ void copy_scales(const WgradParams& p, const SlotRing<kConfig>& ring, int32_t warp) {
   const auto lane = static_cast<int32_t>(threadIdx.x % 32), in_half = lane % static_cast<int32_t>(kChunksOfHalf);
   const int32_t first = lane / static_cast<int32_t>(kChunksOfHalf) * 128 + in_half / 4 * 32 + in_half % 4 * 2;
-  SlotCursor<kConfig> at;
+  uint32_t begun = 0;  // slots before the tile
+  int32_t k = warp;    // the next one of this warp in the tile
   WgradWalk<kConfig> walk(p);
   for (WgradTile tile; walk.next(tile);) {
-    const float* scales = p.scales_b + tile.first_k;
+    const float* scales = p.scales_b + tile.first_k + k;
     int32_t from[8];  // registers are few
     float scale[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int32_t column = tile.n * kConfig.tile_n + first + i / 2 * 8 + i % 2;
       from[i] = min(column, p.num_columns - 1) * p.blocks_k;
-      scale[i] = __ldg(scales + from[i]);
+      scale[i] = k < tile.num_k ? __ldg(scales + from[i]) : 0.0f;
     }
-    for (int32_t k = 0; k < tile.num_k; ++k, at.advance()) {
+    for (; k < tile.num_k; k += kScaleWarps) {
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = pack_scales(scale[2 * i], scale[2 * i + 1]);
-      ++scales;
-      if (k + 1 < tile.num_k) {
+      scales += kScaleWarps;
+      if (k + kScaleWarps < tile.num_k) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) scale[i] = __ldg(scales + from[i]);
       }
-      ring.wait_empty(at);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(column_scales(ring, at.stage) + lane * 16),
+      const uint32_t slot = begun + static_cast<uint32_t>(k), stage = slot % kConfig.num_slots;
+      ring.wait_empty({static_cast<int>(stage), slot / kConfig.num_slots % 2});
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(column_scales(ring, stage) + lane * 16),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                    : "memory");
-      mbarrier_arrive(ring.full(at.stage));
+      mbarrier_arrive(ring.full(stage));
     }
+    k -= tile.num_k;
+    begun += static_cast<uint32_t>(tile.num_k);
   }
 }
 
-// Scales of a thread's two rows: where they begin, neighbours along K.
+// The scales of a thread's two rows: pointers to the first ones; consecutive scales along K follow.
 struct RowScales {
   const float* of[2];
 };
@@ -204,7 +211,7 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConf
   }
 }
 
-// A warp's 16 x 256 sums are stored in dw, or added to it, by way of its staging.
+// Stores a warp's 16 x 256 sums to dw, or adds them, through its staging buffer.
 __device__ __forceinline__ void write_sums(const WgradParams& p, uint32_t staging, const float (&sum)[128], int32_t row,
                                            int32_t column, int32_t expert) {
   const bool issues = threadIdx.x % 32 == 0;
@@ -263,7 +270,7 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
   if (warp < 4) {
     fewer_registers<kConfig.producer_registers>();
     if (warp == 0 && elect_one()) load<kConfig>(p, ring);
-    if (warp == 1) copy_scales<kConfig>(p, ring);
+    if (warp > 0) copy_scales<kConfig>(p, ring, static_cast<int32_t>(warp) - 1);
   } else {
     more_registers<kConfig.consumer_registers>();
     consume<kConfig>(p, ring);

@@ -20,7 +20,7 @@ struct SwigluFormula {
   }
 };
 
-// min and max that keep a NaN, so that the check for values that are not finite finds it.
+// These are min and max that keep a NaN, so that the check for values that are not finite finds it.
 __device__ __forceinline__ float min_or_nan(float x, float y) {
   float least;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));

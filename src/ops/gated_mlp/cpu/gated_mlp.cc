@@ -1,4 +1,5 @@
-// On the CPU the activation's pass is small beside the product: two passes either way.
+// On the CPU the time of the activation is small compared with the product, so it is a separate pass
+// in both directions.
 #include "ops/gated_mlp/gated_mlp.h"
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_backends.h"

@@ -1,6 +1,6 @@
-// A dense layer is an expert that has every row: the kernels for sm_90a and the portable ones are those
-// of experts. Their plain product sums over k in the order of the fused ones, so that two passes have
-// the bits of one. What they do not take is cuBLASLt's.
+// A dense layer is computed as an expert that has every row, with the experts' kernels for sm_90a and the portable
+// ones. Their plain products sum over k in the order of the fused ones, so that two passes give the bits of one.
+// cuBLASLt computes the shapes that they do not support.
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "ops/activation/activation.h"

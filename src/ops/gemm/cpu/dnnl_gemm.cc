@@ -38,7 +38,7 @@ dnnl::memory::desc desc_of(const Matrix& x, int64_t rows, int64_t cols) {
   return {{rows, cols}, type, strides};
 }
 
-// A primitive with memory objects whose pointers are set anew for each call.
+// A primitive with memory objects, whose pointers are set for each call.
 struct Primitive {
   Primitive(const dnnl::engine& engine, const TileGemm& g)
       : a(desc_of(g.a, g.m, g.k), engine, nullptr),
@@ -95,7 +95,7 @@ class Primitives {
 }  // namespace
 
 void dnnl_gemm(const TileGemm& g) {
-  // A cache per thread: no locks, and nothing that a caller could see but time.
+  // Each thread has a cache, which needs no locks; callers can only notice it in the time.
   thread_local Primitives primitives;
   try {
     primitives.run(g);

@@ -15,8 +15,8 @@ struct TileSize {
   int64_t rows = 512, cols = 512;
 };
 
-// By the shape alone, never the number of threads: large tiles reuse more, but
-// a small C should still keep a few threads busy.
+// Depends only on the shape, never on the number of threads. Large tiles reuse more data, but a small C should still
+// keep a few threads busy.
 TileSize tile_size(int64_t m, int64_t n) {
   constexpr int64_t kEnough = 8, kSmallest = 128;
   TileSize t;
@@ -26,7 +26,7 @@ TileSize tile_size(int64_t m, int64_t n) {
   return t;
 }
 
-// Quantised, a sum is over whole rows of data, and only their first one differs.
+// A quantised operand is summed over whole rows, so only the first row changes.
 Matrix part_of(const Operand& x, int64_t row, int64_t col, bool transposed) {
   if (!x.is_plain()) return {.quantised = &x, .first = std::max(row, col)};
   const Tensor& t = x.data;

@@ -24,8 +24,8 @@ void gemm_by_onednn(Stream& s, const Gemm& a) {
                             .n = a.c_MN.dim(1),
                             .k = a.a.data.dim(a.trans_a ? 0 : 1),
                             .accumulate = a.accumulate};
-  // On a thread of its own: oneDNN's team size and its kept primitives are per
-  // thread, and this one's are for single threads.
+  // It runs on a separate thread: oneDNN's team size and its cached primitives belong to a thread, and those of this
+  // thread are for one core.
   std::thread([&] {
     omp_set_num_threads(s.pool().size());
     cpu::dnnl_gemm(whole);

@@ -29,7 +29,7 @@ inline void exchange_all(Words (&block)[kLanes]) {
   }
 }
 
-// A block of kLanes x kLanes 32-bit words, rows `stride_bytes` apart, transposed.
+// Loads a block of kLanes x kLanes 32-bit words, with rows `stride_bytes` apart, and transposes it.
 inline void load_transposed(Words (&block)[kLanes], const void* rows, int64_t stride_bytes) {
   for (int i = 0; i < kLanes; ++i)
     std::memcpy(&block[i], static_cast<const char*>(rows) + i * stride_bytes, sizeof(Words));
@@ -39,8 +39,8 @@ inline void load_transposed(Words (&block)[kLanes], const void* rows, int64_t st
   exchange_all<1>(block);
 }
 
-// kLanes columns of a panel from as many rows of the transpose: as many p as one vector holds.
-// Gives how many.
+// Packs kLanes columns of a panel from as many rows of the transpose, for as many p as one vector holds.
+// Returns their number.
 inline int64_t pack_block(float* to, const float* b, int64_t ld) {
   Words block[kLanes];
   load_transposed(block, b, ld * static_cast<int64_t>(sizeof(float)));

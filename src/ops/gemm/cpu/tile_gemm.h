@@ -32,11 +32,11 @@ struct TileGemm {
   bool accumulate = false;
 };
 
-// In the way that is faster on this CPU (runs_widened).
+// Computes a TileGemm with the implementation that is faster on this CPU (runs_widened).
 void tile_gemm(const TileGemm& g);
 
-// How this CPU multiplies: true is widened_gemm, false is dnnl_gemm, which not every CPU has for
-// bf16. A fact of the machine: it does not change during a run.
+// Returns whether this CPU uses widened_gemm; otherwise it uses dnnl_gemm, which does not support bf16 on every CPU.
+// The result depends only on the CPU and does not change during a run.
 bool runs_widened();
 
 }  // namespace moebius::cpu

@@ -30,7 +30,7 @@ Values part_of(const Values& x, int64_t ld, int64_t rows, int64_t cols) {
 }
 
 // A CPU can run the kernels that it prefers.
-TEST(TileGemm, IsByAWayThatThisCpuHas) { EXPECT_TRUE(runs_widened() || onednn_multiplies(DType::bf16)); }
+TEST(TileGemm, UsesInstructionsOfThisCpu) { EXPECT_TRUE(runs_widened() || onednn_multiplies(DType::bf16)); }
 
 // Leading dimensions beyond the rows; memory between the rows of c is not written.
 TEST_P(TileGemmTest, EqualsTheReferenceInsideLargerMatrices) {

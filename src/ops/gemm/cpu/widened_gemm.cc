@@ -14,10 +14,10 @@
 namespace moebius::cpu {
 namespace {
 
-// Fewer k before AVX-512, so that a panel passes through a smaller cache
-// (measured: 79 against 68 GFLOP/s a core of a Zen 3).
+// Without AVX-512, blocks have fewer k, so that a panel fits into a smaller cache (measured: 79 instead of 68 GFLOP/s
+// per core of a Zen 3).
 constexpr int64_t kBlockRows = 512, kBlockK = kNumLanes == 16 ? 512 : 256;
-// The second holds when C's block must wait in f32, which takes its place in the cache.
+// kRoundedCols applies if C's block is kept in f32 until its rounding, since that needs space in the cache.
 constexpr int64_t kBlockCols = 512, kRoundedCols = 256;
 // Sums in registers: 24 of the 32 that AVX-512 has, 12 of the 16 before it.
 constexpr int kKernelRows = kNumLanes == 16 ? 12 : 6, kKernelVectors = 2;
@@ -27,7 +27,7 @@ static_assert(kRowPanel % kKernelRows == 0);
 static_assert(kPanelCols == kKernelVectors * kNumLanes);
 using LooseLanes = float __attribute__((vector_size(kLaneBytes), aligned(4), may_alias));
 
-// Packed A and B in f32, and where sums wait for their rounding to bf16.
+// Packed A and B in f32, and the sums that are not yet rounded to bf16.
 struct Blocks {
   alignas(64) float a[kTransposedRows * kBlockK];
   alignas(64) float b[kBlockK * kBlockCols];
@@ -55,7 +55,7 @@ struct PackedRows {
 
 // c[kRows, kPanelCols] = or += a[kRows, k] times a panel
 //
-// All sums live in registers: GCC keeps the array there as its bounds are constant.
+// All sums are in registers: GCC keeps the array there because its bounds are constant.
 template <int kRows>
 void kernel(float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k) {
   Lanes sum[kRows][kKernelVectors] = {};
@@ -83,7 +83,7 @@ constexpr std::array<Kernel, sizeof...(i)> kernels_of(std::index_sequence<i...>)
 }
 constexpr auto kKernels = kernels_of(std::make_index_sequence<kKernelRows>());
 
-// The same as kernel, for a last panel of fewer columns.
+// Does the same as kernel(), for a last panel of fewer columns.
 void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k, int64_t rows,
                  int64_t cols) {
   kKernels[rows - 1](edge, kPanelCols, false, a, panel, k);
@@ -92,7 +92,7 @@ void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const fl
   }
 }
 
-// A strip of rows of C from all panels of a block.
+// Computes a strip of rows of C from all panels of a block.
 void multiply_strip(Blocks& blocks, float* c, int64_t ldc, bool add, PackedRows a, int64_t rows, int64_t cols,
                     int64_t k) {
   for (int64_t i = 0; i < rows; i += kKernelRows) {
@@ -172,13 +172,13 @@ struct Part {
   int64_t row, col, rows, cols;
 };
 
-// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K
-// are rounded while they are hot.
+// Computes a part of the product. Sums are stored in C, or in an f32 block until K is complete; the strips of the last
+// K are rounded while they are in the cache.
 template <class T>
 void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
   const bool rounded = g.c.dtype == DType::bf16;
   float* const sums = rounded ? blocks.c : static_cast<float*>(g.c.data) + part.row * g.c.ld + part.col;
-  const bool one_k = g.k <= kBlockK;  // then a strip needs no more room than its own
+  const bool one_k = g.k <= kBlockK;  // then a strip needs no buffer for sums of earlier blocks
   const int64_t ld = !rounded ? g.c.ld : one_k ? kBlockCols : kRoundedCols;
   const int64_t strip_size = g.a.transposed ? kTransposedRows : kKernelRows;
   for (int64_t first_k = 0; first_k < g.k; first_k += kBlockK) {

@@ -1,6 +1,6 @@
-// The functions of cuBLASLt that cuda/gemm.cc calls, by their own names: each finds the library's
-// when it is first called. A program that is linked to the library itself spends a tenth of a
-// second on loading it each time it starts, GPU or not, and does not start where it is missing.
+// The functions of cuBLASLt that cuda/gemm.cc calls, under their own names. Each looks up the library's function when
+// it is first called. A program that links to the library would spend a tenth of a second on loading it at each start,
+// even without a GPU, and would not start if it is missing.
 #include "ops/gemm/cublas_lt.h"
 
 #include <cublasLt.h>
@@ -17,7 +17,7 @@ const SharedLibrary& library() {
   return opened;
 }
 
-// F: what the header declares it as.
+// F: the type in the header.
 template <class F>
 F* find(F*, const char* name) {
   open_cublas_lt();
@@ -31,7 +31,7 @@ F* find(F*, const char* name) {
 
 }  // namespace moebius
 
-// NAME of the library, called with ARGUMENTS.
+// Calls the library's function NAME with ARGUMENTS.
 #define MOEBIUS_FORWARD(NAME, ...)                          \
   static auto* const found = moebius::find(&::NAME, #NAME); \
   return found(__VA_ARGS__)

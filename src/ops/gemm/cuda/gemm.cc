@@ -1,12 +1,11 @@
 // gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
-// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one
-// that is may differ from run to run, so only those compete that sum over k alike: one block sums
-// all of k for its tile (k is not split, nothing is reduced afterwards), with the instructions of
-// the first proposal's kind. That they do is tried as well, against the first proposal, which is a
-// function of the shape: on operands made to tell, and on the real ones. A first proposal that splits k, which only
-// narrow products may, has no competitors.
+// Of the algorithms that cuBLASLt proposes for a shape, the fastest is cached. The fastest can differ from run to run,
+// so only algorithms that sum over k in the same order compete: one block sums all of k for its tile (k is not split,
+// and nothing is reduced afterwards), with the same kind of instructions as the first proposal. This is also tested
+// against the first proposal, which is a function of the shape: on operands that reveal the order of a sum, and on the
+// real ones. If the first proposal splits k, which only narrow products may do, it has no competitors.
 #include "ops/gemm/gemm.h"
 
 #include <cublasLt.h>
@@ -30,7 +29,7 @@
 namespace moebius::cuda {
 namespace {
 
-// The answer of a comparison is stored after the memory of trials.
+// The result of a comparison is stored after the memory for trials.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
 static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
@@ -156,7 +155,7 @@ class CublasLt {
     return run_first(stream, problem, a, proposals);
   }
 
-  // The algorithm that run() chose for such a product.
+  // Returns the algorithm that run() chose for such a product.
   std::string chosen_text(const Gemm& a) const {
     const auto it = chosen_.find(moebius::describe(a));
     if (it == chosen_.end()) return "no algorithm chosen yet";
@@ -223,7 +222,7 @@ class CublasLt {
     return all;
   }
 
-  // Both are of one kind, and each sums all of K for its tile.
+  // Returns whether both are of the same kind, and each sums all of K for its tile.
   static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
     for (const auto what :
          {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
@@ -233,8 +232,9 @@ class CublasLt {
     return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
   }
 
-  // On the real operands, after a look at their bits there too: into c itself, which the call
-  // overwrites anyway, or where it accumulates into trial memory, with as many rows as fit.
+  // Returns the fastest algorithm on the real operands, after comparing its bits there too. Results are written to c,
+  // which the call overwrites anyway; with accumulation they are written to the memory for trials, with as many
+  // rows as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);
@@ -297,10 +297,9 @@ class CublasLt {
     return answer != 0;
   }
 
-  // The proposals that give the bits of the first one on operands that tell: with all of K, whose
-  // order is what may differ, and few rows and columns. The second half of K takes away what the
-  // first has summed, so that what is left is the rounding of that order alone, and a bf16 result
-  // shows it; c, where it is added to, is as small.
+  // Returns the proposals that give the bits of the first one on test operands with all of K, whose order may differ,
+  // and few rows and columns. The second half of K cancels the sums of the first, so that the result is only the
+  // rounding error of the order, which even a bf16 result shows. If c is added to, it is equally small.
   Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Sizes all = sizes_of(a);
@@ -349,8 +348,7 @@ class CublasLt {
   std::unordered_map<GemmDesc, Algorithms, GemmDescHash> chosen_;  // one algorithm, or none
 };
 
-// A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels
-// do not take.
+// Notes a large product whose rows are not aligned for the fastest kernels of cuBLASLt.
 void note_odd_operands(const Stream& s, const Gemm& a) {
   const Sizes z = sizes_of(a);
   const bool is_odd = a.a.data.dim(1) % 8 != 0 || a.b.data.dim(1) % 8 != 0;
@@ -380,7 +378,7 @@ void quantised_gemm(Stream& s, const Gemm& a) {
                          "gemm");
 }
 
-// The product as that of one expert of few rows.
+// Runs the product as that of one expert of few rows. Returns false where it does not apply.
 bool run_few_rows(Stream& s, const Gemm& a) {
   if (!a.few_rows || !a.a.is_plain() || sizes_of(a).k == 0 || a.trans_a || !a.trans_b || a.accumulate ||
       a.c_MN.dim(0) > kFewRows)

@@ -41,7 +41,7 @@ struct Strides {
   int64_t row, col;
 };
 
-// A block makes a tile of c, a thread one element of it.
+// A block computes a tile of c, a thread one element of it.
 template <class T, class C>
 __global__ void __launch_bounds__(kTile* kTile) tiled_kernel(C* c, const T* a, const T* b, int64_t m, int64_t n,
                                                              int64_t k, Strides sa, Strides sb, bool accumulate) {

@@ -1,5 +1,5 @@
-// The kernels of our own that gemm on CUDA needs: operands for trials of cuBLASLt's algorithms, and
-// a plain product for what cuBLASLt does not take.
+// Our own kernels for gemm on CUDA: operands for trials of cuBLASLt's algorithms, and a plain product for shapes that
+// cuBLASLt does not support.
 #pragma once
 
 #include "ops/gemm/gemm.h"
@@ -18,7 +18,7 @@ struct FillTrial {
 };
 void fill_trial(Stream& s, const FillTrial& a);
 
-// differs = 1 where the bits of x and y do, else 0. num_bytes is a multiple of 4.
+// Sets differs to 1 if any bits of x and y differ, else to 0. num_bytes is a multiple of 4.
 struct CompareTrial {
   int* differs;  // out
   const void *x, *y;
@@ -26,7 +26,7 @@ struct CompareTrial {
 };
 void compare_trial(Stream& s, const CompareTrial& a);
 
-// Any gemm, in order of k. Slow.
+// Computes any gemm in the order of k; it is slow.
 void tiled_gemm(Stream& s, const Gemm& a);
 
 }  // namespace moebius::cuda

@@ -28,7 +28,7 @@ using WarpSums = float[4][8][4];
 template <PortableGemmConfig kConfig>
 struct WarpPlace {
   static constexpr uint32_t kAcross = kConfig.tile_n / 64;
-  // The warp's first row and column in the tile.
+  // Returns the warp's first row and column in the tile.
   static __device__ __forceinline__ int32_t row() { return static_cast<int32_t>(threadIdx.x / 32 / kAcross * 64); }
   static __device__ __forceinline__ int32_t col() { return static_cast<int32_t>(threadIdx.x / 32 % kAcross * 64); }
 };
@@ -65,7 +65,7 @@ struct Copies {
     a.template copy<kPart, kParts>(to);
     b.template copy<kPart, kParts>(to + kConfig.slot_bytes_a());
   }
-  // Its copies are a group, where there were any or not.
+  // Closes the group of its copies, which may be empty.
   __device__ __forceinline__ void close() {
     commit_copies();
     a.next();
@@ -97,7 +97,7 @@ struct Products {
     from_a.template load<kStep>(a[kStep % 2], at);
     from_b.template load<kStep>(b[kStep % 2], at + kConfig.slot_bytes_a());
   }
-  // Until the next slot is full for all threads, and none reads the one before it.
+  // Waits until the next slot is full for all threads, and no thread reads the previous one.
   __device__ __forceinline__ void wait() const {
     wait_copies<kConfig.num_slots - 2>();
     __syncthreads();

@@ -1,5 +1,5 @@
-// An operand of a product on its way to the tensor cores: from rows in global memory to a swizzled tile
-// in a slot of shared memory, and from there to the registers of a warp.
+// The path of an operand to the tensor cores: from rows in global memory to a swizzled tile in a slot of shared memory,
+// and from there to the registers of a warp.
 #pragma once
 
 #include "ops/sm80/copy.h"
@@ -14,8 +14,8 @@ struct Source {
   uint32_t chunks;       // of 16 bytes in a row
 };
 
-// The row of the source that is row i; negative where not valid. Volatile: written as C++, the compiler
-// moves conditional loads down to their use, one after the other, and each waits for the memory.
+// Returns the row of the source that is row i; negative where not valid. It is volatile assembly: with C++, the
+// compiler would move conditional loads to their uses, one after the other, and each would wait for the memory.
 __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
   int32_t row = valid && index == nullptr ? i : -1;
   asm volatile(
@@ -50,7 +50,7 @@ class KeptRows {
   int32_t rows_[kCopies] = {};
 };
 
-// The same for tiles of neighbouring rows, which take fewer registers: from first on, but none past last.
+// The same for tiles of consecutive rows, which need fewer registers: from `first` on, but none past `last`.
 template <int kCopies, int kRowsAtOnce>
 class NeighbouringRows {
  public:
@@ -63,8 +63,8 @@ class NeighbouringRows {
 };
 
 // Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of kCopies rows,
-// those that SourceRows names. Where the tile has fewer rows, it may name any: those only give elements of the
-// product that are not stored.
+// those that SourceRows names. If the tile has fewer rows, the others can be any rows, since their elements of the
+// product are not stored.
 template <int kRows, int kDepth, int kThreads, template <int, int> class SourceRowsOf>
 class RowsAlongK {
  public:
@@ -74,7 +74,7 @@ class RowsAlongK {
 
   __device__ __forceinline__ RowsAlongK() : to_(swizzled<kChunks>(first_row(), chunk())) {}
 
-  // The first row of the tile that this thread copies.
+  // Returns the first row of the tile that this thread copies.
   static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kChunks; }
 
   __device__ __forceinline__ void open(const char* rows, uint32_t chunks, const SourceRows& source_rows) {
@@ -84,7 +84,7 @@ class RowsAlongK {
     source_rows_ = source_rows;
   }
 
-  // A part of the next slot of k: slots are copied in order, with next() between them.
+  // Copies a part of the next slot of k: slots are copied in order, with next() between them.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
@@ -118,7 +118,7 @@ class RowsAcrossK {
 
   __device__ __forceinline__ RowsAcrossK() : to_(swizzled<kChunks>(row(), chunk())) {}
 
-  // Rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
+  // Begins at rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
   // it only gives elements of the product that are not stored.
   __device__ __forceinline__ void open(const char* rows, const int32_t* index, uint32_t chunks, uint32_t first,
                                        int32_t k, int32_t end_k) {

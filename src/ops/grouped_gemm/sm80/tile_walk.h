@@ -1,6 +1,6 @@
-// How the products of all experts are cut into output tiles, and which block computes which tile when.
-// Only the offsets in device memory say how many tiles there are. The grid is fixed: block b computes
-// every tile whose number is b modulo the number of blocks.
+// The division of the products of all experts into output tiles, and the order in which blocks compute them. The number
+// of tiles depends on the offsets in device memory. The grid is fixed: block b computes every tile whose number is b
+// modulo the number of blocks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ struct Tiles {
   int32_t num_experts, cut;
   int32_t m, k;           // of the dimension that is not cut
   int32_t across;         // tiles across the columns of the output
-  bool has_idle = false;  // with Cut::k, experts without rows have tiles too, of which nothing is summed
+  bool has_idle = false;  // with Cut::k, experts without rows have tiles too, whose sums are zero
 };
 
 inline Tiles make_tiles(const Tensor& offsets_e1, int64_t cut, int64_t m, int64_t k, int64_t across) {

@@ -1,5 +1,5 @@
-// The sums of a warp as rows of bf16: a lane gets chunks of eight neighbouring columns, which leave in
-// one store of 16 bytes.
+// The sums of a warp as rows of bf16: a lane gets chunks of eight consecutive columns, which it writes with one store
+// of 16 bytes.
 #pragma once
 
 #include "ops/grouped_gemm/sm80/kernel.h"
@@ -25,11 +25,11 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
 }
 
 constexpr int kRowsOfLane = 8;
-// The i-th row of this lane within the 64 of its warp.
+// Returns the i-th row of this lane within the 64 of its warp.
 __device__ __forceinline__ int32_t row_of_lane(int i) {
   return 16 * (i / 2) + 8 * (i % 2) + static_cast<int32_t>(threadIdx.x % 32 / 4);
 }
-// The first of this lane's eight columns within each 32 of its warp's 64.
+// Returns the first of this lane's eight columns within each 32 of its warp's 64.
 __device__ __forceinline__ int32_t col_of_lane() { return static_cast<int32_t>(threadIdx.x % 4 * 8); }
 
 // Row i of the lane: word j of low is columns 2 j and 2 j + 1 of its eight, in the first 32 of the warp's

@@ -12,7 +12,7 @@ struct ExpertBias {
   const uint16_t* b;
   int32_t first, columns;  // no columns: no bias
 
-  // Two neighbouring columns, from an even one on; zeros where there is no bias.
+  // Returns two neighbouring columns, from an even one on; zeros where there is no bias.
   __device__ __forceinline__ uint32_t pair(int32_t expert, int32_t column) const {
     const int32_t at = column - first;
     const uint16_t* from = b + static_cast<int64_t>(expert) * columns + at;

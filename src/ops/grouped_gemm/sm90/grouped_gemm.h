@@ -76,8 +76,8 @@ struct SlotRing {
   }
 };
 
-// A note announces a tile to the other warps. Notes have a ring of their own, since walking the
-// tiles takes longer than a K step, and so does looking up the rows.
+// The description of a tile for the other warps. Notes have a separate ring, since finding the next tile and its rows
+// takes longer than a K step.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
   int32_t expert, shared;         // as in RowTile
@@ -92,7 +92,7 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 if there
+  // For gathered tiles, returns the address of the rows' offsets in chunks of 16 bytes; an offset is 0 if there
   // is no row.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
@@ -135,7 +135,7 @@ struct NoteRing {
   __device__ __forceinline__ void release(uint32_t tile) const { mbarrier_arrive(empty(tile)); }
 };
 
-// One K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
+// Issues one K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
 template <Major kMajorB, GroupedGemmConfig kConfig>
 __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<kConfig>& ring, uint32_t slot,
                                               uint32_t group, bool accumulate) {

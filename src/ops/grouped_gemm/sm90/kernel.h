@@ -9,10 +9,9 @@
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), which replaces the storing described next
 //   load_bias(params, tile, bias)   optional: the biases of the tile's columns, as add_bias() takes them
-// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
-// registers, and K steps store a piece each. Only the rounding comes between the products of two
-// tiles. A warpgroup that stores does not feed the tensor cores, so the two alternate: one stores
-// in even steps, the other in odd ones.
+// A tile is stored while the next one is multiplied: its product, rounded to bf16, stays in registers, and K steps
+// store a piece each. Only the rounding is done between the products of two tiles. A warpgroup that stores does not
+// feed the tensor cores, so the two alternate: one stores in even steps, the other in odd ones.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -177,8 +176,8 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::k
   }
 }
 
-// Waits until all but the last kPending groups of this thread's copies have landed, orders them
-// before the wgmmas of whoever waits for the barrier, and arrives there.
+// Waits until all but the last kPending groups of this thread's copies are complete, orders them before the wgmmas of
+// the threads that wait for the barrier, and arrives there.
 template <int kPending>
 __device__ __forceinline__ void publish_copied(uint32_t full) {
   cp_async_wait<kPending>();
@@ -189,15 +188,15 @@ __device__ __forceinline__ void publish_copied(uint32_t full) {
 // The copy warps. 8 lanes copy the 128 bytes of a row, a warp copies 4 rows at once, and the warps
 // alternate. This must keep up with the tensor cores, so a copy has few instructions: addresses
 // stay in registers, and rows past the expert's end read row 0; their results are not stored.
-// cp.async writes through the generic proxy and wgmma reads through the async proxy, so somebody
-// fences: the consumers, or, for elements of 8 bits, these warps before they publish a slot.
+// cp.async writes through the generic proxy and wgmma reads through the async proxy, so a fence is needed: the
+// consumers, or, for elements of 8 bits, these warps before they publish a slot.
 template <class Op>
 __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                           const NoteRing<Op::kConfig>& notes) {
   using Shared = GemmShared<Op::kConfig>;
   constexpr int kTileM = Op::kConfig.tile_m;
   constexpr bool kFences = Op::kConfig.element_bytes == 1;
-  constexpr int kBehind = 2;  // slots whose copies are on their way before one is published
+  constexpr int kBehind = 2;  // slots whose copies are in flight before one is published
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
   const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;

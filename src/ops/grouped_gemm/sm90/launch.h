@@ -10,14 +10,14 @@
 
 namespace moebius::cuda {
 
-// The requirements of the copy engine and of 16-byte accesses: bf16, rows of a multiple of 16
+// Checks the requirements of the copy engine and of 16-byte accesses: bf16, rows of a multiple of 16
 // bytes, at such an address.
 inline bool takes_rows(const Tensor& t) {
   return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
 
-// Rows are counted in 32 bits, including those of tiles past the last one.
+// Returns whether rows can be counted in 32 bits, including those of tiles past the last one.
 inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
 // Maps of operands have elements of bf16, or of 8 bits.
@@ -26,20 +26,21 @@ inline MapOptions operand_map(const GroupedGemmConfig& config) {
   return {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .element_bytes = 1};
 }
 
-// The tensor map of a matrix of rows of A, in boxes of the size of a slot.
+// Returns the tensor map of a matrix of rows of A, in boxes of the size of a slot.
 inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_m = static_cast<uint32_t>(config.tile_m);
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}}, operand_map(config));
 }
 
-// The same of weights B [e, N, K], in boxes of `columns` of the N.
+// Returns the tensor map of weights B [e, N, K], in boxes of `columns` of the N.
 inline CUtensorMap weights_map(const Tensor& t, const GroupedGemmConfig& config, int columns) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_n = static_cast<uint32_t>(columns);
   const int64_t e = t.dim(0), N = t.dim(1), K = t.dim(2);
   return make_tensor_map<3>(t.data, {{{K, 1, tile_k}, {N, K, tile_n}, {e, N * K, 1}}}, operand_map(config));
 }
 
-// The same of weights B [e, K, N] that are MN-major: boxes of one column block and as many rows as a slot is deep.
+// Returns the tensor map of weights B [e, K, N], which are MN-major: boxes of one column block and as many rows as a
+// slot is deep.
 inline CUtensorMap mn_major_weights_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k);
   const int64_t e = t.dim(0), K = t.dim(1), N = t.dim(2);

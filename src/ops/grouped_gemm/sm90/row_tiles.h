@@ -1,6 +1,6 @@
-// How the rows of all experts are cut into output tiles, and which cluster of two blocks computes
-// which tile when. Only the offsets in device memory say how many tiles there are. The grid is
-// fixed, and cluster c computes every unit whose number is c modulo the number of clusters.
+// The division of the rows of all experts into output tiles, and the order in which clusters of two blocks compute
+// them. The number of tiles depends on the offsets in device memory. The grid is fixed, and cluster c computes every
+// unit whose number is c modulo the number of clusters.
 //
 // A unit is two tiles, one per block: row tiles m and m + 1 of the same expert at the same columns,
 // so that the blocks share their piece of the weights. An odd last row tile of an expert is

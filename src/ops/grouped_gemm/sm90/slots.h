@@ -50,8 +50,8 @@ struct SlotOperand {
   }
 };
 
-// base + chunks * 16, computed here and not where it is used: the address of a copy must be ready
-// when its slot is.
+// Returns base + chunks * 16, computed here and not where it is used: the address of a copy must be ready when
+// its slot is.
 __device__ __forceinline__ const char* chunk_address(const char* base, uint32_t chunks) {
   const char* address;
   asm volatile("mad.wide.u32 %0, %1, 16, %2;" : "=l"(address) : "r"(chunks), "l"(base));

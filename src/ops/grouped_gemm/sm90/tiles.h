@@ -1,5 +1,5 @@
-// How the sm_90 kernels of experts walk over tiles: persistent clusters of two blocks, tile counts
-// of each expert from offsets in memory.
+// The iteration of the sm_90 kernels of experts over tiles: persistent clusters of two blocks, and numbers of tiles
+// that follow from offsets in memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ inline bool aligned_16(std::initializer_list<Tensor> tensors) {
   return true;
 }
 
-// Every row of each bf16 matrix begins at a multiple of 16 bytes.
+// Returns whether every row of each bf16 matrix begins at a multiple of 16 bytes.
 inline bool rows_are_aligned(std::initializer_list<Tensor> matrices) {
   for (const Tensor& m : matrices) {
     if (m.dim(1) % 8 != 0) return false;
@@ -39,8 +39,8 @@ inline int persistent_blocks(const void* kernel, int shared_bytes) {
 struct GridStep {
   int row, col;
 };
-// Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then
-// the next column. So at any moment the blocks read a few rows and a few columns, which stay in L2.
+// Returns step i of an iteration over rows x cols in groups of rows: down the rows of a group, then the next column. So
+// at any moment the blocks read a few rows and a few columns, which stay in L2.
 __device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
   const int first = i / (group * cols) * group, within = i % (group * cols), height = min(group, rows - first);
   return {first + within % height, within / height};

@@ -1,5 +1,5 @@
-// Both products in tiles of rows, each by widened_gemm into f32 sums. Tiles have as many rows as their
-// expert leaves, and dnnl_gemm would keep a primitive for each such shape.
+// Both products are computed in tiles of rows, each by widened_gemm into f32 sums. The number of a tile's rows depends
+// on its expert, and dnnl_gemm would cache a primitive for each such shape.
 #include "ops/low_rank/low_rank.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct Groups {
   int64_t count, num_rows;
 };
 
-// The rows r of a window of x: in place, or gathered into `space`.
+// Returns the rows r of a window of x: in place, or gathered into `space`.
 template <class T>
 Matrix window_of(const Tensor& x, const Columns& columns, const int32_t* token, const Range& rows, void* space) {
   const int64_t ld = x.dim(1);
@@ -95,7 +95,7 @@ int64_t space_of(const LowRankProduct& a) {
 
 constexpr int64_t kWgradSpace = (kTileRows * kTileCols + kChunk * (kTileRows + kTileCols)) * 4;
 
-// dw += scale * the sum over the rows of one expert, chunk after chunk, of a tile of dw.
+// Computes dw += scale * the sum over the rows of one expert, chunk after chunk, for a tile of dw.
 template <class T>
 void wgrad_tile(const LowRankWgrad& a, const Range& rows, int64_t row, int64_t col, char* space) {
   const int64_t m = std::min(kTileRows, a.left.count - row), n = std::min(kTileCols, a.right.count - col);

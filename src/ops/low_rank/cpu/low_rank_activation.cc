@@ -1,4 +1,4 @@
-// The activation of experts, and its derivative, of rows that an adapter has added to.
+// The activation of experts and its derivative, for rows to which an adapter has added its term.
 #include <algorithm>
 
 #include "ops/cpu/lanes.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kGrain = 16;  // rows of a task
 
-// fn(r) for the rows of all experts.
+// Calls fn(r) for the rows of all experts.
 template <class F>
 void for_each_row(Stream& s, const Tensor& offsets_e1, F&& fn) {
   const int32_t* offsets = offsets_e1.ptr<int32_t>();

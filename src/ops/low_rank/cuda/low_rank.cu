@@ -1,6 +1,6 @@
-// The low-rank products for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a tile of
-// 64 x 32 of one expert: 4 x 2 sums a thread, operands widened to f32 in shared memory, 32 of k at a
-// time. A sum runs over k in order and does not depend on other rows.
+// The low-rank products for any shape in f32 or bf16, with f32 sums. A block of 256 threads owns a tile of 64 x 32 of
+// one expert: each thread has 4 x 2 sums. Operands are widened to f32 in shared memory, 32 of k at a time. A sum runs
+// over k in order and does not depend on other rows.
 #include "ops/low_rank/cuda/low_rank.h"
 
 #include "device/cuda/cuda.h"

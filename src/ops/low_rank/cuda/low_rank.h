@@ -1,5 +1,5 @@
-// How the CUDA files of the low-rank products hang together: the generic kernels take every shape, the
-// sm_80 ones (mma.sync) the shapes that they say. Host code only.
+// The interface between the CUDA files of the low-rank products. The generic kernels support every shape; for those of
+// sm_80 (mma.sync), takes() says which shapes they support. Host code only.
 #pragma once
 
 #include "ops/low_rank/low_rank.h"
@@ -13,7 +13,7 @@ void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
 }  // namespace generic
 
 // For any GPU of compute capability 8.0 and later: bf16, and columns in multiples of 8 from multiples
-// of 8 on. takes() looks at shapes, dtypes and addresses only, so it says the same in every step.
+// of 8 on. takes() looks at shapes, dtypes and addresses only, so its answer is the same in every step.
 namespace sm80 {
 bool takes(const LowRankProduct& a);
 bool takes(const LowRankWgrad& a);

@@ -1,4 +1,4 @@
-// The activation of experts, and its derivative, of rows that an adapter has added to.
+// The activation of experts and its derivative, for rows to which an adapter has added its term.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/vector.h"
 #include "ops/low_rank/low_rank.h"
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   if (at.lane == 0) dweight[at.row] += product;
 }
 
-// body(number of neighbouring columns that fill 16 bytes, or 1)
+// Calls body(the number of neighbouring columns that fill 16 bytes, or 1).
 template <class T, class Body>
 void with_columns(int64_t F, Body&& body) {
   if (F % kPerVector<T> == 0)

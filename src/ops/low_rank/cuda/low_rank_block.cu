@@ -1,4 +1,4 @@
-// A B among several, as a factor of all rows of its matrix.
+// Converts one of several matrices B into a factor for all rows of its matrix.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/vector.h"
 #include "ops/low_rank/low_rank.h"

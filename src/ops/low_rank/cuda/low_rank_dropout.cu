@@ -23,7 +23,7 @@ struct Dropout {
   DeviceRng any_step;
 };
 
-// The expert of a row, which is below the last offset.
+// Returns the expert of a row, which is below the last offset.
 __device__ __forceinline__ int32_t expert_of(const int32_t* offsets, int32_t count, int64_t row) {
   int32_t low = 0, high = count - 1;
   while (low < high) {

@@ -24,7 +24,7 @@ struct Product {
   }
 };
 
-// Results of kCols columns, over all of k in slots of 64: a ring of copies keeps the memory busy.
+// Computes kCols columns over all of k in slots of 64. A ring of copies keeps the memory busy.
 template <int kCols>
 struct Narrow {
   static constexpr int kDepth = 64, kSlots = 4;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) narrow_kernel(const __grid
   }
 }
 
-// 128 columns of the result over k in pieces of kDepth. y waits in shared memory, so that it is read and
+// Computes 128 columns of the result over k in pieces of kDepth. y is kept in shared memory, so that it is read and
 // written in whole rows.
 struct Wide {
   static constexpr int kCols = 128, kDepth = 32;

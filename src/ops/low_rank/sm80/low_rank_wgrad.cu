@@ -1,6 +1,6 @@
-// low_rank_wgrad for compute capability 8.0 and later. One side has many columns, the other few: a
-// block owns 128 columns of the wide side and 32 or 64 of the narrow one, of one matrix, and reads all of
-// its rows. Where the rows are split (low_rank_wgrad_tiles.h) a second kernel adds the parts in order.
+// low_rank_wgrad for compute capability 8.0 and later. One side has many columns and the other few: a block owns 128
+// columns of the wide side and 32 or 64 of the narrow one, of one matrix, and reads all of its rows. If the rows are
+// split (low_rank_wgrad_tiles.h), a second kernel adds the parts in order.
 #include "device/cuda/cuda.h"
 #include "ops/low_rank/cuda/low_rank.h"
 #include "ops/low_rank/low_rank_wgrad_tiles.h"
@@ -26,8 +26,7 @@ struct Wgrad {
   float scale;
 };
 
-// The copies of one side, row after row. A thread looks up its rows of a slot while the slot before it
-// is copied.
+// Copies one side, row after row. A thread looks up its rows of a slot while the slot before it is copied.
 template <int kChunks>
 struct SideCopies {
   static constexpr int kCopies = kDepth * kChunks / kLowRankThreads, kRowsAtOnce = kLowRankThreads / kChunks;

@@ -29,7 +29,7 @@ struct RowRange {
   int32_t matrix = -1, begin = 0, end = 0;
 };
 
-// The tile of kRows rows with this index, if the tiles of each matrix begin at its first row. A whole
+// Returns the tile of kRows rows with this index, if the tiles of each matrix begin at its first row. A whole
 // warp calls it.
 template <int kRows>
 __device__ __forceinline__ RowRange find_tile(const LowRankRows& rows, int32_t index) {

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) take_apart_kernel(LatentKv<T> a) {
   }
 }
 
-// launch(vectors of kNum): as wide as the parts of a head allow.
+// Calls launch with the widest vectors that the parts of a head allow.
 template <class T, class F>
 void with_vectors(const Stream& s, const char* op, const LatentKv<T>& a, F&& launch) {
   const bool whole = a.n % kPerVector<T> == 0 && a.r % kPerVector<T> == 0 &&

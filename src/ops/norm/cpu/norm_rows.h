@@ -23,7 +23,7 @@ void normalise_row(T* y, const T* x, const T* w, float rstd, int64_t width) {
   for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(w[j]) * to_f32(from_f32<T>(to_f32(x[j]) * rstd)));
 }
 
-// Adds a row's gradient to the partial dw, and to dx, or overwrites that.
+// Adds a row's gradient to the partial dw, and adds to dx or overwrites it.
 template <bool kAddDx, class T>
 void normalise_row_bwd(T* dx, float* dw, const T* dy, const T* x, const T* w, float rstd, int64_t width) {
   float mean = 0;

@@ -3,7 +3,9 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/cuda/add_rows.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
+#include "ops/norm/cuda/norm_row.h"
 #include "ops/norm/cuda/norm_rows.h"
 #include "ops/norm/norm.h"
 #include "ops/norm/norm_backends.h"
@@ -11,61 +13,20 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
-static_assert(kMaxGpuNormWidth == 32 * kMaxThreads);
+constexpr int kMaxThreads = kMaxNormThreads;
 
-// Returns rstd of a row in the block's registers, with zeros past its width. shared: 32 numbers.
-template <int kNum, int kVectors>
-__device__ __forceinline__ float row_rstd(const float (&x)[kVectors][kNum], int64_t width, float eps, float* shared) {
-  float squares = 0;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-    for (int i = 0; i < kNum; ++i) squares += x[v][i] * x[v][i];
-  }
-  return 1.0f / sqrtf(block_sum(squares, shared) / static_cast<float>(width) + eps);
-}
-
-// A block owns a row and keeps it in registers, kVectors times kNum elements a thread.
+// A block owns a row.
 template <class T, int kNum, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_fwd_kernel(NormRowsFwd<T> a) {
   __shared__ float shared[32];
-  const int64_t row = int64_t{blockIdx.x} * a.ld;
-  const auto column = [](int v) { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kNum; };
-  Raw<T, kNum> raw[kVectors], residual[kVectors];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) raw[v] = fetch<kNum>(a.x + row + column(v), column(v) < a.width);
-  if (a.residual) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) residual[v] = fetch<kNum>(a.residual + row + column(v), column(v) < a.width);
-  }
-  float x[kVectors][kNum];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    unpack<T>(x[v], raw[v]);
-    if (!a.residual) continue;
-    float term[kNum];
-    unpack<T>(term, residual[v]);
-#pragma unroll
-    for (int i = 0; i < kNum; ++i) x[v][i] = rounded<T>(x[v][i] + term[i]);
-    if (column(v) < a.width) store(a.sum + row + column(v), x[v]);
-  }
-  const float rstd = row_rstd(x, a.width, a.eps, shared);
-  if (threadIdx.x == 0 && a.rstd) a.rstd[blockIdx.x] = rstd;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (column(v) >= a.width) continue;
-    float w[kNum];
-    load(w, a.w + column(v));
-#pragma unroll
-    for (int i = 0; i < kNum; ++i) w[i] *= rounded<T>(x[v][i] * rstd);
-    store(a.y + row + column(v), w);
-  }
+  let_next_start();
+  if (gridDim.x <= kEarlyRows && threadIdx.x * 32 < a.width) prefetch_line(a.w + threadIdx.x * 32);
+  wait_for_inputs();
+  norm_row_fwd<T, kNum, kVectors>(a, blockIdx.x, blockDim.x, shared);
 }
 
-// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The
-// next row is on its way while one is summed. kKept: rstd is given and dx is added to; else both
-// are made here.
+// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is loaded
+// while one is summed. kKept: rstd is given and dx is added to; else both are computed here.
 template <class T, int kNum, int kVectors, bool kKept>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_bwd_kernel(NormRowsBwd<T> a) {
   __shared__ float shared[2][32], shared_squares[2][32];
@@ -127,11 +88,12 @@ void check_width(const char* who, int64_t width) {
                 kMaxGpuNormWidth, width);
 }
 
-// 32 elements a thread keep enough loads in flight at the occupancy that their registers leave.
 template <class T, int kNum>
-void fwd(cudaStream_t stream, const NormRowsFwd<T>& a) {
-  const int threads = whole_warps(div_ceil(a.width, 32));
-  norm_rows_fwd_kernel<T, kNum, 32 / kNum><<<narrow<int>(a.rows), threads, 0, stream>>>(a);
+void fwd(const Stream& s, const NormRowsFwd<T>& a) {
+  const auto rows = static_cast<unsigned>(narrow<int>(a.rows));
+  const auto threads = static_cast<unsigned>(norm_lanes(a.width));
+  launch_kernel(s, a.rows <= kEarlyRows, {.blocks = rows, .threads = threads}, norm_rows_fwd_kernel<T, kNum, 32 / kNum>,
+                a);
 }
 
 template <class T, int kNum, bool kKept>
@@ -153,7 +115,7 @@ void norm_rows_fwd(Stream& s, const char* who, const NormRowsFwd<T>& a) {
   const bool whole =
       a.width % kPerVector<T> == 0 && rows_are_aligned(a.ld, sizeof(T), a.y, a.sum, a.x, a.residual, a.w);
   if (!whole) note_odd_rows(s, who, dtype_of<T>, a.width);
-  whole ? fwd<T, kPerVector<T>>(cuda_stream(s), a) : fwd<T, 1>(cuda_stream(s), a);
+  whole ? fwd<T, kPerVector<T>>(s, a) : fwd<T, 1>(s, a);
   check_launch(who);
 }
 

@@ -1,4 +1,4 @@
-// Kernels over many tensors at once, each cut into pieces that blocks take turns with.
+// Kernels over many tensors at once. Each tensor is cut into pieces, which are distributed over the blocks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,8 +36,8 @@ __device__ __forceinline__ const T& owner_of(const Tensors<T>& tensors, int piec
   return tensors.of[low];
 }
 
-// launch(tensors, number of pieces) for up to kMaxTensors<Made> at a time. make(t): one of them, without
-// `first`; pieces(t).
+// Calls launch(tensors, number of pieces) for up to kMaxTensors<Made> at a time. make(t): one of them,
+// without `first`; pieces(t).
 template <class Made, class From, class Make, class Pieces, class Launch>
 void for_each_group(std::span<const From> all, Make&& make, Pieces&& pieces, Launch&& launch) {
   Tensors<Made> group;

@@ -200,7 +200,7 @@ struct StepOf {
   typename Rule::Scalars scalars;
 };
 
-// The scalars of this step, for the block's first thread to share.
+// Returns the scalars of this step, for the block's first thread to share.
 template <class Rule>
 __device__ __forceinline__ StepOf<Rule> step_of(const Rule& rule, const StepScalars& u) {
   const float lr = u.lr_and_step ? static_cast<float>(u.lr_and_step[0]) : u.lr;

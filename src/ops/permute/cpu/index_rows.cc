@@ -9,7 +9,7 @@
 namespace moebius::cpu {
 namespace {
 
-// fn(expert here, pair) of the pairs of a block that have a row here; the others get row -1.
+// Calls fn(local expert, pair) for the pairs of a block that have a row on this rank; the others get row -1.
 template <class F>
 void for_each_pair(const IndexRows& a, int64_t block, F&& fn) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1), e = a.offsets_e1.numel() - 1;
@@ -22,7 +22,7 @@ void for_each_pair(const IndexRows& a, int64_t block, F&& fn) {
   }
 }
 
-// Counts of blocks become their first rows.
+// Replaces the counts of blocks by their first rows.
 void start_blocks(const IndexRows& a, int32_t* start_Be, int64_t blocks) {
   const int64_t e = a.offsets_e1.numel() - 1;
   int32_t* offsets = a.offsets_e1.ptr<int32_t>();
@@ -43,11 +43,11 @@ void place_block(const IndexRows& a, int64_t block, int32_t* next_e) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1);
   const int64_t begin = block * kTokensPerIndexBlock * K, end = std::min(T, (block + 1) * kTokensPerIndexBlock) * K;
   int32_t* pair_row = a.pair_row_TK.ptr<int32_t>();
-  int64_t done = begin;  // pair_row may be kept: an element is written after it was read
+  int64_t done = begin;  // pair_row can share memory with the old one: an element is written after it was read
   for_each_pair(a, block, [&](int64_t expert, int64_t p) {
     const int32_t row = next_e[expert]++;
     a.row_token_R.ptr<int32_t>()[row] = static_cast<int32_t>(p / K);
-    a.row_pair_R.ptr<int32_t>()[row] = static_cast<int32_t>(p);
+    if (!a.row_pair_R.empty()) a.row_pair_R.ptr<int32_t>()[row] = static_cast<int32_t>(p);
     std::fill(pair_row + done, pair_row + p, -1);
     pair_row[p] = row;
     done = p + 1;

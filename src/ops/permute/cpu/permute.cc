@@ -23,7 +23,7 @@ struct Rows {
   int64_t num;
 };
 
-// A NaN whatever its payload: sums of it are such as store_pair takes.
+// Replaces a NaN by one without payload, so that sums with it are NaNs that store_pair handles.
 inline float without_payload(float weight) {
   return weight == weight ? weight : std::numeric_limits<float>::quiet_NaN();
 }
@@ -35,7 +35,7 @@ void for_each_row(const Rows& rows, const T* y, int64_t D, Add&& add) {
     if (rows.row[k] >= 0) add(y + rows.row[k] * D, rows.weights ? without_payload(rows.weights[k]) : 1.0f);
 }
 
-// kBlock columns of out, of a token; y: of the first row.
+// Computes kBlock columns of a token's out. y: the first row.
 template <bool kAccumulate, class T>
 void combine_block(T* out, const T* y, int64_t D, const Rows& rows) {
   LanePair sum[kNumPairs] = {};
@@ -51,7 +51,7 @@ void combine_block(T* out, const T* y, int64_t D, const Rows& rows) {
   for (int i = 0; i < kNumPairs; ++i) store_pair(out + i * kNumPaired, sum[i]);
 }
 
-// The same of at most kNumLanes columns.
+// Does the same for at most kNumLanes columns.
 template <bool kAccumulate, class T>
 void combine_lanes(T* out, const T* y, int64_t D, const Rows& rows, int64_t width) {
   Lanes sum = {};

@@ -23,14 +23,14 @@ struct Index {
   int first_expert, num_experts, top_k;
 };
 
-// The expert here of a pair, or -1.
+// Returns the expert here of a pair, or -1.
 __device__ int expert_of(const Index& a, int64_t pair) {
   const int expert = a.topk_TK[pair] - a.first_expert;
   const bool dropped = a.kept_TK != nullptr && a.kept_TK[pair] < 0;
   return expert < 0 || expert >= a.num_experts || dropped ? -1 : expert;
 }
 
-// Pairs of a block of tokens.
+// Returns the first pair of a block's tokens.
 __device__ int64_t first_pair(const Index& a) { return blockIdx.x * kTokensPerIndexBlock * a.top_k; }
 __device__ int64_t last_pair(const Index& a) {
   return min((blockIdx.x + 1) * kTokensPerIndexBlock, a.num_tokens) * a.top_k;
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(32 * kParts) scan_blocks_kernel(Index a, int n
 }
 
 // A block owns kTokensPerIndexBlock tokens and places their pairs; the first also writes the
-// counts. A token meets an expert once: of an expert's tokens as bits, those below its own count
-// the tokens before it.
+// counts. A token has an expert at most once. With an expert's tokens as a bit set, the set bits below a token's own
+// are the tokens before it.
 __global__ void __launch_bounds__(kThreads) place_rows_kernel(Index a) {
   extern __shared__ uint64_t tokens_e[];
   auto* offset_e1 = reinterpret_cast<int32_t*>(tokens_e + a.num_experts);
@@ -105,12 +105,12 @@ __global__ void __launch_bounds__(kThreads) place_rows_kernel(Index a) {
     const uint64_t before = tokens_e[expert] & ((1ull << (token - first_token)) - 1);
     const int32_t row = offset_e1[expert] + start_e[expert] + __popcll(before);
     a.row_token_R[row] = static_cast<int32_t>(token);
-    a.row_pair_R[row] = static_cast<int32_t>(p);
+    if (a.row_pair_R != nullptr) a.row_pair_R[row] = static_cast<int32_t>(p);
     a.pair_row_TK[p] = row;
   }
 }
 
-// Sum over the threads of a block; all of them get it.
+// Returns the sum over the threads of a block, on all of them.
 __device__ int32_t block_sum(int32_t x) {
   __shared__ int32_t warp_total[kThreads / 32];
   for (int width = 16; width > 0; width /= 2) x += __shfl_xor_sync(0xffffffffu, x, width);
@@ -157,7 +157,7 @@ void index_rows(Stream& s, const IndexRows& a) {
   const Index args{.counts_e = a.counts_e.empty() ? nullptr : a.counts_e.ptr<int32_t>(),
                    .offsets_e1 = a.offsets_e1.ptr<int32_t>(),
                    .row_token_R = a.row_token_R.ptr<int32_t>(),
-                   .row_pair_R = a.row_pair_R.ptr<int32_t>(),
+                   .row_pair_R = a.row_pair_R.empty() ? nullptr : a.row_pair_R.ptr<int32_t>(),
                    .pair_row_TK = a.pair_row_TK.ptr<int32_t>(),
                    .start_Be = start_Be,
                    .total_e = start_Be + blocks * e,

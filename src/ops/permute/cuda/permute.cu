@@ -1,5 +1,6 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/permute/permute.h"
 #include "ops/permute/permute_backends.h"
@@ -21,10 +22,12 @@ struct Sum {
   bool accumulate;
 };
 
-// A thread owns a vector of out; kAtOnce rows are on their way to it.
+// A thread owns a vector of out, and loads kAtOnce rows at a time.
 template <int kAtOnce, class T, int kNum>
 __global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T> a) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  let_next_start();
+  wait_for_inputs();
   if (vector >= a.num_vectors) return;
   const int64_t t = quotient(vector, a.vectors_of_row);
   const int64_t column = (vector - t * a.vectors_of_row) * kNum, width = int64_t{a.vectors_of_row} * kNum;
@@ -79,6 +82,8 @@ void launch_gather_rows(Stream& s, const GatherRows& a) {
 __global__ void __launch_bounds__(kThreads)
     pairs_to_rows_kernel(float* to, const float* from, const int32_t* pair, const int32_t* num_rows) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  let_next_start();
+  wait_for_inputs();
   if (r < *num_rows) to[r] = from[pair[r]];
 }
 
@@ -90,13 +95,14 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kNum, class T>
 void launch_combine(Stream& s, const Sum<T>& a) {
-  const int blocks = num_blocks(a.num_vectors, kThreads);
+  const LaunchShape how{.blocks = static_cast<unsigned>(num_blocks(a.num_vectors, kThreads)), .threads = kThreads};
+  const bool early = a.num_vectors <= kEarlyRows * a.vectors_of_row;
   if (a.num_pairs <= 2)
-    combine_kernel<2, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+    launch_kernel(s, early, how, combine_kernel<2, T, kNum>, a);
   else if (a.num_pairs <= 4)
-    combine_kernel<4, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+    launch_kernel(s, early, how, combine_kernel<4, T, kNum>, a);
   else
-    combine_kernel<8, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+    launch_kernel(s, early, how, combine_kernel<8, T, kNum>, a);
 }
 
 }  // namespace
@@ -124,7 +130,7 @@ void combine(Stream& s, const Combine& a) {
   check_launch("combine");
 }
 
-// The widest words that rows are made of and begin at.
+// Copies with the widest words to which rows are aligned and of which they consist.
 void gather_rows(Stream& s, const GatherRows& a) {
   const auto places = reinterpret_cast<uintptr_t>(a.to_RD.data) | reinterpret_cast<uintptr_t>(a.from_ND.data) |
                       static_cast<uintptr_t>(a.to_RD.dim(1) * size_of(a.to_RD.dtype));
@@ -142,8 +148,11 @@ void gather_rows(Stream& s, const GatherRows& a) {
 
 void pairs_to_rows(Stream& s, const PairsToRows& a) {
   const int32_t* num_rows = a.offsets_E1.ptr<int32_t>() + a.offsets_E1.numel() - 1;
-  pairs_to_rows_kernel<<<num_blocks(a.to_R.numel(), kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.to_R.ptr<float>(), a.from_TK.ptr<float>(), a.row_pair_R.ptr<int32_t>(), num_rows);
+  const LaunchShape how{.blocks = static_cast<unsigned>(num_blocks(a.to_R.numel(), kThreads)), .threads = kThreads};
+  const bool early = a.from_TK.dim(0) <= kEarlyRows;
+  launch_kernel<float*, const float*, const int32_t*, const int32_t*>(s, early, how, pairs_to_rows_kernel,
+                                                                      a.to_R.ptr<float>(), a.from_TK.ptr<float>(),
+                                                                      a.row_pair_R.ptr<int32_t>(), num_rows);
   check_launch("pairs_to_rows");
 }
 

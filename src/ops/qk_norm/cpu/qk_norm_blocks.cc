@@ -44,7 +44,7 @@ float sum_of_products(const T* x, const T* y, const T* w, int64_t n) {
   return sum;
 }
 
-// fn(t, first element of row t) for every row.
+// Calls fn(t, first element of row t) for every row.
 template <class F>
 void for_each_row(Stream& s, const Tensor& x_TC, F&& fn) {
   parallel_rows(s.pool(), x_TC.dim(0), kRows, [&](int64_t begin, int64_t end) {
@@ -106,7 +106,7 @@ void bwd_rows(Stream& s, const QkNormBlockBwd& a) {
   });
 }
 
-// Columns [begin, end) of a part: no two tasks touch the same sums.
+// Processes columns [begin, end) of a part, so that no two tasks write the same sums.
 template <class T>
 void bwd_weight_columns(const QkNormBlockBwd& a, const Part& p, float* dw, int64_t begin, int64_t end) {
   for (int64_t t = 0; t < a.x_TC.dim(0); ++t) {

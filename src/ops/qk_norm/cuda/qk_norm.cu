@@ -1,8 +1,12 @@
 // The rows of q and of k are parts of wider rows: ops/norm's kernels run over each, and
-// v is copied.
+// v is copied. For few rows one kernel does it all, with the same bits.
+#include <algorithm>
+
 #include "device/cuda/cuda.h"
+#include "device/fallback_kernels.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
-#include "ops/norm/cuda/norm_rows.h"
+#include "ops/norm/cuda/norm_row.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_backends.h"
 
@@ -15,24 +19,67 @@ void copy_v(cudaStream_t stream, T* to, const T* from, int64_t rows, int64_t B, 
       cudaMemcpy2DAsync(to, C * sizeof(T), from, C * sizeof(T), B * sizeof(T), rows, cudaMemcpyDeviceToDevice, stream));
 }
 
+template <class T>
+struct FewRows {
+  NormRowsFwd<T> q, k;
+  int q_lanes, k_lanes;
+  T* v_to;
+  const T* v_from;
+};
+
+// Blocks [row, part]: q, k or v of a row.
+template <class T, int kNum>
+__global__ void __launch_bounds__(kMaxNormThreads, 1) few_rows_kernel(FewRows<T> a) {
+  __shared__ float shared[32];
+  let_next_start();
+  wait_for_inputs();
+  const int64_t row = blockIdx.x;
+  if (blockIdx.y == 0) return norm_row_fwd<T, kNum, 32 / kNum>(a.q, row, a.q_lanes, shared);
+  if (blockIdx.y == 1) return norm_row_fwd<T, kNum, 32 / kNum>(a.k, row, a.k_lanes, shared);
+  for (int64_t i = threadIdx.x * kNum; i < a.k.width; i += int64_t{blockDim.x} * kNum) {
+    const int64_t at = row * a.k.ld + i;
+    *reinterpret_cast<Raw<T, kNum>*>(a.v_to + at) = fetch<kNum>(a.v_from + at);
+  }
+}
+
+template <class T>
+void few_rows(const Stream& s, const FewRows<T>& a) {
+  const dim3 blocks(static_cast<unsigned>(a.q.rows), 3);
+  const LaunchShape how{.blocks = blocks, .threads = static_cast<unsigned>(std::max(a.q_lanes, a.k_lanes))};
+  constexpr int kNum = kPerVector<T>;
+  const bool whole = a.q.width % kNum == 0 && a.k.width % kNum == 0 &&
+                     rows_are_aligned(a.q.ld, sizeof(T), a.q.y, a.q.x, a.q.w, a.k.y, a.k.x, a.k.w);
+  if (!whole) note_odd_rows(s, "qk_norm_fwd", dtype_of<T>, a.q.width);
+  whole ? launch_kernel(s, true, how, few_rows_kernel<T, kNum>, a)
+        : launch_kernel(s, true, how, few_rows_kernel<T, 1>, a);
+}
+
 }  // namespace
 
 void qk_norm_fwd(Stream& s, const QkNormFwd& a) {
   const int64_t rows = a.x_TC.dim(0), A = a.q_norm_A.numel(), B = a.k_norm_B.numel(), C = A + 2 * B;
   with_float_type(a.x_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const auto norm = [&](int64_t begin, const Tensor& w) {
-      norm_rows_fwd<T>(s, "qk_norm_fwd",
-                       {.y = a.y_TC.ptr<T>() + begin,
-                        .x = a.x_TC.ptr<T>() + begin,
-                        .w = w.ptr<T>(),
-                        .rows = rows,
-                        .width = w.numel(),
-                        .ld = C,
-                        .eps = a.eps});
+    const auto part = [&](int64_t begin, const Tensor& w) {
+      return NormRowsFwd<T>{.y = a.y_TC.ptr<T>() + begin,
+                            .x = a.x_TC.ptr<T>() + begin,
+                            .w = w.ptr<T>(),
+                            .rows = rows,
+                            .width = w.numel(),
+                            .ld = C,
+                            .eps = a.eps};
     };
-    norm(0, a.q_norm_A);
-    norm(A, a.k_norm_B);
+    const NormRowsFwd<T> q = part(0, a.q_norm_A), k = part(A, a.k_norm_B);
+    if (rows <= kEarlyRows && std::max(A, B) <= kMaxGpuNormWidth) {
+      return few_rows<T>(s, {.q = q,
+                             .k = k,
+                             .q_lanes = norm_lanes(A),
+                             .k_lanes = norm_lanes(B),
+                             .v_to = a.y_TC.ptr<T>() + A + B,
+                             .v_from = a.x_TC.ptr<T>() + A + B});
+    }
+    norm_rows_fwd<T>(s, "qk_norm_fwd", q);
+    norm_rows_fwd<T>(s, "qk_norm_fwd", k);
     copy_v(cuda_stream(s), a.y_TC.ptr<T>() + A + B, a.x_TC.ptr<T>() + A + B, rows, B, C);
   });
 }

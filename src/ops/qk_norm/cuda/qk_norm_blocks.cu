@@ -43,13 +43,13 @@ Rows<T> rows_of(const Op& a) {
           .B = narrow<int>(a.k_norm_B.numel())};
 }
 
-// fn(column) for the columns of a part, by the threads of a block; each has kNum from there.
+// The threads of a block call fn(column) for the columns of a part; each call is for kNum columns.
 template <int kNum, class F>
 __device__ __forceinline__ void each_vector(int width, F&& fn) {
   for (int j = threadIdx.x * kNum; j < width; j += kThreads * kNum) fn(j);
 }
 
-// Blocks [row, part].
+// The grid is [row, part].
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads) sums_kernel(Rows<T> a) {
   __shared__ float shared[2][32];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(Rows<T> a) {
   if (a.dy) a.sums[row * a.num_sums + 2 + part] = products;
 }
 
-// The columns of v, as they are.
+// Copies the columns of v unchanged.
 template <int kNum, class T>
 __device__ __forceinline__ void copy_v(const Rows<T>& a, const T* from, int64_t row) {
   const int64_t begin = (row + 1) * a.width() - a.B;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void copy_v(const Rows<T>& a, const T* from, int64_t 
   });
 }
 
-// Blocks [row, part]; the third part is v.
+// The grid is [row, part]; the third part is v.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads) fwd_kernel(Rows<T> a) {
   const int part = blockIdx.y;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kColumns* kStrips) weight_kernel(Rows<T> a, fl
   dw[column] += sum;
 }
 
-// launch(vectors of kNum): as wide as all parts of all rows allow.
+// Calls launch with the widest vectors that all parts of all rows allow.
 template <class T, class F>
 void with_vectors(const Stream& s, const char* op, const Rows<T>& a, F&& launch) {
   const bool whole = a.A % kPerVector<T> == 0 && rows_are_aligned(a.B, sizeof(T), a.out, a.x, a.dy, a.q_norm, a.k_norm);

@@ -67,12 +67,12 @@ void block_magnitudes(Stream& s, const BlockMagnitudes& a) {
 }
 
 void quantize_shard(Stream& s, const QuantizeShard& a) {
-  const BlockRows blocks(a.q.data.shape);
+  const BlockRows blocks(a.whole);
   const int64_t B = a.bits_WB.dim(1);
   const float* x = a.x_n.ptr<float>();
   const int32_t* bits = a.bits_WB.ptr<int32_t>();
-  auto* data = static_cast<uint8_t*>(a.q.data.data);
-  float* scales = a.q.scales.ptr<float>();
+  auto* q = static_cast<uint8_t*>(a.q_n.data);
+  float* scales = a.scales.ptr<float>();
   with_float_type(a.rounded, [&]<class T>(T) {
     s.pool().run(blocks.count(), [&](int64_t block_row, int) {
       for (int64_t b = block_row * blocks.across(); b < (block_row + 1) * blocks.across(); ++b) {
@@ -82,7 +82,7 @@ void quantize_shard(Stream& s, const QuantizeShard& a) {
       }
       blocks.for_pieces(block_row, a.first, a.first + a.x_n.numel(), [&](int64_t block, int64_t from, int64_t to) {
         const float inverse = 1.0f / scales[block];
-        for (int64_t i = from; i < to; ++i) data[i] = to_f8_e4m3(rounded<T>(x[i - a.first]) * inverse).bits;
+        for (int64_t i = from - a.first; i < to - a.first; ++i) q[i] = to_f8_e4m3(rounded<T>(x[i]) * inverse).bits;
       });
     });
   });

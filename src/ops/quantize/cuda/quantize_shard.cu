@@ -34,7 +34,7 @@ __device__ Place place_of(const Share& share) {
           .cols = static_cast<int>(min(int64_t{kBlock}, share.cols - col))};
 }
 
-// Calls fn(element of the whole weights, element of x) for those of this thread that are here.
+// Calls fn(element of x) for those of this thread that are here.
 template <class F>
 __device__ __forceinline__ void for_own(const Share& share, const Place& t, F fn) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -43,8 +43,8 @@ __device__ __forceinline__ void for_own(const Share& share, const Place& t, F fn
 #pragma unroll
     for (int j = 0; j < kOfLane; ++j) {
       const int c = lane + 32 * j;  // neighbours are read together, wherever the share begins
-      const int64_t at = t.begin + r * share.cols + c, i = at - share.first;
-      if (c < t.cols && i >= 0 && i < share.n) fn(at, i);
+      const int64_t i = t.begin + r * share.cols + c - share.first;
+      if (c < t.cols && i >= 0 && i < share.n) fn(i);
     }
   }
 }
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) block_magnitudes_kernel(int32_t* bit
   __shared__ uint32_t of_warps[kWarps];
   uint32_t m = 0;
   for_own(share, place_of(share),
-          [&](int64_t, int64_t i) { m = max(m, __float_as_uint(rounded<T>(share.x[i])) & 0x7fffffffu); });
+          [&](int64_t i) { m = max(m, __float_as_uint(rounded<T>(share.x[i])) & 0x7fffffffu); });
   for (int step = 1; step < 32; step *= 2) m = max(m, __shfl_xor_sync(~0u, m, step));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = m;
   __syncthreads();
@@ -65,15 +65,14 @@ __global__ void __launch_bounds__(kThreads) block_magnitudes_kernel(int32_t* bit
 
 // bits: of the first rank, from the first block of these weights on; the next rank's are `stride` after.
 template <class T>
-__global__ void __launch_bounds__(kThreads) quantize_shard_kernel(uint8_t* data, float* scales, const int32_t* bits,
-                                                                  int64_t stride, int num_ranks, Share share) {
+__global__ void __launch_bounds__(kThreads)
+    quantize_shard_kernel(uint8_t* q, float* scales, const int32_t* bits, int64_t stride, int num_ranks, Share share) {
   int32_t largest = 0;
   for (int r = 0; r < num_ranks; ++r) largest = max(largest, bits[r * stride + blockIdx.x]);
   const float scale = power_of_two_scale(static_cast<uint32_t>(largest), top_exponent(DType::f8_e4m3));
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
   const float inverse = 1.0f / scale;
-  for_own(share, place_of(share),
-          [&](int64_t at, int64_t i) { data[at] = to_f8_e4m3(rounded<T>(share.x[i]) * inverse).bits; });
+  for_own(share, place_of(share), [&](int64_t i) { q[i] = to_f8_e4m3(rounded<T>(share.x[i]) * inverse).bits; });
 }
 
 Share share_of(const Tensor& x_n, const Shape& whole, int64_t first) {
@@ -99,14 +98,14 @@ void block_magnitudes(Stream& s, const BlockMagnitudes& a) {
 }
 
 void quantize_shard(Stream& s, const QuantizeShard& a) {
-  if (a.q.scales.empty()) return;
-  const Share share = share_of(a.x_n, a.q.data.shape, a.first);
-  const auto grid = static_cast<unsigned>(a.q.scales.numel());
+  if (a.scales.empty()) return;
+  const Share share = share_of(a.x_n, a.whole, a.first);
+  const auto grid = static_cast<unsigned>(a.scales.numel());
   const auto* bits = static_cast<const int32_t*>(a.bits_WB.data) + a.first_block;
   with_float_type(a.rounded, [&](auto zero) {
-    quantize_shard_kernel<decltype(zero)><<<grid, kThreads, 0, cuda_stream(s)>>>(
-        static_cast<uint8_t*>(a.q.data.data), static_cast<float*>(a.q.scales.data), bits, a.bits_WB.dim(1),
-        narrow<int>(a.bits_WB.dim(0)), share);
+    quantize_shard_kernel<decltype(zero)>
+        <<<grid, kThreads, 0, cuda_stream(s)>>>(static_cast<uint8_t*>(a.q_n.data), static_cast<float*>(a.scales.data),
+                                                bits, a.bits_WB.dim(1), narrow<int>(a.bits_WB.dim(0)), share);
   });
   check_launch("quantize_shard");
 }

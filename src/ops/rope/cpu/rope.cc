@@ -18,7 +18,7 @@ float rstd_of(const T* x, int64_t width, float eps) {
   return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
 }
 
-// One head: y = rotate(w * round(x rstd)), or rotate(x) without w.
+// Computes one head: y = rotate(w * round(x rstd)), or rotate(x) without w.
 template <class T>
 void fwd_head(T* y, const T* x, const T* w, const float* cos_sin, int64_t width, float eps) {
   const int64_t half = width / 2;
@@ -42,7 +42,7 @@ void fwd_head(T* y, const T* x, const T* w, const float* cos_sin, int64_t width,
   }
 }
 
-// dx of one head without norm: turned back.
+// Computes dx of one head without norm: dy rotated back.
 template <class T>
 void bwd_head(T* dx, const T* dy, const float* cos_sin, int64_t width) {
   const int64_t half = width / 2;
@@ -55,7 +55,7 @@ void bwd_head(T* dx, const T* dy, const float* cos_sin, int64_t width) {
   }
 }
 
-// With norm: g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
+// With norm: g = dy rotated back; dw += g xhat; dx = rstd (g w - xhat mean(g w xhat)).
 template <class T>
 void bwd_head_norm(T* dx, float* dw, const T* dy, const T* x, const T* w, const float* cos_sin, int64_t width,
                    float eps) {

@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/cuda/add_rows.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_backends.h"
@@ -35,7 +36,7 @@ struct Heads {
   __host__ __device__ int per_row() const { return heads + 2 * kv_heads; }
 };
 
-// The places of heads in the forward pass: q, k and v are [rows, heads of a row, width].
+// The positions of heads in the forward pass: q, k and v are [rows, heads of a row, width].
 template <class T>
 struct Parts {
   T *q, *k, *v;
@@ -51,7 +52,7 @@ template <int kNum, int kVectors>
 struct Pairs {
   float a[kVectors][kNum], b[kVectors][kNum];
 
-  // The same pairs as they are in memory.
+  // The pairs in the dtype that they have in memory.
   template <class T>
   struct InMemory {
     Raw<T, kNum> a[kVectors], b[kVectors];
@@ -89,7 +90,7 @@ struct Pairs {
       store(y + half + i, b[v]);
     }
   }
-  // By the angles of cos and sin, or back.
+  // Rotates by the angles of cos and sin; with sign = -1 it rotates back.
   __device__ __forceinline__ void turn(const Pairs& cos_sin, float sign) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -120,7 +121,7 @@ struct Pairs {
       }
     }
   }
-  // fn(mine, other's) for each number.
+  // Calls fn(own number, the other's number) for each number.
   template <class F>
   __device__ __forceinline__ void each(const Pairs& other, F&& fn) {
 #pragma unroll
@@ -157,11 +158,13 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
   const int groups_of_row = (per_row + kHeadsAtOnce - 1) / kHeadsAtOnce;
   const int64_t group = int64_t{blockIdx.x} * (kThreads / g.num_lanes) + threadIdx.x / g.num_lanes;
   const int64_t t = min(quotient(group, groups_of_row), g.rows - 1);
-  // Lanes without work stay for the sums over their warp.
+  // Lanes without work take part in the sums over their warp.
   const int first =
       group < g.rows * groups_of_row ? static_cast<int>(group - t * groups_of_row) * kHeadsAtOnce : per_row;
   using P = Pairs<kNum, kVectors>;
   typename P::template InMemory<T> raw[kHeadsAtOnce];
+  let_next_start();
+  wait_for_inputs();
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
     raw[i] = P::fetch_from(f.qkv + (t * per_row + first + i) * g.width, g, lane, first + i < per_row);
@@ -185,8 +188,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
   }
 }
 
-// The heads of one kind, q, k or v, in the backward: n of a row, from column `first` of
-// qkv, in heads.
+// The heads of one kind, q, k or v, in the backward pass: n per row, from column `first` of qkv, counted in heads.
 template <class T>
 struct Kind {
   const T *dy, *norm;
@@ -204,9 +206,8 @@ struct Bwd {
 
 constexpr int kHeadsOfUnit = 8;
 
-// The groups of the block take the heads of one kind in the block's rows in turn, a unit of
-// neighbouring heads at a time, and keep their part of the norm's gradient in registers. The next
-// head is on its way while one is worked on.
+// The groups of the block process the heads of one kind in the block's rows in turn, a unit of neighbouring heads at a
+// time, and keep their part of the norm's gradient in registers. The next head is loaded while one is processed.
 //   g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
 template <bool kNorm, bool kTurn, class T, int kNum, int kVectors>
 __device__ __forceinline__ void bwd_heads(Pairs<kNum, kVectors>& dw, const Bwd<T>& b, const Kind<T>& kind,
@@ -217,7 +218,7 @@ __device__ __forceinline__ void bwd_heads(Pairs<kNum, kVectors>& dw, const Bwd<T
   const int units = (kind.n + kHeadsOfUnit - 1) / kHeadsOfUnit, num_items = num_rows * units;
   typename P::template InMemory<T> w, next_dy, next_x;
   if constexpr (kNorm) w = P::fetch_from(kind.norm, g, lane);
-  // Whole rounds, so that all lanes of a warp take part in its sums.
+  // All groups do the same number of rounds, so that all lanes of a warp take part in its sums.
   for (int round = 0; round < num_items; round += groups) {
     const int item = round + threadIdx.x / g.num_lanes, row = item / units, h = (item - row * units) * kHeadsOfUnit;
     const int num_heads = item < num_items ? min(kHeadsOfUnit, kind.n - h) : 0;
@@ -318,7 +319,7 @@ int lanes_for(const char* who, const Heads& g, int pairs) {
   return lanes;
 }
 
-// Vectors where half a head is whole vectors on a warp or less.
+// Uses vectors if half a head consists of whole vectors for at most a warp.
 template <class T, class... P>
 bool takes_vectors(const Heads& g, const P*... p) {
   constexpr int kNum = kPerVector<T>;
@@ -330,11 +331,13 @@ template <class T, int kNum, int kVectors>
 void launch_fwd(Stream& s, Fwd<T> f) {
   f.g.num_lanes = lanes_for("rope_fwd", f.g, kNum * kVectors);
   const int64_t groups = f.g.rows * div_ceil(f.g.per_row(), kHeadsAtOnce);
-  const int blocks = num_blocks(groups, kThreads / f.g.num_lanes);
+  const LaunchShape how{.blocks = static_cast<unsigned>(num_blocks(groups, kThreads / f.g.num_lanes)),
+                        .threads = kThreads};
+  const bool early = f.g.rows <= kEarlyRows;
   if (f.q_norm || f.k_norm)
-    rope_fwd_kernel<T, kNum, kVectors, true><<<blocks, kThreads, 0, cuda_stream(s)>>>(f);
+    launch_kernel(s, early, how, rope_fwd_kernel<T, kNum, kVectors, true>, f);
   else
-    rope_fwd_kernel<T, kNum, kVectors, false><<<blocks, kThreads, 0, cuda_stream(s)>>>(f);
+    launch_kernel(s, early, how, rope_fwd_kernel<T, kNum, kVectors, false>, f);
 }
 
 template <class T, int kNum, int kVectors>

@@ -1,4 +1,4 @@
-// Balance statistics, the loss made of them, and the bias that needs no loss.
+// Balance statistics, the loss that uses them, and the update of the bias for loss-free balancing.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -32,7 +32,7 @@ struct RowStats {
   double z, entropy;
 };
 
-// Leaves sbar of the row in s.
+// Returns the statistics of a row, and writes its sbar to s.
 RowStats stats_of_row(const BalanceStats& a, int64_t t, ScoreRow& s, int32_t* best) {
   const int64_t E = a.logits_TE.dim(1), n = padded(E);
   const float* logits = a.logits_TE.ptr<float>() + t * E;
@@ -49,7 +49,7 @@ RowStats stats_of_row(const BalanceStats& a, int64_t t, ScoreRow& s, int32_t* be
 
 }  // namespace
 
-// One thread, so that the sums run in token order: about 30 ns for each 16 experts of a token.
+// It uses one thread, so that the sums are in token order: about 30 ns for each 16 experts of a token.
 void balance_stats(Stream&, const BalanceStats& a) {
   const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1);
   float* prob = a.prob_SE.ptr<float>();

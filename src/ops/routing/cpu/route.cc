@@ -8,7 +8,7 @@
 namespace moebius::cpu {
 namespace {
 
-// The balanced scores order the experts of a row; then they are chosen as plain scores are.
+// The balanced scores give the order of the experts of a row; the rest is as with plain scores.
 void choose_balanced(const RouteScratch& scratch, int64_t t, int64_t num_experts, int64_t top_k, int32_t* chosen) {
   ScoreRow balanced;
   const float* cost = scratch.cost_TE + t * num_experts;

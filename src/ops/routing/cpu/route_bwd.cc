@@ -1,4 +1,4 @@
-// The derivative by the logits of all that depends on them: weights, balance losses, z-loss.
+// The derivative w.r.t. the logits of everything that depends on them: weights, balance losses and z-loss.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

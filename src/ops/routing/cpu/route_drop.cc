@@ -1,5 +1,4 @@
-// The pairs that an expert of bounded capacity turns away. Weights of dropped pairs become 0;
-// nothing is normalised again.
+// Drops the pairs over an expert's capacity. Weights of dropped pairs become 0; the others are not normalised again.
 #include <algorithm>
 
 #include "ops/routing/cpu/routing.h"
@@ -12,7 +11,7 @@ void drop_pair(const Route& route, int64_t pair) {
   route.weight_TK.ptr<float>()[pair] = 0.0f;
 }
 
-// fn(expert, pair, row) of the pairs of a block, row as if nothing were dropped.
+// Calls fn(expert, pair, row) for the pairs of a block, with the row as if nothing were dropped.
 template <class F>
 void for_each_pair(const RouteFwd& a, const RouteScratch& scratch, int64_t block, F&& fn) {
   const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
@@ -31,8 +30,8 @@ void drop_late(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   });
 }
 
-// Ascending keys: descending weights, then ascending pairs; a token meets an expert once, so that
-// is ascending tokens.
+// Keys ascend with descending weights, then with ascending pairs. A token has an expert at most once, so these are
+// ascending tokens.
 void drop_light(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   const int32_t* offsets = a.route.offsets_E1.ptr<int32_t>();
   const float* weight = a.route.weight_TK.ptr<float>();

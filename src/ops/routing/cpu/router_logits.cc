@@ -1,5 +1,5 @@
-// The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x,
-// so they are here and read bf16 as it is.
+// The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x. So they have kernels
+// of their own, which read bf16 directly.
 #include <algorithm>
 #include <array>
 
@@ -121,7 +121,7 @@ void add_dx(const RouterLogitsBwd& a, int64_t begin, int64_t end) {
   }
 }
 
-// The columns [d, d + width) of partial p.
+// Computes the columns [d, d + width) of partial p.
 template <class X>
 void fill_partial(const RouterLogitsBwd& a, int64_t p, int64_t d, int64_t width) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
@@ -150,7 +150,7 @@ void add_partials(const RouterLogitsBwd& a, int64_t begin, int64_t end) {
   }
 }
 
-// fn(X{}, W{}) for the dtypes of x and w.
+// Calls fn(X{}, W{}) for the dtypes of x and w.
 template <class F>
 void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   with_float_type(x.dtype, [&]<class X>(X xt) { with_float_type(w.dtype, [&]<class W>(W wt) { fn(xt, wt); }); });

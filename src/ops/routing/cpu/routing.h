@@ -25,22 +25,22 @@ struct RowScores {
 };
 // s[0, E) = softmax or sigmoid of the logits; the padding is 0.
 RowScores score_row(ScoreFunction score, const float* logits, int64_t num_experts, ScoreRow& s);
-// Sum of s[0, n), n a multiple of kLanes: lanes first, then the lanes in a tree.
+// Returns the sum of s[0, n), n a multiple of kLanes: each lane first, then the lanes in a tree.
 float lane_sum(const ScoreRow& s, int64_t n);
-// Positions of the k greatest of value[0, n), greatest first, the lower position first among
+// Sets best to the positions of the k greatest of value[0, n), the greatest first, and the lower position first among
 // equals; NaN counts below every number. n <= kMaxExperts, k <= n.
 void best_of(const float* value, int64_t n, int64_t k, int32_t* best);
-// The same among the experts of the best topk_groups groups.
+// Does the same among the experts of the best topk_groups groups.
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best);
-// The score that the weights come from. Sinkhorn chooses its own.
+// Returns the score that the weights come from. Sinkhorn chooses its own.
 ScoreFunction weight_score(const RouteRule& rule, int64_t top_k);
-// weight[k] of the chosen experts, normalised and scaled.
+// Computes weight[k] of the chosen experts, normalised and scaled.
 void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
                const int32_t* chosen, int64_t top_k, float* weight);
-// A key that orders as floats do, NaN below every number.
+// Returns a key that orders as floats do, NaN below every number.
 int32_t order_of(float x);
 
-// The scratch of route_fwd: the place of each part. B blocks of tokens.
+// The parts of the scratch of route_fwd. There are B blocks of tokens.
 struct RouteScratch {
   RouteScratch(void* base, int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule);
   int32_t* start_BE;      // rows of an expert in a block; then the row at which they start

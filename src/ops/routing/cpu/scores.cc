@@ -48,7 +48,7 @@ void take_best(KeyRow& key, int64_t n, int64_t k, int32_t* best) {
   }
 }
 
-// The score of a group: the sum of its `count` best values.
+// Returns the score of a group: the sum of its `count` best values.
 float best_sum(const float* value, int64_t n, int64_t count) {
   KeyRow key;
   std::array<int32_t, kMaxExperts> best;

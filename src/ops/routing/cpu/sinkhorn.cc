@@ -29,7 +29,7 @@ void exp_rows(const float* logits, float* cost, int64_t begin, int64_t end, int6
   }
 }
 
-// Column sums of d0 c over the rows of a block, d0 from the d1 of before.
+// Computes the column sums of d0 c over the rows of a block, with d0 from the previous d1.
 void sum_block(const float* cost, const float* d1, float* sum, int64_t begin, int64_t end, int64_t num_tokens,
                int64_t num_experts) {
   std::fill_n(sum, num_experts, 0.0f);
@@ -40,7 +40,7 @@ void sum_block(const float* cost, const float* d1, float* sum, int64_t begin, in
   }
 }
 
-// d1 from the sums of all blocks in order; how far it moved in the mean.
+// Computes d1 from the sums of all blocks in order, and returns the mean of its changes.
 float update_columns(const float* partial, float* d1, int64_t blocks, int64_t num_experts) {
   float moved = 0;
   for (int64_t i = 0; i < num_experts; ++i) {

@@ -1,5 +1,5 @@
-// Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed
-// order: tokens of a chunk, then chunks.
+// Balance statistics, the loss that uses them, and the update of the bias for loss-free balancing. Sums run in a fixed
+// order: over the tokens of a chunk, then over chunks.
 #include <algorithm>
 #include <cfloat>
 
@@ -74,7 +74,7 @@ __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, Chunk
   for (int r = 0; r < N; ++r) chunk.best[j][r] = best[r];
 }
 
-// Expert i's sums over the chunk's tokens in order; a new segment opens a new piece.
+// Sums over the chunk's tokens for expert i, in order; a new segment begins a new piece.
 template <int N>
 __device__ void sum_expert(const Stats& a, const ChunkTokens<N>& chunk, int64_t first, int num, int i) {
   float prob = 0, count = 0;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kChunkThreads) chunk_kernel(Stats a) {
   a.scratch.entropy_C[blockIdx.x] = entropy;
 }
 
-// First token whose segment is at least `segment`.
+// Returns the first token whose segment is at least `segment`.
 __device__ int first_token(const Stats& a, int segment) {
   if (a.segment_T == nullptr) return segment == 0 ? 0 : a.num_tokens;
   int begin = 0, end = a.num_tokens;
@@ -126,7 +126,7 @@ __device__ int first_token(const Stats& a, int segment) {
   return begin;
 }
 
-// The sum of x[0, n) by one warp: lanes take every 32nd.
+// Returns the sum of x[0, n), computed by one warp: each lane adds every 32nd element.
 __device__ double sum_by_warp(const double* x, int n, int lane) {
   double sum = 0;
   for (int i = lane; i < n; i += kWarpSize) sum += x[i];

@@ -1,6 +1,5 @@
-// route_fwd: each warp chooses for one token after the other; then the pairs are counted,
-// dropped over capacity, and indexed. Counts never leave the device: three launches without a
-// bound by weights.
+// route_fwd: each warp chooses the experts for one token after the other; then the pairs are counted, dropped over
+// capacity, and indexed. Counts never leave the device. It takes three launches, unless pairs are dropped by weight.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
@@ -32,7 +31,7 @@ int64_t choose_shared_bytes(int64_t num_experts, int64_t top_k) {
   return 4 * (num_experts + kWarps * (num_experts + top_k));
 }
 
-// Leaves in key only the experts of the best groups.
+// Clears the keys of all experts outside of the best groups.
 template <int N>
 __device__ void keep_best_groups(const Choose& a, const float* value, int lane, uint32_t (&key)[N]) {
   const RouteRule& rule = a.rule;

@@ -1,5 +1,5 @@
-// The derivative by the logits of all that depends on them: weights, balance
-// losses, z-loss. The formulas are in cpu/route_bwd.cc.
+// The derivative w.r.t. the logits of everything that depends on them: weights, balance losses and z-loss. The formulas
+// are in cpu/route_bwd.cc.
 #include <cfloat>
 
 #include "device/cuda/cuda.h"
@@ -63,7 +63,8 @@ __device__ Pairs<M> load_pairs(const Backward& a, int64_t t, int lane, const flo
   return pairs;
 }
 
-// d = gradient through the weights; the row in shared memory carries what lanes hold to the places of experts.
+// Computes d, the gradient through the weights. A row in shared memory moves values from the lanes of pairs to
+// those of experts.
 template <int M, int N>
 __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row,
                                 float (&d)[N]) {

@@ -1,6 +1,6 @@
-// The pairs that an expert of bounded capacity turns away by weight. (By position, index_rows drops
-// what comes late.) Every expert's pairs get keys that ascend as weights descend, then as tokens
-// ascend; the capacity-th key is found digit by digit, and every key after it is dropped.
+// Drops the pairs over an expert's capacity, by weight. (By position, index_rows drops the last ones.) Every expert's
+// pairs get keys that ascend as weights descend, then as tokens ascend; the capacity-th key is found digit by digit,
+// and every key after it is dropped.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/route_index.h"
 #include "ops/routing/cuda/scores.h"
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kIndexThreads) keys_kernel(Drop a) {
                 });
 }
 
-// Keys of one expert, and the digits of the one that is looked for: those above `shift` are known.
+// The keys of one expert, and the digits of the key that is searched: those above `shift` are known.
 struct Search {
   const uint64_t* keys;
   int64_t num_keys;
@@ -41,7 +41,7 @@ struct Search {
   int64_t rank;  // of the wanted key among those with the prefix, from 1
 };
 
-// One more digit, from the counts of all its values. All threads call it.
+// Finds one more digit from the counts of all its values. All threads call it.
 __device__ void find_digit(Search& search, int shift) {
   __shared__ int32_t count[kDigits];
   __shared__ int32_t digit, before;

@@ -1,4 +1,4 @@
-// A block of tokens finds its rows here. The counting sort and the dropping share this device code.
+// Device code by which a block of tokens finds its rows. The counting sort and the dropping share it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,9 +27,9 @@ __device__ inline BlockIndex block_index(void* shared, int num_experts) {
   return {reinterpret_cast<int32_t*>(tokens + num_experts), tokens};
 }
 
-// fn(pair, expert, rows of the expert before it) for the pairs of a block that pair_row (if any)
-// does not say are dropped. A token meets an expert once: the bits below its own count the tokens
-// before it. REQUIRES: a barrier before.
+// Calls fn(pair, expert, rows of the expert before it) for the pairs of a block, except those that pair_row (if not
+// null) marks as dropped. A token has an expert at most once: the bits below its own count the tokens before it.
+// REQUIRES: a barrier before.
 template <class F>
 __device__ void for_each_pair(const BlockIndex& index, const int32_t* topk_TK, const int32_t* pair_row_TK,
                               const int32_t* start_BE, int num_tokens, int num_experts, int top_k, F&& fn) {

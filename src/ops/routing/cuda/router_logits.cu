@@ -1,6 +1,7 @@
 // The gate's matrix products in f32 multiply-adds, for any shape and dtype. Each of the three is
 //   out[m, n] = sum over k of a(m, k) b(n, k)
-// with its own strides; what the tensor cores can do goes there first (sm90/router_logits.cu, sm80/router_logits.cu).
+// with its own strides; shapes that the tensor cores support are computed there (sm90/router_logits.cu,
+// sm80/router_logits.cu).
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) add_partials_kernel(float* dw, const
   dw[i] += sum;
 }
 
-// fn(X{}, W{}) for the dtypes of x and w.
+// Calls fn(X{}, W{}) for the dtypes of x and w.
 template <class F>
 void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   if (x.dtype == DType::f32) return fn(float{}, float{});

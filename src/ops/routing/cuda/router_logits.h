@@ -1,5 +1,5 @@
 // The products of the gate on CUDA: which of them the tensor cores compute, and their scratch.
-// This header is plain C++, since sizes are also asked for where nothing runs.
+// This header is plain C++, since sizes are also needed on machines without a GPU.
 //
 // An f32 number is the sum of three bf16 terms (8 bits each), to the last bit or the one before. A
 // product of an f32 and a bf16 matrix is then three products of bf16 matrices, exact in f32 but for
@@ -16,17 +16,17 @@ namespace moebius::cuda {
 
 constexpr int64_t kNumTerms = 3;
 
-// Rows of 16 bytes' multiples are what the copy engine takes.
+// Returns whether the tensor cores compute the product; the copy engine needs rows of a multiple of 16 bytes.
 inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16 && x_TD.dim(1) % 8 == 0; }
 
-// The alignment that the copy engine asks of an address.
+// Returns the alignment that the copy engine asks of an address.
 inline bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
-// Tile of a block: 128 rows by as many columns.
+// Returns the columns of a block's tile, which has 128 rows.
 inline int64_t gate_columns(int64_t num_experts) { return num_experts <= 64 ? 64 : 128; }
 
-// Parts of the tokens in which dw is summed: enough for a GPU of 132 multiprocessors, none shorter
-// than 512 tokens.
+// Returns the number of parts of the tokens over which dw is summed: enough for a GPU of 132 multiprocessors, and none
+// shorter than 512 tokens.
 inline int64_t gate_partials(int64_t num_tokens, int64_t num_experts, int64_t width) {
   const int64_t tiles = div_ceil(width, 128) * div_ceil(num_experts, gate_columns(num_experts));
   return std::clamp<int64_t>(132 / tiles, 1, std::max<int64_t>(1, div_ceil(num_tokens, 512)));
@@ -58,7 +58,7 @@ void split_terms(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t c
 
 // sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, x at a multiple of 16 bytes.
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
-// dx, and the partials of dw.
+// Computes dx, and the partials of dw.
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
 
 // The same for any GPU of compute capability 8.0 and later: sm80/router_logits.cu.

@@ -1,5 +1,5 @@
 // The parts that the files of the CUDA router share: the layout of scratch and the functions of
-// each file. Plain C++, since sizes are also asked for where nothing runs.
+// each file. It is plain C++, since sizes are also needed on machines without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct RouteScratch {
   float* cost_TE;         // sinkhorn
   float* partial_PE;      // sinkhorn: column sums
   float* column_scale_E;  // sinkhorn: d1
-  float* moved_1;         // sinkhorn: how far d1 moved
+  float* moved_1;         // sinkhorn: the mean change of d1
   int64_t num_bytes;
 
   RouteScratch(void* base, int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule) {
@@ -57,9 +57,8 @@ struct RouteScratch {
   }
 };
 
-// Scratch of balance_stats; C chunks of tokens, S segments. The walk through the tokens passes
-// S + C - 1 pieces at most, in each of which segment and chunk are one; a piece is numbered
-// segment + chunk.
+// Scratch of balance_stats; C chunks of tokens, S segments. The tokens are divided into at most S + C - 1 pieces, each
+// within one segment and one chunk; the number of a piece is segment + chunk.
 struct BalanceScratch {
   float *prob_PE, *count_PE;  // sums of a piece
   double *z_C, *entropy_C;
@@ -83,7 +82,7 @@ void sinkhorn(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 // start_BE and total_E from the counts of blocks; load += total_E when add_load.
 void scan_blocks(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool add_load);
 // counts, offsets, dropped, and the index of each pair that has place.
-// dropped_before: pairs whose pair_row is -1 are out already.
+// dropped_before: pairs whose pair_row is -1 are dropped already.
 void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool dropped_before);
 
 // cuda/route_drop.cu: marks the pairs with the least weights of full experts (pair_row -1, weight

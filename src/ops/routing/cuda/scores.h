@@ -16,7 +16,7 @@ namespace moebius::cuda {
 constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// fn<N>() for the registers that a row of num_experts <= 1024 needs.
+// Calls fn<N>() with the number of registers that a row of num_experts <= 1024 needs.
 template <class F>
 void with_row_registers(int64_t num_experts, F&& fn) {
   if (num_experts <= 32) return fn.template operator()<1>();
@@ -61,7 +61,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// Sum of a row in the CPU's order: 16 lanes over the row, then a tree.
+// Returns the sum of a row in the CPU's order: 16 lanes over the row, then a tree.
 template <int N>
 __device__ float row_sum(const float (&v)[N]) {
   float sum = 0;
@@ -88,7 +88,7 @@ struct RowScores {
   float max, sum;  // softmax: of the logits, and of exp(logit - max); sigmoid: sum of the scores
 };
 
-// The score of one expert, before the division by a sum. max: of the logits; only softmax reads it.
+// Returns the score of one expert, before the division by a sum. max: of the logits; only softmax reads it.
 __device__ inline float score_of(ScoreFunction score, float logit, float max) {
   switch (score) {
     case ScoreFunction::softmax:
@@ -123,14 +123,14 @@ __device__ RowScores score_row(ScoreFunction score, const float (&logits)[N], in
   return row;
 }
 
-// A key that orders as floats do, NaN below every number; 0 is left for what cannot be chosen.
+// Returns a key that orders as floats do, NaN below every number; 0 is left for what cannot be chosen.
 __device__ inline uint32_t order_of(float x) {
   const int32_t bits = __float_as_int(__fadd_rn(x, 0.0f));  // -0 becomes 0: equal numbers, equal keys
   const uint32_t ordered = static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;
   return x != x ? 1u : ordered;
 }
 
-// Takes the greatest key of the warp, at the lowest position among equals, and gives its position.
+// Removes the greatest key of the warp, at the lowest position among equals, and returns its position.
 template <int N>
 __device__ int take_best(uint32_t (&key)[N], int lane) {
   uint32_t greatest = key[0];
@@ -146,7 +146,7 @@ __device__ int take_best(uint32_t (&key)[N], int lane) {
   return static_cast<int>(position);
 }
 
-// The same with 0 for all that [begin, end) does not hold.
+// Does the same, with 0 for all keys outside of [begin, end).
 template <int N>
 __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int lane, uint32_t (&part)[N]) {
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int l
   }
 }
 
-// The score that the weights come from. Sinkhorn chooses its own.
+// Returns the score that the weights come from. Sinkhorn chooses its own.
 inline ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   if (rule.choice != RouteChoice::sinkhorn) return rule.score;
   return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;

@@ -1,6 +1,5 @@
-// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose alike. A
-// graph cannot branch on what the device finds: all iterations are launched, and those after the
-// last do nothing.
+// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose the same experts. A CUDA graph
+// cannot branch on a result, so all iterations are launched, and those after convergence do nothing.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
@@ -57,7 +56,7 @@ __global__ void __launch_bounds__(kTokensPerPartial) sum_columns_kernel(Fixed a)
   }
 }
 
-// One block: a thread makes d1 of an expert; the first adds up how far they moved.
+// One block computes it: each thread d1 of an expert; the first thread adds up the changes.
 __global__ void __launch_bounds__(kMaxExperts) update_columns_kernel(Fixed a, int num_partials) {
   __shared__ float moved[kMaxExperts];
   if (!(*a.scratch.moved_1 > kTolerance)) return;

@@ -5,7 +5,7 @@
 //   dx      m tokens, n of D, k experts         a = dlogits: 2 terms, b = w: as many, or 1 when w is bf16, since dx is
 //                                               rounded to bf16
 // A block of 8 warps has tiles of 128 x 64, and a warp 32 x 32 of these. The tensor cores' sums are cut off, not
-// rounded, so they end with each step of 32 of k and go on in registers.
+// rounded, so they end with each step of 32 of k and continue in registers.
 #include <algorithm>
 
 #include "device/block_limit.h"

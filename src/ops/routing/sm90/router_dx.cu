@@ -4,9 +4,9 @@
 // second ones is left out: 2^-16 of it, before rounding to bf16. Reading and writing dx is what
 // limits this.
 //
-// A block holds the dlogits of 128 tokens and goes along D in tiles; each of its four roles works
-// ahead of the next: a warp copies in (dlogits, then for each tile dx and, 64 experts at a time,
-// w), two warpgroups multiply 64 tokens each and add to dx in shared memory, a warp copies dx out.
+// A block keeps the dlogits of 128 tokens and loops over D in tiles. Its roles form a pipeline: one warp copies in
+// (dlogits, then for each tile dx and, 64 experts at a time, w); two warpgroups multiply 64 tokens each and add to dx
+// in shared memory; one warp copies dx out.
 #include <algorithm>
 
 #include "ops/routing/cuda/router_terms.h"
@@ -211,7 +211,7 @@ void launch(Stream& s, const Tensor& dx_TD, const GateOperand& dlogits, const Ga
   maps.dx = make_tensor_map<2>(dx_TD.data, {BoxDim{D, 1, 64}, BoxDim{T, D, kGateRows}});
   Work work{.row_tiles = static_cast<int>(div_ceil(T, kGateRows)),
             .column_tiles = static_cast<int>(div_ceil(D, L::kColumns))};
-  // Short of two items for each multiprocessor, the tiles of a row are shared out.
+  // With fewer than two items per multiprocessor, the tiles of a row are divided among several items.
   work.items_per_row =
       static_cast<int>(std::clamp<int64_t>(div_ceil(2 * multiprocessors, work.row_tiles) - 1, 1, work.column_tiles));
   work.tiles_per_item = static_cast<int>(div_ceil(work.column_tiles, work.items_per_row));

@@ -6,7 +6,7 @@
 //                                               more experts than sm90/router_dx.cu holds
 // A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128
 // rows, half for each. Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums
-// are cut off, not rounded, so they end with each stage and go on in registers; but those of dx,
+// are cut off, not rounded, so they end with each stage and continue in registers; but those of dx,
 // which is rounded to bf16.
 #include <algorithm>
 
@@ -43,7 +43,7 @@ struct Tile {
   int m, n, part, first_stage, num_stages;
 };
 
-// Tiles beside each other share rows of a.
+// Returns the i-th tile. Consecutive tiles share rows of a.
 __device__ Tile tile_at(const Extent& e, int columns, int i) {
   const int n = i % e.tiles_n, m = i / e.tiles_n % e.tiles_m, part = i / e.tiles_n / e.tiles_m;
   const int all = static_cast<int>((e.depth + kGateDepth - 1) / kGateDepth);
@@ -93,7 +93,7 @@ __device__ void multiply_stage(float (&sum)[L::kSums], uint32_t stage, int group
   }
 }
 
-// The place of a thread's sums: sum[4 j + 2 i + c] is (row + 8 i, column + 8 j + c).
+// The position of a thread's sums: sum[4 j + 2 i + c] is (row + 8 i, column + 8 j + c).
 struct Place {
   int64_t row, column;
 };
@@ -130,8 +130,8 @@ __device__ void write_partial(float* out, const Extent& e, const Place& at, cons
   }
 }
 
-// The words of dx that a thread adds to; loaded before its sums are made. Columns come in pairs: D
-// % 8 == 0.
+// The words of dx that a thread adds to. They are loaded before its sums are computed. Columns are in pairs, since D %
+// 8 == 0.
 template <int kSums>
 __device__ void load_dx(const uint32_t* dx, const Extent& e, const Place& at, uint32_t (&word)[kSums / 2]) {
 #pragma unroll
@@ -237,7 +237,7 @@ void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, voi
   check_launch("router_logits");
 }
 
-// Columns by the number of experts.
+// Chooses the columns of a tile by the number of experts.
 template <Gate kGate, int kTerms>
 void launch_by_experts(Stream& s, const GateOperand& a, const GateOperand& b, const Extent& e, void* out) {
   if (gate_columns(e.columns) == 64) return launch<kGate, 64, kTerms>(s, a, b, e, out);

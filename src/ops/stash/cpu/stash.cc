@@ -15,8 +15,8 @@ int64_t now_ns() {
       .count();
 }
 
-// The pages that a pass holds become free.
-void give_back(int32_t* free, int64_t* state, const int32_t* page, int32_t* held) {
+// Frees the pages of a pass.
+void release_pages(int32_t* free, int64_t* state, const int32_t* page, int32_t* held) {
   std::copy_n(page, held[1], free + state[0]);
   state[0] += held[1];
   state[1] -= held[2];
@@ -25,7 +25,7 @@ void give_back(int32_t* free, int64_t* state, const int32_t* page, int32_t* held
 
 constexpr int64_t kGrain = 16;  // rows of a task
 
-// fn(row of the pool, row r of x, bytes) for the rows that have a page.
+// Calls fn(row of the pool, row r of x, bytes) for the rows that have a page.
 template <class Fn>
 void for_kept_rows(Stream& s, const Tensor& pool_SM, const Tensor& x_RC, const Tensor& page_Q, const Tensor& held_3,
                    int64_t first, Fn fn) {
@@ -50,12 +50,12 @@ void clear_stash(Stream&, const ClearStash& a) {
   std::fill_n(a.counts_3.ptr<double>(), 3, 0.0);
 }
 
-void take_pages(Stream&, const TakePages& a) {
+void alloc_pages(Stream&, const AllocPages& a) {
   int32_t *free = a.free_P.ptr<int32_t>(), *page = a.page_Q.ptr<int32_t>();
   int64_t* state = a.state_2.ptr<int64_t>();
   int32_t* held = a.held_3.ptr<int32_t>();
   double* counts = a.counts_3.ptr<double>();
-  give_back(free, state, page, held);
+  release_pages(free, state, page, held);
   const int64_t rows = a.offsets_e1.ptr<int32_t>()[a.offsets_e1.numel() - 1];
   const int64_t pages = std::min({div_ceil(rows, kStashPageRows), state[0], a.page_Q.numel()});
   const int64_t kept = std::min(rows, pages * kStashPageRows);
@@ -80,14 +80,14 @@ void unstash_rows(Stream& s, const UnstashRows& a) {
                 [](const char* stashed, char* x, int64_t bytes) { std::memcpy(x, stashed, bytes); });
 }
 
-void give_pages(Stream&, const GivePages& a) {
+void free_pages(Stream&, const FreePages& a) {
   int32_t* held = a.held_3.ptr<int32_t>();
   const int32_t* offsets = a.offsets_e1.ptr<int32_t>();
   int32_t* spilled = a.spilled_e1.ptr<int32_t>();
   const int32_t kept = held[0];
   for (int64_t i = 0; i < a.offsets_e1.numel(); ++i) spilled[i] = std::max(offsets[i], kept);
   *a.since_1.ptr<int64_t>() = kept < offsets[a.offsets_e1.numel() - 1] ? now_ns() : -1;
-  give_back(a.free_P.ptr<int32_t>(), a.state_2.ptr<int64_t>(), a.page_Q.ptr<int32_t>(), held);
+  release_pages(a.free_P.ptr<int32_t>(), a.state_2.ptr<int64_t>(), a.page_Q.ptr<int32_t>(), held);
 }
 
 void end_spill(Stream&, const EndSpill& a) {

@@ -1,5 +1,5 @@
-// Pages are taken and given by one block each, so that their order is that of the stream. Copies run over the rows that
-// have a page; the grid is that of the whole GPU, whatever their number.
+// One block allocates or frees the pages, so that their order is that of the stream. Copies loop over the rows that
+// have a page, with a grid for the whole GPU whatever the number of rows.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -38,11 +38,11 @@ struct Pool {
   int64_t* state;
 };
 
-// The pages that a pass holds become free. All threads have the old values of held when it returns.
+// Frees the pages of a pass. Returns the old values of held to all threads.
 struct Held {
   int32_t kept, pages, asked;
 };
-__device__ Held give_back(const Pool& p) {
+__device__ Held release_pages(const Pool& p) {
   const Held held{p.held[0], p.held[1], p.held[2]};
   const int64_t num_free = p.state[0];
   __syncthreads();
@@ -58,7 +58,7 @@ __device__ Held give_back(const Pool& p) {
 
 __global__ void __launch_bounds__(kThreads) take_kernel(Pool p, double* counts, const int32_t* offsets, int num_experts,
                                                         int64_t most_pages, int64_t pool_rows) {
-  give_back(p);
+  release_pages(p);
   const int64_t rows = offsets[num_experts], num_free = p.state[0];
   const int64_t pages = min(min((rows + kStashPageRows - 1) / kStashPageRows, num_free), most_pages);
   __syncthreads();
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(Pool p, double* counts, 
 
 __global__ void __launch_bounds__(kThreads)
     give_kernel(Pool p, int32_t* spilled, int64_t* since, const int32_t* offsets, int num_experts) {
-  const Held held = give_back(p);
+  const Held held = release_pages(p);
   for (int i = threadIdx.x; i <= num_experts; i += kThreads) spilled[i] = max(offsets[i], held.kept);
   if (threadIdx.x == 0) *since = held.kept < offsets[num_experts] ? now_ns() : -1;
 }
@@ -141,11 +141,11 @@ void clear_stash(Stream& s, const ClearStash& a) {
   check_launch("clear_stash");
 }
 
-void take_pages(Stream& s, const TakePages& a) {
+void alloc_pages(Stream& s, const AllocPages& a) {
   take_kernel<<<1, kThreads, 0, cuda_stream(s)>>>(pool_of(a), a.counts_3.ptr<double>(), a.offsets_e1.ptr<int32_t>(),
                                                   static_cast<int>(a.offsets_e1.numel() - 1), a.page_Q.numel(),
                                                   a.free_P.numel() * kStashPageRows);
-  check_launch("take_pages");
+  check_launch("alloc_pages");
 }
 
 void stash_rows(Stream& s, const StashRows& a) {
@@ -158,11 +158,11 @@ void unstash_rows(Stream& s, const UnstashRows& a) {
   check_launch("unstash_rows");
 }
 
-void give_pages(Stream& s, const GivePages& a) {
+void free_pages(Stream& s, const FreePages& a) {
   give_kernel<<<1, kThreads, 0, cuda_stream(s)>>>(pool_of(a), a.spilled_e1.ptr<int32_t>(), a.since_1.ptr<int64_t>(),
                                                   a.offsets_e1.ptr<int32_t>(),
                                                   static_cast<int>(a.offsets_e1.numel() - 1));
-  check_launch("give_pages");
+  check_launch("free_pages");
 }
 
 void end_spill(Stream& s, const EndSpill& a) {

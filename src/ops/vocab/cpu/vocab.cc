@@ -17,15 +17,15 @@ int64_t row_of(int32_t token, int64_t vocab) {
   return token;
 }
 
-// The same in a table that may be a block of a larger one; -1: not in this block.
+// Returns the row in a table that may be a block of a larger one; -1: the row is not in this block.
 template <class Op>
 int64_t row_of(const Op& a, int32_t token, int64_t vocab) {
   if (!a.is_block) return row_of(token, vocab);
   return a.first <= token && token < a.first + vocab ? token - a.first : -1;
 }
 
-// Whole tokens in order, columns [begin, end): no two tasks touch the same
-// memory, and each sum has the order of the tokens.
+// Adds columns [begin, end) of all tokens in order. So no two tasks write the same memory, and each sum has the order
+// of the tokens.
 template <class T>
 void embedding_bwd_columns(const EmbeddingBwd& a, int64_t begin, int64_t end) {
   const int64_t width = a.dx_TD.dim(1), vocab = a.dw_VD.dim(0);
@@ -39,7 +39,7 @@ void embedding_bwd_columns(const EmbeddingBwd& a, int64_t begin, int64_t end) {
   }
 }
 
-// x becomes e^(x - max); gives the sum.
+// Replaces x by e^(x - max), and returns the sum.
 float exponentials(float* x, int64_t n, float max) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -50,7 +50,7 @@ float exponentials(float* x, int64_t n, float max) {
   return sum;
 }
 
-// The loss of one token from its logits, which become scratch; and the derivative by them,
+// Returns the loss of one token from its logits, which become scratch; and the derivative by them,
 // if asked for.
 template <class T>
 float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float weight, float scale) {

@@ -1,5 +1,6 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"
 #include "ops/vocab/vocab_backends.h"
@@ -8,15 +9,14 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAtOnce = 16;  // rows on their way to a thread
+constexpr int kAtOnce = 16;  // rows in flight to a thread
 
-// The tokens that have rows in a table: [first, first + rows). A table that is no block
-// has all tokens.
+// The tokens that have rows in a table: [first, first + rows). A table that is not a block has all tokens.
 struct Table {
   int32_t first, rows;
   bool is_block;
 
-  // The row of a token; of a block `rows` for those of other blocks.
+  // Returns the row of a token; of a block `rows` for those of other blocks.
   __device__ __forceinline__ int32_t row(int32_t token) const {
     const int32_t row = token - first;
     const bool is_here = 0 <= row && row < rows;
@@ -29,11 +29,13 @@ Table table_of(const Op& a, int64_t rows) {
   return {narrow<int32_t>(a.first), narrow<int32_t>(rows), a.is_block};
 }
 
-// Blocks [t, part]: 128 vectors of row t.
+// Block [t, part] copies 128 vectors of row t.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
     embedding_fwd_kernel(T* x, const int32_t* token, const T* w, Table table, int64_t width) {
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kNum, t = blockIdx.x;
+  let_next_start();
+  wait_for_inputs();
   if (column >= width) return;
   const int64_t from = table.row(token[t]);
   *reinterpret_cast<Raw<T, kNum>*>(x + t * width + column) =
@@ -47,7 +49,7 @@ struct Occurrence {
 constexpr int kSortThreads = 1024, kWarps = kSortThreads / 32;
 constexpr int kDigitBits = 6, kDigits = 1 << kDigitBits;
 
-// The lanes of this warp whose digit is this lane's; lanes without one have digit -1.
+// Returns the lanes of this warp whose digit is this lane's; lanes without one have digit -1.
 __device__ __forceinline__ uint32_t lanes_with(int digit) {
   uint32_t lanes = __ballot_sync(0xffffffffu, digit >= 0);
 #pragma unroll
@@ -59,7 +61,7 @@ __device__ __forceinline__ uint32_t lanes_with(int digit) {
 }
 
 struct Sort {
-  Occurrence *even, *odd;  // what even and odd passes read; the result is where the next pass would
+  Occurrence *even, *odd;  // the inputs of even and odd passes; the result is in the input of the pass after the last
   const int32_t* token;
   Table table;
   int64_t tokens;
@@ -88,9 +90,8 @@ __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t
   }
 }
 
-// One block sorts all tokens by their rows, one digit a pass from the lowest; equal ones stay in
-// the order of t. A warp has a part of consecutive occurrences; places[digit][warp] is where its
-// next one with that digit goes.
+// One block sorts all tokens by their rows: one digit per pass, from the lowest. Equal rows stay in the order of t. A
+// warp has a part of consecutive occurrences; places[digit][warp] is where its next one with that digit goes.
 __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   __shared__ int32_t places[kDigits][kWarps + 1];  // + 1: columns in different banks
   __shared__ int32_t totals[kDigits];
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
       __syncwarp();
     });
     __syncthreads();
-    // Counts become places: first within a digit, then after all smaller digits.
+    // Converts counts to positions: first within a digit, then after all smaller digits.
     if (threadIdx.x < kDigits) {
       int32_t sum = 0;
       for (int w = 0; w < kWarps; ++w) {
@@ -136,8 +137,8 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   }
 }
 
-// Blocks [i, part]: where occurrence i is the first of its row, 128 vectors of that row of dw. Row
-// `rows` is none.
+// Block [i, part]: if occurrence i is the first of its row, it computes 128 vectors of that row of dw. Row `rows`
+// stands for no row.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads, 4) add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted,
                                                                       int64_t tokens, int64_t rows, int64_t width) {
@@ -183,6 +184,7 @@ int num_passes(int64_t num_rows) {
 
 void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   const int64_t tokens = a.x_TD.dim(0), width = a.x_TD.dim(1);
+  const bool early = tokens <= kEarlyRows;
   const Table table = table_of(a, a.w_VD.dim(0));
   const int32_t* token = a.token_T.ptr<int32_t>();
   with_float_type(a.x_TD.dtype, [&](auto zero) {
@@ -191,10 +193,11 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
     T* x = a.x_TD.ptr<T>();
     const T* w = a.w_VD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), x, w))
-      embedding_fwd_kernel<kNum>
-          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
+      launch_kernel(s, early, {blocks_of(tokens, width, kNum), kThreads}, embedding_fwd_kernel<kNum, T>, x, token, w,
+                    table, width);
     else
-      embedding_fwd_kernel<1><<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
+      launch_kernel(s, early, {blocks_of(tokens, width, 1), kThreads}, embedding_fwd_kernel<1, T>, x, token, w, table,
+                    width);
     if (!rows_are_aligned(width, sizeof(T), x, w)) note_odd_rows(s, "embedding_fwd", a.x_TD.dtype, width);
   });
   check_launch("embedding_fwd");

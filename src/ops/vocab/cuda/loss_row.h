@@ -27,7 +27,7 @@ class Logits {
       for (int v = 0; v < kVectors; ++v) unpack<float>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
     }
   }
-  // fn(column, logits of the vector)
+  // Calls fn(column, logits of the vector).
   template <class F>
   __device__ __forceinline__ void each(F&& fn) {
     if constexpr (kVectors > 0) {
@@ -51,7 +51,7 @@ class Logits {
   float x_[kVectors > 0 ? kVectors : 1][kNum];
 };
 
-// Zeros, and loss 0.
+// Writes zeros, and a loss of 0.
 template <int kNum, class T>
 __device__ __forceinline__ void skip_row(const LossRows<T>& a, int64_t row, Team team) {
   if (team.block == 0 && threadIdx.x == 0) a.loss[row] = 0;
@@ -62,7 +62,8 @@ __device__ __forceinline__ void skip_row(const LossRows<T>& a, int64_t row, Team
   }
 }
 
-// A row whose weight is not 0. Each block has read its part of the row once where kVectors hold it.
+// Computes the loss of a row whose weight is not 0. Each block has read its part of the row once where
+// kVectors hold it.
 // add_up(part) gives the part of the whole team from that of this block.
 template <int kNum, int kVectors, class T, class AddUp>
 __device__ __forceinline__ void loss_of_row(const LossRows<T>& a, int64_t row, Team team, AddUp add_up) {

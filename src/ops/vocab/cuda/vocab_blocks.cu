@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 512;
 
-// fn(column, logits from there) for the vectors of a row, by the threads of a block.
+// The threads of a block call fn(column, logits from there) for the vectors of a row.
 template <int kNum, class F>
 __device__ __forceinline__ void each_vector(const float* row, int vocab, F&& fn) {
   for (int j = threadIdx.x * kNum; j < vocab; j += kThreads * kNum) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(StatsRows a) {
     for (int i = 0; i < kNum; ++i) max = fmaxf(max, x[i]);
   });
   max = block_max(max, shared[0]);
-  const float base = max == -INFINITY ? 0.0f : max;  // of logits that are all -inf: any finite number serves
+  const float base = max == -INFINITY ? 0.0f : max;  // if all logits are -inf, any finite number will do
   float sum = 0;
   each_vector<kNum>(logits, a.vocab, [&](int, const float(&x)[kNum]) {
 #pragma unroll
@@ -71,7 +71,7 @@ struct BlockLossRows {
   float scale;
 };
 
-// A token's numbers over the whole vocabulary, from those of its blocks in their order.
+// The statistics of a token's logits over the whole vocabulary, computed from those of its blocks in order.
 struct RowStats {
   float max, sum, target_logit;
 };

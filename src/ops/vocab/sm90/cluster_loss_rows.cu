@@ -1,6 +1,5 @@
-// The loss of rows of logits on Hopper. Rows that shared memory holds twice are prefetched
-// (loss_rows.cu); the others are read once by a cluster of blocks each, or more often where their
-// registers do not hold a row.
+// The loss of rows of logits on Hopper. Rows that fit twice into shared memory are prefetched (loss_rows.cu). Each of
+// the others is read by a cluster of blocks: once, or more often if the registers cannot hold the row.
 #include <cooperative_groups.h>
 
 #include "device/cuda/cuda.h"
@@ -25,13 +24,13 @@ __device__ __forceinline__ LossPart part_of_cluster(const LossPart& mine) {
       lane < static_cast<int>(cluster.num_blocks()) ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
-  // No block ends while another still reads its part: the sum, which needs it, is there before the
-  // arrival. Nothing was written that others wait for, so the arrival is relaxed.
+  // No block may end while another still reads its part. The sum, which needs the part, is computed before the arrival.
+  // Nothing was written that others wait for, so the arrival is relaxed.
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
   return {row_max, row_sum};
 }
 
-// A cluster owns a row of logits; its blocks tell each other their part.
+// A cluster owns a row of logits; its blocks exchange their parts.
 template <int kNum, int kVectors, class T>
 __global__ void __launch_bounds__(kLossThreads, 1) cluster_loss_rows_kernel(LossRows<T> a) {
   const auto cluster = cooperative_groups::this_cluster();

@@ -14,8 +14,7 @@ constexpr int kMaxPart = kThreads * kVectors * 4;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
 constexpr int kStages = 2;
 
-// Writes a part to the same place in another block of the cluster, whose barrier at the same place
-// gets the 8 bytes.
+// Writes a part to the same address in another block of the cluster, and counts the 8 bytes at that block's barrier.
 __device__ __forceinline__ void send(LossPart part, uint32_t to, uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n .reg .b32 there, its_barrier;\n .reg .b64 value;\n"
@@ -48,10 +47,9 @@ struct Shared {
   float sums[2][32];
 };
 
-// Gives a block's part of the turn-th row to the others; returns the parts of all, each block's in
-// its lane. A block sends its part of row r + 2 only after it has everyone's of row r + 1, and
-// those are sent only after row r's were read: two sets of places are enough. A cluster of one
-// block has nobody to send to.
+// Sends a block's part of the turn-th row to the others, and returns the parts of all, one per lane. A block sends its
+// part of row r + 2 only after it has all parts of row r + 1, and those are sent only after the parts of row r were
+// read. So two sets of buffers are enough. A cluster of one block sends nothing.
 __device__ LossPart exchange(Shared& shared, LossPart mine, int block, int num_blocks, int turn) {
   const int lane = threadIdx.x % 32;
   if (num_blocks == 1) return lane == 0 ? mine : LossPart{0, 0};
@@ -63,8 +61,8 @@ __device__ LossPart exchange(Shared& shared, LossPart mine, int block, int num_b
   return lane < num_blocks ? shared.parts[turn % 2][lane] : LossPart{0, 0};
 }
 
-// A cluster takes rows in turn; each of its blocks has the same columns of all of them. While a
-// block works on one row in registers, its parts of the next two are on their way to shared memory.
+// A cluster processes rows in turn; each of its blocks has the same columns of all of them. While a block processes one
+// row in registers, its parts of the next two are copied to shared memory.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     prefetched_loss_rows_kernel(LossRows<T> a, int rows, int num_blocks, int columns) {
@@ -115,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     max = block_max(max, shared.sums[0]);
     // The barrier in block_max: all have read the stage.
     if (threadIdx.x == 0 && row + kStages * num_clusters < rows) load_row(row + kStages * num_clusters, stage);
-    // A block without a logit above -inf: any finite number serves.
+    // If no logit of the block is above -inf, any finite number will do.
     const float base = max == -INFINITY ? 0.0f : max;
     float sum = 0;
 #pragma unroll
@@ -176,7 +174,7 @@ bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   config.numAttrs = 1;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(config.dynamicSmemBytes)));
-  // All clusters at once, or the last ones would take rows alone.
+  // All clusters run at the same time; otherwise the last ones would run alone.
   config.gridDim = dim3(narrow<int>(blocks));
   int clusters = 0;
   MOEBIUS_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));

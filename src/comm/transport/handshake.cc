@@ -1,4 +1,4 @@
-#include "comm/transport/admission.h"
+#include "comm/transport/handshake.h"
 
 #include <sys/socket.h>
 
@@ -13,10 +13,10 @@ namespace moebius {
 namespace {
 
 constexpr uint64_t kMagic = 0x3273756962656f6d;  // "moebius2"
-constexpr std::byte kLetIn{1};
+constexpr std::byte kAccepted{1};
 constexpr size_t kMostNamed = 8;  // refused connections that messages name
 constexpr const char *kGreeting = "a greeting", *kChallenge = "a challenge", *kAnswer = "an answer",
-                     *kAdmission = "the admission";
+                     *kAcceptance = "the acceptance";
 
 struct Greeting {
   uint64_t magic = kMagic;
@@ -40,7 +40,8 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// The proof of one end. The two ends prove different texts, so that none can send back what it got.
+// Returns the proof of one end. The two ends prove different texts, so that an end cannot send back the proof
+// that it received.
 Proof proof_of(const Job& job, const char* end, const Greeting& greeting, const Challenge& challenge) {
   std::vector<std::byte> text;
   const auto add = [&](std::span<const std::byte> bytes) { text.insert(text.end(), bytes.begin(), bytes.end()); };
@@ -75,7 +76,7 @@ RankGreeting rank_greeting_of(const Greeting& g) {
 
 // --- the end that connects ------------------------------------------------------------------------------------------
 
-struct Joining::State {
+struct HandshakeConnector::State {
   Job job;
   int to_rank = 0;
   Greeting greeting;
@@ -83,18 +84,20 @@ struct Joining::State {
   bool has_answered = false;
 };
 
-Joining::Joining(const Job& job, const RankGreeting& mine, int to_rank)
+HandshakeConnector::HandshakeConnector(const Job& job, const RankGreeting& mine, int to_rank)
     : state_(new State{.job = job, .to_rank = to_rank, .greeting = greeting_of(job, mine)}) {}
-Joining::~Joining() = default;
-Joining::Joining(Joining&&) noexcept = default;
-Joining& Joining::operator=(Joining&&) noexcept = default;
+HandshakeConnector::~HandshakeConnector() = default;
+HandshakeConnector::HandshakeConnector(HandshakeConnector&&) noexcept = default;
+HandshakeConnector& HandshakeConnector::operator=(HandshakeConnector&&) noexcept = default;
 
 // Messages are a few hundred bytes on a new connection, which takes them at once.
-void Joining::greet(const Socket& connection) { write_value(connection, state_->greeting, Deadline(), kGreeting); }
+void HandshakeConnector::greet(const Socket& connection) {
+  write_value(connection, state_->greeting, Deadline(), kGreeting);
+}
 
-bool Joining::is_let_in(const Socket& connection) {
+bool HandshakeConnector::is_accepted(const Socket& connection) {
   State& s = *state_;
-  if (s.has_answered) return hear(connection, s.heard, 1, kAdmission);
+  if (s.has_answered) return hear(connection, s.heard, 1, kAcceptance);
   if (!hear(connection, s.heard, sizeof(Challenge), kChallenge)) return false;
   Challenge challenge;
   std::memcpy(&challenge, s.heard.data(), sizeof challenge);
@@ -108,19 +111,20 @@ bool Joining::is_let_in(const Socket& connection) {
   return false;
 }
 
-bool Joining::has_answered() const { return state_->has_answered; }
+bool HandshakeConnector::has_answered() const { return state_->has_answered; }
 
-void join_job(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank, Deadline deadline) {
-  Joining joining(job, mine, to_rank);
-  joining.greet(connection);
-  while (!joining.is_let_in(connection))
+void complete_handshake(const Socket& connection, const Job& job, const RankGreeting& mine, int to_rank,
+                        Deadline deadline) {
+  HandshakeConnector handshake(job, mine, to_rank);
+  handshake.greet(connection);
+  while (!handshake.is_accepted(connection))
     MOEBIUS_CHECK(distributed, wait_readable(connection, deadline), "tcp: receiving {} or {}: nothing came in time",
-                  kChallenge, kAdmission);
+                  kChallenge, kAcceptance);
 }
 
 // --- the end that is connected to -----------------------------------------------------------------------------------
 
-struct Admission::Visitor {
+struct HandshakeAcceptor::PendingConnection {
   Socket socket;
   std::string from;
   Deadline deadline;
@@ -130,73 +134,74 @@ struct Admission::Visitor {
   Challenge challenge;
 };
 
-Admission::Admission(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn, int expected)
+HandshakeAcceptor::HandshakeAcceptor(Socket listener, Job job, int rank, std::function<void(const std::string&)> warn,
+                                     int expected)
     : listener_(std::move(listener)),
       job_(std::move(job)),
       rank_(rank),
       warn_(std::move(warn)),
-      most_visitors_(kMostStrangers + static_cast<size_t>(expected)) {}
+      max_pending_(kMaxPending + static_cast<size_t>(expected)) {}
 
-Admission::~Admission() = default;
+HandshakeAcceptor::~HandshakeAcceptor() = default;
 
-std::optional<Admission::Member> Admission::next(Deadline deadline) {
+std::optional<HandshakeAcceptor::Member> HandshakeAcceptor::next(Deadline deadline) {
   for (bool first = true; first || milliseconds_until(deadline) > 0; first = false) {
     std::vector<pollfd> polled;
     const Deadline wake = std::min(deadline, add_polled(polled));
     if (::poll(polled.data(), polled.size(), milliseconds_until(wake)) < 0) continue;  // a signal
-    if (std::optional<Member> member = look(polled)) return member;
+    if (std::optional<Member> member = handle_polled(polled)) return member;
   }
   return std::nullopt;
 }
 
-Deadline Admission::add_polled(std::vector<pollfd>& polled) const {
+Deadline HandshakeAcceptor::add_polled(std::vector<pollfd>& polled) const {
   Deadline wake = Deadline::max();
   polled.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
-  for (const Visitor& v : visitors_) {
+  for (const PendingConnection& v : pending_) {
     polled.push_back({.fd = v.socket.descriptor(), .events = POLLIN, .revents = 0});
     wake = std::min(wake, v.deadline);
   }
   return wake;
 }
 
-std::optional<Admission::Member> Admission::look(std::span<const pollfd> polled) {
+std::optional<HandshakeAcceptor::Member> HandshakeAcceptor::handle_polled(std::span<const pollfd> polled) {
   std::vector<bool> has_news;
-  for (const pollfd& visitor : polled.subspan(1)) has_news.push_back(visitor.revents != 0);
-  if (std::optional<Member> member = look_at_visitors(has_news)) return member;
+  for (const pollfd& connection : polled.subspan(1)) has_news.push_back(connection.revents != 0);
+  if (std::optional<Member> member = handle_pending(has_news)) return member;
   if (polled[0].revents != 0) accept_one();
   return std::nullopt;
 }
 
-std::optional<Admission::Member> Admission::look_at_visitors(const std::vector<bool>& has_news) {
+std::optional<HandshakeAcceptor::Member> HandshakeAcceptor::handle_pending(const std::vector<bool>& has_news) {
   for (size_t i = has_news.size(); i-- > 0;) {
-    Visitor& v = visitors_[i];
+    PendingConnection& v = pending_[i];
     try {
       if (has_news[i] && has_proved(v)) {
         Member member{.socket = std::move(v.socket), .greeting = rank_greeting_of(v.greeting)};
-        visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(i));
+        pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
         return member;
       }
       if (milliseconds_until(v.deadline) > 0) continue;
-      MOEBIUS_FAIL(distributed, "has proved nothing for {} s", kStrangerS);
+      MOEBIUS_FAIL(distributed, "has proved nothing for {} s", kHandshakeTimeoutS);
     } catch (const Error& e) {
       refuse(v, e.what());
-      visitors_.erase(visitors_.begin() + static_cast<std::ptrdiff_t>(i));
+      pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
   return std::nullopt;
 }
 
-void Admission::accept_one() {
+void HandshakeAcceptor::accept_one() {
   Socket s = accept_until(listener_, Deadline());
   if (!s.is_open()) return;
   std::string from = peer_host(s);
-  visitors_.push_back({.socket = std::move(s), .from = std::move(from), .deadline = deadline_in(kStrangerS)});
-  if (visitors_.size() <= most_visitors_) return;
-  refuse(visitors_.front(), "is one of too many that have proved nothing");
-  visitors_.erase(visitors_.begin());
+  pending_.push_back({.socket = std::move(s), .from = std::move(from), .deadline = deadline_in(kHandshakeTimeoutS)});
+  if (pending_.size() <= max_pending_) return;
+  refuse(pending_.front(), "is one of too many that have proved nothing");
+  pending_.erase(pending_.begin());
 }
 
-bool Admission::has_proved(Visitor& v) const {
+bool HandshakeAcceptor::has_proved(PendingConnection& v) const {
   const size_t size = v.has_greeted ? sizeof(Answer) : sizeof(Greeting), have = v.heard.size();
   v.heard.resize(size);
   const ssize_t n = ::recv(v.socket.descriptor(), v.heard.data() + have, size - have, MSG_DONTWAIT);
@@ -212,11 +217,11 @@ bool Admission::has_proved(Visitor& v) const {
   std::memcpy(&answer, v.heard.data(), sizeof answer);
   MOEBIUS_CHECK(distributed, is_same(answer, proof_of_connector(job_, v.greeting, v.challenge)),
                 "did not prove that it knows the job's secret; it calls itself rank {}", v.greeting.rank);
-  write_value(v.socket, kLetIn, Deadline(), kAdmission);
+  write_value(v.socket, kAccepted, Deadline(), kAcceptance);
   return true;
 }
 
-void Admission::challenge(Visitor& v) const {
+void HandshakeAcceptor::challenge(PendingConnection& v) const {
   std::memcpy(&v.greeting, v.heard.data(), sizeof v.greeting);
   v.heard.clear();
   v.has_greeted = true;
@@ -227,7 +232,7 @@ void Admission::challenge(Visitor& v) const {
   write_value(v.socket, v.challenge, Deadline(), kChallenge);
 }
 
-void Admission::refuse(const Visitor& v, const std::string& why) {
+void HandshakeAcceptor::refuse(const PendingConnection& v, const std::string& why) {
   const std::string text = fmt::format("{}, which {}", v.from.empty() ? "an unknown address" : v.from, why);
   ++num_refused_;
   if (refused_.size() >= kMostNamed || std::find(refused_.begin(), refused_.end(), text) != refused_.end()) return;
@@ -235,7 +240,7 @@ void Admission::refuse(const Visitor& v, const std::string& why) {
   if (warn_) warn_(fmt::format("tcp: rank {} has refused a connection from {}", rank_, text));
 }
 
-std::string Admission::refused_text() const {
+std::string HandshakeAcceptor::refused_text() const {
   std::string text;
   for (const std::string& each : refused_) text += (text.empty() ? "; refused: " : ", ") + each;
   const auto more = num_refused_ - std::ssize(refused_);

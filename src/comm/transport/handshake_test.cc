@@ -1,5 +1,5 @@
-// Tests of who is let in, and who is not. The two ends are threads of this process.
-#include "comm/transport/admission.h"
+// Tests of which connections are accepted. The two ends are threads of this process.
+#include "comm/transport/handshake.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,37 +44,37 @@ TEST(JobSecret, ProofsAreHmacSha256) {
   EXPECT_FALSE(is_same(prove("a", {}), prove("b", {})));
 }
 
-TEST(JobSecret, IsDrawnAnew) {
+TEST(JobSecret, IsDrawnForEachJob) {
   EXPECT_EQ(draw_secret().size(), 64);
   EXPECT_NE(draw_secret(), draw_secret());
   EXPECT_NE(draw_nonce(), draw_nonce());
 }
 
-// A rank 0 that lets in others, on a thread, until it has let one in or five seconds are over.
+// A rank 0 that accepts others on a thread, until it has accepted one or five seconds are over.
 class Door {
  public:
   explicit Door(const std::string& secret = kSecret, const std::string& run = "run")
-      : admission_(listen_at(0, /*loopback_only=*/true), {.secret = secret, .run = run}, 0,
-                   [this](const std::string& text) { warnings_.push_back(text); }) {}
+      : acceptor_(listen_at(0, /*loopback_only=*/true), {.secret = secret, .run = run}, 0,
+                  [this](const std::string& text) { warnings_.push_back(text); }) {}
 
-  int port() const { return port_of(admission_.listener()); }
+  int port() const { return port_of(acceptor_.listener()); }
   Socket connect() const { return connect_until({.host = "127.0.0.1", .port = port()}, deadline_in(5)); }
   // Waits for a member while `body` runs on this thread.
   template <class Body>
-  std::optional<Admission::Member> while_running(double seconds, Body&& body) {
-    std::optional<Admission::Member> member;
+  std::optional<HandshakeAcceptor::Member> while_running(double seconds, Body&& body) {
+    std::optional<HandshakeAcceptor::Member> member;
     {
-      const std::jthread waiting([&] { member = admission_.next(deadline_in(seconds)); });
+      const std::jthread waiting([&] { member = acceptor_.next(deadline_in(seconds)); });
       body();
     }
     return member;
   }
-  std::string refused() const { return admission_.refused_text(); }
+  std::string refused() const { return acceptor_.refused_text(); }
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   std::vector<std::string> warnings_;
-  Admission admission_;
+  HandshakeAcceptor acceptor_;
 };
 
 std::string failure_of(const std::function<void()>& body) {
@@ -89,12 +89,12 @@ std::string failure_of(const std::function<void()>& body) {
 
 std::string join_with(const Socket& s, const std::string& secret, int rank = 3, int to_rank = 0) {
   return failure_of([&] {
-    join_job(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 4, .port = 7, .host = "me"}, to_rank,
-             deadline_in(5));
+    complete_handshake(s, {.secret = secret, .run = "run"}, {.rank = rank, .size = 4, .port = 7, .host = "me"}, to_rank,
+                       deadline_in(5));
   });
 }
 
-TEST(Admission, LetsInWhoKnowsTheSecret) {
+TEST(HandshakeAcceptor, AcceptsARankThatKnowsTheSecret) {
   Door door;
   Socket s = door.connect();
   const auto member = door.while_running(5, [&] { EXPECT_EQ(join_with(s, kSecret), ""); });
@@ -106,7 +106,7 @@ TEST(Admission, LetsInWhoKnowsTheSecret) {
   EXPECT_EQ(door.refused(), "");
 }
 
-TEST(Admission, RefusesAnotherSecretAndNone) {
+TEST(HandshakeAcceptor, RefusesAnotherSecretAndNone) {
   for (const std::string secret : {"another secret!!", ""}) {
     Door door;
     const auto member = door.while_running(0.5, [&] {
@@ -119,7 +119,7 @@ TEST(Admission, RefusesAnotherSecretAndNone) {
   }
 }
 
-TEST(Admission, RefusesARankOfAnotherRunOrWithANumberThatCannotBe) {
+TEST(HandshakeAcceptor, RefusesARankOfAnotherRunOrWithANumberThatCannotBe) {
   Door door(kSecret, "other");
   EXPECT_FALSE(door.while_running(0.3, [&] { EXPECT_NE(join_with(door.connect(), kSecret), ""); }));
   EXPECT_EQ(door.refused(), "; refused: 127.0.0.1, which is a rank of another run");
@@ -128,12 +128,12 @@ TEST(Admission, RefusesARankOfAnotherRunOrWithANumberThatCannotBe) {
   EXPECT_EQ(zero.refused(), "; refused: 127.0.0.1, which calls itself rank 0");
 }
 
-TEST(Admission, FindsThatAnotherRankIsThere) {
+TEST(HandshakeAcceptor, FindsThatAnotherRankIsThere) {
   Door door;
   door.while_running(0.3, [&] { EXPECT_EQ(join_with(door.connect(), kSecret, 3, /*to_rank=*/2), "rank 0 is there"); });
 }
 
-// A listener that passes bytes on to the door and keeps those of the connector.
+// Returns a listener that passes bytes on to the door and keeps those of the connector.
 std::vector<std::byte> overheard(Door& door) {
   const Socket between = listen_at(0, /*loopback_only=*/true);
   std::vector<std::byte> kept;
@@ -158,7 +158,7 @@ std::vector<std::byte> overheard(Door& door) {
   return kept;
 }
 
-TEST(Admission, RefusesAProofThatWasOverheard) {
+TEST(HandshakeAcceptor, RefusesAReplayedProof) {
   Door door;
   const std::vector<std::byte> bytes = overheard(door);
   const std::string secret = kSecret;
@@ -184,7 +184,7 @@ TEST(Admission, RefusesAProofThatWasOverheard) {
 }
 
 // An acceptor that sends back what it got, as its own proof.
-TEST(Admission, AConnectorFindsAnAcceptorThatCannotProve) {
+TEST(HandshakeAcceptor, AConnectorFindsAnAcceptorThatCannotProve) {
   const Socket listener = listen_at(0, /*loopback_only=*/true);
   const std::jthread echo([&] {
     const Socket s = accept_until(listener, deadline_in(5));
@@ -205,8 +205,8 @@ std::vector<std::byte> greeting_of_a_rank() {
   return read_bytes(accept_until(listener, deadline_in(5)), kGreetingBytes);
 }
 
-// A stranger sends back the proof that the acceptor has just given.
-TEST(Admission, RefusesItsOwnProof) {
+// An unauthenticated connection sends back the acceptor's own proof.
+TEST(HandshakeAcceptor, RefusesItsOwnProof) {
   Door door;
   const auto member = door.while_running(0.5, [&] {
     const Socket s = door.connect();
@@ -219,9 +219,9 @@ TEST(Admission, RefusesItsOwnProof) {
             "; refused: 127.0.0.1, which did not prove that it knows the job's secret; it calls itself rank 3");
 }
 
-// A stranger listens in place of rank 2, and passes what rank 3 sends there on to rank 0. Rank 3
-// gives it no answer, whether the challenge that comes back names rank 0 or was changed to rank 2.
-TEST(Admission, AConnectorAnswersTheRankThatItSeeksOnly) {
+// Another program listens in place of rank 2, and forwards the messages of rank 3 to rank 0. Rank 3 does not answer,
+// whether the challenge that comes back names rank 0 or was changed to rank 2.
+TEST(HandshakeAcceptor, AConnectorAnswersOnlyTheExpectedRank) {
   for (const bool renames : {false, true}) {
     Door door;
     const Socket in_place_of_2 = listen_at(0, /*loopback_only=*/true);
@@ -243,9 +243,9 @@ TEST(Admission, AConnectorAnswersTheRankThatItSeeksOnly) {
   }
 }
 
-// Strangers that say nothing, send something else, or leave in the midst of a greeting, are there
-// first. A rank is let in at once all the same.
-TEST(Admission, StrangersDoNotHoldUpARank) {
+// Connections that send nothing, send something else, or end within a greeting are made first. A rank is accepted at
+// once nevertheless.
+TEST(HandshakeAcceptor, UnauthenticatedConnectionsDoNotDelayARank) {
   Door door;
   std::vector<Socket> strangers;
   for (int i = 0; i < 100; ++i) strangers.push_back(door.connect());
@@ -268,10 +268,10 @@ TEST(Admission, StrangersDoNotHoldUpARank) {
   EXPECT_THAT(door.refused(), HasSubstr("before it had proved the job's secret; it calls itself rank 3"));
 }
 
-TEST(Admission, ASilentStrangerIsClosedInTime) {
+TEST(HandshakeAcceptor, ASilentConnectionIsClosedInTime) {
   Door door;
   const Socket stranger = door.connect();
-  door.while_running(Admission::kStrangerS + 1, [&] {
+  door.while_running(HandshakeAcceptor::kHandshakeTimeoutS + 1, [&] {
     EXPECT_THAT(failure_of([&] { read_value<char>(stranger, deadline_in(10), "anything"); }),
                 HasSubstr("the other end has closed the connection"));
   });

@@ -1,0 +1,33 @@
+// Tokens that the GPU draws itself, so that it can begin the next pass while the host reads the ids of the one before.
+#pragma once
+
+#include "device/gpu_mark.h"
+#include "memory/plan.h"
+#include "ops/draw/draw.h"
+
+namespace moebius {
+
+class DeviceDraws {
+ public:
+  void declare(MemoryPlan& plan);
+  void bind(int64_t sequences);  // after the plan's bind(), with a GPU
+
+  // Copies the rule of the passes that follow to the device. REQUIRES: no pass that reads the rule before is running.
+  void set_rule(Stream& s, const DrawRule& rule);
+  // The op of a pass with these logits, whose tokens and positions are in device memory. It is the same in each pass,
+  // as a CUDA graph needs it.
+  DrawTokens op(Tensor logits_NV, Tensor token_N, Tensor pos_N) const;
+  // Called after each pass of a series was launched, with its number.
+  void launched(Accelerator& gpu, int64_t pass) { marks_[pass % 2].set(gpu); }
+  // Waits for a pass, the last one or the one before it. Then id() gives what it drew, until the next but one begins.
+  void wait(int64_t pass) const { marks_[pass % 2].wait(); }
+  // The id of row n of num_rows, drawn after the token at this position; -1 where its logits were not finite.
+  int32_t id(int64_t n, int64_t num_rows, int64_t pos) const;
+
+ private:
+  Tensor rule_;         // in device memory
+  HostBuffer of_host_;  // a DrawRule, then ids, i32 [2, sequences]
+  GpuMark marks_[2];
+};
+
+}  // namespace moebius

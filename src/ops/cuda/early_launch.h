@@ -1,0 +1,57 @@
+// Kernels that start before the kernel ahead of them has ended (programmatic dependent launch, from compute capability
+// 9.0 on). A pass of a few tokens is a chain of kernels of microseconds, of which starting is a large part.
+//
+// Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
+// else, and before it writes. Every kernel does both on all paths, so all kernels ahead of it have then ended.
+// REQUIRES of the caller: kernels that write these weights ended before the kernel ahead began.
+#pragma once
+
+#include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
+
+namespace moebius::cuda {
+
+constexpr int64_t kEarlyRows = 32;  // kernels of more rows than these gain nothing
+
+// From here on the next kernel of the stream may start.
+__device__ __forceinline__ void let_next_start() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernels ahead have ended; their results can then be read.
+__device__ __forceinline__ void wait_for_inputs() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Asks for the 128 bytes at this address to be brought into the L2 cache.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+
+struct LaunchShape {
+  dim3 blocks, threads;
+  size_t shared_bytes = 0;
+};
+
+// Launches kernel(args...), early if the GPU can and `early` holds.
+// REQUIRES: with `early`, the kernel does what the head of this file says.
+template <class... P>
+void launch_kernel(const Stream& s, bool early, const LaunchShape& how, void (*kernel)(P...), P... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = how.blocks;
+  config.blockDim = how.threads;
+  config.dynamicSmemBytes = how.shared_bytes;
+  config.stream = cuda_stream(s);
+  config.attrs = &attribute;
+  config.numAttrs = early && gpu_limits(s).capability_major >= 9 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
+}
+
+}  // namespace moebius::cuda

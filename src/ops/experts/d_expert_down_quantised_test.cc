@@ -1,0 +1,142 @@
+// d_expert_down_quantised has on every device the bits of d_expert_down and of quantize() after it.
+#include "ops/experts/d_expert_down_quantised.h"
+
+#include "ops/experts/experts_quantised_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::ExpertCase;
+using testing::ExpertProblem;
+using testing::QuantisedArray;
+
+// Widths that every device takes.
+std::vector<ExpertCase> cases() {
+  const DType t = DType::bf16;
+  return {
+      {"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
+      {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
+      {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
+      {"in_place", 400, 144, 256, {3, 0, 300}, 97, false, t},
+      {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
+      {"many_experts",
+       60,
+       48,
+       128,
+       {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 9},
+       0,
+       true,
+       t}};
+}
+
+QuantisedArray row_blocks(Shape shape, bool transposed) {
+  return {shape, DType::f8_e4m3, ScaleLayout::row_blocks, transposed};
+}
+
+// Rows of h, as a result that is a row for each row, and as transposed by expert.
+struct Outputs {
+  explicit Outputs(const ExpertProblem& p)
+      : dh(Array::poisoned({p.R, 2 * p.c.F}, p.c.dtype)),
+        sa(Array::poisoned({p.R, p.c.F}, p.c.dtype)),
+        dweight(Array::poisoned({p.R}, DType::f32)),
+        dh_rows(row_blocks({p.R, 2 * p.c.F}, false)),
+        dh_columns(row_blocks({2 * p.c.F, padded_rows(p.R, p.E())}, true)),
+        sa_columns(row_blocks({p.c.F, padded_rows(p.R, p.E())}, true)) {}
+  Array dh, sa, dweight;
+  QuantisedArray dh_rows, dh_columns, sa_columns;
+};
+
+class DExpertDownQuantisedTest : public testing::DeviceTest<ExpertCase> {
+ protected:
+  // d_expert_down, and its results quantised.
+  Outputs run_apart() {
+    Outputs o(p_);
+    testing::run_expert_op<DExpertDown>(s_, d_expert_down,
+                                        {.dh_R2F = o.dh.tensor(),
+                                         .sa_RF = o.sa.tensor(),
+                                         .dweight_R = o.dweight.tensor(),
+                                         .dout_TD = dout_.q.operand(),
+                                         .w2_eDF = w2_.q.operand(),
+                                         .h_R2F = p_.h.tensor(),
+                                         .weight_R = p_.weight.tensor(),
+                                         .rows = p_.rows()});
+    const Tensor offsets = p_.offsets.tensor();
+    quantize(s_, {.q = o.dh_rows.operand(), .x_RC = o.dh.tensor(), .offsets_e1 = offsets});
+    quantize(s_, {.q = o.dh_columns.operand(), .x_RC = o.dh.tensor(), .offsets_e1 = offsets});
+    quantize(s_, {.q = o.sa_columns.operand(), .x_RC = o.sa.tensor(), .offsets_e1 = offsets});
+    return o;
+  }
+
+  Outputs run(bool columns, bool plain) {
+    Outputs o(p_);
+    Array g = Array::poisoned({p_.R, p_.c.F}, p_.c.dtype);
+    DExpertDownQuantised op{.dh_rows = o.dh_rows.operand(),
+                            .dweight_R = o.dweight.tensor(),
+                            .dout_TD = dout_.q.operand(),
+                            .w2_eDF = w2_.q.operand(),
+                            .h_R2F = p_.h.tensor(),
+                            .weight_R = p_.weight.tensor(),
+                            .rows = p_.rows(),
+                            .g_RF = g.tensor()};
+    if (columns) op.dh_columns = o.dh_columns.operand(), op.sa_columns = o.sa_columns.operand();
+    if (plain) op.dh_R2F = o.dh.tensor(), op.sa_RF = o.sa.tensor();
+    testing::run_expert_op<DExpertDownQuantised>(s_, d_expert_down_quantised, op);
+    return o;
+  }
+
+  ExpertProblem p_{c()};
+  testing::QuantisedOperands q_{
+      s_, p_, {"blocks", DType::f8_e4m3, ScaleLayout::row_blocks, ScaleLayout::square_blocks}};
+  testing::QuantisedWithValues dout_ = q_.rows_of(p_.dout), w2_ = q_.transposed_weights_of(p_.w2);
+};
+INSTANTIATE_TEST_SUITE_P(Shapes, DExpertDownQuantisedTest, ::testing::ValuesIn(testing::on_each_device(cases())),
+                         [](const auto& info) {
+                           return info.param.c.name + "_" + std::string(name_of(info.param.device));
+                         });
+
+TEST_P(DExpertDownQuantisedTest, HasTheBitsOfSeparatePasses) {
+  const Outputs want = run_apart();
+  for (const auto& [columns, plain] : {std::pair{true, false}, {false, true}, {true, true}}) {
+    SCOPED_TRACE(fmt::format("columns {} plain {}", columns, plain));
+    const Outputs got = run(columns, plain);
+    EXPECT_TRUE(got.dh_rows == want.dh_rows);
+    EXPECT_TRUE(!columns || got.dh_columns == want.dh_columns);
+    EXPECT_TRUE(!columns || got.sa_columns == want.sa_columns);
+    EXPECT_TRUE(!plain || got.dh.bytes() == want.dh.bytes());
+    EXPECT_TRUE(!plain || got.sa.bytes() == want.sa.bytes());
+    // A GPU adds the products of a row in another order.
+    if (s_.device() == DeviceKind::cpu) {
+      EXPECT_EQ(got.dweight.bytes(), want.dweight.bytes());
+    } else {
+      testing::Values a = got.dweight.values(), b = want.dweight.values();
+      a.resize(a.size() - static_cast<size_t>(c().spare)), b.resize(a.size());
+      testing::expect_close("dweight", a, b, 0x1p-19, 1e-6);
+    }
+  }
+}
+
+TEST(DExpertDownQuantised, RefusesOtherFormats) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::null, pool);
+  const auto null = [](Shape shape, DType dtype) { return testing::null_tensor(shape, dtype); };
+  const auto rows = [&](Shape shape, ScaleLayout layout) {
+    return Operand(null(shape, DType::f8_e4m3), null(scale_shape(layout, shape), scale_dtype(layout)), layout);
+  };
+  DExpertDownQuantised a{.dh_rows = rows({8, 256}, ScaleLayout::mx_blocks),
+                         .dweight_R = null({8}, DType::f32),
+                         .dout_TD = rows({8, 32}, ScaleLayout::row_blocks),
+                         .w2_eDF = rows({2, 128, 32}, ScaleLayout::square_blocks),
+                         .h_R2F = null({8, 256}, DType::bf16),
+                         .weight_R = null({8}, DType::f32),
+                         .rows = {.offsets_e1 = null({3}, DType::i32)},
+                         .g_RF = null({8, 128}, DType::bf16)};
+  a.w2_eDF.transposed = true;
+  EXPECT_EQ(
+      testing::error_of([&] { d_expert_down_quantised(s, a); }),
+      "d_expert_down_quantised: dh_rows must be f8_e4m3 with row_blocks scales; got f8_e4m3[8, 256] with mx_blocks "
+      "scales e8m0[8, 8]");
+}
+
+}  // namespace
+}  // namespace moebius

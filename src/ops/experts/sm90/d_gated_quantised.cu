@@ -1,0 +1,199 @@
+// The pass of d_expert_down_quantised for sm_90a: from g and h the gradients of SwiGLU, and these quantised.
+//
+// A thread block has 128 rows of one expert by 128 columns of F, of g, of gate and of up. The rows begin where the
+// transposed layout begins a block of 128 columns (core/quantized.h). A row is in 16 lanes, 8 columns in each, so that
+// the scale of a row of dgate or dup is the largest of 16 lanes. Transposed results wait in shared memory, as bf16,
+// and leave one after the other (ops/quantize/sm90/tile.h).
+#include "device/cuda/cuda.h"
+#include "ops/cuda/swiglu.h"
+#include "ops/experts/cuda/experts.h"
+#include "ops/experts/d_expert_down_quantised.h"
+#include "ops/experts/experts_backends.h"
+#include "ops/quantize/sm90/tile.h"
+#include "ops/sm90/copy.h"
+
+namespace moebius::cuda {
+namespace {
+
+using sm90::kQuantizeTile;
+using sm90::kTileLanes;
+using sm90::kTilePitch;
+using sm90::kTileWords;
+
+constexpr int kThreads = 512, kWarps = kThreads / 32, kRowsOfWarp = kQuantizeTile / kWarps;
+constexpr int kReads = kRowsOfWarp / 2;  // of two rows of a warp
+constexpr int kTiles = 3;                // dgate, dup and sa
+constexpr int kSharedBytes = kTiles * kTileWords * 4;
+
+struct Problem {
+  const uint16_t *g, *h;
+  const float* weight;
+  const int32_t* offsets;
+  int num_groups;
+  int64_t R, F;
+  uint16_t *dh, *sa;  // null: not wanted
+  uint8_t* dh_rows;
+  float* dh_scales;
+  uint8_t *dh_columns, *sa_columns;  // of the kernel with columns
+  float *dh_column_scales, *sa_column_scales;
+  int64_t width;   // of a row of them
+  float* partial;  // [F / 128, R]
+};
+
+// 8 columns of a row. sa is not yet multiplied by the row's weight in `product`, which is <g, a>.
+struct Gradient {
+  uint4 dgate, dup, sa;
+  float product;
+};
+
+// Two columns: gate and up become their gradients, g becomes sa. Roundings are those of the epilogue of d_expert_down
+// (sm90/d_gated_rows.h).
+__device__ __forceinline__ void backward(uint32_t& gate, uint32_t& up, uint32_t& g, float z0, float z1, float weight,
+                                         float& product) {
+  const float g0 = low_bf16(g), g1 = high_bf16(g);
+  const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
+  const SwigluGradient d0 = swiglu_gradient(__fmul_rn(weight, g0), gate0, z0, up0);
+  const SwigluGradient d1 = swiglu_gradient(__fmul_rn(weight, g1), gate1, z1, up1);
+  const uint32_t a = pack_bf16(swiglu(gate0, z0, up0), swiglu(gate1, z1, up1));  // as expert_up rounded it
+  gate = pack_bf16(d0.dgate, d1.dgate);
+  up = pack_bf16(d0.dup, d1.dup);
+  product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));
+  g = pack_bf16(__fmul_rn(weight, low_bf16(a)), __fmul_rn(weight, high_bf16(a)));
+}
+
+__device__ __forceinline__ Gradient gradient_of(uint4 g, uint4 gate, uint4 up, float weight) {
+  float z[8] = {low_bf16(gate.x), high_bf16(gate.x), low_bf16(gate.y), high_bf16(gate.y),
+                low_bf16(gate.z), high_bf16(gate.z), low_bf16(gate.w), high_bf16(gate.w)};
+  approximate_sigmoids(z);
+  float product = 0;
+  backward(gate.x, up.x, g.x, z[0], z[1], weight, product);
+  backward(gate.y, up.y, g.y, z[2], z[3], weight, product);
+  backward(gate.z, up.z, g.z, z[4], z[5], weight, product);
+  backward(gate.w, up.w, g.w, z[6], z[7], weight, product);
+  return {gate, up, g, product};
+}
+
+__device__ __forceinline__ uint4 load(const uint16_t* from) { return __ldcs(reinterpret_cast<const uint4*>(from)); }
+__device__ __forceinline__ void store(uint16_t* to, const uint4& v) { *reinterpret_cast<uint4*>(to) = v; }
+
+// The quantised row of dgate or dup that starts at `to`, from the lane's 8 columns.
+__device__ __forceinline__ void store_row(const Problem& p, const uint4& v, int64_t row, int64_t col, bool is_there) {
+  const sm90::TileScale scale = sm90::tile_scale(sm90::largest_of_row(sm90::largest_of(v)));
+  if (!is_there) return;
+  *reinterpret_cast<uint2*>(p.dh_rows + row * 2 * p.F + col) = sm90::pack_chunk(v, scale.inverse);
+  if (col % kQuantizeTile == 0) p.dh_scales[row * (2 * p.F / kQuantizeTile) + col / kQuantizeTile] = scale.scale;
+}
+
+template <bool kColumns>
+__global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem p) {
+  extern __shared__ __align__(16) uint32_t tiles[];
+  const int64_t at = int64_t{blockIdx.y} * kQuantizeTile, first_col = int64_t{blockIdx.x} * kQuantizeTile;
+  const int group = sm90::group_of_columns(p.offsets, p.num_groups, at);
+  const int64_t first = p.offsets[group] + at - group_begin(p.offsets[group], group);
+  const auto rows =
+      static_cast<int>(max(int64_t{0}, min(int64_t{kQuantizeTile}, int64_t{p.offsets[group + 1]} - first)));
+  if (!kColumns && rows == 0) return;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int chunk = lane % kTileLanes;
+  const int64_t col = first_col + chunk * 8;
+#pragma unroll 2
+  for (int i = 0; i < kReads; ++i) {
+    const int r = warp * kRowsOfWarp + 2 * i + lane / kTileLanes;
+    const int64_t row = first + r;
+    const bool is_there = r < rows;
+    uint4 g{0, 0, 0, 0}, gate{0, 0, 0, 0}, up{0, 0, 0, 0};
+    float weight = 0;
+    if (is_there) {
+      g = load(p.g + row * p.F + col);
+      gate = load(p.h + row * 2 * p.F + col);
+      up = load(p.h + row * 2 * p.F + p.F + col);
+      weight = __ldg(p.weight + row);
+    }
+    Gradient d = gradient_of(g, gate, up, weight);
+#pragma unroll
+    for (int step = 1; step < kTileLanes; step *= 2) d.product += __shfl_xor_sync(~0u, d.product, step);
+    if (is_there && chunk == 0) p.partial[blockIdx.x * p.R + row] = d.product;
+    store_row(p, d.dgate, row, col, is_there);
+    store_row(p, d.dup, row, p.F + col, is_there);
+    if (p.dh != nullptr && is_there) {
+      store(p.dh + row * 2 * p.F + col, d.dgate);
+      store(p.dh + row * 2 * p.F + p.F + col, d.dup);
+      store(p.sa + row * p.F + col, d.sa);
+    }
+    if constexpr (kColumns) {
+      uint32_t* const to = tiles + r * kTilePitch + chunk * 4;
+      *reinterpret_cast<uint4*>(to) = d.dgate;
+      *reinterpret_cast<uint4*>(to + kTileWords) = d.dup;
+      *reinterpret_cast<uint4*>(to + 2 * kTileWords) = d.sa;
+    }
+  }
+  if constexpr (kColumns) {
+    __syncthreads();
+#pragma unroll 1
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const bool is_sa = tile == 2;
+      sm90::store_columns<kThreads, false>(tiles + tile * kTileWords,
+                                           {.data = is_sa ? p.sa_columns : p.dh_columns,
+                                            .scales = is_sa ? p.sa_column_scales : p.dh_column_scales,
+                                            .width = p.width,
+                                            .scale_cols = p.width / kQuantizeTile,
+                                            .row = first_col + (tile == 1 ? p.F : 0),
+                                            .block = blockIdx.y,
+                                            .cols = kQuantizeTile},
+                                           0);
+    }
+  }
+}
+
+// dweight[r] = the sums of row r over 128 columns each, in order.
+__global__ void add_partials_kernel(float* dweight, const float* partial, const int32_t* offsets, int num_experts,
+                                    int64_t R, int64_t num_partials) {
+  const int64_t r = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (r < offsets[0] || r >= offsets[num_experts]) return;
+  float sum = 0;
+  for (int64_t i = 0; i < num_partials; ++i) sum += partial[i * R + r];
+  dweight[r] = sum;
+}
+
+}  // namespace
+
+void d_gated_quantised(Stream& s, const DExpertDownQuantised& a) {
+  const int64_t R = a.h_R2F.dim(0), F = a.h_R2F.dim(1) / 2, e = a.rows.offsets_e1.numel() - 1;
+  const auto halves = [](const Tensor& t) { return static_cast<uint16_t*>(t.data); };
+  const auto bytes = [](const Operand& q) { return static_cast<uint8_t*>(q.data.data); };
+  const auto scales = [](const Operand& q) { return static_cast<float*>(q.scales.data); };
+  const Problem p{.g = halves(a.g_RF),
+                  .h = halves(a.h_R2F),
+                  .weight = static_cast<const float*>(a.weight_R.data),
+                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
+                  .num_groups = static_cast<int>(e),
+                  .R = R,
+                  .F = F,
+                  .dh = halves(a.dh_R2F),
+                  .sa = halves(a.sa_RF),
+                  .dh_rows = bytes(a.dh_rows),
+                  .dh_scales = scales(a.dh_rows),
+                  .dh_columns = bytes(a.dh_columns),
+                  .sa_columns = bytes(a.sa_columns),
+                  .dh_column_scales = scales(a.dh_columns),
+                  .sa_column_scales = scales(a.sa_columns),
+                  .width = padded_rows(R, e),
+                  .partial = static_cast<float*>(a.scratch.data)};
+  const dim3 grid(static_cast<unsigned>(F / kQuantizeTile), static_cast<unsigned>(p.width / kQuantizeTile));
+  if (a.has_columns()) {
+    check_cuda(
+        cudaFuncSetAttribute(d_gated_quantised_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+        "d_expert_down_quantised");
+    d_gated_quantised_kernel<true><<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
+  } else if (R > 0) {
+    d_gated_quantised_kernel<false><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
+  }
+  check_launch("d_expert_down_quantised");
+  if (R == 0) return;
+  constexpr int64_t kThreadsOfSums = 256;
+  add_partials_kernel<<<static_cast<unsigned>(div_ceil(R, kThreadsOfSums)), kThreadsOfSums, 0, cuda_stream(s)>>>(
+      a.dweight_R.ptr<float>(), p.partial, p.offsets, p.num_groups, R, F / kQuantizeTile);
+  check_launch("d_expert_down_quantised");
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,10 @@
+// These ops have no kernels for a GPU.
+#include "ops/missing_backend.h"
+#include "ops/qk_clip/qk_clip_backends.h"
+
+namespace moebius::cuda {
+
+void max_over_ranks(Stream&, const MaxOverRanks&) { missing_cuda("max_over_ranks"); }
+void qk_clip(Stream&, const QkClip&) { missing_cuda("qk_clip"); }
+
+}  // namespace moebius::cuda
