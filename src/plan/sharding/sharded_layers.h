@@ -43,7 +43,7 @@ struct ShardedTime {
   LayerExchange weights, gradients;
 };
 
-// Runs the passes of a step through the rooms of the layers, with one link that carries one exchange at a time. Gathers
+// Runs the passes of a step through the buffers of the layers, with one link that carries one exchange at a time. Gathers
 // begin one layer early where c.spec.overlap is set, but not before the first layer of a stage. A rank with one stage
 // runs each micro-batch's forward pass and then its backward pass; one with several takes the stages in turn.
 // Micro-batches that begin as the one before take as long, so only the first few are run.
