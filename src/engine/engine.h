@@ -204,6 +204,7 @@ class Engine {
   std::unique_ptr<Sharding> sharding_;
   std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<QkClipping> qk_clipping_;  // null without optimizer.qk_clip
   // In generation.
   std::vector<KvCache> caches_;
   DeviceDraws draws_;

@@ -175,8 +175,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
       owned_of[&p].push_back(owned);
     });
   }
-  for (const ParamBucket& bucket : frozen)
-    add_weights(m, bucket.numel / group_size(spec.mesh, bucket.axis), bucket.dtype);
+  for (const ParamBucket& bucket : frozen) add_shares(m, spec, bucket);
   // Buckets hold parameters from the last to the first.
   for (const HeldParam& p : params) {
     if (!p->has_grad) continue;

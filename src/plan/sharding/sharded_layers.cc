@@ -11,16 +11,22 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
   std::vector<HeldParam> params;
   for (const ParamSize& p : layer.params) params.push_back({&p, 0});
   LayerTraffic traffic;
-  const auto add = [&](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, DType dtype) {
-    const auto n = static_cast<double>(group_size(spec.mesh, bucket.axis));
-    to[bucket.axis].wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
-    ++to[bucket.axis].calls;
+  const auto add = [](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, DType dtype, int64_t ranks) {
+    const auto n = static_cast<double>(ranks);
+    LayerTraffic::Sent& sent = to[bucket.axis];
+    sent.wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
+    sent.ranks = ranks;
+    ++sent.calls;
   };
   const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
-      if (bucket.shards_weights) add(traffic.weights, bucket, bucket.dtype);
-      if (bucket.shards_gradients) add(traffic.gradients, bucket, DType::f32);
+      const int64_t all = group_size(spec.mesh, bucket.axis);
+      if (bucket.shards_weights) {
+        add(traffic.weights, bucket, bucket.dtype, shard_size(spec.mesh, bucket.axis));
+        if (spec.mesh.fsdp_shard > 0) add(traffic.first_weights, bucket, bucket.dtype, all);
+      }
+      if (bucket.shards_gradients) add(traffic.gradients, bucket, DType::f32, all);
     }
   return traffic;
 }
@@ -35,7 +41,8 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
   Exchange e;
   for (const auto& [axis, of_axis] : sent) {
     const auto i = static_cast<size_t>(axis);
-    const RankSpan span = span_of(c.spec.mesh, axis);
+    RankSpan span = span_of(c.spec.mesh, axis);
+    if (of_axis.ranks > 0) span.size = of_axis.ranks;
     const auto calls = static_cast<double>(of_axis.calls);
     e.bytes[i] = of_axis.wire_bytes;
     e.seconds[i] = calls * group_seconds(c, span, call, of_axis.wire_bytes / calls);
@@ -48,11 +55,18 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
 class ShardedStep {
  public:
   ShardedStep(const TimeContext& c, const std::vector<LayerTraffic>& layers, const std::vector<LayerSeconds>& passes)
-      : overlaps_(c.spec.overlap), passes_(passes), buffers_(overlaps_ ? 2 : 1, kNone), arrived_(layers.size()) {
+      : overlaps_(c.spec.overlap),
+        passes_(passes),
+        buffers_(overlaps_ ? 2 : 1, kNone),
+        arrived_(layers.size()),
+        last_gather_s_(layers.size()) {
     for (const LayerTraffic& layer : layers) {
+      const auto& first = layer.first_weights.empty() ? layer.weights : layer.first_weights;
+      first_gather_.push_back(exchange_of(c, first, GroupCall::all_gather));
       gather_.push_back(exchange_of(c, layer.weights, GroupCall::all_gather));
       sum_.push_back(exchange_of(c, layer.gradients, GroupCall::reduce_scatter));
     }
+    done_.first_gathers.resize(layers.size());
     done_.gathers.resize(layers.size());
     done_.sums.resize(layers.size());
   }
@@ -86,6 +100,7 @@ class ShardedStep {
   ShardedTime end() {
     wait_until(summed_, done_.gradients_s);
     ShardedTime time;
+    add(time.weights, first_gather_, done_.first_gathers);
     add(time.weights, gather_, done_.gathers);
     add(time.gradients, sum_, done_.sums);
     time.weights.exposed_s = done_.weights_s;
@@ -97,9 +112,9 @@ class ShardedStep {
   static constexpr size_t kNone = SIZE_MAX;
   // What has been sent, and the seconds that passes waited.
   struct Done {
-    std::vector<double> gathers, sums;  // [layer]
+    std::vector<double> first_gathers, gathers, sums;  // [layer]
     double weights_s = 0, gradients_s = 0;
-    // Adds what was done since `before`, so many times.
+    // Adds what was done since `before`, so many times. First gathers are not done again.
     void add(const Done& before, double times) {
       for (size_t i = 0; i < gathers.size(); ++i) {
         gathers[i] += times * (gathers[i] - before.gathers[i]);
@@ -136,15 +151,19 @@ class ShardedStep {
   }
   void bring(size_t i) {
     size_t& holder = buffers_[i % buffers_.size()];
-    if (gather_[i].all_s == 0 || holder == i) return;
+    if (first_gather_[i].all_s == 0 || holder == i) return;
     holder = i;
-    arrived_[i] = send(gather_[i].all_s);
-    ++done_.gathers[i];
+    arrived_[i] = send(gather_of(i).all_s);
+    last_gather_s_[i] = gather_of(i).all_s;
+    ++(is_first(i) ? done_.first_gathers : done_.gathers)[i];
   }
+  // The first gather of a layer in a step may be over more ranks.
+  bool is_first(size_t i) const { return done_.first_gathers[i] == 0; }
+  const Exchange& gather_of(size_t i) const { return (is_first(i) ? first_gather_ : gather_)[i]; }
   // While sums of gradients before the gather occupy the link, the pass waits for them.
   void ready(size_t i) {
     bring(i);
-    wait_until(std::min(arrived_[i] - gather_[i].all_s, summed_), done_.gradients_s);
+    wait_until(std::min(arrived_[i] - last_gather_s_[i], summed_), done_.gradients_s);
     wait_until(arrived_[i], done_.weights_s);
   }
   // The sums of one layer are in flight at a time.
@@ -164,13 +183,13 @@ class ShardedStep {
 
   const bool overlaps_;
   const std::vector<LayerSeconds>& passes_;
-  std::vector<Exchange> gather_, sum_;  // [layer]
-  std::vector<size_t> buffers_;         // the layer whose weights are there
-  std::vector<double> arrived_;         // [layer]: the time of its last gather's end
-  double now_ = 0, link_ = 0;           // link_: when it is free
-  double summed_ = 0;                   // when the last sum has arrived
-  Done done_, before_;                  // now, and at the begin of the micro-batch
-  State began_;                         // the micro-batch
+  std::vector<Exchange> first_gather_, gather_, sum_;  // [layer]
+  std::vector<size_t> buffers_;                        // the layer whose weights are there
+  std::vector<double> arrived_, last_gather_s_;        // [layer]: the end of its last gather, and its seconds
+  double now_ = 0, link_ = 0;                          // link_: when it is free
+  double summed_ = 0;                                  // when the last sum has arrived
+  Done done_, before_;                                 // now, and at the begin of the micro-batch
+  State began_;                                        // the micro-batch
 };
 
 }  // namespace
