@@ -237,7 +237,6 @@ std::vector<ShardingChoice> sharding_choices(const RunSpec& of, PrecisionRecipe 
   if (!limits.chooses_sharding) return {{of.parallel.fsdp, of.parallel.shard_gradients}};
   RunSpec run = of;
   run.precision.recipe = recipe;
-  run.graph = false;  // as run_of() sets it
   std::vector<ShardingChoice> choices;
   for (const ShardingChoice choice : {ShardingChoice{}, {true, false}, {false, true}, {true, true}}) {
     run.parallel.fsdp = choice.fsdp;
@@ -271,7 +270,6 @@ RunSpec run_of(const RunSpec& of, const Candidate& c) {
   run.parallel.fsdp = c.memory.fsdp;
   run.parallel.shard_gradients = c.memory.shard_gradients;
   if (c.parallel.dispatcher == DispatcherKind::alltoall) run.graph = false;
-  if (c.memory.is_sharded() && run.device == DeviceKind::cuda) run.graph = false;
   return run;
 }
 
