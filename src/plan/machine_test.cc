@@ -40,7 +40,7 @@ TEST(Machines, AreRefusedByName) {
   const auto text_of = [&](const std::string& from, const std::string& to) {
     return refused([&] { parse_machine(replaced(good, from, to), "m.toml"); });
   };
-  EXPECT_THAT(text_of("memory_gb = { is = 80,", "memory_gb = { is = -80,"),
+  EXPECT_THAT(text_of("memory_gb = { is = 83.7,", "memory_gb = { is = -80,"),
               HasSubstr("rank.memory_gb must be from 0.1 to 100000; got -80"));
   EXPECT_THAT(text_of("memory_gb", "memory_gib"),
               HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
