@@ -12,7 +12,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "comm/transport/link_measurement.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -237,6 +239,15 @@ void TcpLinks::note_busy(BusyTime& time) {
   time.bytes_since = 0;
 }
 
+// Adds the time of the frame that has arrived to those that show the rate of the link.
+void TcpLinks::note_awaited_frame(Link& link) {
+  const BusyTime frame = std::exchange(link.of_frame, {});
+  if (frame.bytes < kLongBytes) return;
+  if (!is_rate_of_link(measure_link(link.socket).round_trip_s, frame.bytes, frame.seconds)) return;
+  link.awaited.bytes += frame.bytes;
+  link.awaited.seconds += frame.seconds;
+}
+
 // --- frames in ------------------------------------------------------------------------------------------------------
 
 void TcpLinks::receive_some(int peer) {
@@ -260,7 +271,7 @@ bool TcpLinks::receive_once(int peer) {
   const ssize_t n = ::recv(link.socket.descriptor(), to, room, MSG_DONTWAIT);
   if (n < 0 && errno == EINTR) return true;
   if (n < 0 && errno == EAGAIN) {
-    if (link.got > 0) note_busy(link.awaited);
+    if (link.receiver != nullptr) note_busy(link.of_frame);  // else nobody waits, and the next look may be late
     return false;
   }
   if (n <= 0) {
@@ -268,13 +279,12 @@ bool TcpLinks::receive_once(int peer) {
     return false;
   }
   link.got += n;
-  link.awaited.bytes_since += n;
+  link.of_frame.bytes_since += n;
   if (link.got == kHeader) begin_payload(peer);
   const bool has_payload =
       link.header.kind == Kind::message || link.header.kind == Kind::body || link.header.kind == Kind::failure;
   if (link.got < kHeader + (has_payload ? link.header.num_bytes : 0)) return true;
-  if (link.awaited.since) link.longest_frame = std::max(link.longest_frame, link.got);
-  link.awaited.since.reset();
+  note_awaited_frame(link);
   end_payload(peer);
   return true;
 }

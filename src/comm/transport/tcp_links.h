@@ -158,8 +158,8 @@ class TcpLinks {
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
-    BusyTime full, awaited;     // of bytes that leave, and that arrive
-    int64_t longest_frame = 0;  // that was awaited since the last measurements()
+    BusyTime full, awaited;  // of bytes that leave, and that arrive
+    BusyTime of_frame;       // of the frame that is arriving, while a rank waits for it
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far
@@ -185,6 +185,7 @@ class TcpLinks {
   void finish(TcpEnd& end, TcpEnd::State state);
   void send_some(Link& link);
   static void note_busy(BusyTime& time);
+  static void note_awaited_frame(Link& link);
   void receive_some(int peer);
   bool receive_once(int peer);
   void begin_payload(int peer);

@@ -90,11 +90,11 @@ std::vector<LinkMeasurement> TcpLinks::measurements() {
       time.seconds = 0;
     };
     Link& link = links_[r];
-    const int64_t longest = std::exchange(link.longest_frame, 0);
     if (link.full.bytes >= kEnoughBytes && link.full.seconds > 0)
       set_rate(link.full);
-    else if (is_rate_of_link(figures.round_trip_s, link.awaited.bytes, link.awaited.seconds, longest))
+    else if (link.awaited.bytes > 0)
       set_rate(link.awaited);
+    link.awaited = {};
   }
   return all;
 }

@@ -41,8 +41,9 @@ struct LinkMeasurement {
   int peer = 0;
   bool crosses_machines = false;
   double round_trip_s = 0;  // the minimum of the last minutes; 0: unknown
-  double bytes_per_s = 0;   // the rate at which the peer's machine has received lately; 0: unknown
-  bool is_filled = false;   // more bytes always waited to be sent, so bytes_per_s is the link's rate, not a lower bound
+  double bytes_per_s = 0;   // the rate at which one of the two machines has received lately; 0: unknown
+  // bytes_per_s is the link's rate and not a lower bound: more bytes always waited to be sent, or a rank waited for them.
+  bool is_filled = false;
 };
 
 class Transport {

@@ -78,8 +78,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       wire_(c.precision, dtype_, D_) {
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
-                     !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats &&
-                     (!rows_ || F_ <= D_);
+                     !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats;
   if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
@@ -358,6 +357,11 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
   const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
   saved.dh_rows = alloc_row_blocks(step, of_dh, /*transposed=*/false);
   StackScope scope(step.stack);
+  // With a budget of rows sa is in its memory, which has room for g where dx has not.
+  const auto memory_of_g = [&]() -> Tensor {
+    if (F_ <= D_) return first_elements(dx_RD, of_g);
+    return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);
+  };
   DExpertDownQuantised op{.dh_rows = saved.dh_rows,
                           .dweight_R = dweight_R,
                           .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
@@ -365,7 +369,7 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
                           .h_R2F = saved.h_R2F,
                           .weight_R = weight_R,
                           .rows = saved.grad_rows,
-                          .g_RF = F_ <= D_ ? first_elements(dx_RD, of_g) : step.alloc(of_g, dtype_)};
+                          .g_RF = memory_of_g()};
   if (saved.has_columns) {
     op.dh_columns = saved.dh_columns;
     op.sa_columns = saved.sa_columns;

@@ -46,7 +46,8 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// Computes dq, dk and dv from do. The result is deterministic: the order of every sum follows from the shape. REQUIRES: Sq == Skv, unless is_part.
+// Computes dq, dk and dv from do. The result is deterministic: the order of every sum follows from the shape.
+// REQUIRES: Sq == Skv, unless is_part.
 struct AttentionBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
   Tensor do_THd, o_THd, lse_TH, q_THd, k_TGd, v_TGd, doc_start_T;  // in

@@ -201,6 +201,47 @@ TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
   expect_added_gradients();
 }
 
+// Kernels of a GPU read tiles past the last key. The queries stand after these keys too, and with so low logits a
+// probability that is not cleared there is infinite.
+TEST(AttentionParts, LowLogitsGiveFiniteGradients) {
+  constexpr int64_t kRows = 150, kWidth = 128;
+  const Shape shape{kRows, 1, kWidth};
+  const Array k = Array::of(shape, DType::bf16, Values(kRows * kWidth, 1.0)),
+              q = Array::of(shape, DType::bf16, Values(kRows * kWidth, -16.0)),
+              v = Array::normal(shape, DType::bf16, 1), dout = Array::normal(shape, DType::bf16, 2);
+  testing::on_each_device([&](Stream& s) {
+    Array o = Array::poisoned(shape, DType::bf16), lse = Array::poisoned({kRows, 1}, DType::f32);
+    Array dq = Array::poisoned(shape, DType::bf16), dk = dq, dv = dq;
+    run(s,
+        AttentionFwd{.o_THd = o.tensor(),
+                     .lse_TH = lse.tensor(),
+                     .q_THd = q.tensor(),
+                     .k_UGd = k.tensor(),
+                     .v_UGd = v.tensor(),
+                     .scale = 0.1f,
+                     .is_part = true,
+                     .q_first = kRows},
+        AttentionKernels::chosen, attention_fwd);
+    run(s,
+        AttentionBwd{.dq_THd = dq.tensor(),
+                     .dk_TGd = dk.tensor(),
+                     .dv_TGd = dv.tensor(),
+                     .do_THd = dout.tensor(),
+                     .o_THd = o.tensor(),
+                     .lse_TH = lse.tensor(),
+                     .q_THd = q.tensor(),
+                     .k_TGd = k.tensor(),
+                     .v_TGd = v.tensor(),
+                     .scale = 0.1f,
+                     .is_part = true,
+                     .q_first = kRows},
+        AttentionKernels::own, attention_bwd);
+    EXPECT_LT(lse.values().at(0), -100);
+    for (const Array* each : {&dq, &dk, &dv})
+      for (const double x : each->values()) ASSERT_TRUE(std::isfinite(x));
+  });
+}
+
 TEST(AttentionParts, MayHaveNoQueriesOrNoKeys) {
   testing::on_each_device([](Stream& s) {
     Array q({0, 1, 64}, DType::bf16), lse({0, 1}, DType::f32), k = Array::normal({2, 1, 64}, DType::bf16, 1);

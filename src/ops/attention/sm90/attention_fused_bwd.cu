@@ -178,6 +178,18 @@ __device__ void add_dq(Shared& shared, const FusedSlice& f, const AttentionSizes
   }
 }
 
+// Clears the probabilities of keys from `end` on, which are zeros in shared memory. Queries of a part may stand after
+// them, and where lse is far below zero their probabilities overflow.
+template <int kNum>
+__device__ __forceinline__ void clear_keys_past(float (&p)[kNum], int key, int64_t end) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (key + 8 * i < end) continue;
+#pragma unroll
+    for (int j = 0; j < kNum / 4; ++j) p[4 * j + 2 * i] = p[4 * j + 2 * i + 1] = 0;
+  }
+}
+
 // A warp's 16 keys of a tile of ds, [keys, queries].
 __device__ __forceinline__ void store_ds(uint32_t tile, const uint32_t (&words)[16]) {
   const uint32_t lane = threadIdx.x % 32, at = tile + threadIdx.x / 32 % 4 * 2048;
@@ -247,6 +259,7 @@ __device__ void multiply(Shared& shared, T* dk_out, T* dv_out, const AttentionSi
     hold_registers(s);
     probabilities_of(s, columns, scale2, w.key + group_row + fragment().row,
                      static_cast<int>(z.shift) + walk.tile * kTileRows);
+    if (w.key + kBlockKeys > z.kv_rows) clear_keys_past(s, w.key + group_row + fragment().row, z.kv_rows);
     uint32_t p_words[16], ds_words[16];
     pack(p_words, s);
     hold_words(p_words);
