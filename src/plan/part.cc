@@ -30,6 +30,7 @@ MeshShape stage_mesh(const MeshShape& whole) {
   const int64_t all = std::lcm(m.tp * m.cp, m.etp * m.ep);
   m.dp = all / (m.tp * m.cp);
   m.edp = all / (m.etp * m.ep);
+  m.fsdp_shard = 0;  // it need not divide these groups, and passes of a stage gather nothing
   return m;
 }
 

@@ -168,7 +168,9 @@ double Search::least_weights(const Candidate& c, const ShardingChoice& sharding)
   const double held = ((all - experts) / static_cast<double>(p.tp) + experts_here) / static_cast<double>(p.pp);
   // Layers that are sharded are whole while they run: in two buffers where a rank has several and overlaps, and the
   // gradients that arrive in one more.
-  const double layer = experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
+  // Where no other rank has the experts of this one, they are not sharded.
+  const double layer =
+      p.ep * p.etp * p.pp == ranks_ ? 0 : experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
   const double buffers = p.overlap && moe_layers >= 2 * p.pp ? 2 : 1, arriving = p.overlap ? 1 : 0;
   const double share = all / static_cast<double>(ranks_);
   const OffloadChoice most = offload_choices(run_, limits_).back();
@@ -190,7 +192,8 @@ ShardingChoice Search::needed_sharding(const Candidate& c) const {
   return {own.fsdp || !all_weights_fit, own.shard_gradients || !all_gradients_fit};
 }
 
-// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False: the run's checks refuse the layout.
+// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False:
+// the run's checks refuse the layout.
 bool Search::bound(Candidate& c) const {
   try {
     const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};

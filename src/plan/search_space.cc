@@ -299,7 +299,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(run.moe.rank_rows_factor != c.rows_factor, fmt::format("moe.rank_rows_factor={}", c.rows_factor));
   add(run.memory.expert_rows != c.memory.expert_rows, fmt::format("memory.expert_rows={}", c.memory.expert_rows));
   const OffloadSpec &moved = found.memory.offload, &asked = run.memory.offload;
-  add(moved.fraction != asked.fraction, "memory.offload_fraction=1");
+  add(moved.fraction != asked.fraction, fmt::format("memory.offload_fraction={}", moved.fraction));
   add(moved != asked, fmt::format("memory.offload={}", offload_list(moved)));
   add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
   add(run.optimizer.offload_grad != c.memory.offload_grad,

@@ -158,7 +158,7 @@ TEST(Search, ShardsLayersWhereNothingElseFits) {
     return sharding_choices(run, run.precision.recipe, {}).size();
   };
   EXPECT_EQ(choices("run.graph=true"), 4U);
-  EXPECT_EQ(choices("precision.recipe=\"fp8_block\""), 2U);
+  EXPECT_EQ(choices("precision.recipe=\"fp8_block\""), 4U);
   EXPECT_EQ(choices("optimizer.grad=\"bf16\""), 2U);
 }
 

@@ -1,5 +1,6 @@
 // The style sheet of the page. Colours of lines keep apart for readers who are colour-blind: they differ in
-// lightness too. Names of lines have their colours, so each has the contrast of text (WCAG 2.2, AA). Colours of heat maps rise in lightness contrast with the background.
+// lightness too. Names of lines have their colours, so each has the contrast of text (WCAG 2.2, AA). Colours of heat maps
+// rise in lightness contrast with the background.
 #pragma once
 
 namespace moebius {

@@ -37,21 +37,21 @@ void LayerWeights::release(const ParamSpan& span) {
 }
 
 void LayerWeights::changed(Stream& s) {
-  leave_rooms();
+  leave_buffers();
   set_shards(s, false);
 }
 
 void LayerWeights::begin_closed(Stream& s, bool first_of_step) {
-  leave_rooms();
+  leave_buffers();
   set_shards(s, !first_of_step);
 }
 
 void LayerWeights::end_closed(Stream& s) {
-  leave_rooms();
+  leave_buffers();
   set_shards(s, true);
 }
 
-void LayerWeights::leave_rooms() {
+void LayerWeights::leave_buffers() {
   for (Buffer& buffer : buffers_) leave(buffer);
 }
 

@@ -45,7 +45,7 @@ class LayerWeights {
   Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
   void bring(Stream& s, int layer);
   void leave(Buffer& buffer);
-  void leave_rooms();
+  void leave_buffers();
   void set_shards(Stream& s, bool are_new);
   static void wait(Buffer& buffer);
   void keep_shards(Stream& s, int layer);

@@ -98,8 +98,8 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   if (most.offload_grad) freed += rank.of(Life::grad);
   const auto kept = static_cast<double>(rank.total() - freed);
   find_useful_shardings();
-  const auto in_shares = static_cast<double>(rank.of(Life::param) + rank.of(Life::grad));
-  if (kept - (shardings().size() > 1 ? in_shares : 0) > search_.bytes) {
+  const double in_shares = shardings().size() > 1 ? static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) : 0;
+  if (kept - in_shares > search_.bytes) {
     fitted_.least_bytes = std::min(fitted_.least_bytes, kept - in_shares);
     return std::nullopt;
   }

@@ -43,6 +43,7 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
     const auto i = static_cast<size_t>(axis);
     RankSpan span = span_of(c.spec.mesh, axis);
     if (of_axis.ranks > 0) span.size = of_axis.ranks;
+    if (axis == Axis::etp_edp && span.size <= c.spec.mesh.etp) span.stride = 1;  // neighbours
     const auto calls = static_cast<double>(of_axis.calls);
     e.bytes[i] = of_axis.wire_bytes;
     e.seconds[i] = calls * group_seconds(c, span, call, of_axis.wire_bytes / calls);
@@ -56,6 +57,7 @@ class ShardedStep {
  public:
   ShardedStep(const TimeContext& c, const std::vector<LayerTraffic>& layers, const std::vector<LayerSeconds>& passes)
       : overlaps_(c.spec.overlap),
+        closes_(c.spec.graph && c.spec.target == DeviceKind::cuda && c.spec.mesh.pp == 1),
         passes_(passes),
         buffers_(overlaps_ ? 2 : 1, kNone),
         arrived_(layers.size()),
@@ -89,6 +91,10 @@ class ShardedStep {
   }
   // Ends a micro-batch before `left` others. Returns whether these were added, as the next begins as this one began.
   bool ends_micro_batch(int64_t left) {
+    if (closes_) {
+      wait_until(summed_, done_.gradients_s);
+      std::fill(buffers_.begin(), buffers_.end(), kNone);
+    }
     State state{.buffers = buffers_, .waits = {std::max(0.0, link_ - now_), std::max(0.0, summed_ - now_)}};
     for (const size_t i : buffers_) state.waits.push_back(i == kNone ? 0 : std::max(0.0, arrived_[i] - now_));
     const bool is_same = state == began_;
@@ -182,6 +188,7 @@ class ShardedStep {
   }
 
   const bool overlaps_;
+  const bool closes_;  // a micro-batch is a CUDA graph, which begins and ends with empty buffers
   const std::vector<LayerSeconds>& passes_;
   std::vector<Exchange> first_gather_, gather_, sum_;  // [layer]
   std::vector<size_t> buffers_;                        // the layer whose weights are there
