@@ -219,20 +219,25 @@ class Generator::Run {
       engine_.draw_cached(runs, launched++, rule());
     };
     launch();
-    for (; num_read < launched; ++num_read) {
-      const bool none_ended = std::find(has_ended.begin(), has_ended.end(), true) == has_ended.end();
-      if (none_ended && all_need(launched - num_read + 1)) launch();
-      engine_.draws().wait(num_read);
-      for (int64_t i = 0; i < N; ++i) {
-        Growing& g = growing_[i];
-        if (has_ended[i]) continue;
-        const int64_t pos = std::ssize(cached(g));
-        cached(g).push_back(g.last);
-        g.last = engine_.draws().id(i, N, pos);
-        if (g.last < 0) fail_not_finite(pos + 1);
-        ++of_.times_.tokens;
-        has_ended[i] = !is_growing(g);
+    try {
+      for (; num_read < launched; ++num_read) {
+        const bool none_ended = std::find(has_ended.begin(), has_ended.end(), true) == has_ended.end();
+        if (none_ended && all_need(launched - num_read + 1)) launch();
+        engine_.draws().wait(num_read);
+        for (int64_t i = 0; i < N; ++i) {
+          Growing& g = growing_[i];
+          if (has_ended[i]) continue;
+          const int64_t pos = std::ssize(cached(g));
+          cached(g).push_back(g.last);
+          g.last = engine_.draws().id(i, N, pos);
+          if (g.last < 0) fail_not_finite(pos + 1);
+          ++of_.times_.tokens;
+          has_ended[i] = !is_growing(g);
+        }
       }
+    } catch (...) {
+      engine_.draws().wait(launched - 1);  // a pass in flight writes to memory that the exception may free
+      throw;
     }
     std::vector<Growing> rest;
     for (int64_t i = 0; i < N; ++i)

@@ -60,6 +60,7 @@ void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_
 
 void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who) {
   if (to_dtype == DType::f32) return convert_to(static_cast<float*>(to), from, from_dtype, n, who);
+  MOEBIUS_ASSERT(to_dtype == DType::bf16);
   convert_to(static_cast<bf16*>(to), from, from_dtype, n, who);
 }
 

@@ -142,7 +142,7 @@ class PartLoader {
       const Tensor of_part = owned_part_of(to_n, p, part);
       convert(e, of_part.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
     };
-    if (p.shards_weights()) convert_owned(p.owned_weights());
+    if (p.shards_weights() && !p.is_quantised()) convert_owned(p.owned_weights());
     if (p.has_master || p.has_remainder) convert_owned(p.master());
   }
   void convert(const WeightsEntry& e, const Tensor& to, int64_t first) {

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/store.h"
+#include "comm/transport/threads.h"
 #include "engine/engine.h"
 #include "hub/hf_names.h"
 #include "io/safetensors.h"
@@ -267,6 +269,39 @@ class Saved {
   nlohmann::json meta_;
   TestDir dir_;
 };
+
+// Weights that are held in 8 bits come from their masters.
+TEST(Weights, ShardsInEightBitsAreNotReadAsBf16) {
+  Saved saved;
+  const std::string path = saved.write();
+  run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
+    const auto whole_weights = [&](bool fsdp) {
+      EngineSpec spec{.model = tiny(),
+                      .precision = {.compute = DType::bf16,
+                                    .recipe = PrecisionRecipe::fp8_block,
+                                    .weights = PrecisionChoice::recipe},
+                      .use = ModelUse::training,
+                      .shape = {.batch = 1, .seq = 2}};
+      spec.mesh = {.dp = 2, .edp = 2};
+      spec.fsdp = fsdp;
+      spec.world = &world;
+      Engine engine(spec);
+      Stream s = engine.stream();
+      load_weights(s, engine.model(), path);
+      std::map<std::string, std::vector<char>> bytes;
+      for (const Param& p : engine.model().params().all()) {
+        if (p.is_quantised() || p.shards_weights()) continue;
+        const char* const first = static_cast<const char*>(p.w.data);
+        bytes[p.spec.name].assign(first, first + p.w.num_bytes());
+      }
+      return bytes;
+    };
+    const auto sharded = whole_weights(true);
+    EXPECT_FALSE(sharded.empty());
+    auto whole = whole_weights(false);
+    for (const auto& [name, bytes] : sharded) EXPECT_EQ(bytes, whole[name]) << name;
+  });
+}
 
 TEST(Weights, CheckpointByRunFolderStepFolderAndDtype) {
   Saved saved;

@@ -74,7 +74,7 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
 TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  const auto texts_with = [&](DeviceKind device, DType compute, bool graph, int64_t sequences) {
+  const auto texts_with = [&](DeviceKind device, DType compute, bool graph, int64_t sequences, int64_t top_k) {
     ModelSpec model = wide_spec_on(device, compute).model;
     model.max_position_embeddings = 400;
     model.sliding_window = 40;
@@ -91,17 +91,21 @@ TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
     }
     std::vector<std::vector<int32_t>> texts;
     for (const Generated& text :
-         Generator(engine).run({.max_tokens = 40, .sampling = {.temperature = 0.7}}, prompts,
+         Generator(engine).run({.max_tokens = 40, .sampling = {.temperature = 0.7, .top_k = top_k}}, prompts,
                                [&, given = 0](size_t prompt, int32_t) mutable { return ++given < 100 || prompt < 2; }))
       texts.push_back(text.tokens);
     return texts;
   };
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const auto captured = texts_with(DeviceKind::cuda, compute, true, 3);
-    EXPECT_EQ(captured, texts_with(DeviceKind::cuda, compute, false, 3));
-    EXPECT_LT(captured[2].size(), captured[0].size());
+  // The GPU draws tokens itself, but for those of the 50 largest logits.
+  for (const int64_t top_k : {0, 50}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      const auto captured = texts_with(DeviceKind::cuda, compute, true, 3, top_k);
+      EXPECT_EQ(captured, texts_with(DeviceKind::cuda, compute, false, 3, top_k));
+      EXPECT_LT(captured[2].size(), captured[0].size());
+    }
+    EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1, top_k),
+              texts_with(DeviceKind::cpu, DType::f32, true, 1, top_k));
   }
-  EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1), texts_with(DeviceKind::cpu, DType::f32, true, 1));
 }
 
 // The GPU draws ids while the host reads those of the pass before. They are the ids that the host draws from the logits

@@ -1,5 +1,5 @@
-// Kernels that start before the kernel ahead of them has ended (programmatic dependent launch, from compute capability
-// 9.0 on). A pass of a few tokens is a chain of kernels of microseconds, of which starting is a large part.
+// Kernels that start before the kernel ahead of them has ended (programmatic dependent launch), on Hopper GPUs: the code
+// for other GPUs is compiled for compute capability 8.0, and cannot wait. A pass of a few tokens is a chain of kernels of microseconds, of which starting is a large part.
 //
 // Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
 // else, and before it writes. Every kernel does both on all paths, so all kernels ahead of it have then ended.
@@ -37,7 +37,7 @@ struct LaunchShape {
   size_t shared_bytes = 0;
 };
 
-// Launches kernel(args...), early if the GPU can and `early` holds.
+// Launches kernel(args...), early if the GPU is a Hopper and `early` holds.
 // REQUIRES: with `early`, the kernel does what the head of this file says.
 template <class... P>
 void launch_kernel(const Stream& s, bool early, const LaunchShape& how, void (*kernel)(P...), P... args) {
@@ -50,7 +50,7 @@ void launch_kernel(const Stream& s, bool early, const LaunchShape& how, void (*k
   config.dynamicSmemBytes = how.shared_bytes;
   config.stream = cuda_stream(s);
   config.attrs = &attribute;
-  config.numAttrs = early && gpu_limits(s).capability_major >= 9 ? 1 : 0;
+  config.numAttrs = early && gpu_limits(s).is_hopper() ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
 }
 

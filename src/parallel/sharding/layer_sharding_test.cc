@@ -190,7 +190,12 @@ TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
       rank.s.set_capture(&update);
       rank.sharding->weights_changed(rank.s);
       rank.s.set_capture(nullptr);
-      // Replays of a step leave shards that are old, as the step did.
+      // An eager pass leaves layers in the buffers, as an evaluation does.
+      for (const int layer : {0, 1, 2}) {
+        rank.params.ready(rank.s, rank.span(layer));
+        rank.params.release(rank.s, rank.span(layer));
+      }
+      // Replays of a step leave shards that are old, as the step did, and none of these layers.
       first.replayed();
       later.replayed();
       update.replayed();
@@ -198,6 +203,9 @@ TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
       rank.params.ready(rank.s, rank.span(0));
       rank.params.release(rank.s, rank.span(0));
       EXPECT_EQ(rank.sent() - before, ends + all);
+      rank.params.ready(rank.s, rank.span(1));
+      rank.params.release(rank.s, rank.span(1));
+      EXPECT_EQ(rank.sent() - before, ends + 2 * all);
     });
   }
 }

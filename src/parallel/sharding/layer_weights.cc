@@ -55,10 +55,14 @@ void LayerWeights::leave_buffers() {
   for (Buffer& buffer : buffers_) leave(buffer);
 }
 
-// A replay of the work leaves the same on the host.
+// A replay of the work leaves the same on the host, and no layer in the buffers that it wrote.
 void LayerWeights::set_shards(Stream& s, bool are_new) {
   has_shards_.assign(has_shards_.size(), are_new);
-  if (s.capture()) s.capture()->after_replay([this, are_new] { has_shards_.assign(has_shards_.size(), are_new); });
+  if (!s.capture()) return;
+  s.capture()->after_replay([this, are_new] {
+    leave_buffers();
+    has_shards_.assign(has_shards_.size(), are_new);
+  });
 }
 
 // The weights of the layer are in its buffer, and were gathered from their owners if the shards are old.

@@ -42,13 +42,19 @@ __global__ void __launch_bounds__(kMaxNormThreads, 1) few_rows_kernel(FewRows<T>
   }
 }
 
+// Returns whether ops/norm would read the rows by vectors.
+template <class T>
+bool takes_vectors(const NormRowsFwd<T>& a) {
+  return a.width % kPerVector<T> == 0 && rows_are_aligned(a.ld, sizeof(T), a.y, a.x, a.w);
+}
+
+// REQUIRES: q and k both take vectors, or neither does.
 template <class T>
 void few_rows(const Stream& s, const FewRows<T>& a) {
   const dim3 blocks(static_cast<unsigned>(a.q.rows), 3);
   const LaunchShape how{.blocks = blocks, .threads = static_cast<unsigned>(std::max(a.q_lanes, a.k_lanes))};
   constexpr int kNum = kPerVector<T>;
-  const bool whole = a.q.width % kNum == 0 && a.k.width % kNum == 0 &&
-                     rows_are_aligned(a.q.ld, sizeof(T), a.q.y, a.q.x, a.q.w, a.k.y, a.k.x, a.k.w);
+  const bool whole = takes_vectors(a.q);
   if (!whole) note_odd_rows(s, "qk_norm_fwd", dtype_of<T>, a.q.width);
   whole ? launch_kernel(s, true, how, few_rows_kernel<T, kNum>, a)
         : launch_kernel(s, true, how, few_rows_kernel<T, 1>, a);
@@ -70,7 +76,7 @@ void qk_norm_fwd(Stream& s, const QkNormFwd& a) {
                             .eps = a.eps};
     };
     const NormRowsFwd<T> q = part(0, a.q_norm_A), k = part(A, a.k_norm_B);
-    if (rows <= kEarlyRows && std::max(A, B) <= kMaxGpuNormWidth) {
+    if (rows <= kEarlyRows && std::max(A, B) <= kMaxGpuNormWidth && takes_vectors(q) == takes_vectors(k)) {
       return few_rows<T>(s, {.q = q,
                              .k = k,
                              .q_lanes = norm_lanes(A),
