@@ -206,9 +206,9 @@ TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
 TEST(AttentionParts, LowLogitsGiveFiniteGradients) {
   constexpr int64_t kRows = 150, kWidth = 128;
   const Shape shape{kRows, 1, kWidth};
-  const Array k = Array::of(shape, DType::bf16, Values(kRows * kWidth, 1.0)),
-              q = Array::of(shape, DType::bf16, Values(kRows * kWidth, -16.0)),
-              v = Array::normal(shape, DType::bf16, 1), dout = Array::normal(shape, DType::bf16, 2);
+  Array k = Array::of(shape, DType::bf16, Values(kRows * kWidth, 1.0)),
+        q = Array::of(shape, DType::bf16, Values(kRows * kWidth, -16.0)), v = Array::normal(shape, DType::bf16, 1),
+        dout = Array::normal(shape, DType::bf16, 2);
   testing::on_each_device([&](Stream& s) {
     Array o = Array::poisoned(shape, DType::bf16), lse = Array::poisoned({kRows, 1}, DType::f32);
     Array dq = Array::poisoned(shape, DType::bf16), dk = dq, dv = dq;
