@@ -118,8 +118,21 @@ double time_on_device(Stream& s, const std::function<void()>& body) {
   return (now_us() - begin) * 1e-3;
 }
 
+namespace {
+
+// Where memory is short, the system may kill the process instead of refusing to pin.
+void check_can_be_pinned(int64_t num_bytes) {
+  if (const int64_t available = available_memory_bytes(); num_bytes > available)
+    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU",
+                            fmt::format("this process can have {:.3f} GiB more of host memory",
+                                        static_cast<double>(available) / 1073741824.0));
+}
+
+}  // namespace
+
 HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes) {
   if (num_bytes == 0) return;
+  if (device == DeviceKind::cuda) check_can_be_pinned(num_bytes);
   if (device == DeviceKind::cuda && num_bytes >= cuda::kMappedBytes)
     data_ = cuda::map_pinned(num_bytes);
   else if (device == DeviceKind::cuda)

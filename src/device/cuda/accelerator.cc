@@ -342,11 +342,6 @@ void* allocate(int64_t num_bytes) {
 void release(void* data) noexcept { cudaFree(data); }
 
 void* allocate_pinned(int64_t num_bytes) {
-  // Where memory is short, the system may kill the process instead of refusing to pin.
-  if (const int64_t available = available_memory_bytes(); num_bytes > available)
-    throw OutOfPinnedMemory(num_bytes, "for copies to and from a GPU",
-                            fmt::format("this process can have {:.3f} GiB more of host memory",
-                                        static_cast<double>(available) / 1073741824.0));
   void* p = nullptr;
   const cudaError_t status = cudaMallocHost(&p, num_bytes);
   if (is_refused_pinning(status)) {
