@@ -257,7 +257,7 @@ TEST(Predict, KnowsThePlacesOfAnAxis) {
   }
 }
 
-// What Megatron recomputes of the experts, it recomputes in each module of multi-token prediction.
+// Megatron recomputes its part of the experts in each module of multi-token prediction.
 TEST(Predict, MegatronRecomputesInEveryModule) {
   PartLibrary parts;
   const auto more = [&](int modules, const char* what) {

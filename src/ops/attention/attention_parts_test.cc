@@ -201,7 +201,7 @@ TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
   expect_added_gradients();
 }
 
-// Kernels of a GPU read tiles past the last key. The queries stand after these keys too, and with so low logits a
+// Kernels of a GPU read tiles past the last key. The queries come after these keys too, and with so low logits a
 // probability that is not cleared there is infinite.
 TEST(AttentionParts, LowLogitsGiveFiniteGradients) {
   constexpr int64_t kRows = 150, kWidth = 128;

@@ -116,7 +116,7 @@ class ShardedStep {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
-  // What has been sent, and the seconds that passes waited.
+  // The exchanges of each layer so far, and the seconds that passes waited.
   struct Done {
     std::vector<double> first_gathers, gathers, sums;  // [layer]
     double weights_s = 0, gradients_s = 0;

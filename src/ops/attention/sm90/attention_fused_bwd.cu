@@ -178,7 +178,7 @@ __device__ void add_dq(Shared& shared, const FusedSlice& f, const AttentionSizes
   }
 }
 
-// Clears the probabilities of keys from `end` on, which are zeros in shared memory. Queries of a part may stand after
+// Clears the probabilities of keys from `end` on, which are zeros in shared memory. Queries of a part may come after
 // them, and where lse is far below zero their probabilities overflow.
 template <int kNum>
 __device__ __forceinline__ void clear_keys_past(float (&p)[kNum], int key, int64_t end) {
