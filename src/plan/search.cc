@@ -183,8 +183,7 @@ double Search::least_weights(const Candidate& c, const ShardingChoice& sharding)
   return weight * held_weights + grad * held_grads + state * all / static_cast<double>(ranks_);
 }
 
-// Returns what must be sharded of a layout whose weights do not fit otherwise. It is nothing where the run's own choice
-// fits.
+// Returns what must be sharded of a layout that does not fit otherwise: nothing where the run's own choice fits.
 ShardingChoice Search::needed_sharding(const Candidate& c) const {
   const ShardingChoice own{c.memory.fsdp, c.memory.shard_gradients}, most = sharding_choices(c.recipe).back();
   if (least_weights(c, own) <= bytes_) return own;
