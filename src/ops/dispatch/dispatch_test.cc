@@ -40,6 +40,8 @@ std::vector<Case> cases() {
           Case{.P = 5, .T = 70, .e = 3, .K = 1, .D = 1}, Case{.P = 3, .T = 1030, .e = 1, .K = 2, .D = 2},
           Case{.P = 3, .T = 64, .e = 4, .K = 4, .D = 40, .one_expert = true},
           Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24},
+          Case{.P = 2, .T = 9, .e = 40, .K = 34, .D = 24},                 // more pairs of a row than lanes of a warp
+          Case{.P = 2, .T = 70, .e = 16, .K = 8, .D = 2056, .blocks = 2},  // as many as 128 experts and top-8 have
           Case{.P = 2, .T = 8300, .e = 1, .K = 1, .D = 1},                 // tokens of several loops of a scan
           Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // pieces of rows, and slots in turn
           Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2}}) {

@@ -88,7 +88,7 @@ struct LaneChunk {
 
 constexpr int kGradientPieces = 2 * kBoxes;
 
-// Stands for the next tile if its first box is fetched separately, before its product.
+// This takes the place of the next tile if its first box is fetched separately, before its product.
 struct NoTile {};
 
 // A consumer warp's shared memory: its buffers, and the barrier of the box in flight.

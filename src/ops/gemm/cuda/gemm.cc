@@ -1,7 +1,7 @@
 // gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
-// Of the algorithms that cuBLASLt proposes for a shape, the fastest is cached. The fastest can differ from run to run,
+// The fastest of the algorithms that cuBLASLt proposes for a shape is cached. It can differ from run to run,
 // so only algorithms that sum over k in the same order compete: one block sums all of k for its tile (k is not split,
 // and nothing is reduced afterwards), with the same kind of instructions as the first proposal. This is also tested
 // against the first proposal, which is a function of the shape: on operands that reveal the order of a sum, and on the
