@@ -102,12 +102,14 @@ void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   }
 }
 
-// Throws when another rank has failed: its error, after the round in which this rank waits.
+// Throws when another rank has failed: its error, after the round in which this rank waits. A flag that has come
+// meanwhile ends the wait instead: the wait that does not end is the one to report.
 void PeerWindow::check_others(int rank, uint64_t round, const RoundPlace& place) {
   try {
     group_.check();
   } catch (const Error& e) {
     const uint64_t seen = flag_at(pages_.windows[group_.rank()], rank).load(std::memory_order_acquire);
+    if (seen >= round) return;
     throw Error(e.kind(),
                 fmt::format("{} of {}: {} waits for {}: round {} of group {} is expected of it, and {} was seen; {}",
                             place.phase, place.layer, group_.rank_name(group_.rank()), group_.rank_name(rank), round,
