@@ -43,9 +43,9 @@ struct BenchReport {
   int64_t profiled_runs = 0;
 };
 
-// The keys that a query of bench_attention sees. The mask is always causal too.
+// The keys that a query of bench_attention attends to. The mask is always causal too.
 struct BenchMask {
-  int64_t window = 0;     // sees only the last `window` keys; 0: all
+  int64_t window = 0;     // attends only to the last `window` keys; 0: to all
   int64_t documents = 1;  // documents of equal length in each sequence; a divisor of its length
 };
 
@@ -74,9 +74,9 @@ struct BenchSpec {
 // CPU, and 8192 on a GPU.
 // On the CPU it also measures one call of oneDNN with as many threads.
 BenchReport bench_gemm(const BenchSpec& spec);
-// Measures causal attention with the shape's heads in bf16. Only operations on keys that are seen
-// are counted. Where our own kernels and cuDNN's both can, each has a line, and `kernel` says which
-// of them a run takes (ops/attention/attention_choice.h).
+// Measures causal attention with the shape's heads in bf16. Only operations on keys that a query
+// attends to are counted. If our own kernels and cuDNN's both support the shape, each has a line, and
+// `kernel` says which of them a run uses (ops/attention/attention_choice.h).
 BenchReport bench_attention(const BenchSpec& spec);
 // Measures each op of the experts in bf16.
 BenchReport bench_experts(const BenchSpec& spec);

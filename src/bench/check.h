@@ -14,7 +14,7 @@
 
 namespace moebius {
 
-// Rows [begin, begin + num_rows) of a tensor seen as a matrix of its last dimension, in host
+// Rows [begin, begin + num_rows) of a tensor viewed as a matrix of its last dimension, in host
 // memory. The dtype is f32, bf16 or i32.
 class HostRows {
  public:
@@ -50,7 +50,7 @@ class BenchSample {
   // Returns |got - expected| / |expected|, with norms over all elements. A larger `size` replaces
   // the expected value in the denominator.
   // Where all expected values are 0, it is the root mean square of the differences. (dq of a query
-  // that sees one key is 0.)
+  // that attends to one key is 0.)
   double relative_error() const;
   // Returns whether the norm of the errors is below a third of the norm of the expected values, or
   // the latter is 0.

@@ -23,7 +23,7 @@ struct PrecisionLine {
   std::string name;      // of the first one
   std::string shape;     // "[4096, 2048]"
   int64_t count = 1;     // of them in the model
-  bool is_kept = false;  // by precision.keep: never quantised, and not timed a second time
+  bool is_kept = false;  // by precision.keep: never quantised, so it is timed once
   PassTimes plain, quantised;
   double weights_ms = 0;  // quantising the weights, once a step
   // Returns the time of a micro-batch with the recipe, relative to the time without.
@@ -42,7 +42,7 @@ struct PrecisionBench {
 
 // Times each distinct projection and the experts of the model, one after another, with memory for one
 // at a time. Tokens are routed evenly. runs: as in BenchSpec.
-// Throws Error{usage} for a recipe "none", and what the layers refuse.
+// Throws Error{usage} for a recipe "none", and the errors of the layers.
 PrecisionBench bench_precision(const RunSpec& run, int64_t runs);
 
 }  // namespace moebius

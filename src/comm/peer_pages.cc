@@ -40,7 +40,7 @@ std::vector<T> gathered(Group& group, const T& mine) {
   return all;
 }
 
-// Returns what each rank has for this one. `mine` is by rank.
+// Exchanges handles: sends mine[r] to rank r, and returns the handle from each rank, by rank.
 std::vector<PeerHandle> exchanged(Group& group, std::vector<PeerHandle>& mine) {
   ThreadPool pool(1);
   Stream host(DeviceKind::cpu, pool);
@@ -128,7 +128,7 @@ std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
     const PeerPages pages = open_peers(group, memory, window);
     put(answer.why, pages.apart.empty() ? what_is_lost(s, group, pages) : pages.apart);
   }
-  return first_of(gathered(world, answer));  // no rank frees before this what another has open
+  return first_of(gathered(world, answer));  // no rank frees memory that another has open before this
 }
 
 }  // namespace moebius

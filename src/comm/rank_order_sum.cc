@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// Element is what is added, Sum the type of the running sum (i64 wraps), and Out what is stored.
+// Element is the type of the parts, Sum that of the running sum (i64 wraps), and Out that of the result.
 template <class ElementT, class SumT, class OutT = ElementT>
 struct Rule {
   using Element = ElementT;

@@ -1,5 +1,5 @@
-// Keys of the model that a recipe may give beside model.hf: those that extend the context of a trained
-// model. They take the place of what its config.json says.
+// Keys of the model that a recipe may give together with model.hf: those that extend the context of a
+// trained model. They replace the values in its config.json.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,9 +10,9 @@ namespace moebius {
 // Returns whether the key is max_position_embeddings, rope_theta or rope_scaling.
 bool extends_context(const std::string& hf_key);
 
-// Returns config with the values of `changes`, an object of such keys. A theta in either spelling of
-// the old table holds unless it is changed. A table of "yarn" or "llama3" that does not say on how many
-// positions the model was trained gets what the old config says: its
+// Returns config with the values of `changes`, an object of such keys. The theta of the old
+// config, in either spelling, stays unless it is changed. If a table of "yarn" or "llama3" does not say
+// on how many positions the model was trained, the old config gives that number: its
 // original_max_position_embeddings, or else its max_position_embeddings.
 nlohmann::json with_longer_context(nlohmann::json config, const nlohmann::json& changes);
 

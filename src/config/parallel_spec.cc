@@ -11,7 +11,7 @@ void check_degree(const char* name, int64_t degree) {
                 degree);
 }
 
-// "; the nearest are 2 and 4": the numbers of ranks beside n that have whole groups of a * b * pp.
+// Returns "; the nearest are 2 and 4": the numbers of ranks next to n that have whole groups of a * b * pp.
 std::string nearest_ranks(int64_t n, int64_t a, int64_t b, int64_t pp) {
   constexpr int64_t kMost = INT32_MAX;
   if (a > kMost / b || a * b > kMost / pp) return "";

@@ -27,7 +27,7 @@ using nlohmann::json;
 namespace {
 
 // One error names all required keys that a recipe lacks, and those that `train` will
-// need beside them.
+// need too.
 void check_required(const RunSpec& s) {
   std::string missing, more;
   const auto add = [](std::string& to, const std::string& key) { to += (to.empty() ? "" : ", ") + key; };

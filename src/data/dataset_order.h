@@ -11,8 +11,8 @@
 // A dataset that says which tokens are targets (data/target_spans.h) is read by whole documents
 // instead (data/packing.h).
 // Such a sample may be shorter than seq_len + 1. It is padded with its own tokens as one more
-// document, so that routers see text. With pack_documents every dataset is read so, and each token of
-// the padding is a document: then what a token is computed from does not depend on where it is.
+// document, so that routers get text. With pack_documents every dataset is read in this way, and each token
+// of the padding is a document: so the position of a document never changes how its tokens are computed.
 #pragma once
 
 #include <cstdint>

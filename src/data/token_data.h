@@ -71,7 +71,7 @@ class TokenDataset {
   // Returns one line, without the path, that changes when the data does. It has the numbers of
   // tokens and documents, and hashes (XXH3-128) of the .idx as it was opened, of the .targets, and
   // of the first and last MiB of the .bin.
-  // It is cheap, so it does not see a change in the middle of a .bin that keeps its length.
+  // It is cheap: it does not detect a change in the middle of a .bin that keeps its length.
   std::string fingerprint() const;
 
  private:

@@ -19,7 +19,7 @@ class DeviceDraws {
   DrawTokens op(Tensor logits_NV, Tensor token_N, Tensor pos_N) const;
   // Called after each pass of a series was launched, with its number.
   void launched(Accelerator& gpu, int64_t pass) { marks_[pass % 2].set(gpu); }
-  // Waits for a pass, the last one or the one before it. Then id() gives what it drew, until the next but one begins.
+  // Waits for a pass, the last one or the one before it. After that id() returns its draws, until two more have begun.
   void wait(int64_t pass) const { marks_[pass % 2].wait(); }
   // The id of row n of num_rows, drawn after the token at this position; -1 where its logits were not finite.
   int32_t id(int64_t n, int64_t num_rows, int64_t pos) const;

@@ -31,7 +31,7 @@ int64_t pages_of(const std::array<int64_t, kNumLives>& life_bytes) {
   return whole + whole_pages(shared);
 }
 
-// Returns the bytes that are held whatever the batch is.
+// Returns the bytes that do not depend on the size of the batch.
 int64_t fixed_bytes(const MemoryPlan& plan) {
   int64_t bytes = 0;
   for (const Life life : {Life::param, Life::master, Life::grad, Life::layer_grad, Life::optimizer, Life::state})

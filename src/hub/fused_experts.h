@@ -19,7 +19,7 @@
 namespace moebius {
 
 // The place of an expert's tensor in the fused one.
-// Element [r, c] of the expert's tensor, seen as rows x cols, is element offset + r * row_stride +
+// Element [r, c] of the expert's tensor, viewed as rows x cols, is element offset + r * row_stride +
 // c * col_stride of the fused one.
 struct FusedPlace {
   std::string name;

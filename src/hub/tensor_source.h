@@ -25,7 +25,7 @@
 
 namespace moebius {
 
-// Element [r, c] of the parameter, seen as rows x cols, is element offset + r * row_stride + c *
+// Element [r, c] of the parameter, viewed as rows x cols, is element offset + r * row_stride + c *
 // col_stride on disk.
 struct TensorSource {
   std::string hf_name;

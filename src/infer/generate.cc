@@ -206,7 +206,7 @@ class Generator::Run {
   }
 
   // Adds tokens to every sequence until one of them ends. The GPU draws them, and computes a pass while the host reads
-  // what the pass before it drew. So where a text ends by a token, the GPU has begun a pass in vain.
+  // the ids that the pass before it drew. So if an end token is drawn, the GPU has begun a pass that is not used.
   void grow_ahead() {
     const auto start = Clock::now();
     const int64_t N = std::ssize(growing_);

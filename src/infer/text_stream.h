@@ -18,7 +18,7 @@ class TextStream {
   // Takes a token, and returns the text that is certain now: whole characters, and nothing that may
   // become a stop string.
   std::string add(int32_t id);
-  // Returns what was held back, once there are no more tokens.
+  // Returns the text that was held back. Call it after the last token.
   std::string rest();
   bool is_stopped() const { return is_stopped_; }    // by a stop string
   const std::string& text() const { return text_; }  // all that was returned so far

@@ -1,5 +1,5 @@
-// The slowest connections between the ranks of a run, beside the others. A slow link between two machines makes no
-// rank slow, since all ranks wait for it; these figures name it (Transport::links).
+// The slowest connections between the ranks of a run, compared with the others. A slow link between two machines makes
+// no single rank slow, since all ranks wait for it. So the measurements of connections name it (Transport::links).
 #pragma once
 
 #include <array>

@@ -227,8 +227,8 @@ void TcpLinks::send_some(Link& link) {
   link.full.since.reset();
 }
 
-// The link has moved what left between two times at which the buffer was full, or what arrived between two at which
-// there was nothing more to read.
+// Measures the bytes that the link moved: those that left between two times at which the buffer was full, or those that
+// arrived between two times at which there was nothing more to read.
 void TcpLinks::note_busy(BusyTime& time) {
   const auto now = std::chrono::steady_clock::now();
   if (time.since) {

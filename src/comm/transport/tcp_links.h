@@ -97,17 +97,17 @@ class TcpLinks {
   void say_left();                           // to all connected ranks
   void say_all_left();                       // rank 0, to all ranks
 
-  // Sends each of these ranks a few bytes, which their machines acknowledge whatever the ranks do.
+  // Sends each of these ranks a few bytes. Their machines acknowledge them even if the ranks do not read.
   void probe(std::span<const int> ranks);
-  // Returns for how long the machine of a rank has acknowledged nothing of what was sent to it; 0 when it has
-  // acknowledged all, or answers. REQUIRES: called from done.
+  // Returns for how many seconds the machine of a rank has acknowledged none of the bytes sent to it; 0 if it has
+  // acknowledged all of them, or answers. REQUIRES: called from done.
   double silent_s(int rank) const;
   // The addresses of the two ends of its connection, as numbers.
   std::pair<std::string, std::string> addresses(int rank) const;
 
-  // Figures of the open connections. A rate is that of the times since the last call in which more bytes waited to
-  // leave, if kEnoughBytes left in them. Else it is that of the times in which this rank waited for the rest of a
-  // message, if that shows the rate of the link (is_rate_of_link). Else it is the one that the kernel has seen.
+  // Returns measurements of the open connections. A rate is measured over the times since the last call in which more
+  // bytes waited to leave, if kEnoughBytes left in them. Else it is measured while this rank waited for the rest of a
+  // message, if that shows the rate of the link (is_rate_of_link). Else it is the kernel's own measurement.
   std::vector<LinkMeasurement> measurements();
   static constexpr int64_t kEnoughBytes = 1 << 18;
 

@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Throws Error{usage} where memory.offload names what no layer keeps or what cannot be moved, or where
+// Throws Error{usage} if memory.offload names tensors that no layer keeps or that cannot be offloaded, or if
 // memory.offload_fraction would do nothing.
 void check_offload(const RunSpec& s);
 

@@ -30,8 +30,8 @@ ValueRule count_or_zero();   // 0 .. kMaxCount
 ValueRule number_above(double bound);
 ValueRule number_at_least(double bound);
 ValueRule number_in(double min, double below);  // [min, below)
-// The same for numbers that the step computes with in f32: 0, or of a size that f32 holds with
-// room to spare.
+// The same for numbers that the step computes with in f32: 0, or of a magnitude that is far from
+// the limits of f32.
 inline constexpr double kMinFloat = 1e-37, kMaxFloat = 1e37;
 ValueRule float_above_zero();                     // kMinFloat .. kMaxFloat
 ValueRule float_or_zero(double max = kMaxFloat);  // 0, or kMinFloat .. max

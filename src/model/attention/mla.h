@@ -80,10 +80,10 @@ class Mla {
                      const Latent& latent) const;  // before its norm; without one it does nothing
   void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;  // normalises the latent
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
-  Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
+  Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // q, and newly allocated k and v
   // Returns the latents and the rotated k_rope of the rows of all tp ranks, as cp ranks exchange them.
   Kv latents(Step& step, const Saved& saved, int64_t T) const;
-  void attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) const;  // attend_bwd where latents travel
+  void attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) const;  // attend_bwd if latents are exchanged
   void rotate_bwd(Step& step, Saved& saved, Tensor dk_rope_Tr) const;
 
   int64_t tp_, T_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // T: of a micro-batch on all tp ranks; H: of this rank

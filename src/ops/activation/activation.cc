@@ -1,6 +1,7 @@
 #include "ops/activation/activation.h"
 
 #include "ops/activation/activation_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -20,14 +21,7 @@ void swiglu_fwd(Stream& s, const SwigluFwd& a) {
   check_tensor("swiglu_fwd", "a", a.a_TF, a.h_T2F.dtype, TF);
   OpScope scope(s, "swiglu_fwd", cost(a));
   if (a.h_T2F.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::swiglu_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::swiglu_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::swiglu_fwd, cuda::swiglu_fwd, a);
 }
 
 // An element takes an exponential, an addition, a division and two products.
@@ -44,14 +38,7 @@ void swiglu_bwd(Stream& s, const SwigluBwd& a) {
   if (!a.a_TF.empty()) check_tensor(who, "a", a.a_TF, dtype, TF);
   OpScope scope(s, who, cost(a));
   if (a.h_T2F.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::swiglu_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::swiglu_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::swiglu_bwd, cuda::swiglu_bwd, a);
 }
 
 Cost cost(const SwigluBwd& a) {

@@ -1,5 +1,6 @@
 #include "ops/attention/attention_merge.h"
 #include "ops/attention/attention_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 
@@ -15,14 +16,7 @@ void attention_merge(Stream& s, const AttentionMerge& a) {
   check_tensor(who, "lse", a.lse_TH, DType::f32, TH);
   OpScope scope(s, who, cost(a));
   if (a.o_THd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::attention_merge(s, a);
-    case DeviceKind::cuda:
-      return cuda::attention_merge(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::attention_merge, cuda::attention_merge, a);
 }
 
 Cost cost(const AttentionMerge& a) {

@@ -1,5 +1,6 @@
 #include "ops/attention/attention_sink.h"
 #include "ops/attention/attention_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -19,14 +20,7 @@ void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a) {
   check(who, a.o_THd, a.lse_TH, a.sink_H);
   OpScope scope(s, who, cost(a));
   if (a.o_THd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::attention_sink_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::attention_sink_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::attention_sink_fwd, cuda::attention_sink_fwd, a);
 }
 
 Cost cost(const AttentionSinkFwd& a) {
@@ -40,14 +34,7 @@ void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a) {
   check_tensor(who, "dsink", a.dsink_H, DType::f32, a.sink_H.shape);
   OpScope scope(s, who, cost(a));
   if (a.o_THd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::attention_sink_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::attention_sink_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::attention_sink_bwd, cuda::attention_sink_bwd, a);
 }
 
 Cost cost(const AttentionSinkBwd& a) {

@@ -4,6 +4,7 @@
 
 #include "ops/attention/attention_backends.h"
 #include "ops/op_checks.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -45,14 +46,7 @@ void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
   check_scratch(who, a.scratch, CachedAttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_NHd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::cached_attention_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::cached_attention_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::cached_attention_fwd, cuda::cached_attention_fwd, a);
 }
 
 Cost cost(const CachedAttentionFwd& a) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/clamp/clamp_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -24,14 +25,7 @@ void clamp_fwd(Stream& s, const ClampFwd& a) {
   OpScope scope(s, "clamp_fwd", cost(a));
   if (a.x.empty()) return;
   const ClampFwd of_dtype{.y = a.y, .x = a.x, .limit = rounded(a.limit, a.x.dtype)};
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::clamp_fwd(s, of_dtype);
-    case DeviceKind::cuda:
-      return cuda::clamp_fwd(s, of_dtype);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::clamp_fwd, cuda::clamp_fwd, of_dtype);
 }
 
 Cost cost(const ClampFwd& a) {
@@ -45,14 +39,7 @@ void clamp_bwd(Stream& s, const ClampBwd& a) {
   OpScope scope(s, "clamp_bwd", cost(a));
   if (a.x.empty()) return;
   const ClampBwd of_dtype{.dx = a.dx, .dy = a.dy, .x = a.x, .limit = rounded(a.limit, a.x.dtype)};
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::clamp_bwd(s, of_dtype);
-    case DeviceKind::cuda:
-      return cuda::clamp_bwd(s, of_dtype);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::clamp_bwd, cuda::clamp_bwd, of_dtype);
 }
 
 Cost cost(const ClampBwd& a) {

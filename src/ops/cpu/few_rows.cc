@@ -23,7 +23,7 @@ struct Rows {
   int64_t row_stride, step_stride;
   const T* w;
   int64_t k;
-  const T* ahead;  // what a kernel asks for while it computes: some lines in each step, one after the other
+  const T* ahead;  // memory that a kernel prefetches while it computes: some cache lines in each step, in order
 };
 
 // Where a kernel writes: sum (i, j) at data[i * ld + j].
@@ -143,7 +143,7 @@ struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMostRows> four, one;
   std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
-  // Several groups share what they ask for: 2 lines a step, or 1 where there are at least 4.
+  // Several groups share the prefetches: each asks for 2 lines a step, or 1 if there are at least 4 groups.
   std::array<Multiply<T>, kMostRows> four_of_few_groups, four_of_many_groups;
 };
 

@@ -1,9 +1,9 @@
-// Kernels that start before the kernel ahead of them has ended (programmatic dependent launch), on Hopper GPUs: the code
-// for other GPUs is compiled for compute capability 8.0, and cannot wait. A pass of a few tokens is a chain of kernels of microseconds, of which starting is a large part.
-//
+// Kernels that start before the previous kernel has ended (programmatic dependent launch). A pass of a few tokens is a
+// chain of kernels of microseconds, much of which is their launch. Only Hopper GPUs do this, since the code for other
+// GPUs is compiled for compute capability 8.0.
 // Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
-// else, and before it writes. Every kernel does both on all paths, so all kernels ahead of it have then ended.
-// REQUIRES of the caller: kernels that write these weights ended before the kernel ahead began.
+// else, and before it writes. Every kernel does both on all paths, so all earlier kernels have then ended.
+// REQUIRES of the caller: kernels that write these weights ended before the previous kernel began.
 #pragma once
 
 #include "device/cuda/cuda.h"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Waits until the kernels ahead have ended; their results can then be read.
+// Waits until the earlier kernels have ended; their results can then be read.
 __device__ __forceinline__ void wait_for_inputs() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/dispatch/dispatch_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -143,64 +144,62 @@ void check(const SumPairs& a) {
   check_ints("sum_pairs", "back_row", a.back_row_TB, {T, B});
 }
 
-// Runs the op on the stream's device, unless `nothing` says that there is no work.
-template <class Op>
-void run(Stream& s, const Op& a, bool nothing, void (*on_cpu)(Stream&, const Op&),
-         void (*on_cuda)(Stream&, const Op&)) {
-  if (nothing || s.device() == DeviceKind::null) return;
-  (s.device() == DeviceKind::cpu ? on_cpu : on_cuda)(s, a);
-}
-
 }  // namespace
 
 void destinations(Stream& s, const Destinations& a) {
   check(a);
   OpScope scope(s, "destinations", {0, bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + 2 * bytes_of(a.dest_TJ)});
-  run(s, a, false, cpu::destinations, cuda::destinations);
+  run_on_device(s, cpu::destinations, cuda::destinations, a);
 }
 
 void dispatch_places(Stream& s, const DispatchPlaces& a) {
   check(a);
   OpScope scope(s, "dispatch_places", {0, 3 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB) + bytes_of(a.counts_WP)});
-  run(s, a, false, cpu::dispatch_places, cuda::dispatch_places);
+  run_on_device(s, cpu::dispatch_places, cuda::dispatch_places, a);
 }
 
 void push_rows(Stream& s, const PushRows& a) {
   check(a);
   const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
   OpScope scope(s, "push_rows", {0, bytes_of(a.x_TD) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
-  run(s, a, a.x_TD.empty() || a.dest_TJ.empty(), cpu::push_rows, cuda::push_rows);
+  if (a.x_TD.empty() || a.dest_TJ.empty()) return;
+  run_on_device(s, cpu::push_rows, cuda::push_rows, a);
 }
 
 void push_to_all(Stream& s, const PushToAll& a) {
   check(a);
   OpScope scope(s, "push_to_all", {0, bytes_of(a.x_M) * static_cast<double>(1 + a.bases_W.numel())});
-  run(s, a, a.x_M.empty(), cpu::push_to_all, cuda::push_to_all);
+  if (a.x_M.empty()) return;
+  run_on_device(s, cpu::push_to_all, cuda::push_to_all, a);
 }
 
 void pack_routes(Stream& s, const PackRoutes& a) {
   check(a);
   OpScope scope(s, "pack_routes", {0, 2 * bytes_of(a.routes_T2K) + bytes_of(a.kept_TK)});
-  run(s, a, a.topk_TK.empty(), cpu::pack_routes, cuda::pack_routes);
+  if (a.topk_TK.empty()) return;
+  run_on_device(s, cpu::pack_routes, cuda::pack_routes, a);
 }
 
 void select_routes(Stream& s, const SelectRoutes& a) {
   check(a);
   OpScope scope(s, "select_routes", {0, 3 * bytes_of(a.topk_NK)});
-  run(s, a, a.topk_NK.empty(), cpu::select_routes, cuda::select_routes);
+  if (a.topk_NK.empty()) return;
+  run_on_device(s, cpu::select_routes, cuda::select_routes, a);
 }
 
 void push_routes(Stream& s, const PushRoutes& a) {
   check(a);
   const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
   OpScope scope(s, "push_routes", {0, bytes_of(a.routes_T2K) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
-  run(s, a, a.routes_T2K.empty() || a.dest_TJ.empty(), cpu::push_routes, cuda::push_routes);
+  if (a.routes_T2K.empty() || a.dest_TJ.empty()) return;
+  run_on_device(s, cpu::push_routes, cuda::push_routes, a);
 }
 
 void unpack_routes(Stream& s, const UnpackRoutes& a) {
   check(a);
   OpScope scope(s, "unpack_routes", {0, 2 * bytes_of(a.routes_N2L)});
-  run(s, a, a.topk_NL.empty(), cpu::unpack_routes, cuda::unpack_routes);
+  if (a.topk_NL.empty()) return;
+  run_on_device(s, cpu::unpack_routes, cuda::unpack_routes, a);
 }
 
 Cost cost(const ReturnSums& a) {
@@ -213,19 +212,22 @@ Cost cost(const ReturnSums& a) {
 void return_sums(Stream& s, const ReturnSums& a) {
   check(a);
   OpScope scope(s, "return_sums", cost(a));
-  run(s, a, a.pair_row_NL.empty() || a.y_RD.dim(1) == 0, cpu::return_sums, cuda::return_sums);
+  if (a.pair_row_NL.empty() || a.y_RD.dim(1) == 0) return;
+  run_on_device(s, cpu::return_sums, cuda::return_sums, a);
 }
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   check(a);
   OpScope scope(s, "return_pairs", {0, 3 * bytes_of(a.pair_row_NL)});
-  run(s, a, a.pair_row_NL.empty(), cpu::return_pairs, cuda::return_pairs);
+  if (a.pair_row_NL.empty()) return;
+  run_on_device(s, cpu::return_pairs, cuda::return_pairs, a);
 }
 
 void sum_pairs(Stream& s, const SumPairs& a) {
   check(a);
   OpScope scope(s, "sum_pairs", {0, 3 * bytes_of(a.to_TK) + bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
-  run(s, a, a.to_TK.empty(), cpu::sum_pairs, cuda::sum_pairs);
+  if (a.to_TK.empty()) return;
+  run_on_device(s, cpu::sum_pairs, cuda::sum_pairs, a);
 }
 
 }  // namespace moebius

@@ -143,8 +143,8 @@ void return_pairs(Stream& s, const ReturnPairs& a);
 
 // to[t,k] = sum over i < ETP of from[back_row[t, j ETP + i], l],  where (t,k) is the l-th pair of t at dest[t,j]
 //
-// This brings what return_pairs returned back to the pairs of the tokens here. The sum runs over i in order, in f32. A
-// dropped pair, with a negative kept, gets 0.
+// The inverse of return_pairs: its results, for the pairs of this rank's tokens. The sum runs over i in order, in f32.
+// A dropped pair, with a negative kept, gets 0.
 struct SumPairs {
   Tensor to_TK;                 // out f32
   Tensor from_BL;               // in f32: the array that returned

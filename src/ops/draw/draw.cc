@@ -2,6 +2,7 @@
 
 #include "core/rng.h"
 #include "ops/draw/draw_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -32,14 +33,7 @@ void draw_tokens(Stream& s, const DrawTokens& a) {
   check(a);
   OpScope scope(s, "draw_tokens", cost(a));
   if (a.logits_NV.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::draw_tokens(s, a);
-    case DeviceKind::cuda:
-      return cuda::draw_tokens(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::draw_tokens, cuda::draw_tokens, a);
 }
 
 // About 20 operations for the exponential of each logit.

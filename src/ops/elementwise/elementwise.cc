@@ -2,6 +2,7 @@
 
 #include "ops/elementwise/elementwise_backends.h"
 #include "ops/op_checks.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -29,14 +30,7 @@ void fill_zero(Stream& s, Tensor x) {
   check_tensor("fill_zero", "x", x, x.dtype, x.shape);
   OpScope scope(s, "fill_zero", moved(x.num_bytes()));
   if (x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::fill_zero(s, x);
-    case DeviceKind::cuda:
-      return cuda::fill_zero(s, x);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::fill_zero, cuda::fill_zero, x);
 }
 
 void copy(Stream& s, Tensor to, Tensor from) {
@@ -47,14 +41,7 @@ void copy(Stream& s, Tensor to, Tensor from) {
   }
   OpScope scope(s, "copy", moved(to.num_bytes() + from.num_bytes()));
   if (to.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::copy(s, to, from);
-    case DeviceKind::cuda:
-      return cuda::copy(s, to, from);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::copy, cuda::copy, to, from);
 }
 
 void add(Stream& s, Tensor y, Tensor x) {
@@ -62,14 +49,7 @@ void add(Stream& s, Tensor y, Tensor x) {
   check_tensor("add", "y", y, x.dtype == DType::f32 && y.dtype == DType::bf16 ? DType::bf16 : x.dtype, x.shape);
   OpScope scope(s, "add", moved(2 * y.num_bytes() + x.num_bytes(), x.numel()));
   if (x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::add(s, y, x);
-    case DeviceKind::cuda:
-      return cuda::add(s, y, x);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::add, cuda::add, y, x);
 }
 
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
@@ -78,14 +58,7 @@ void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
   check_tensor("add_row", "y", y_SD, dtype, {y_SD.dim(0), y_SD.dim(1)});
   OpScope scope(s, "add_row", moved(2 * y_SD.num_bytes(), y_SD.numel()));
   if (y_SD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::add_row(s, y_SD, row_1D);
-    case DeviceKind::cuda:
-      return cuda::add_row(s, y_SD, row_1D);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::add_row, cuda::add_row, y_SD, row_1D);
 }
 
 void copy_columns(Stream& s, const CopyColumns& a) {
@@ -95,14 +68,7 @@ void copy_columns(Stream& s, const CopyColumns& a) {
   const int64_t num_bytes = a.to_TA.dim(0) * a.count * size_of(a.to_TA.dtype);
   OpScope scope(s, "copy_columns", {0, 2.0 * static_cast<double>(num_bytes)});
   if (num_bytes == 0) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::copy_columns(s, a);
-    case DeviceKind::cuda:
-      return cuda::copy_columns(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::copy_columns, cuda::copy_columns, a);
 }
 
 int64_t SumRows::scratch_bytes(const SumRows& a) {
@@ -116,14 +82,7 @@ void sum_rows(Stream& s, const SumRows& a) {
   check_scratch("sum_rows", a.scratch, SumRows::scratch_bytes(a));
   OpScope scope(s, "sum_rows", moved(a.x_TC.num_bytes() + a.sum_C.num_bytes(), a.x_TC.numel()));
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::sum_rows(s, a);
-    case DeviceKind::cuda:
-      return cuda::sum_rows(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::sum_rows, cuda::sum_rows, a);
 }
 
 void sum_into(Stream& s, const SumInto& a) {
@@ -131,14 +90,7 @@ void sum_into(Stream& s, const SumInto& a) {
   check_tensor("sum_into", "x", a.x, DType::f32, a.x.shape);
   OpScope scope(s, "sum_into", moved(a.x.num_bytes(), a.x.numel()));
   if (a.x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::sum_into(s, a);
-    case DeviceKind::cuda:
-      return cuda::sum_into(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::sum_into, cuda::sum_into, a);
 }
 
 void gated_add_fwd(Stream& s, const GatedAddFwd& a) {
@@ -146,14 +98,7 @@ void gated_add_fwd(Stream& s, const GatedAddFwd& a) {
   check_tensor("gated_add_fwd", "y", a.y_TD, a.x_TD.dtype, a.x_TD.shape);
   OpScope scope(s, "gated_add_fwd", moved(3 * a.x_TD.num_bytes() + a.gate_T.num_bytes(), 2 * a.x_TD.numel()));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::gated_add_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::gated_add_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::gated_add_fwd, cuda::gated_add_fwd, a);
 }
 
 void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
@@ -164,14 +109,7 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
   check_tensor(who, "dy", a.dy_TD, a.x_TD.dtype, a.x_TD.shape);
   OpScope scope(s, who, moved(3 * a.x_TD.num_bytes() + 2 * a.gate_T.num_bytes(), 3 * a.x_TD.numel()));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::gated_add_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::gated_add_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::gated_add_bwd, cuda::gated_add_bwd, a);
 }
 
 void jitter(Stream& s, const Jitter& a) {
@@ -181,28 +119,14 @@ void jitter(Stream& s, const Jitter& a) {
   check_tensor("jitter", "draw", a.draw_2, DType::i64, {2});
   OpScope scope(s, "jitter", moved(2 * a.x_TD.num_bytes(), a.x_TD.numel()));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::jitter(s, a);
-    case DeviceKind::cuda:
-      return cuda::jitter(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::jitter, cuda::jitter, a);
 }
 
 void fill_normal(Stream& s, const FillNormal& a) {
   check_float("fill_normal", "x", a.x);
   OpScope scope(s, "fill_normal", moved(a.x.num_bytes()));
   if (a.x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::fill_normal(s, a);
-    case DeviceKind::cuda:
-      return cuda::fill_normal(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::fill_normal, cuda::fill_normal, a);
 }
 
 int64_t find_nonfinite(Stream& s, Tensor x) {

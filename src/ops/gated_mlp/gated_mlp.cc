@@ -3,6 +3,7 @@
 #include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/grouped_gemm/block_scaled.h"
 #include "ops/op_checks.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -51,14 +52,7 @@ void gated_up(Stream& s, const GatedUp& a) {
   check_operands(s, who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false}, {"a", a.a_TF, kGroupAlign});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::gated_up(s, a);
-    case DeviceKind::cuda:
-      return cuda::gated_up(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::gated_up, cuda::gated_up, a);
 }
 
 Cost cost(const GatedUp& a) {
@@ -78,14 +72,7 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
   check_operands(s, who, {"dy", a.dy_TD, a.w_DF, {D, F}, true}, {"a", a.a_TF, kBlockScaledColumns});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::d_gated_down(s, a);
-    case DeviceKind::cuda:
-      return cuda::d_gated_down(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::d_gated_down, cuda::d_gated_down, a);
 }
 
 Cost cost(const DGatedDown& a) {

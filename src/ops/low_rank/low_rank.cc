@@ -3,6 +3,7 @@
 #include "ops/low_rank/low_rank_backends.h"
 #include "ops/low_rank/low_rank_wgrad_tiles.h"
 #include "ops/op_checks.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -76,14 +77,7 @@ void low_rank_product(Stream& s, const LowRankProduct& a) {
   check(a, s);
   OpScope scope(s, "low_rank_product", cost(a));
   if (a.y_RM.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::low_rank_product(s, a);
-    case DeviceKind::cuda:
-      return cuda::low_rank_product(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::low_rank_product, cuda::low_rank_product, a);
 }
 
 Cost cost(const LowRankProduct& a) {
@@ -96,14 +90,7 @@ void low_rank_wgrad(Stream& s, const LowRankWgrad& a) {
   check(a, s);
   OpScope scope(s, "low_rank_wgrad", cost(a));
   if (a.dw_ePQ.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::low_rank_wgrad(s, a);
-    case DeviceKind::cuda:
-      return cuda::low_rank_wgrad(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::low_rank_wgrad, cuda::low_rank_wgrad, a);
 }
 
 Cost cost(const LowRankWgrad& a) {
@@ -128,14 +115,7 @@ void low_rank_block(Stream& s, const LowRankBlock& a) {
                 a.columns.first + a.columns.count, to_string(a.to_eML));
   OpScope scope(s, who, cost(a));
   if (a.to_eML.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::low_rank_block(s, a);
-    case DeviceKind::cuda:
-      return cuda::low_rank_block(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::low_rank_block, cuda::low_rank_block, a);
 }
 
 Cost cost(const LowRankBlock& a) { return {0, 2 * bytes_of(a.from_ePQ)}; }
@@ -147,14 +127,7 @@ void low_rank_activation(Stream& s, const LowRankActivation& a) {
   check_tensor(who, "offsets", a.offsets_e1, DType::i32, a.offsets_e1.shape);
   OpScope scope(s, who, cost(a));
   if (a.a_RF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::low_rank_activation(s, a);
-    case DeviceKind::cuda:
-      return cuda::low_rank_activation(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::low_rank_activation, cuda::low_rank_activation, a);
 }
 
 Cost cost(const LowRankActivation& a) { return {8 * count_of(a.a_RF), bytes_of(a.a_RF) + bytes_of(a.h_R2F)}; }
@@ -170,14 +143,7 @@ void d_low_rank_activation(Stream& s, const DLowRankActivation& a) {
   check_tensor(who, "offsets", a.offsets_e1, DType::i32, a.offsets_e1.shape);
   OpScope scope(s, who, cost(a));
   if (a.g_RF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::d_low_rank_activation(s, a);
-    case DeviceKind::cuda:
-      return cuda::d_low_rank_activation(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::d_low_rank_activation, cuda::d_low_rank_activation, a);
 }
 
 Cost cost(const DLowRankActivation& a) {

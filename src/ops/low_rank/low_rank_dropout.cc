@@ -1,5 +1,7 @@
 #include "ops/low_rank/low_rank_dropout.h"
 
+#include "ops/run_on_device.h"
+
 namespace moebius {
 
 void row_tokens(Stream& s, const RowTokens& a) {
@@ -8,14 +10,7 @@ void row_tokens(Stream& s, const RowTokens& a) {
   check_tensor(who, "draw", a.draw_2, DType::i64, {2});
   OpScope scope(s, who, {0, static_cast<double>(a.index_T.num_bytes())});
   if (a.index_T.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::row_tokens(s, a);
-    case DeviceKind::cuda:
-      return cuda::row_tokens(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::row_tokens, cuda::row_tokens, a);
 }
 
 void low_rank_dropout(Stream& s, const LowRankDropout& a) {
@@ -36,14 +31,7 @@ void low_rank_dropout(Stream& s, const LowRankDropout& a) {
                 a.draw.first_column, a.draw.first_column + K, a.draw.num_columns, a.draw.rate);
   OpScope scope(s, who, cost(a));
   if (a.y_RK.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::low_rank_dropout(s, a);
-    case DeviceKind::cuda:
-      return cuda::low_rank_dropout(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::low_rank_dropout, cuda::low_rank_dropout, a);
 }
 
 Cost cost(const LowRankDropout& a) {

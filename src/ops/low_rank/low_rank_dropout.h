@@ -1,7 +1,7 @@
 // Dropout of the input of low-rank adapters (Hu et al., LoRA, arXiv 2106.09685):
 //   y = W x + scale / (1 - rate) * B (A (keep * x))       keep: 0 with probability rate, else 1
 //
-// The factor 1 / (1 - rate) belongs to the caller's scale, so what is kept stays as it is, bit for bit.
+// The factor 1 / (1 - rate) belongs to the caller's scale, so kept elements do not change, bit for bit.
 //
 // A draw is a function of the seed, the step, the name of the matrix, the expert, the token's index in
 // the global batch and the column of the whole matrix. So no layout, order or recomputation changes it.

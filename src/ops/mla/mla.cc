@@ -1,6 +1,7 @@
 #include "ops/mla/mla.h"
 
 #include "ops/mla/mla_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -40,14 +41,7 @@ void rotate_heads(Stream& s, const RotateHeads& a) {
   check_tensor(who, "cos_sin", a.cos_sin_Pr, DType::f32, a.cos_sin_Pr.shape);
   OpScope scope(s, who, cost(a));
   if (a.x_THw.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rotate_heads(s, a);
-    case DeviceKind::cuda:
-      return cuda::rotate_heads(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rotate_heads, cuda::rotate_heads, a);
 }
 
 Cost cost(const RotateHeads& a) {
@@ -59,14 +53,7 @@ void latent_kv_fwd(Stream& s, const LatentKvFwd& a) {
   check_latent_kv("latent_kv_fwd", a.k_THd, a.v_THv, a.kv_THw, a.k_rope_Tr);
   OpScope scope(s, "latent_kv_fwd", cost(a));
   if (a.k_THd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::latent_kv_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::latent_kv_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::latent_kv_fwd, cuda::latent_kv_fwd, a);
 }
 
 Cost cost(const LatentKvFwd& a) { return moved_bytes(a.k_THd, a.v_THv, a.kv_THw, a.k_rope_Tr); }
@@ -75,14 +62,7 @@ void latent_kv_bwd(Stream& s, const LatentKvBwd& a) {
   check_latent_kv("latent_kv_bwd", a.dk_THd, a.dv_THv, a.dkv_THw, a.dk_rope_Tr);
   OpScope scope(s, "latent_kv_bwd", cost(a));
   if (a.dk_THd.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::latent_kv_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::latent_kv_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::latent_kv_bwd, cuda::latent_kv_bwd, a);
 }
 
 Cost cost(const LatentKvBwd& a) { return moved_bytes(a.dk_THd, a.dv_THv, a.dkv_THw, a.dk_rope_Tr); }

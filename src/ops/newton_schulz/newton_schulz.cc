@@ -8,6 +8,7 @@
 #include "ops/newton_schulz/newton_schulz_backends.h"
 #include "ops/op_checks.h"
 #include "ops/optimizer/optimizer.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -65,14 +66,7 @@ void add_scaled(Stream& s, const AddScaled& a) {
   if (!a.sum_squares_1.empty()) check_tensor(who, "sum_squares", a.sum_squares_1, DType::f64, {1});
   OpScope scope(s, who, cost(a));
   if (a.x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::add_scaled(s, a);
-    case DeviceKind::cuda:
-      return cuda::add_scaled(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::add_scaled, cuda::add_scaled, a);
 }
 
 Cost cost(const AddScaled& a) {

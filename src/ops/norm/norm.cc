@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/norm/norm_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -45,14 +46,7 @@ void rms_norm_fwd(Stream& s, const RmsNormFwd& a) {
   check(a);
   OpScope scope(s, "rms_norm_fwd", cost(a));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rms_norm_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::rms_norm_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rms_norm_fwd, cuda::rms_norm_fwd, a);
 }
 
 // An element takes a square, an addition and two products; with a residual one more addition.
@@ -74,14 +68,7 @@ void rms_norm_bwd(Stream& s, const RmsNormBwd& a) {
   check(a, s);
   OpScope scope(s, "rms_norm_bwd", cost(a));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rms_norm_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::rms_norm_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rms_norm_bwd, cuda::rms_norm_bwd, a);
 }
 
 Cost cost(const RmsNormBwd& a) {

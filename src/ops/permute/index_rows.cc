@@ -5,6 +5,7 @@
 #include "ops/op_checks.h"
 #include "ops/permute/index_rows_blocks.h"
 #include "ops/permute/permute_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -59,27 +60,13 @@ void index_rows(Stream& s, const IndexRows& a) {
   check(a, s);
   OpScope scope(s, "index_rows",
                 {0, 3 * bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + bytes_of(a.row_token_R) + bytes_of(a.row_pair_R)});
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::index_rows(s, a);
-    case DeviceKind::cuda:
-      return cuda::index_rows(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::index_rows, cuda::index_rows, a);
 }
 
 void index_arrivals(Stream& s, const IndexArrivals& a) {
   check(a);
   OpScope scope(s, "index_arrivals", {0, 2 * bytes_of(a.arrival_R) + bytes_of(a.counts_WE)});
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::index_arrivals(s, a);
-    case DeviceKind::cuda:
-      return cuda::index_arrivals(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::index_arrivals, cuda::index_arrivals, a);
 }
 
 }  // namespace moebius

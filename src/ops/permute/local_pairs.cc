@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/permute/permute_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -44,32 +45,27 @@ void check(const RowsToAllPairs& a) {
   check_tensor(who, "k", a.k_NL, DType::i32, a.pair_row_NL.shape);
 }
 
-// Runs the op on the stream's device, unless there is no work.
-template <class Op>
-void run(Stream& s, const Op& a, const Tensor& pairs, void (*on_cpu)(Stream&, const Op&),
-         void (*on_cuda)(Stream&, const Op&)) {
-  if (pairs.empty() || s.device() == DeviceKind::null) return;
-  (s.device() == DeviceKind::cpu ? on_cpu : on_cuda)(s, a);
-}
-
 }  // namespace
 
 void local_pairs(Stream& s, const LocalPairs& a) {
   check(a);
   OpScope scope(s, "local_pairs", {0, 2 * bytes_of(a.topk_NK) + bytes_of(a.kept_NK) + 3 * bytes_of(a.topk_NL)});
-  run(s, a, a.topk_NL, cpu::local_pairs, cuda::local_pairs);
+  if (a.topk_NL.empty()) return;
+  run_on_device(s, cpu::local_pairs, cuda::local_pairs, a);
 }
 
 void local_pairs_to_rows(Stream& s, const LocalPairsToRows& a) {
   check(a);
   OpScope scope(s, "local_pairs_to_rows", {0, 2 * bytes_of(a.from_NL) + bytes_of(a.to_R)});
-  run(s, a, a.from_NL, cpu::local_pairs_to_rows, cuda::local_pairs_to_rows);
+  if (a.from_NL.empty()) return;
+  run_on_device(s, cpu::local_pairs_to_rows, cuda::local_pairs_to_rows, a);
 }
 
 void rows_to_all_pairs(Stream& s, const RowsToAllPairs& a) {
   check(a);
   OpScope scope(s, "rows_to_all_pairs", {0, bytes_of(a.to_NK) + 3 * bytes_of(a.pair_row_NL)});
-  run(s, a, a.to_NK, cpu::rows_to_all_pairs, cuda::rows_to_all_pairs);
+  if (a.to_NK.empty()) return;
+  run_on_device(s, cpu::rows_to_all_pairs, cuda::rows_to_all_pairs, a);
 }
 
 }  // namespace moebius

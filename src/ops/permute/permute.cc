@@ -1,6 +1,7 @@
 #include "ops/permute/permute.h"
 
 #include "ops/permute/permute_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -53,14 +54,7 @@ void combine(Stream& s, const Combine& a) {
   check(a);
   OpScope scope(s, "combine", cost(a));
   if (a.out_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::combine(s, a);
-    case DeviceKind::cuda:
-      return cuda::combine(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::combine, cuda::combine, a);
 }
 
 Cost cost(const Combine& a) {
@@ -74,42 +68,21 @@ void pairs_to_rows(Stream& s, const PairsToRows& a) {
   check(a);
   OpScope scope(s, "pairs_to_rows", {0, 2 * bytes_of(a.to_R) + bytes_of(a.row_pair_R)});
   if (a.to_R.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::pairs_to_rows(s, a);
-    case DeviceKind::cuda:
-      return cuda::pairs_to_rows(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::pairs_to_rows, cuda::pairs_to_rows, a);
 }
 
 void gather_rows(Stream& s, const GatherRows& a) {
   check(a);
   OpScope scope(s, "gather_rows", {0, 2 * bytes_of(a.to_RD) + bytes_of(a.row_R)});
   if (a.to_RD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::gather_rows(s, a);
-    case DeviceKind::cuda:
-      return cuda::gather_rows(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::gather_rows, cuda::gather_rows, a);
 }
 
 void rows_to_pairs(Stream& s, const RowsToPairs& a) {
   check(a);
   OpScope scope(s, "rows_to_pairs", {0, 2 * bytes_of(a.to_TK) + bytes_of(a.pair_row_TK)});
   if (a.to_TK.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rows_to_pairs(s, a);
-    case DeviceKind::cuda:
-      return cuda::rows_to_pairs(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rows_to_pairs, cuda::rows_to_pairs, a);
 }
 
 }  // namespace moebius

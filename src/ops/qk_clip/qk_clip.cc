@@ -1,6 +1,7 @@
 #include "ops/qk_clip/qk_clip.h"
 
 #include "ops/qk_clip/qk_clip_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -28,26 +29,13 @@ void check(const QkClip& a) {
                 a.head_rows, a.cols, a.first, a.first + n);
 }
 
-template <class Op>
-void run(Stream& s, const char* who, const Op& a, int64_t numel, void (*on_cpu)(Stream&, const Op&),
-         void (*on_cuda)(Stream&, const Op&)) {
-  check(a);
-  OpScope scope(s, who, cost(a));
-  if (numel == 0) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return on_cpu(s, a);
-    case DeviceKind::cuda:
-      return on_cuda(s, a);
-    case DeviceKind::null:
-      return;
-  }
-}
-
 }  // namespace
 
 void max_over_ranks(Stream& s, const MaxOverRanks& a) {
-  run(s, "max_over_ranks", a, a.max_N.numel(), cpu::max_over_ranks, cuda::max_over_ranks);
+  check(a);
+  OpScope scope(s, "max_over_ranks", cost(a));
+  if (a.max_N.empty()) return;
+  run_on_device(s, cpu::max_over_ranks, cuda::max_over_ranks, a);
 }
 
 Cost cost(const MaxOverRanks& a) {
@@ -55,7 +43,10 @@ Cost cost(const MaxOverRanks& a) {
 }
 
 void qk_clip(Stream& s, const QkClip& a) {
-  run(s, "qk_clip", a, a.tensor.param_n.numel(), cpu::qk_clip, cuda::qk_clip);
+  check(a);
+  OpScope scope(s, "qk_clip", cost(a));
+  if (a.tensor.param_n.empty()) return;
+  run_on_device(s, cpu::qk_clip, cuda::qk_clip, a);
 }
 
 // The cost where every head is clipped.

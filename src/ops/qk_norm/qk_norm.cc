@@ -4,6 +4,7 @@
 
 #include "ops/norm/norm.h"
 #include "ops/qk_norm/qk_norm_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -27,14 +28,7 @@ void qk_norm_fwd(Stream& s, const QkNormFwd& a) {
   check("qk_norm_fwd", a.y_TC, a.x_TC, a.q_norm_A, a.k_norm_B);
   OpScope scope(s, "qk_norm_fwd", cost(a));
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::qk_norm_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::qk_norm_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::qk_norm_fwd, cuda::qk_norm_fwd, a);
 }
 
 Cost cost(const QkNormFwd& a) {
@@ -55,14 +49,7 @@ void qk_norm_bwd(Stream& s, const QkNormBwd& a) {
   check_tensor(who, "partial", a.partial_PW, DType::f32, {QkNormBwd::num_partials(a.x_TC.dim(0), A, B, s), A + B});
   OpScope scope(s, who, cost(a));
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::qk_norm_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::qk_norm_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::qk_norm_bwd, cuda::qk_norm_bwd, a);
 }
 
 Cost cost(const QkNormBwd& a) {

@@ -1,5 +1,6 @@
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/qk_norm/qk_norm_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -27,14 +28,7 @@ void qk_norm_sums(Stream& s, const QkNormSums& a) {
   if (with_dy) check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
   OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, a.dy_TC.empty() ? 1 : 2)});
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::qk_norm_sums(s, a);
-    case DeviceKind::cuda:
-      return cuda::qk_norm_sums(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::qk_norm_sums, cuda::qk_norm_sums, a);
 }
 
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
@@ -44,14 +38,7 @@ void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
   check_tensor(who, "sums", a.sums_T2, DType::f32, {a.x_TC.dim(0), 2});
   OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, 2)});
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::qk_norm_block_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::qk_norm_block_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::qk_norm_block_fwd, cuda::qk_norm_block_fwd, a);
 }
 
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
@@ -64,14 +51,7 @@ void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
   check_tensor(who, "sums", a.sums_T4, DType::f32, {a.x_TC.dim(0), 4});
   OpScope scope(s, who, {8.0 * a.x_TC.numel(), bytes_of(a.x_TC, 3)});
   if (a.x_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::qk_norm_block_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::qk_norm_block_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::qk_norm_block_bwd, cuda::qk_norm_block_bwd, a);
 }
 
 }  // namespace moebius

@@ -1,6 +1,7 @@
 #include "ops/quantize/quantize.h"
 
 #include "ops/quantize/quantize_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -103,14 +104,7 @@ void transpose_quantized(Stream& s, const TransposeQuantized& a) {
   check(a);
   OpScope scope(s, "transpose_quantized", cost(a));
   if (a.in.data.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::transpose_quantized(s, a);
-    case DeviceKind::cuda:
-      return cuda::transpose_quantized(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::transpose_quantized, cuda::transpose_quantized, a);
 }
 
 Cost cost(const TransposeQuantized& a) { return {0, bytes_of(a.in) + bytes_of(a.out)}; }
@@ -119,14 +113,7 @@ void dequantize(Stream& s, const Dequantize& a) {
   check(a);
   OpScope scope(s, "dequantize", cost(a));
   if (a.x.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::dequantize(s, a);
-    case DeviceKind::cuda:
-      return cuda::dequantize(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::dequantize, cuda::dequantize, a);
 }
 
 Cost cost(const Dequantize& a) {

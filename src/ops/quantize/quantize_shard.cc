@@ -1,6 +1,7 @@
 #include "ops/quantize/quantize_shard.h"
 
 #include "ops/quantize/quantize_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -35,25 +36,12 @@ void check(const QuantizeShard& a) {
   check_values(who, a.x_n, a.whole, a.first, a.rounded);
 }
 
-template <class Op>
-void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const Op&),
-         void (*on_cuda)(Stream&, const Op&)) {
-  check(a);
-  OpScope scope(s, who, cost(a));
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return on_cpu(s, a);
-    case DeviceKind::cuda:
-      return on_cuda(s, a);
-    case DeviceKind::null:
-      return;
-  }
-}
-
 }  // namespace
 
 void block_magnitudes(Stream& s, const BlockMagnitudes& a) {
-  run(s, "block_magnitudes", a, cpu::block_magnitudes, cuda::block_magnitudes);
+  check(a);
+  OpScope scope(s, "block_magnitudes", cost(a));
+  run_on_device(s, cpu::block_magnitudes, cuda::block_magnitudes, a);
 }
 
 Cost cost(const BlockMagnitudes& a) {
@@ -61,7 +49,9 @@ Cost cost(const BlockMagnitudes& a) {
 }
 
 void quantize_shard(Stream& s, const QuantizeShard& a) {
-  run(s, "quantize_shard", a, cpu::quantize_shard, cuda::quantize_shard);
+  check(a);
+  OpScope scope(s, "quantize_shard", cost(a));
+  run_on_device(s, cpu::quantize_shard, cuda::quantize_shard, a);
 }
 
 Cost cost(const QuantizeShard& a) {

@@ -1,6 +1,7 @@
 #include "ops/quantize/quantized_rows.h"
 
 #include "ops/quantize/quantize_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -22,14 +23,7 @@ void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const 
   check(who, a.rows_TB, a.x_TD);
   OpScope scope(s, who, cost(a));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return on_cpu(s, a);
-    case DeviceKind::cuda:
-      return on_cuda(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, on_cpu, on_cuda, a);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Rows of f8_e4m3 with their row_blocks scales beside them, as they travel between ranks. The bytes of a
-// row of D elements are
-//   D elements, ceil(D / 128) scales in f32, and unused ones up to a multiple of 16
+// Rows of f8_e4m3 with their row_blocks scales, as ranks exchange them.
+// A row of D elements has these bytes:
+//   D elements, ceil(D / 128) scales in f32, and padding up to a multiple of 16
 // Elements and scales are those of quantize() and values those of dequantize().
 #pragma once
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/rope/rope_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -70,14 +71,7 @@ void rope_fwd(Stream& s, const RopeFwd& a) {
   check("rope_fwd", {a.q_THd, a.k_TGd, a.v_TGd, a.qkv_TC, a.pos_T, a.cos_sin_Pd, a.q_norm_d, a.k_norm_d});
   OpScope scope(s, "rope_fwd", cost(a));
   if (a.qkv_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rope_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::rope_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rope_fwd, cuda::rope_fwd, a);
 }
 
 Cost cost(const RopeFwd& a) {
@@ -104,14 +98,7 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
   }
   OpScope scope(s, who, cost(a));
   if (a.qkv_TC.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::rope_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::rope_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::rope_bwd, cuda::rope_bwd, a);
 }
 
 // The projection's output is read again only for the backward of the norms.

@@ -1,5 +1,5 @@
-// This is what CUDA implements for router_logits_few; the CPU computes few rows as any others. Arguments were checked,
-// and there is work to do.
+// The function that CUDA implements for router_logits_few; the CPU computes few rows in the same way as many. Arguments
+// were checked, and there is work to do.
 #pragma once
 
 #include "device/device.h"

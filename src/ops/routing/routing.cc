@@ -7,6 +7,7 @@
 #include "ops/routing/router_logits_few.h"
 #include "ops/routing/router_logits_few_backends.h"
 #include "ops/routing/routing_backends.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -144,14 +145,7 @@ double gate_flops(const Tensor& x, const Tensor& w) { return 2.0 * static_cast<d
 void route_fwd(Stream& s, const RouteFwd& a) {
   check(a, s);
   OpScope scope(s, "route_fwd", cost(a));
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::route_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::route_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::route_fwd, cuda::route_fwd, a);
 }
 
 // About 10 operations for each score, and a comparison for each score and choice.
@@ -167,14 +161,7 @@ void route_bwd(Stream& s, const RouteBwd& a) {
   check(a);
   OpScope scope(s, "route_bwd", cost(a));
   if (a.dlogits_TE.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::route_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::route_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::route_bwd, cuda::route_bwd, a);
 }
 
 Cost cost(const RouteBwd& a) {
@@ -186,27 +173,13 @@ void balance_stats(Stream& s, const BalanceStats& a) {
   check(a, s);
   const double scores = static_cast<double>(a.logits_TE.numel());
   OpScope scope(s, "balance_stats", {scores * (30.0 + a.top_k), bytes_of(a.logits_TE) + 2 * bytes_of(a.prob_SE)});
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::balance_stats(s, a);
-    case DeviceKind::cuda:
-      return cuda::balance_stats(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::balance_stats, cuda::balance_stats, a);
 }
 
 void balance_loss(Stream& s, const BalanceLoss& a) {
   check(a);
   OpScope scope(s, "balance_loss", {5.0 * static_cast<double>(a.prob_SE.numel()), 4 * bytes_of(a.prob_SE)});
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::balance_loss(s, a);
-    case DeviceKind::cuda:
-      return cuda::balance_loss(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::balance_loss, cuda::balance_loss, a);
 }
 
 void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate) {
@@ -214,14 +187,7 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate) {
   check_tensor("update_expert_bias", "load", load_E, DType::i64, bias_E.shape);
   OpScope scope(s, "update_expert_bias",
                 {2.0 * static_cast<double>(bias_E.numel()), 2 * bytes_of(bias_E) + 2 * bytes_of(load_E)});
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::update_expert_bias(s, bias_E, load_E, rate);
-    case DeviceKind::cuda:
-      return cuda::update_expert_bias(s, bias_E, load_E, rate);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::update_expert_bias, cuda::update_expert_bias, bias_E, load_E, rate);
 }
 
 namespace {
@@ -253,14 +219,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
       {gate_flops(a.x_TD, a.w_ED) * (!a.dx_TD.empty() + !a.dw_ED.empty()),
        2 * bytes_of(a.dx_TD) + bytes_of(a.x_TD) + bytes_of(a.dlogits_TE) + bytes_of(a.w_ED) + 2 * bytes_of(a.dw_ED)});
   if (a.dlogits_TE.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::router_logits_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::router_logits_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::router_logits_bwd, cuda::router_logits_bwd, a);
 }
 
 // Returns the scratch that the device needs.

@@ -1,5 +1,6 @@
 #include "ops/stash/stash.h"
 
+#include "ops/run_on_device.h"
 #include "ops/stash/stash_backends.h"
 
 namespace moebius {
@@ -70,14 +71,7 @@ void run(Stream& s, const char* name, const Op& a, void (*on_cpu)(Stream&, const
          void (*on_cuda)(Stream&, const Op&)) {
   check(a);
   OpScope scope(s, name, cost(a));
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return on_cpu(s, a);
-    case DeviceKind::cuda:
-      return on_cuda(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, on_cpu, on_cuda, a);
 }
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }

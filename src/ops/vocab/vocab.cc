@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/run_on_device.h"
 #include "ops/vocab/vocab_backends.h"
 
 namespace moebius {
@@ -40,14 +41,7 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   check_tensor(who, "token", a.token_T, DType::i32, {a.x_TD.dim(0)});
   OpScope scope(s, who, cost(a));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::embedding_fwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::embedding_fwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::embedding_fwd, cuda::embedding_fwd, a);
 }
 
 Cost cost(const EmbeddingFwd& a) { return {0, static_cast<double>(2 * a.x_TD.num_bytes() + a.token_T.num_bytes())}; }
@@ -61,14 +55,7 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
     check_tensor(who, "scratch", a.scratch, DType::u8, {bytes});
   OpScope scope(s, who, cost(a));
   if (a.dx_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::embedding_bwd(s, a);
-    case DeviceKind::cuda:
-      return cuda::embedding_bwd(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::embedding_bwd, cuda::embedding_bwd, a);
 }
 
 // On a GPU the scratch holds the tokens in the order of their rows, twice, with 8 bytes each.
@@ -94,14 +81,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
   check(a, s);
   OpScope scope(s, "lm_loss", cost(a));
   if (a.x_TD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::lm_loss(s, a);
-    case DeviceKind::cuda:
-      return cuda::lm_loss(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::lm_loss, cuda::lm_loss, a);
 }
 
 Cost cost(const LmLoss& a) {

@@ -1,4 +1,5 @@
 #include "ops/vocab/vocab_blocks.h"
+#include "ops/run_on_device.h"
 #include "ops/vocab/vocab_backends.h"
 
 namespace moebius {
@@ -33,14 +34,7 @@ void lm_logits_block(Stream& s, const LmLogitsBlock& a) {
   check_tensor(who, "stats", a.stats_C3, DType::f32, {a.x_CD.dim(0), 3});
   OpScope scope(s, who, cost(a));
   if (a.x_CD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::lm_logits_block(s, a);
-    case DeviceKind::cuda:
-      return cuda::lm_logits_block(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::lm_logits_block, cuda::lm_logits_block, a);
 }
 
 Cost cost(const LmLogitsBlock& a) {
@@ -51,14 +45,7 @@ void lm_loss_block(Stream& s, const LmLossBlock& a) {
   check(a);
   OpScope scope(s, "lm_loss_block", cost(a));
   if (a.x_CD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::lm_loss_block(s, a);
-    case DeviceKind::cuda:
-      return cuda::lm_loss_block(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::lm_loss_block, cuda::lm_loss_block, a);
 }
 
 Cost cost(const LmLossBlock& a) {

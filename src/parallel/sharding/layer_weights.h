@@ -4,7 +4,7 @@
 // A pass gathers the weights of a layer into a buffer (layer_buffers.h) when it comes to the layer. With overlap that
 // starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is still
 // in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in the next
-// forward. Weights travel as their owners hold them, so no bit depends on this.
+// forward. Weights are sent as their owners hold them, so no bit depends on this.
 //
 // With parallel.fsdp_shard the first gather of a layer after an update is over all n ranks. It leaves a shard of the
 // layer on each rank, so that the other gathers are over shard_group alone, such as the ranks of a node (hpZ of ZeRO++,
@@ -29,7 +29,7 @@ class LayerWeights {
   // Throws Error{internal} where another layer in the same buffer is in use.
   void ready(Stream& s, const ParamSpan& span);
   void release(const ParamSpan& span);
-  // The owners have changed their shares: what is in the buffers, and the shards, are old.
+  // Called after the owners have changed their shares: the buffers and the shards are out of date.
   void changed(Stream& s);
   // Passes that a CUDA graph may capture begin and end with empty buffers, so that each replay gathers what it reads. The
   // first ones of a step gather from the owners, and all others from shards.

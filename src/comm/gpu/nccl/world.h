@@ -56,7 +56,7 @@ class NcclWorld {
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // Returns a lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
+  // Returns a lane for collectives, on the caller's stream or on a side stream. Groups of the same ranks share it.
   // The ranks of `over` call it together.
   NcclLane& collective_lane(Group& over, bool overlapped);
   // Returns a lane from one rank of `over` to another. Both ranks call it together.
@@ -71,13 +71,13 @@ class NcclWorld {
   void release_event(cudaEvent_t event) { free_events_.push_back(event); }
 
   void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
-  // These two time what the engine's stream does between them.
+  // These two measure the time of the engine's stream between them.
   TimedInterval begin_interval(std::shared_ptr<NcclCounters> counters);
   void end_interval(TimedInterval interval);
   void settle();  // adds the times that are known
 
-  // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue
-  // would block the host for as long as another rank is stopped.
+  // Called by each operation. It limits how far the host launches ahead of the GPU: a full launch
+  // queue would block the host for as long as another rank is stopped.
   void limit_launch_queue();
   void abandon();
 
@@ -90,8 +90,8 @@ class NcclWorld {
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
-  // Bytes for what arrives from all ranks together in the sums of blocking calls, which
-  // go in pieces.
+  // The bytes of the buffer in which the parts of all ranks arrive, in the sums of blocking
+  // calls. A larger sum is computed in pieces.
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
@@ -100,7 +100,7 @@ class NcclWorld {
   void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                const std::pair<Spans, Spans>& to_and_from);
   // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's
-  // timeout. The call must own what it uses, since it is abandoned after that.
+  // timeout. The call must own the data that it uses, since it is abandoned after that.
   void call_with_ranks(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
   void destroy_comms() noexcept;
   void check_not_abandoned() const;

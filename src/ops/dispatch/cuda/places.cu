@@ -84,7 +84,7 @@ struct Places {
   int num_ranks, num_ep, etp, rank;
 };
 
-// A thread owns a destination of a token. The first block writes what belongs to ranks too.
+// A thread owns a destination of a token. The first block also writes the results of each rank.
 __global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
   extern __shared__ int32_t shared[];
   int32_t *there = shared, *here = shared + a.num_ep;  // where this rank's rows begin at p, and in what returns

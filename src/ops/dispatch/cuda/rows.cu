@@ -22,7 +22,7 @@ struct Push {
   int num_dest, etp;
 
   __device__ int copies() const { return num_dest * etp; }
-  // The place of a copy of token t; null where it goes nowhere. Adds what leaves this rank to sent.
+  // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
   __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {
     const int64_t i = t * num_dest + copy / etp;
     if (dest_TJ[i] < 0) return nullptr;

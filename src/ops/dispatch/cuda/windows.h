@@ -14,8 +14,8 @@ namespace moebius::cuda {
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // A block fills a multiprocessor, and grids loop over rows, so that a limit on blocks (device/block_limit.h) is one on
-// multiprocessors. On a Hopper GPU the blocks are in clusters of two, as those of products that may run beside them:
-// what both leave free is whole clusters.
+// multiprocessors. On a Hopper GPU the blocks are in clusters of two, like those of products that may run at the same
+// time. So each leaves whole clusters free for the other.
 struct Grid {
   // A warp owns a row. shared_bytes: dynamic shared memory of a block.
   Grid(const Stream& s, int64_t rows, int threads, size_t shared_bytes = 0) {

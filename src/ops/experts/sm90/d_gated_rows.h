@@ -108,7 +108,7 @@ __device__ __forceinline__ void fetch_box(const DGatedParams<Formula>& p, const 
   tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
-// A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are
+// A tile's g, which becomes sa, and the other inputs of the backward of the tile. words[2 j + i] are
 // columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
 template <class Formula>
 struct HeldGradient {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Rows [A columns of q | B of k | B of v]; what is normed together over all ranks is part 0, q, or part 1, k.
+// Rows [A columns of q | B of k | B of v]; all ranks together normalise part 0, q, and part 1, k.
 template <class T>
 struct Rows {
   T* out;  // y or dx

@@ -1,4 +1,4 @@
-// The values of a quantised matrix, row piece by row piece: what products on the CPU pack.
+// Dequantises pieces of the rows of a matrix, for the packing of products on the CPU.
 #pragma once
 
 #include "core/quantized.h"

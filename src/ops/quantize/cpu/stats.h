@@ -1,4 +1,4 @@
-// The stats of Quantize say what it did to the numbers of a matrix.
+// Computes Quantize::stats_5: saturated elements, elements that became zero, and the range of the scales.
 #pragma once
 
 #include "ops/quantize/quantize.h"

@@ -44,7 +44,7 @@ int32_t order_of(float x);
 struct RouteScratch {
   RouteScratch(void* base, int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule);
   int32_t* start_BE;      // rows of an expert in a block; then the row at which they start
-  uint64_t* key_N;        // drop by probs: what an expert's pairs are sorted by
+  uint64_t* key_N;        // drop by probs: the sort keys of an expert's pairs
   float* cost_TE;         // sinkhorn
   float* partial_BE;      // sinkhorn: column sums of a block
   float* column_scale_E;  // sinkhorn: d1

@@ -29,7 +29,7 @@ struct Stats {
 // The tokens of a chunk: the inputs of sbar, the best experts as bits, and the terms of the sums.
 template <int N>
 struct ChunkTokens {
-  float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / what scores are divided by
+  float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / the divisor of the scores
   uint32_t best[kTokensPerChunk][N];
   double z[kTokensPerChunk], entropy[kTokensPerChunk];
   int segment[kTokensPerChunk];

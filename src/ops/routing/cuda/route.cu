@@ -21,7 +21,7 @@ struct Choose {
   int num_tokens, num_experts, top_k;
 };
 
-// Shared memory of a warp: a row of values, and what was chosen.
+// Shared memory of a warp: a row of values, and the chosen experts.
 struct ChooseRow {
   float* value_E;
   int32_t* chosen_K;
@@ -160,7 +160,7 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
   }
 }
 
-// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and
+// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes their experts, and
 // how often each expert was chosen in the block.
 template <int N, int M>
 __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {

@@ -33,7 +33,7 @@ class ScratchParts {
 struct RouteScratch {
   int32_t* start_BE;      // rows of an expert in a block; then the rows it has in the blocks before
   int32_t* total_E;       // rows of an expert in all blocks
-  uint64_t* key_N;        // drop by probs: what an expert's pairs are sorted by
+  uint64_t* key_N;        // drop by probs: the sort keys of an expert's pairs
   uint64_t* last_key_E;   // drop by probs: the last that is kept
   float* cost_TE;         // sinkhorn
   float* partial_PE;      // sinkhorn: column sums
@@ -86,7 +86,7 @@ void scan_blocks(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool
 void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool dropped_before);
 
 // cuda/route_drop.cu: marks the pairs with the least weights of full experts (pair_row -1, weight
-// 0) and leaves the counts of what is kept in start_BE. REQUIRES: scan_blocks.
+// 0) and leaves the counts of kept pairs in start_BE. REQUIRES: scan_blocks.
 void drop_light(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 
 }  // namespace moebius::cuda

@@ -1,8 +1,8 @@
 // dx[t, :] += sum over e of dlogits[t, e] w[e, :] on the tensor cores
 //
-// Operands are sums of two bf16 terms (w of one, when it is bf16), and the product of the two
-// second ones is left out: 2^-16 of it, before rounding to bf16. Reading and writing dx is what
-// limits this.
+// Operands are sums of two bf16 terms (w of one, when it is bf16). The product of the two second
+// terms is left out: it is 2^-16 of the result, before rounding to bf16. The kernel is limited by
+// reading and writing dx.
 //
 // A block keeps the dlogits of 128 tokens and loops over D in tiles. Its roles form a pipeline: one warp copies in
 // (dlogits, then for each tile dx and, 64 experts at a time, w); two warpgroups multiply 64 tokens each and add to dx

@@ -1,5 +1,5 @@
-// The loss of rows of logits and the derivative by them, in one pass over the
-// logits: what the kernels of lm_loss share.
+// The loss of rows of logits, and its derivative w.r.t. the logits, in one pass over
+// the logits. The kernels of lm_loss share it.
 #pragma once
 
 #include <cuda_runtime.h>
