@@ -16,6 +16,7 @@
 #include "infer/text_stream.h"
 #include "io/files.h"
 #include "io/json_text.h"
+#include "io/utf8.h"
 #include "train/rank_report.h"
 #include "weights/load.h"
 
@@ -36,13 +37,17 @@ struct Prompts {
 };
 
 void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::string& who, bool is_json, Prompts* to) {
+  const int64_t bad = find_invalid_utf8(line);
+  MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
+                static_cast<uint8_t>(line[bad]));
   if (!is_json) {
     to->texts.push_back(line);
     return to->ids.push_back(tokenizer.prompt_ids(line));
   }
   const nlohmann::json record = parse_json(line, who);
   const bool has_prompt = record.is_object() && record.contains("prompt") && record["prompt"].is_string();
-  MOEBIUS_CHECK(input, has_prompt || (record.is_object() && record.contains("messages")),
+  MOEBIUS_CHECK(input,
+                has_prompt || (record.is_object() && (record.contains("messages") || record.contains("conversations"))),
                 "{}: expected an object with a string \"prompt\", or with a chat in \"messages\"; got {}; correct or "
                 "drop the line",
                 who, line.substr(0, 60));

@@ -24,12 +24,59 @@ Json parse_ordered(std::string_view text, const std::string& who) {
   return Json::parse(text);
 }
 
+std::string shown(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60);
+}
+
+// Gives a message in ShareGPT's form the keys "role" and "content"; others are left alone.
+void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
+  static const std::map<std::string, const char*> kRoles{
+      {"human", "user"},    {"user", "user"}, {"gpt", "assistant"},   {"assistant", "assistant"},
+      {"system", "system"}, {"tool", "tool"}, {"observation", "tool"}};
+  if (!message.is_object() || !message.contains("from") || message.contains("role")) return;
+  const auto role = message["from"].is_string() ? kRoles.find(message["from"]) : kRoles.end();
+  MOEBIUS_CHECK(input, role != kRoles.end() && message.value("value", Json()).is_string(),
+                "{}: expected \"from\" of human, gpt, system or tool, and a string \"value\"; got {} at {}; correct or "
+                "drop the line, or write \"role\" and \"content\"",
+                who, shown(message), i);
+  message["role"] = role->second;
+  message["content"] = std::move(message["value"]);
+  message.erase("from");
+  message.erase("value");
+}
+
+// Moves the list of messages under "messages". A line may call it "conversations", and have the text of the system
+// beside it.
+void name_messages(Json& record, const std::string& who) {
+  if (!record.is_object() || record.contains("messages") || !record.contains("conversations")) return;
+  Json list = std::move(record["conversations"]);
+  for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
+  const Json system = record.value("system", Json());
+  if (list.is_array() && system.is_string() && !system.get_ref<const std::string&>().empty()) {
+    MOEBIUS_CHECK(input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
+                  "{}: expected one text of the system; got \"system\" beside \"conversations\", and such a message in "
+                  "it; drop one of them",
+                  who);
+    list.insert(list.begin(), Json{{"role", "system"}, {"content", system}});
+  }
+  record["messages"] = std::move(list);
+}
+
+void check_weight(const Json& message, size_t i, const std::string& who) {
+  const auto weight = message.find("weight");
+  if (weight == message.end() || weight->is_null()) return;
+  MOEBIUS_CHECK(input, weight->is_number_integer() && (*weight == 0 || *weight == 1),
+                "{}: expected a \"weight\" of 0 or 1 in a message, which says whether it is learned; got {} at {}; "
+                "correct the line, or drop the key",
+                who, shown(*weight), i);
+}
+
 // transformers too leaves out the keys whose value is null.
 jinja::Value message_of(const Json& message, size_t i, const std::string& who) {
   MOEBIUS_CHECK(input, message.is_object() && message.contains("role") && message["role"].is_string(),
                 "{}: expected each of \"messages\" to be an object with a string \"role\"; got {} at {}; correct or "
                 "drop the line",
-                who, message.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60), i);
+                who, shown(message), i);
   Json kept = Json::object();
   for (const auto& [key, value] : message.items())
     if (!value.is_null()) kept[key] = value;
@@ -47,7 +94,8 @@ jinja::Value list_at(const Json& record, const char* key, const std::string& who
 }  // namespace
 
 Chat read_chat(std::string_view line, const std::string& who) {
-  const Json record = parse_ordered(line, who);
+  Json record = parse_ordered(line, who);
+  name_messages(record, who);
   Chat chat{.who = who};
   const auto messages = record.is_object() ? record.find("messages") : record.end();
   MOEBIUS_CHECK(input, messages != record.end() && messages->is_array() && !messages->empty(),
@@ -56,7 +104,10 @@ Chat read_chat(std::string_view line, const std::string& who) {
                 : messages->is_array()   ? "an empty list"
                                          : messages->type_name());
   try {
-    for (size_t i = 0; i < messages->size(); ++i) chat.messages.push_back(message_of((*messages)[i], i, who));
+    for (size_t i = 0; i < messages->size(); ++i) {
+      chat.messages.push_back(message_of((*messages)[i], i, who));
+      check_weight((*messages)[i], i, who);
+    }
     chat.tools = list_at(record, "tools", who);
     chat.documents = list_at(record, "documents", who);
     const auto more = record.find("chat_template_kwargs");

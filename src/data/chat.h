@@ -1,9 +1,9 @@
 // Chats, and the template that turns them into text: that of the tokenizer's folder, in Jinja.
 //
-// A chat is a line of jsonl:
-//   {"messages": [{"role": ..., "content": ...}, ...]}
-// It may also have "tools" (a list), "documents" (a list), and "chat_template_kwargs" (an object of
-// further variables for the template). Other keys are ignored.
+// A chat is a line of jsonl, {"messages": [{"role": ..., "content": ...}, ...]}, or the same under "conversations",
+// where messages may be in ShareGPT's form, {"from": "human", "value": ...}. It may also have "tools", "documents"
+// (lists) and "chat_template_kwargs" (an object of further variables for the template). Other keys are ignored.
+// A message with "weight": 0, as in OpenAI's format, has no loss. "system" beside "conversations" is a message too.
 // Source: apply_chat_template of transformers, whose text this is.
 #pragma once
 

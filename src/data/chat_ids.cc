@@ -99,11 +99,23 @@ size_t ids_before(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, s
 
 std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
                                          const jinja::Rendered& whole) {
-  if (chat_template.has_generation(chat) && whole.knows_generated) return whole.generated;
+  std::vector<size_t> turns;
+  for (size_t i = 0; i < chat.messages.size(); ++i)
+    if (role_of(chat.messages[i]) == "assistant") turns.push_back(i);
+  const auto has_loss = [&](size_t i) {  // read_chat() admits 0 and 1 alone
+    const jinja::Value* weight = chat.messages[i].dict().find(std::string("weight"));
+    return !weight || !weight->is_integer() || weight->integer() != 0;
+  };
+  const bool is_generated = chat_template.has_generation(chat) && whole.knows_generated;
+  if (is_generated && std::all_of(turns.begin(), turns.end(), has_loss)) return whole.generated;
+  MOEBIUS_CHECK(input, !is_generated || whole.generated.size() == turns.size(),
+                "{}: expected one {{% generation %}} for each of {} messages of the assistant, since a \"weight\" of 0 "
+                "excludes some; got {} from the template; drop the weights or the chat",
+                chat.who, turns.size(), whole.generated.size());
   const TurnFinder finder(chat_template, chat, whole.text);
   std::vector<jinja::Span> spans;
-  for (size_t i = 0; i < chat.messages.size(); ++i)
-    if (role_of(chat.messages[i]) == "assistant") spans.push_back(finder.find(i));
+  for (size_t t = 0; t < turns.size(); ++t)
+    if (has_loss(turns[t])) spans.push_back(is_generated ? whole.generated[t] : finder.find(turns[t]));
   return spans;
 }
 

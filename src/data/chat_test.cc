@@ -86,6 +86,54 @@ TEST(Chat, GenerationInAMacroIsFoundByTurns) {
   EXPECT_EQ(turns(text, kTwoTurns), "[b</s>][d</s>]");
 }
 
+TEST(Chat, AWeightOfZeroExcludesATurn) {
+  const auto line = [](const char* first, const char* second) {
+    return fmt::format(R"({{"messages": [{{"role": "user", "content": "a", "weight": 0}},
+        {{"role": "assistant", "content": "b", "weight": {}}}, {{"role": "user", "content": "c"}},
+        {{"role": "assistant", "content": "d", "weight": {}}}]}})",
+                       first, second);
+  };
+  const std::string marked =
+      "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
+      "{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}";
+  for (const std::string& text : {std::string(kPlain), marked}) {
+    EXPECT_EQ(turns(text, line("0", "1")), "[d</s>]");
+    EXPECT_EQ(turns(text, line("1", "0")), "[b</s>]");
+    EXPECT_EQ(turns(text, line("null", "1")), "[b</s>][d</s>]");
+    EXPECT_EQ(turns(text, line("0", "0")), "");
+  }
+  expect_error(ErrorKind::input, "a.jsonl:7: expected a \"weight\" of 0 or 1 in a message",
+               [&] { turns(kPlain, line("0.5", "1")); });
+  expect_error(ErrorKind::input, "expected one {% generation %} for each of 2 messages of the assistant",
+               [&] { turns("{% generation %}{{ messages | length }}{% endgeneration %}", line("0", "1")); });
+}
+
+TEST(Chat, ConversationsInTheFormOfShareGpt) {
+  const std::string plain = "[b</s>][d</s>]";
+  EXPECT_EQ(turns(kPlain, R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"},
+                                                {"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]})"),
+            plain);
+  EXPECT_EQ(turns(kPlain, R"({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                              {"from": "tool", "value": "c"}, {"from": "gpt", "value": "e", "weight": 0},
+                              {"role": "assistant", "content": "d"}]})"),
+            plain);
+  const Chat chat = chat_of(R"({"system": "s", "conversations": [{"from": "human", "value": "a"}]})");
+  ASSERT_EQ(chat.messages.size(), 2u);
+  EXPECT_EQ(role_of(chat.messages[0]), "system");
+  EXPECT_EQ(chat.messages[0].dict().find(std::string("content"))->text(), "s");
+  const auto refuse = [](const std::string& line, const std::string& message) {
+    expect_error(ErrorKind::input, "a.jsonl:7: " + message, [&] { chat_of(line); });
+  };
+  refuse(R"({"conversations": []})", "expected \"messages\" with a list of at least one message; got an empty list");
+  refuse(R"({"conversations": "x"})", "expected \"messages\" with a list of at least one message; got string");
+  refuse(R"({"conversations": [{"from": "wizard", "value": "a"}]})",
+         "expected \"from\" of human, gpt, system or tool, and a string \"value\"; got {");
+  refuse(R"({"conversations": [{"from": "gpt"}]})", "expected \"from\" of human, gpt, system or tool");
+  refuse(R"({"conversations": [{"from": 1, "value": "a"}]})", "expected \"from\" of human, gpt, system or tool");
+  refuse(R"({"system": "s", "conversations": [{"from": "system", "value": "a"}]})", "expected one text of the system");
+  refuse(R"({"conversations": [1]})", "expected each of \"messages\" to be an object with a string \"role\"; got 1");
+}
+
 TEST(Chat, TheTemplateSeesWhatTransformersPasses) {
   const ChatFolder folder(
       "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ fast }}"

@@ -17,6 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kNoTarget = -100;  // the label that PyTorch's cross_entropy ignores
+constexpr std::array<const char*, 2> kChatKeys{"messages", "conversations"};  // data/chat.h
 constexpr std::array<const char*, 4> kTargetKeys{"labels", "loss_mask", "assistant_masks", "completion_mask"};
 
 // Moves the string under the key out of the record. Returns false when there is none.
@@ -117,16 +118,17 @@ void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::str
 
 // Refuses a text beside a chat, which is ambiguous. Ids beside a chat are not: a chat template may have produced them.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
-  MOEBIUS_CHECK(input, !record.contains("messages"),
-                "{}: expected one document; got a text and a chat in \"messages\", and either could be meant; "
-                "drop one of them",
-                who);
+  for (const char* key : kChatKeys)
+    MOEBIUS_CHECK(input, !record.contains(key),
+                  "{}: expected one document; got a text and a chat in \"{}\", and either could be meant; "
+                  "drop one of them",
+                  who, key);
 }
 
 [[noreturn]] void refuse(std::string_view line, const std::string& who) {
   MOEBIUS_FAIL(input,
                "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\", or with "
-               "a chat in \"messages\"; got {}; correct or drop the line",
+               "a chat in \"messages\"; got {}; correct or drop the line, or rename its keys",
                who, line.substr(0, 60));
 }
 
@@ -142,7 +144,8 @@ Document read_document(std::string_view line, const std::string& who) {
   const bool has_ids = record.contains("input_ids");
   const bool has_prompt = record.contains("prompt") || record.contains("completion");
   check_one_kind(record.contains("text"), has_prompt, has_ids, who);
-  if (record.contains("messages") && !record.contains("text") && !has_prompt && !has_ids)
+  const bool has_chat = record.contains(kChatKeys[0]) || record.contains(kChatKeys[1]);
+  if (has_chat && !record.contains("text") && !has_prompt && !has_ids)
     return {.kind = Document::Kind::chat, .text = std::string(line), .who = who};
   if (has_ids) document = document_of_ids(record, who);
   if (has_prompt) document.kind = Document::Kind::completion;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -40,7 +41,6 @@ std::string pattern_of(const std::string& module) {
 const std::map<std::string, std::vector<json>>& plain_settings() {
   static const std::map<std::string, std::vector<json>> all = {
       {"use_dora", {false}},
-      {"use_rslora", {false}},
       {"use_qalora", {false}},
       {"lora_bias", {false}},
       {"fan_in_fan_out", {false}},
@@ -88,7 +88,11 @@ LoraSpec parse_peft_config(std::string_view text, const std::string& who) {
     return value.get<double>();
   };
   const double rank = number("r", 1, kMaxRank);
-  const LoraSpec lora{.rank = static_cast<int64_t>(rank), .alpha = number("lora_alpha", 1e-30, 1e30)};
+  const json is_scaled = config.value("use_rslora", json(false));
+  MOEBIUS_CHECK(input, is_scaled.is_boolean(), "{}: use_rslora must be true or false; got {}", who, is_scaled.dump());
+  // Its products are multiplied by lora_alpha / sqrt(r), and those of others by lora_alpha / r.
+  const double more = is_scaled.get<bool>() ? std::sqrt(rank) : 1;
+  const LoraSpec lora{.rank = static_cast<int64_t>(rank), .alpha = number("lora_alpha", 1e-30, 1e30) * more};
   MOEBIUS_CHECK(input, static_cast<double>(lora.rank) == rank, "{}: r must be a whole number; got {}", who,
                 config["r"].dump());
   return lora;

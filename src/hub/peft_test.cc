@@ -38,12 +38,22 @@ TEST(PeftConfig, HasRankAndAlpha) {
   EXPECT_EQ(lora.scale(), 2.0f);
 }
 
+// lora_alpha / sqrt(r) instead of lora_alpha / r.
+TEST(PeftConfig, ScaledByTheRootOfTheRank) {
+  json config = plain_config();
+  config["r"] = 16;
+  config["use_rslora"] = true;
+  EXPECT_EQ(parse_peft_config(config.dump(), "c").scale(), 4.0f);
+  config["use_rslora"] = false;
+  EXPECT_EQ(parse_peft_config(config.dump(), "c").scale(), 1.0f);
+  EXPECT_THAT(refusal("use_rslora", 1), HasSubstr("use_rslora must be true or false; got 1"));
+}
+
 TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
   EXPECT_EQ(refusal(plain_config()), "");
   EXPECT_EQ(refusal("modules_to_save", json::array()), "");
   EXPECT_EQ(refusal("bias", "none"), "");
   const json others = {{"use_dora", true},
-                       {"use_rslora", true},
                        {"bias", "all"},
                        {"fan_in_fan_out", true},
                        {"modules_to_save", {"lm_head"}},

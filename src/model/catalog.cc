@@ -143,6 +143,10 @@ std::vector<std::string> adaptable_matrices(const ModelSpec& model) {
 void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora) {
   const std::vector<std::string> names = adaptable_matrices(whole.model());
   for (const std::string& target : lora.targets) {
+    MOEBIUS_CHECK(
+        usage, target != "all-linear",
+        "lora.targets: expected patterns of the names of matrices; got \"all-linear\" of PEFT; write \"*\" for "
+        "all matrices that can have an adapter, which are routers too");
     const bool found = std::any_of(names.begin(), names.end(),
                                    [&](const std::string& name) { return is_lora_target({target}, name); });
     MOEBIUS_CHECK(

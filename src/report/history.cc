@@ -13,7 +13,7 @@ namespace moebius {
 namespace {
 
 constexpr double kLeft = 46, kRight = 338, kTop = 10, kPitch = 26;
-constexpr size_t kMostProcesses = 16, kMostSaves = 400;
+constexpr size_t kMostProcesses = 16, kMostSaves = 400, kMostNotFinite = 8;
 
 struct Process {
   double begin_s = 0, end_s = 0;
@@ -150,6 +150,16 @@ std::string list_text(const std::vector<int64_t>& steps) {
   return first > 0 ? fmt::format("{} earlier, {}", first, text) : text;
 }
 
+// Says which values of a run are in no plot.
+void add_not_finite(std::vector<std::string>& notes, const NamedSeries& from, const std::string& kind) {
+  size_t said = 0;
+  for (const auto& [name, series] : from.all())
+    if (series.not_finite() > 0 && said++ < kMostNotFinite)
+      notes.push_back(fmt::format("{} of the {} values of {} were NaN, infinite or beyond 1e290, and are in no plot.",
+                                  series.not_finite(), series.not_finite() + series.count(),
+                                  kind + cut_text(name, 40)));
+}
+
 std::string notes_card(const Runs& runs, const ShownRun& run) {
   const RunData& data = run.data;
   std::vector<std::string> notes;
@@ -158,6 +168,8 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
   if (const RunEvent* failed = newest_event(data, "failed"))
     if (const auto found = failed->texts.find("not_finite"); found != failed->texts.end())
       notes.push_back(fmt::format("Step {} was not finite: {}.", failed->step, found->second));
+  add_not_finite(notes, data.train, "");
+  add_not_finite(notes, data.eval, "eval ");
   const LeftOut& left = data.left_out;
   if (left.damaged > 0)
     notes.push_back(fmt::format("metrics.jsonl has {} damaged lines, which were left out.", left.damaged));

@@ -156,6 +156,24 @@ TEST_F(Page, ShowsTheStateOfARun) {
   EXPECT_TRUE(has(failed, "Step 11 was not finite: layer &lt;3&gt;."));
 }
 
+// Sums of such values would overflow, and a browser refuses "nan" as a place.
+TEST_F(Page, NumbersThatCannotBeDrawnAreSaid) {
+  std::string lines;
+  for (int step = 1; step <= 3000; ++step)
+    lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{},\"lr\":5e-324,\"grad_norm\":null}}\n", step,
+                         step % 2 == 0 ? "1.7e308" : "-1e290");
+  write_run(dir_.path("run"), 0, lines + "{\"kind\":\"eval\",\"step\":3000,\"loss\":null}\n");
+  write_file_atomic(dir_.path("run/events.jsonl"),
+                    "{\"kind\":\"start\",\"time\":1,\"step\":0,\"memory_predicted_bytes\":1e308,\"memory_bytes\":{"
+                    "\"param\":1e308,\"grad\":1e308,\"saved\":5}}\n");
+  const std::string html = page({"run"});
+  for (const char* word : {"nan", "inf,", "inf ", "\"inf"})
+    EXPECT_FALSE(has(html.substr(html.find("<main")), word)) << word;
+  EXPECT_TRUE(has(html, "1500 of the 3000 values of loss were NaN, infinite or beyond 1e290, and are in no plot."));
+  EXPECT_TRUE(has(html, "3000 of the 3000 values of grad_norm were NaN"));
+  EXPECT_TRUE(has(html, "1 of the 1 values of eval loss were NaN"));
+}
+
 TEST_F(Page, ARunWithoutAStepHasAPage) {
   write_run(dir_.path("run"), 0);
   const std::string html = page({"run"});
@@ -174,7 +192,7 @@ TEST(LinePlot, ASpikeOfALongSeriesIsDrawn) {
 }
 
 TEST(LinePlot, DegenerateSeriesHaveAnAxis) {
-  for (const double value : {0.0, -3.0, 1e-300, 1e300}) {
+  for (const double value : {0.0, -3.0, 1e-290, 1e290, -1e290}) {
     Series series;
     series.add(5, value);
     const std::string svg = figure_of(LinePlot{.id = "p", .title = "t", .lines = {{.series = &series}}});

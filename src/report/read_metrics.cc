@@ -2,6 +2,7 @@
 
 #include <simdjson.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace dom = simdjson::dom;
 static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr double kGreatestNumber = 1e290;  // of an event
 constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMostRanks = 16384;
 constexpr size_t kMostEvents = 20000, kMostAxes = 16, kMostText = 2000, kMostNumbers = 64;
 
@@ -37,10 +39,12 @@ bool numbers_of(const dom::element& value, size_t most, std::vector<double>& num
   return true;
 }
 
+// Numbers too large to be added are left out.
 void add_numbers(const dom::object& object, std::map<std::string, double>& numbers) {
   for (const dom::key_value_pair field : object) {
     double number = 0;
-    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS)
+    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS &&
+        std::abs(number) <= kGreatestNumber)
       numbers[std::string(field.key.substr(0, kMostText))] = number;
   }
 }

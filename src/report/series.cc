@@ -7,6 +7,10 @@
 namespace moebius {
 namespace {
 
+// Sums and axes of values within these do not overflow, and no logarithm of them is infinite.
+constexpr double kGreatest = 1e290, kLeast = 1e-290;
+constexpr double kGreatestInGrid = 1e30;  // its sums are f32
+
 void merge(SeriesBin& into, const SeriesBin& bin) {
   into.last_step = bin.last_step;
   into.count += bin.count;
@@ -55,10 +59,11 @@ void add_record(std::vector<Bin>& bins, Bin record, int64_t& width, int64_t capa
 }  // namespace
 
 void Series::add(int64_t step, double value) {
-  if (!std::isfinite(value)) {
+  if (!(std::abs(value) <= kGreatest)) {
     ++not_finite_;
     return;
   }
+  if (std::abs(value) < kLeast) value = 0;
   ++count_;
   last_ = value;
   const SeriesBin record{.first_step = step, .last_step = step, .count = 1, .min = value, .max = value, .sum = value};
@@ -91,7 +96,7 @@ void Grid::add(int64_t step, std::span<const double> values) {
   record.sums.resize(values.size());
   record.counts.resize(values.size());
   for (size_t row = 0; row < values.size(); ++row) {
-    if (!std::isfinite(values[row])) continue;
+    if (!(std::abs(values[row]) <= kGreatestInGrid)) continue;
     record.sums[row] = static_cast<float>(values[row]);
     record.counts[row] = 1;
   }

@@ -23,7 +23,7 @@ class Series {
   static constexpr int64_t kBins = 1440;
   explicit Series(int64_t capacity = kBins) : capacity_(capacity) {}  // capacity: bins, even, at least 2
 
-  // Adds the value of a step. Values that are not finite are counted and not stored.
+  // Adds the value of a step. Values that are not finite, or beyond 1e290, are counted and not stored.
   void add(int64_t step, double value);
 
   const std::vector<SeriesBin>& bins() const { return bins_; }
@@ -59,7 +59,7 @@ class Grid {
   static constexpr int64_t kColumns = 240;
   explicit Grid(int64_t capacity = kColumns) : capacity_(capacity) {}  // capacity: columns, even, at least 2
 
-  // Adds the values of a step, one per row. The number of rows may change from step to step.
+  // Adds the values of a step, one per row; those beyond 1e30 count as missing. The number of rows may change.
   void add(int64_t step, std::span<const double> values);
 
   const std::vector<GridColumn>& columns() const { return columns_; }

@@ -64,6 +64,19 @@ TEST(Series, ValuesThatAreNotFiniteAreCounted) {
   EXPECT_EQ(series.not_finite(), 2);
 }
 
+TEST(Series, NoSumOverflows) {
+  Series series(2);
+  for (int i = 1; i <= 100; ++i) series.add(i, i % 2 == 0 ? 1e308 : 1e290);
+  series.add(101, 5e-324);
+  EXPECT_EQ(series.not_finite(), 50);
+  EXPECT_TRUE(std::isfinite(series.bins()[0].mean()));
+  EXPECT_EQ(series.last(), 0);
+  Grid grid(2);
+  for (int i = 1; i <= 100; ++i) grid.add(i, std::vector<double>{1e30, 1e31});
+  EXPECT_FLOAT_EQ(grid.columns()[0].mean(0), 1e30);
+  EXPECT_TRUE(std::isnan(grid.columns()[0].mean(1)));
+}
+
 TEST(Grid, ColumnsAreMeansOfTheirRecords) {
   Grid grid(4);
   for (int i = 1; i <= 16; ++i) grid.add(i, std::vector<double>{1.0 * i, std::nan(""), 100});

@@ -64,6 +64,22 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
   return times;
 }
 
+// Says how many documents of the datasets that are read by whole documents are longer than a sequence; empty for none.
+std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
+  int64_t cut = 0, all = 0;
+  for (int i = 0; i < order.num_datasets(); ++i) {
+    if (!order.is_packed(i)) continue;
+    const auto& begins = order.dataset(i).document_begins();
+    all += std::ssize(begins) - 1;
+    for (size_t d = 0; d + 1 < begins.size(); ++d) cut += begins[d + 1] - begins[d] > run.train.seq_len + 1;
+  }
+  if (cut == 0) return "";
+  return fmt::format(
+      "; {} of {} documents are longer than train.seq_len + 1 = {} tokens and are cut, and their later parts do not see "
+      "the earlier ones",
+      cut, all, run.train.seq_len + 1);
+}
+
 }  // namespace
 
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
@@ -94,8 +110,8 @@ std::string data_text(const RunSpec& run, const DatasetOrder& order) {
     const auto [least, most] = std::minmax_element(times.begin(), times.end());
     named = {fmt::format("each of {} datasets {:.2f} to {:.2f} times", times.size(), *least, *most)};
   }
-  return fmt::format("data: {} tokens a step; {} steps read {}", run.train.global_batch * run.train.seq_len,
-                     run.train.steps, fmt::join(named, ", "));
+  return fmt::format("data: {} tokens a step; {} steps read {}{}", run.train.global_batch * run.train.seq_len,
+                     run.train.steps, fmt::join(named, ", "), cut_documents_text(run, order));
 }
 
 }  // namespace moebius

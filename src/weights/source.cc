@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "checkpoint/list.h"
+#include "hub/peft.h"
 #include "model/device_support.h"
 #include "weights/adapter.h"
 
@@ -19,6 +20,10 @@ WeightsFolder find_weights(const std::string& path) {
   for (const std::string& dir : {path, path + "/checkpoints"}) {
     if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
   }
+  MOEBIUS_CHECK(input, !fs::exists(path + "/" + kPeftConfig),
+                "model {0}: expected the weights of a model; got an adapter of PEFT alone; add it to its model with "
+                "moebius import MODEL CHECKPOINT --adapter {0}, and give CHECKPOINT",
+                path);
   MOEBIUS_FAIL(input,
                "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
                "with a complete "

@@ -231,12 +231,15 @@ TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {
       {"\n{\"prompt\": \n", "p.jsonl:2: expected JSON"},
       {"{\"messages\": []}\n", "p.jsonl:1: expected \"messages\" with a list of at least one message; got an empty"},
       {"{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}\n", "the template refuses this: no role tool"},
-      {"{\"prompt\": \"\xff\"}\n", "p.jsonl:1: expected JSON"},
+      {"{\"prompt\": \"\xff\"}\n", "p.jsonl:1:13: expected UTF-8; got byte 0xff"},
   };
   for (const auto& [text, message] : refused) {
     write_file_atomic(dir_.path("p.jsonl"), text);
     expect_refused(generate({"--prompts", "p.jsonl"}), 3, message);
   }
+  write_file_atomic(dir_.path("bytes.txt"), "a day\n\nb \xff\n");
+  expect_refused(generate({"--prompts", "bytes.txt"}), 3,
+                 "bytes.txt:3:3: expected UTF-8; got byte 0xff; correct or drop the line");
   write_file_atomic(dir_.path("long.txt"), "a day\n\n" + std::string(60, 'a') + "\n");
   expect_refused(generate({"--prompts", "long.txt"}), 2,
                  "generate: prompt 2: prompt and continuation must fit the context of 64 tokens; got 60 + 9");
@@ -254,6 +257,10 @@ TEST_F(Chats, DocumentsThatAreCutAreCounted) {
   EXPECT_EQ(info.at("cut"), 1) << info;
   EXPECT_EQ(info.at("longest"), 21);
   EXPECT_THAT(build({"--seq-len", "19"}).out, testing::HasSubstr("; 1 documents do not fit sequences of 19"));
+  const std::string cut = "; 1 of 2 documents are longer than train.seq_len + 1 = 20 tokens and are cut";
+  EXPECT_THAT(run_guide("train", {"--set", "train.seq_len=19", "--set", "train.steps=1"}).err, testing::HasSubstr(cut));
+  EXPECT_THAT(run_guide("train", {"--set", "run.dir=other", "--set", "train.steps=1"}).err,
+              testing::Not(testing::HasSubstr("are cut")));
 }
 
 }  // namespace

@@ -61,6 +61,9 @@ TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
     EXPECT_NE(tensor("merged_bf16", adapted), tensor(kModelFolder, adapted)) << adapted;
 
   run({"export", "runs/tuned", "Adapter", "--adapter"});
+  expect_refused(run_moebius(dir_, {"generate", "Adapter", "--prompt", "x"}), 3,
+                 "got an adapter of PEFT alone; add it to its model with moebius import MODEL CHECKPOINT --adapter "
+                 "Adapter, and give CHECKPOINT");
   const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
   EXPECT_EQ(config.at("peft_type"), "LORA");
   EXPECT_EQ(config.at("r"), 4);
@@ -152,6 +155,7 @@ TEST_F(LoraRun, WhatCannotBeIsNamed) {
   expect_training_refused({"lora.targets=[]"}, 2, "lora.targets must name the matrices that get adapters");
   expect_training_refused({"lora.targets=[\"q_prj\"]"}, 2,
                           "\"q_prj\" matches none that can have an adapter, the nearest is q_proj of");
+  expect_training_refused({"lora.targets=[\"all-linear\"]"}, 2, "got \"all-linear\" of PEFT; write \"*\"");
   expect_training_refused({"lora.dropout=1"}, 2, "lora.dropout must be a number of at least 0 and below 1");
   expect_training_refused(
       {"lora.base=fp8_block"}, 2,
