@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <filesystem>
 
 #include "comm/machine.h"
 #include "comm/transport/socket.h"
@@ -34,11 +35,13 @@ class HostNetwork : public testing::Test {
     TestDir dir;
     const pid_t server = start_on(1, [&] {
       const Socket listener = listen_at(4000, /*loopback_only=*/false);
+      write_file_atomic(dir.path("listens"), "");
       const Socket s = accept_until(listener, deadline_in(20));
       std::vector<std::byte> bytes(num_bytes);
       read_all(s, bytes, deadline_in(20), "bytes");
       write_value(s, char{1}, deadline_in(20), "an answer");
     });
+    while (!std::filesystem::exists(dir.path("listens"))) ::usleep(1000);  // a connection that is refused is tried again
     const pid_t client = start_on(0, [&] {
       const Socket s = connect_until({.host = Network::name(1), .port = 4000}, deadline_in(20));
       const auto begin = std::chrono::steady_clock::now();
