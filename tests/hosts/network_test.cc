@@ -41,7 +41,8 @@ class HostNetwork : public testing::Test {
       read_all(s, bytes, deadline_in(20), "bytes");
       write_value(s, char{1}, deadline_in(20), "an answer");
     });
-    while (!std::filesystem::exists(dir.path("listens"))) ::usleep(1000);  // a connection that is refused is tried again
+    // A connection that is refused is tried again, so the server listens first.
+    for (int i = 0; i < 20000 && !std::filesystem::exists(dir.path("listens")); ++i) ::usleep(1000);
     const pid_t client = start_on(0, [&] {
       const Socket s = connect_until({.host = Network::name(1), .port = 4000}, deadline_in(20));
       const auto begin = std::chrono::steady_clock::now();
