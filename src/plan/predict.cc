@@ -7,7 +7,7 @@
 #include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
 #include "plan/cost/update_cost.h"
-#include "plan/passes_bound.h"
+#include "plan/search/passes_bound.h"
 #include "plan/sharding/sharded_layers.h"
 
 namespace moebius {

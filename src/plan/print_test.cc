@@ -119,8 +119,9 @@ TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
 
 TEST(Assumptions, SayWhatALoadMayBe) {
   for (const char* text : {"load=zipf", "load=1.5", "load=runs/none/metrics.jsonl"})
-    EXPECT_THAT(refused([&] { parse_assumptions({text}); }),
-                testing::HasSubstr("expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; got"));
+    EXPECT_THAT(
+        refused([&] { parse_assumptions({text}); }),
+        testing::HasSubstr("expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; got"));
 }
 
 }  // namespace

@@ -16,9 +16,9 @@
 #include "core/thread_pool.h"
 #include "model/moe/chunked_experts.h"
 #include "parallel/optim/optimizer.h"
-#include "plan/passes_bound.h"
 #include "plan/print.h"
 #include "plan/search/memory_fitting.h"
+#include "plan/search/passes_bound.h"
 
 namespace moebius {
 namespace {
@@ -262,7 +262,8 @@ double Search::least_seconds(const Candidate& c) const {
   const Shares& shares = of_rank_.of(assume_.system);
   const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
   const bool may_be_low = c.recipe != PrecisionRecipe::none || assume_.precision != PlanPrecision::of_recipe;
-  const double low = may_be_low ? std::max(of_rank_.fp8_tflops, of_rank_.nvfp4_tflops) * share(Share::low_precision) : 0;
+  const double low =
+      may_be_low ? std::max(of_rank_.fp8_tflops, of_rank_.nvfp4_tflops) * share(Share::low_precision) : 0;
   const double rate = std::max(low, of_rank_.bf16_tflops * std::max(share(Share::products), share(Share::experts)));
   constexpr double kProducts = 0.99;  // of the model's FLOPs without attention; a few of them are of norms
   double seconds = kProducts * static_cast<double>(tokens) * m.train_flops_per_token(0) / (rate * 1e12);

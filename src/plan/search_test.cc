@@ -12,7 +12,7 @@
 #include "io/files.h"
 #include "io/testing.h"
 #include "plan/fit.h"
-#include "plan/passes_bound.h"
+#include "plan/search/passes_bound.h"
 #include "plan/sweep.h"
 #include "plan/testing.h"
 #include "plan/timeline.h"

@@ -1,4 +1,4 @@
-// What a rank of Megatron Core holds that one of Moebius does not.
+// The bytes that a rank of Megatron Core holds and one of Moebius does not.
 #pragma once
 
 #include <vector>
