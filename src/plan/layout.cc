@@ -1,6 +1,7 @@
 #include "plan/layout.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "config/run_check.h"
 #include "device/accelerator.h"
@@ -44,9 +45,13 @@ std::vector<int64_t> sets_at_peak(const RankProgram& program) {
 
 EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_model) {
   MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMostRanks, "plan: expected 1 to {} ranks; got {}", kMostRanks, ranks);
-  RunSpec run = asked;
-  if (run.train.micro_batch == 0) run.train.micro_batch = 1;
-  if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
+  std::optional<RunSpec> completed;  // a search's runs are whole, and a copy takes as long as a check
+  if (asked.train.micro_batch == 0 || asked.train.seq_len == 0) {
+    completed = asked;
+    if (asked.train.micro_batch == 0) completed->train.micro_batch = 1;
+    if (asked.train.seq_len == 0) completed->train.seq_len = asked.model.max_position_embeddings;
+  }
+  const RunSpec& run = completed ? *completed : asked;
   checks_model ? run.check(ranks) : check_except_model(run, ranks);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
@@ -55,7 +60,7 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   // A build without CUDA does not know the scratch memory of its kernels. All else of the plan is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
-  return resolved(spec);
+  return resolved(std::move(spec));
 }
 
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {

@@ -4,8 +4,10 @@
 #include <numeric>
 
 #include "comm/group_cost.h"
+#include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
 #include "plan/cost/update_cost.h"
+#include "plan/search/passes_bound.h"
 #include "plan/sharding/sharded_layers.h"
 
 namespace moebius {
@@ -41,6 +43,14 @@ class Predicting {
     if (options.simulate) add_files();
     return std::move(result_);
   }
+  double run_passes(bool composes) {
+    check_nodes_of_machine(context_);
+    if (composes) parts_.time_alone();
+    time_stages();
+    add_passes({.simulate = false});
+    add_totals();
+    return result_.step_s;
+  }
 
  private:
   void time_stages();
@@ -62,8 +72,6 @@ class Predicting {
   PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
     return part_time(context_, part, is_moe, is_layer);
   }
-  std::vector<int64_t> sets_of_megatron(const PipelineUse& use) const;
-  int64_t beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const;
   double message_seconds() const;
   double busy(int64_t pp_rank) const;
   const StageWork& stage_of(int64_t pp_rank, int64_t v) const {
@@ -123,11 +131,11 @@ void Predicting::add_memory(const PredictOptions& options) {
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
     PipelineUse use = parts_.pipeline(r);
     const bool is_megatron = context_.assume.system == PlanSystem::megatron;
-    if (is_megatron) use.num_saved = sets_of_megatron(use);
+    if (is_megatron) use.num_saved = sets_of_megatron(context_, use);
     result_.memory.push_back(rank_memory(parts_, layout_, use, r));
     if (is_megatron) {
       RankMemory& memory = result_.memory.back();
-      memory.life[static_cast<size_t>(Life::saved)] += beside_of_megatron(use, r);
+      memory.life[static_cast<size_t>(Life::saved)] += beside_of_megatron(context_, layout_, use, r);
       memory.life[static_cast<size_t>(Life::comm)] = 0;  // it reduces gradients in their own buffer
     }
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
@@ -135,56 +143,6 @@ void Predicting::add_memory(const PredictOptions& options) {
   }
   const double left = machine_.memory_bytes() - static_cast<double>(result_.fullest_rank().total());
   result_.host_memory_bytes = machine_.is_gpu ? machine_.host_memory_of_rank() : std::max(0.0, left);
-}
-
-// Megatron Core allocates what a pass saves when it runs, so its stages share the memory of their peaks. The merged
-// schedule has one more micro-batch in flight, whose forward pass overlaps with a backward pass.
-std::vector<int64_t> Predicting::sets_of_megatron(const PipelineUse& use) const {
-  std::vector<int64_t> sets = use.num_in_flight;
-  if (context_.assume.merged_overlap && spec_.num_micro_batches > 1) ++*std::max_element(sets.begin(), sets.end());
-  return sets;
-}
-
-// Returns the bytes that Megatron Core saves in addition to those of Moebius, for each layer and micro-batch in flight
-// (arXiv 2603.07685). For an MoE layer these are the rows of its experts, which Moebius dispatches again, and the
-// activation's output, which Moebius recomputes; both are in 8 bits if products are. A plain permutation also saves the
-// experts' outputs. Latent attention saves the rotated part of keys once for each head.
-int64_t Predicting::beside_of_megatron(const PipelineUse& use, int64_t pp_rank) const {
-  const ModelSpec& m = spec_.model;
-  const MeshShape& mesh = spec_.mesh;
-  const double tokens = static_cast<double>(rows_between_projections(spec_.shape, mesh));
-  const double rows = tokens * static_cast<double>(m.top_k);
-  const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
-  const PlanPrecision precision = products_precision(spec_, context_.assume, machine_);
-  const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
-  const bool is_of_recipe = context_.assume.recompute == PlanRecompute::of_recipe;
-  const auto of_moe = [&](const RecomputeSpec& again) {
-    // An MoE layer that is recomputed saves only its input, and not the two products of the experts.
-    if (context_.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);
-    double moe = rows * D * input_bytes;
-    if (!again.expert_up && is_of_recipe) moe += rows * F * input_bytes;
-    if (context_.assume.permutation == PlanPermutation::plain) moe += rows * D * 2;
-    return moe;
-  };
-  // Heads are divided over tp, and tokens between projections too.
-  const auto of_layer = [&](const RecomputeSpec& again) {
-    if (m.kv_lora_rank == 0 || again.covers(&RecomputeSpec::mla_up_proj)) return 0.0;
-    return tokens * static_cast<double>(m.num_heads * m.rope_dim()) * 2;
-  };
-  double bytes = 0;
-  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-    const StageSpec& stage = layout_.at(pp_rank, v);
-    double of_set = 0;
-    for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.num_layers; ++layer) {
-      const RecomputeSpec again = spec_.recompute.of(layer);
-      if (!again.layer) of_set += of_layer(again) + (m.is_moe_layer(layer) ? of_moe(again) : 0);
-    }
-    const RecomputeSpec of_mtp = spec_.recompute.of(m.num_layers);
-    const auto num_mtp = static_cast<double>(std::min(stage.num_mtp, spec_.shape.num_mtp));
-    if (!of_mtp.layer) of_set += num_mtp * (of_layer(of_mtp) + (m.is_moe_layer(m.num_layers) ? of_moe(of_mtp) : 0));
-    bytes += of_set * static_cast<double>(use.num_saved[static_cast<size_t>(v)]);
-  }
-  return static_cast<int64_t>(bytes);
 }
 
 double Predicting::message_seconds() const {
@@ -481,8 +439,9 @@ RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
   return run;
 }
 
-Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-                   const Assumptions& assume, const PredictOptions& options) {
+namespace {
+
+void check_machine(const PlanMachine& machine, const Assumptions& assume) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
@@ -491,7 +450,20 @@ Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const 
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,
                 "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",
                 machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
+}
+
+}  // namespace
+
+Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                   const Assumptions& assume, const PredictOptions& options) {
+  check_machine(machine, assume);
   return Predicting(parts, run_on(run, machine), ranks, machine, assume, options.checks_model).run(options);
+}
+
+double passes_seconds(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                      const Assumptions& assume, bool composes) {
+  check_machine(machine, assume);
+  return Predicting(parts, run_on(run, machine), ranks, machine, assume, false).run_passes(composes);
 }
 
 }  // namespace moebius

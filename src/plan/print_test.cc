@@ -1,6 +1,7 @@
 // The keys of JSON are those of docs/reference/commands.md, which scripts rely on.
 #include "plan/print.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -114,6 +115,13 @@ TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
   result.rows.push_back({.row = &row, .before = 1, .after = 3, .left_out = 4});
   EXPECT_EQ(keys_of(fit_json(result)), documented("plan --fit --json"));
   EXPECT_EQ(fit_json(result)["rows"][0]["error"], 0.5);
+}
+
+TEST(Assumptions, SayWhatALoadMayBe) {
+  for (const char* text : {"load=zipf", "load=1.5", "load=runs/none/metrics.jsonl"})
+    EXPECT_THAT(
+        refused([&] { parse_assumptions({text}); }),
+        testing::HasSubstr("expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; got"));
 }
 
 }  // namespace

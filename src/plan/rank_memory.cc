@@ -149,7 +149,8 @@ void add_shares(RankMemory& m, const EngineSpec& spec, const ParamBucket& bucket
   if (shard < ranks) add_weights(m, bucket.numel / shard, bucket.dtype);
 }
 
-void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldParam>& params, const RankPlace& rank) {
+void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, const RankPlace& rank) {
+  const std::vector<HeldParam>& params = held.params;
   for (const HeldParam& p : params) {  // before the buckets, as in the engine's plan
     if (p->has_grad || is_sharded_frozen(spec, p)) continue;
     if (p->kind == ParamKind::state)
@@ -158,7 +159,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<HeldPar
       add_weights(m, aligned_numel(p->numel), p->dtype);
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
-  const std::vector<ParamBucket> buckets = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
+  const std::vector<ParamBucket>&buckets = held.trained, &frozen = held.frozen;
   int64_t largest = 0;
   std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
   for (const ParamBucket& bucket : buckets) {
@@ -255,7 +256,8 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
 
 // Returns the gradients of an embedding that stages share: each of these stages receives those of the others
 // (parallel/sharding/tied_embedding.h).
-int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
+                            const std::vector<HeldParam>& params) {
   const EngineSpec& spec = parts.spec();
   const int64_t last = spec.mesh.pp - 1;
   const bool apart = layout.mtp_is_apart(), mtp = spec.shape.num_mtp > 0;
@@ -263,7 +265,6 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   if (apart && mtp) holders.push_back(last - 1);
   if (spec.model.tie_word_embeddings || (mtp && !apart)) holders.push_back(last);
   if (last == 0 || std::find(holders.begin(), holders.end(), pp_rank) == holders.end()) return 0;
-  const std::vector<HeldParam> params = params_of(parts, layout, pp_rank);
   const auto is_copy = [](const HeldParam& p) { return p->tied_copy; };
   const auto table = pp_rank == 0 ? params.begin() : std::find_if(params.begin(), params.end(), is_copy);
   if (table == params.end() || !(*table)->has_grad) return 0;
@@ -280,14 +281,15 @@ int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int
 }
 
 // The step stack: the largest of the passes, of that exchange, and of the optimizer.
-int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
+                    const std::vector<HeldParam>& params) {
   const EngineSpec& spec = parts.spec();
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
   const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
   UpdateScratch scratch;
-  for (const HeldParam& p : params_of(parts, layout, pp_rank)) scratch.at_least(p->scratch);
-  int64_t most = std::max({tied_gradient_bytes(parts, layout, pp_rank), scratch.stack_bytes(),
+  for (const HeldParam& p : params) scratch.at_least(p->scratch);
+  int64_t most = std::max({tied_gradient_bytes(parts, layout, pp_rank, params), scratch.stack_bytes(),
                            gathered_logits_bytes(parts, layout, pp_rank)});
   const auto take = [&](const PartWork& part, bool has_backward) {
     most = std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes});
@@ -330,12 +332,13 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   });
   add(m, Life::comm, window);
   add_offloaded(m, parts, layout, use);
-  add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
+  const RankHeld held = held_by(parts, layout, pp_rank);
+  add_params(m, spec, held, counted_place(spec, pp_rank));
   add_saved(m, parts, layout, use, pp_rank);
   add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
   add_batch(m, spec);
-  add(m, Life::stack, stack_bytes(parts, layout, pp_rank));
+  add(m, Life::stack, stack_bytes(parts, layout, pp_rank, held.params));
   m.beside_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
   if (spec.target != DeviceKind::cuda) m.beside_bytes = 0;
   return m;
@@ -345,7 +348,8 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
   const EngineSpec& spec = parts.spec();
   RankParams r;
   const RankPlace place = counted_place(spec, pp_rank);
-  for (const ParamBucket& bucket : buckets_of(spec, params_of(parts, layout, pp_rank))) {
+  const RankHeld held = held_by(parts, layout, pp_rank);
+  for (const ParamBucket& bucket : held.trained) {
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;

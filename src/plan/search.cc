@@ -4,23 +4,30 @@
 
 #include <algorithm>
 #include <cmath>
+#include <compare>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <queue>
 
+#include "config/run_check.h"
 #include "core/thread_pool.h"
+#include "model/moe/chunked_experts.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/print.h"
 #include "plan/search/memory_fitting.h"
+#include "plan/search/passes_bound.h"
 
 namespace moebius {
 namespace {
 
 // A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
 constexpr int64_t kMostOfHost = 8;
-// Layouts whose memory is chosen at a time, whatever the threads. A few of a round are looked at in vain.
-constexpr int64_t kRound = 16;
+// Layouts whose passes are timed at a time, and those whose memory is chosen, whatever the threads. A few of them are
+// looked at in vain.
+constexpr int64_t kTimed = 128, kRound = 16;
 // A bound adds up the times of composed parts (plan/cost/composed_part.h), whose last digits differ from those of whole ones.
 constexpr double kRounding = 1 - 1e-9;
 
@@ -46,21 +53,22 @@ class Search {
         options_(options),
         pool_(options.threads) {
     run_.model.check();
+    if (run_.train.seq_len == 0) run_.train.seq_len = run_.model.max_position_embeddings;
     limits_ = limits();
     run_.provenance.clear();
     machine_.sources.clear();  // every prediction copies the machine
+    of_rank_ = machine_.of_rank(run_.threads);
     run_.model.source = {};
     run_.memory.automatic = false;
     for (const PrecisionRecipe recipe : limits_.recipes.empty() ? std::vector{run_.precision.recipe} : limits_.recipes)
       sharding_[recipe] = moebius::sharding_choices(run_, recipe, limits_);
-    const double of_rank = machine.of_rank(run_.threads).memory_gb;
-    bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank) * 1e9;
+    bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank_.memory_gb) * 1e9;
     const auto fit = static_cast<double>(run.memory.fit_bytes);
     if (fit > 0) bytes_ = options.memory_gb > 0 ? std::min(bytes_, fit) : fit;
   }
 
   SearchResult result() {
-    time_all(search_space(run_, ranks_, limits_));
+    bound_all(search_space(run_, ranks_, limits_));
     choose();
     finish();
     return std::move(result_);
@@ -95,8 +103,13 @@ class Search {
     return limits;
   }
 
-  void time_all(std::vector<std::vector<Candidate>> groups);
-  bool bound(Candidate& c) const;
+  void bound_all(std::vector<std::vector<Candidate>> groups);
+  bool is_allowed(RunSpec& run, const Candidate& c) const;
+  double least_seconds(const Candidate& c) const;
+  double bound_seconds(const Candidate& c, bool updates) const;
+  void time_next();
+  void sharpen();
+  std::vector<size_t> next_round();
   double least_weights(const Candidate& c, const ShardingChoice& sharding) const;
   ShardingChoice needed_sharding(const Candidate& c) const;
   void choose();
@@ -142,13 +155,24 @@ class Search {
   const RunSpec& asked_;
   RunSpec run_;
   int64_t ranks_;
-  PlanMachine machine_;
+  PlanMachine machine_, of_rank_;
   const Assumptions& assume_;
   const SearchOptions& options_;
   SearchLimits limits_;
   std::map<PrecisionRecipe, std::vector<ShardingChoice>> sharding_;
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
+  std::vector<size_t> group_;            // [legal_]
+  // The bound of a layout whose memory is not chosen yet. Of equal bounds those that are not sharp come first, and then
+  // the order of legal_ decides.
+  struct Bound {
+    double step_s = 0;
+    bool is_sharp = false;  // of the whole step; else without its update
+    size_t index = 0;       // of legal_
+    auto operator<=>(const Bound&) const = default;
+  };
+  std::vector<Bound> untimed_;  // the lowest last; of least_seconds()
+  std::priority_queue<Bound, std::vector<Bound>, std::greater<>> timed_;
   ThreadPool pool_;
   SearchResult result_;
 };
@@ -192,18 +216,24 @@ ShardingChoice Search::needed_sharding(const Candidate& c) const {
   return {own.fsdp || !all_weights_fit, own.shard_gradients || !all_gradients_fit};
 }
 
-// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. False:
-// the run's checks refuse the layout.
-bool Search::bound(Candidate& c) const {
+// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. Without
+// the update of a step the bound is lower.
+double Search::bound_seconds(const Candidate& c, bool updates) const {
+  const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
+  if (!options_.prunes) return kRounding * timed(c, bounds).step_s;
+  Candidate least = c;
+  const ShardingChoice needed = needed_sharding(c);
+  least.memory.fsdp = needed.fsdp;
+  least.memory.shard_gradients = needed.shard_gradients;
+  if (updates) return kRounding * timed(least, bounds).step_s;
+  return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_, /*composes=*/true);
+}
+
+// Calls body() and returns true, or false where the run's checks refuse a layout.
+template <class Body>
+bool passes_checks(Body&& body) {
   try {
-    const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
-    Candidate least = c;
-    if (options_.prunes) {
-      const ShardingChoice needed = needed_sharding(c);
-      least.memory.fsdp = needed.fsdp;
-      least.memory.shard_gradients = needed.shard_gradients;
-    }
-    c.step_s = kRounding * timed(least, bounds).step_s;
+    body();
     return true;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
@@ -211,19 +241,59 @@ bool Search::bound(Candidate& c) const {
   }
 }
 
+// run: run_ in any layout, which becomes that of c.
+bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
+  set_layout(run, run_, c);
+  return passes_checks([&] {
+    check_except_model(run, ranks_);
+    mesh_shape(run.parallel, ranks_).check();
+  });
+}
+
+// Seconds that a step takes at least, found without running a part: the products of all layers at the machine's highest
+// rate, the copies that all-to-all launches for ranks of etp, and the bubble. The slowest rank of a pipeline has at
+// least the mean of its ranks.
+double Search::least_seconds(const Candidate& c) const {
+  const ModelSpec& m = run_.model;
+  const bool trains_all = run_.train.freeze.empty() && !run_.lora.is_on() && run_.num_mtp() == m.num_mtp_layers;
+  if (!options_.prunes || !trains_all) return 0;
+  const ParallelSpec& p = c.parallel;
+  const int64_t tokens = c.micro_batch * run_.train.seq_len / (p.tp * p.cp), ranks_of_experts = p.ep * p.etp;
+  const Shares& shares = of_rank_.of(assume_.system);
+  const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
+  const bool may_be_low = c.recipe != PrecisionRecipe::none || assume_.precision != PlanPrecision::of_recipe;
+  const double low =
+      may_be_low ? std::max(of_rank_.fp8_tflops, of_rank_.nvfp4_tflops) * share(Share::low_precision) : 0;
+  const double rate = std::max(low, of_rank_.bf16_tflops * std::max(share(Share::products), share(Share::experts)));
+  constexpr double kProducts = 0.99;  // of the model's FLOPs without attention; a few of them are of norms
+  double seconds = kProducts * static_cast<double>(tokens) * m.train_flops_per_token(0) / (rate * 1e12);
+  const int64_t chunk = expert_chunk(tokens, ranks_of_experts);
+  if (p.dispatcher == DispatcherKind::alltoall && p.etp > 1 && chunk * m.top_k >= ranks_of_experts) {
+    // The rows for experts and their sums, in both passes, and the weights and their gradients.
+    constexpr int64_t kExchanges = 6;
+    const int64_t copies = m.num_moe_layers() * (tokens / chunk) * kExchanges * ranks_of_experts;
+    seconds += static_cast<double>(copies) * of_rank_.kernel_us * 1e-6;
+  }
+  const double P = static_cast<double>(p.pp), V = static_cast<double>(p.vpp);
+  const double M = static_cast<double>(run_.train.global_batch / (c.micro_batch * p.dp(ranks_)));
+  return kRounding * seconds / P * (M + (P - 1) / V);
+}
+
 // Candidates of a group share their parts, so each thread takes whole groups.
-void Search::time_all(std::vector<std::vector<Candidate>> groups) {
+void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);
   std::vector<int64_t> too_large(groups.size()), refused(groups.size());
   pool_.run(std::ssize(groups), [&](int64_t task, int) {
     const auto g = static_cast<size_t>(task);
+    RunSpec run = run_;
     for (Candidate& c : groups[g]) {
       const double weights = least_weights(c, sharding_choices(c.recipe).back());
       if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
-      } else if (bound(c)) {
+      } else if (!options_.prunes || is_allowed(run, c)) {
+        c.step_s = least_seconds(c);
         legal[g].push_back(std::move(c));
       } else {
         ++refused[g];
@@ -232,32 +302,88 @@ void Search::time_all(std::vector<std::vector<Candidate>> groups) {
   });
   for (size_t g = 0; g < groups.size(); ++g) {
     legal_.insert(legal_.end(), legal[g].begin(), legal[g].end());
+    group_.resize(legal_.size(), g);
     least_bytes_ = std::min(least_bytes_, least[g]);
     result_.num_too_large += too_large[g];
     result_.num_refused += refused[g];
-    result_.num_timed += std::ssize(legal[g]) + refused[g];
   }
   result_.num_legal = std::ssize(legal_) + result_.num_too_large;
+}
+
+// Times the passes of the next layouts. Those of a group are one task, since they share their parts.
+void Search::time_next() {
+  std::vector<size_t> next;
+  for (; !untimed_.empty() && std::ssize(next) < kTimed; untimed_.pop_back()) next.push_back(untimed_.back().index);
+  std::sort(next.begin(), next.end());
+  std::vector<size_t> begins{0};  // of the groups
+  for (size_t i = 1; i <= next.size(); ++i)
+    if (i == next.size() || group_[next[i]] != group_[next[i - 1]]) begins.push_back(i);
+  std::vector<char> is_refused(next.size());
+  pool_.run(std::ssize(begins) - 1, [&](int64_t task, int) {
+    for (size_t i = begins[static_cast<size_t>(task)]; i < begins[static_cast<size_t>(task) + 1]; ++i) {
+      Candidate& c = legal_[next[i]];
+      is_refused[i] = !passes_checks([&] { c.step_s = bound_seconds(c, /*updates=*/!options_.prunes); });
+    }
+  });
+  result_.num_timed += std::ssize(next);
+  for (size_t i = 0; i < next.size(); ++i) {
+    if (!is_refused[i]) {
+      timed_.push({legal_[next[i]].step_s, !options_.prunes, next[i]});
+    } else {
+      ++result_.num_refused;
+      --result_.num_legal;
+    }
+  }
+}
+
+// Times the steps of the next layouts whose bounds are those of their passes.
+void Search::sharpen() {
+  std::vector<size_t> next;
+  for (; !timed_.empty() && !timed_.top().is_sharp && std::ssize(next) < kRound; timed_.pop())
+    next.push_back(timed_.top().index);
+  pool_.run(std::ssize(next), [&](int64_t i, int) {
+    Candidate& c = legal_[next[static_cast<size_t>(i)]];
+    c.step_s = bound_seconds(c, /*updates=*/true);
+  });
+  result_.num_timed += std::ssize(next);
+  for (const size_t index : next) timed_.push({legal_[index].step_s, true, index});
+}
+
+// Returns the layouts with the lowest bounds of their steps. Only layouts that may be among them are timed.
+std::vector<size_t> Search::next_round() {
+  std::vector<size_t> round;
+  while (std::ssize(round) < kRound && !(timed_.empty() && untimed_.empty())) {
+    const bool is_untimed = !untimed_.empty() && (timed_.empty() || untimed_.back().step_s <= timed_.top().step_s);
+    if (is_pruned(is_untimed ? untimed_.back().step_s : timed_.top().step_s)) break;
+    if (is_untimed) {
+      time_next();
+    } else if (!timed_.top().is_sharp) {
+      sharpen();
+    } else {
+      round.push_back(timed_.top().index);
+      timed_.pop();
+    }
+  }
+  return round;
 }
 
 // Takes a round of layouts at a time, from the lowest bound on. Once a bound is above the time of the last layout that
 // is kept, no other can be better.
 void Search::choose() {
-  std::stable_sort(legal_.begin(), legal_.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.step_s < b.step_s; });
-  for (int64_t begin = 0; begin < std::ssize(legal_); begin += kRound) {
-    const int64_t size = std::min(kRound, std::ssize(legal_) - begin);
+  for (size_t i = 0; i < legal_.size(); ++i) untimed_.push_back({.step_s = legal_[i].step_s, .index = i});
+  std::sort(untimed_.begin(), untimed_.end(), std::greater<>());
+  for (std::vector<size_t> round = next_round(); !round.empty(); round = next_round()) {
     const MemoryLimits memory = memory_limits();
-    std::vector<FittedMemory> round(static_cast<size_t>(size));
-    pool_.run(size, [&](int64_t i, int) {
-      round[static_cast<size_t>(i)] = fit_memory_of(memory, legal_[static_cast<size_t>(begin + i)]);
+    std::vector<FittedMemory> all(round.size());
+    pool_.run(std::ssize(round), [&](int64_t i, int) {
+      all[static_cast<size_t>(i)] = fit_memory_of(memory, legal_[round[static_cast<size_t>(i)]]);
     });
-    for (int64_t i = 0; i < size; ++i) {
-      if (is_pruned(legal_[static_cast<size_t>(begin + i)].step_s)) {
-        result_.num_slower += std::ssize(legal_) - (begin + i);
-        return;
+    for (size_t i = 0; i < round.size(); ++i) {
+      if (is_pruned(legal_[round[i]].step_s)) {
+        result_.num_slower += std::ssize(round) - static_cast<int64_t>(i);
+        break;
       }
-      FittedMemory& fitted = round[static_cast<size_t>(i)];
+      FittedMemory& fitted = all[i];
       result_.num_timed += fitted.num_timed;
       least_bytes_ = std::min(least_bytes_, fitted.least_bytes);
       if (!fitted.candidate)
@@ -266,6 +392,7 @@ void Search::choose() {
         insert(*std::move(fitted.candidate));
     }
   }
+  result_.num_slower += static_cast<int64_t>(timed_.size() + untimed_.size());
 }
 
 // The phases of a step; both passes are one, since the slowest rank of another layout may hold the loss.

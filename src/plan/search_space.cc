@@ -253,10 +253,16 @@ std::vector<ShardingChoice> sharding_choices(const RunSpec& of, PrecisionRecipe 
 
 RunSpec run_of(const RunSpec& of, const Candidate& c) {
   RunSpec run = of;
+  set_layout(run, of, c);
+  return run;
+}
+
+void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   run.parallel = c.parallel;
   run.train.micro_batch = c.micro_batch;
   run.precision.recipe = c.recipe;
   run.moe.rank_rows_factor = c.rows_factor;
+  run.memory = of.memory;
   run.memory.recompute = c.memory.recompute;
   run.memory.offload = c.memory.activations;
   run.memory.expert_rows = c.memory.expert_rows;
@@ -266,11 +272,10 @@ RunSpec run_of(const RunSpec& of, const Candidate& c) {
   if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;
   run.optimizer.offload_grad = c.memory.offload_grad;
-  if (c.memory.offload && !of.optimizer.offload) run.checkpoint.async_save = false;
+  run.checkpoint.async_save = of.checkpoint.async_save && (!c.memory.offload || of.optimizer.offload);
   run.parallel.fsdp = c.memory.fsdp;
   run.parallel.shard_gradients = c.memory.shard_gradients;
-  if (c.parallel.dispatcher == DispatcherKind::alltoall) run.graph = false;
-  return run;
+  run.graph = of.graph && c.parallel.dispatcher != DispatcherKind::alltoall;
 }
 
 // A key that the recipe has already as it must be is left out, but for those that make a layout.

@@ -12,6 +12,7 @@
 #include "io/files.h"
 #include "io/testing.h"
 #include "plan/fit.h"
+#include "plan/search/passes_bound.h"
 #include "plan/sweep.h"
 #include "plan/testing.h"
 #include "plan/timeline.h"
@@ -61,22 +62,59 @@ TEST(Search, IsTheSameOnAnyThreads) {
 }
 
 // Bounds of time, and what cannot fit, leave layouts out. None of them is among the best.
-TEST(Search, FindsTheSameWithoutPruning) {
+void expect_same_without_pruning(const std::vector<std::string>& set, int64_t ranks, double memory_gb,
+                                 const std::string& chosen) {
   PartLibrary parts;
-  const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
-                             {"model.max_position_embeddings=16384", "train.seq_len=16384", "train.global_batch=4"});
-  for (const double memory_gb : {120.0, 45.0}) {
-    const auto found = [&](bool prunes) {
-      return search(parts, run, 4, machine("h200"), {}, {.memory_gb = memory_gb, .prunes = prunes});
-    };
-    const SearchResult pruned = found(true), whole = found(false);
-    EXPECT_GT(pruned.num_slower, 0);
-    EXPECT_EQ(whole.num_slower, 0);
-    EXPECT_GT(whole.num_timed, pruned.num_timed);
-    ASSERT_EQ(pruned.layouts.size(), whole.layouts.size());
-    for (size_t i = 0; i < whole.layouts.size(); ++i) {
-      EXPECT_EQ(pruned.layouts[i].set, whole.layouts[i].set) << i;
-      EXPECT_EQ(pruned.layouts[i].prediction.step_s, whole.layouts[i].prediction.step_s) << i;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
+  const auto found = [&](bool prunes) {
+    return search(parts, run, ranks, machine("h200"), {}, {.memory_gb = memory_gb, .prunes = prunes});
+  };
+  const SearchResult pruned = found(true), whole = found(false);
+  EXPECT_GT(pruned.num_slower, 0);
+  EXPECT_EQ(whole.num_slower, 0);
+  EXPECT_GT(whole.num_timed, pruned.num_timed);
+  ASSERT_EQ(pruned.layouts.size(), whole.layouts.size());
+  bool is_chosen = chosen.empty();
+  for (size_t i = 0; i < whole.layouts.size(); ++i) {
+    EXPECT_EQ(pruned.layouts[i].set, whole.layouts[i].set) << i;
+    EXPECT_EQ(pruned.layouts[i].prediction.step_s, whole.layouts[i].prediction.step_s) << i;
+    for (const std::string& key : whole.layouts[i].set) is_chosen |= key == chosen;
+  }
+  EXPECT_TRUE(is_chosen) << chosen;
+}
+
+TEST(Search, FindsTheSameWithoutPruning) {
+  const std::vector<std::string> long_sequence{"model.max_position_embeddings=16384", "train.seq_len=16384",
+                                               "train.global_batch=4"};
+  expect_same_without_pruning(long_sequence, 4, 120, "");
+  expect_same_without_pruning(long_sequence, 4, 45, "");
+  std::vector<std::string> sharded = long_sequence;
+  sharded.insert(sharded.end(), {"parallel.fsdp=true", "parallel.shard_gradients=true"});
+  expect_same_without_pruning(sharded, 4, 45, "");
+}
+
+// The search chooses sharded layers and activations on the host where little memory is left.
+TEST(Search, FindsTheSameShardedLayersWithoutPruning) {
+  const std::vector<std::string> few{"model.num_hidden_layers=4", "train.global_batch=8", "optimizer.offload=false"};
+  expect_same_without_pruning(few, 4, 10, "memory.offload=[\"layer_input\"]");
+  expect_same_without_pruning(few, 8, 6, "parallel.fsdp=true");  // with etp up to 8
+}
+
+// The passes of a step take at most as long as the step, also when their parts are composed.
+TEST(Search, BoundsAStepByItsPasses) {
+  PartLibrary parts;
+  const PlanMachine m = machine("h100");
+  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
+           {"parallel.pp=2"},
+           {"parallel.ep=4", "parallel.shard_gradients=true"},
+           {"parallel.ep=2", "parallel.etp=2", "parallel.dispatcher=\"alltoall\"", "run.graph=false"},
+           {"optimizer.offload=true", "checkpoint.async=false"}}) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
+    const double step_s = predict(parts, run, 4, m, {}, {.simulate = false}).step_s;
+    for (const bool composes : {false, true}) {
+      const double passes_s = passes_seconds(parts, run, 4, m, {}, composes);
+      EXPECT_LT(passes_s, step_s);
+      EXPECT_GT(passes_s, 0.3 * step_s);
     }
   }
 }
@@ -412,7 +450,6 @@ TEST(Fits, RefuseARowThatIsGivenTwice) {
   }
 }
 
-// The errors that docs/measurements/plan.md gives for the machines as they are shipped.
 TEST(Fits, RefuseFilesThatAreNotRows) {
   TestDir dir;
   const std::string path = dir.path("rows.json");
@@ -439,6 +476,7 @@ TEST(Fits, RefuseFilesThatAreNotRows) {
   EXPECT_THAT(answer("", R"("before": {"epyc2": 3}, )"), HasSubstr("expected an object of shares in before.epyc2"));
 }
 
+// The errors that docs/measurements/plan.md gives for the machines as they are shipped.
 TEST(Fits, ShippedMachinesPredictTheRows) {
   PartLibrary parts;
   std::vector<FittedRow> predicted;

@@ -1,6 +1,8 @@
 #include "plan/search/memory_fitting.h"
 
 #include <algorithm>
+#include <deque>
+#include <utility>
 
 namespace moebius {
 namespace {
@@ -25,7 +27,6 @@ class MemoryFitting {
   }
 
  private:
-  using Memory = PredictOptions::Memory;
   // Time and bytes of a choice, or what it adds to another.
   struct Estimate {
     MemoryChoice choice;
@@ -35,6 +36,7 @@ class MemoryFitting {
   void find_useful_shardings();
   // The choices of a place that may need least, of the first budget of rows and of the others.
   std::vector<MemoryChoice> least_choices() const;
+  bool may_be_fast(const Prediction& plain);
   bool least_may_fit();
   std::vector<Estimate> choices_that_may_fit();
   std::vector<Estimate> estimates_of_recompute();
@@ -50,7 +52,14 @@ class MemoryFitting {
            e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
   }
 
-  Prediction timed(const MemoryChoice& choice, Memory memory) {
+  // Returns the step with that choice, and the memory of the ranks that may be the fullest.
+  const Prediction& timed(const MemoryChoice& choice) {
+    const auto known =
+        std::find_if(predicted_.begin(), predicted_.end(), [&](const auto& p) { return p.first == choice; });
+    if (known != predicted_.end()) return known->second;
+    return predicted_.emplace_back(choice, predicted(choice, PredictOptions::Memory::fullest_stages)).second;
+  }
+  Prediction predicted(const MemoryChoice& choice, PredictOptions::Memory memory) {
     ++fitted_.num_timed;
     Candidate c = c_;
     c.memory = choice;
@@ -62,15 +71,17 @@ class MemoryFitting {
     return bytes <= search_.bytes && p.host_bytes <= search_.host_limit(bytes);
   }
   bool try_choice(const MemoryChoice& choice) {
-    if (!fits(timed(choice, Memory::fullest_stages))) return false;
-    const Prediction p = timed(choice, Memory::all);
+    const Prediction& p = timed(choice);
     step_s_ = p.step_s;
-    return fits(p);
+    if (!fits(p)) return false;
+    const bool has_all = std::ssize(p.memory) == p.num_pp_ranks;
+    return has_all || fits(predicted(choice, PredictOptions::Memory::all));
   }
 
   const MemoryLimits& search_;
   const Candidate& c_;
   double step_s_ = 0;
+  std::deque<std::pair<MemoryChoice, Prediction>> predicted_;
   std::vector<Estimate> sharded_;  // with nothing recomputed: each sharding that is not too slow by itself
   FittedMemory fitted_;
 };
@@ -88,8 +99,8 @@ void MemoryFitting::find_useful_shardings() {
 
 // A candidate has the fastest choice at first.
 std::optional<MemoryChoice> MemoryFitting::found() {
-  const Prediction plain = timed(c_.memory, Memory::fullest_stages);
-  if (fits(plain) && try_choice(c_.memory)) return c_.memory;
+  const Prediction& plain = timed(c_.memory);
+  if (try_choice(c_.memory)) return c_.memory;
   // A choice frees at most all of this memory of the fullest rank; what else a rank holds it keeps.
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   const RankMemory& rank = plain.fullest_rank();
@@ -104,6 +115,8 @@ std::optional<MemoryChoice> MemoryFitting::found() {
     return std::nullopt;
   }
   fitted_.is_slower = kept > search_.bytes && sharded_.empty();
+  if (fitted_.is_slower) return std::nullopt;
+  fitted_.is_slower = search_.prunes && !may_be_fast(plain);
   if (fitted_.is_slower) return std::nullopt;
   if (search_.prunes && !least_may_fit()) return std::nullopt;
   for (const Estimate& e : choices_that_may_fit()) {
@@ -140,12 +153,30 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   return choices;
 }
 
+// Returns false if all places of states and shardings of layers that may fit are too slow, even if recompute and budgets
+// of rows freed all that passes save and took no time. Few estimates decide this for most layouts.
+bool MemoryFitting::may_be_fast(const Prediction& plain) {
+  double saved = 0;
+  for (const RankMemory& rank : plain.memory)
+    saved = std::max(saved, static_cast<double>(rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows)));
+  const Estimate first = estimate(c_.memory);
+  std::vector<Estimate> all{first};
+  for (const Estimate& e : with_other_places(all, first)) all.push_back(e);
+  for (const Estimate& e : with_other_sharding(all, first)) all.push_back(e);
+  std::erase_if(all, [&](Estimate e) {
+    e.bytes -= saved;
+    return !may_fit(e);
+  });
+  const auto is_fast = [&](const Estimate& e) { return e.step_s / kEstimateError < search_.slowest_s; };
+  return all.empty() || std::any_of(all.begin(), all.end(), is_fast);
+}
+
 // A look at what needs least spares the estimates of all other choices. Inputs on the host free no more than is saved.
 bool MemoryFitting::least_may_fit() {
   double bytes = 1e300, without_saved = 1e300;
   for (const MemoryChoice& least : least_choices()) {
     if (least.activations != c_.memory.activations && without_saved > search_.bytes) break;
-    const RankMemory rank = timed(least, Memory::fullest_stages).fullest_rank();
+    const RankMemory& rank = timed(least).fullest_rank();
     bytes = std::min(bytes, static_cast<double>(rank.total()));
     without_saved = std::min(without_saved, static_cast<double>(rank.total() - rank.of(Life::saved)));
     if (bytes <= kEstimateError * search_.bytes) return true;
@@ -155,7 +186,7 @@ bool MemoryFitting::least_may_fit() {
 }
 
 MemoryFitting::Estimate MemoryFitting::estimate(const MemoryChoice& choice) {
-  const Prediction p = timed(choice, Memory::fullest_stages);
+  const Prediction& p = timed(choice);
   return {choice, p.step_s, static_cast<double>(p.fullest_rank().total()), p.host_bytes};
 }
 

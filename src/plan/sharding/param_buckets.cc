@@ -20,10 +20,6 @@ void pad(const EngineSpec& spec, std::vector<ParamBucket>& buckets) {
   }
 }
 
-}  // namespace
-
-int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }
-
 // Returns the parameters of a rank. The embedding is declared before the layers, and the norm and the head after them.
 std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   std::vector<HeldParam> all;
@@ -39,6 +35,10 @@ std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, 
   }
   return all;
 }
+
+}  // namespace
+
+int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }
 
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p) {
   return spec.fsdp && p.layer >= 0 && p.is_frozen() && group_size(spec.mesh, p->axis) > 1;
@@ -90,6 +90,13 @@ std::vector<ParamBucket> frozen_buckets_of(const EngineSpec& spec, const std::ve
   }
   pad(spec, buckets);
   return buckets;
+}
+
+RankHeld held_by(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  RankHeld held{.params = params_of(parts, layout, pp_rank)};
+  held.trained = buckets_of(parts.spec(), held.params);
+  held.frozen = frozen_buckets_of(parts.spec(), held.params);
+  return held;
 }
 
 RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {

@@ -33,7 +33,12 @@ struct ParamBucket {
 // Returns ceil(numel / kAlign) * kAlign.
 int64_t aligned_numel(int64_t numel);
 
-std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+// The parameters of a rank, and their buckets.
+struct RankHeld {
+  std::vector<HeldParam> params;
+  std::vector<ParamBucket> trained, frozen;  // buckets_of(), frozen_buckets_of()
+};
+RankHeld held_by(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 // Returns whether a parameter is frozen and its rank keeps a share of it alone.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
