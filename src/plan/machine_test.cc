@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "plan/testing.h"
+#include "train/watch/host_link.h"
 
 namespace moebius {
 namespace {
@@ -31,6 +32,12 @@ TEST(Machines, AreThoseOfTheFolder) {
     EXPECT_EQ(to_toml(again), to_toml(m));
   }
   EXPECT_EQ(load_machine("gb200", kMachines).domain_ranks, 72);
+}
+
+// A run compares the link to its host with the rate that plans for it assume.
+TEST(Machines, HaveTheLinkThatRunsExpect) {
+  for (const char* name : {"h100", "h200"})
+    EXPECT_DOUBLE_EQ(load_machine(name, kMachines).link_gb_s * 1e9, kPlannedLinkRate) << name;
 }
 
 TEST(Machines, AreRefusedByName) {

@@ -1,8 +1,10 @@
 #include "train/loop.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/transport/threads.h"
+#include "io/files.h"
 #include "train/testing.h"
 
 namespace moebius {
@@ -28,6 +30,31 @@ TEST(TrainingRun, ShortensTheDefaultTimeoutByTheStepsThatAreDone) {
     const auto between_steps = world.default_timeout().between_steps();
     EXPECT_EQ(world.timeout_s(), 600);
   });
+}
+
+// A threshold that no logit reaches must not look like one that works.
+TEST(TrainingRun, LogsWhetherHeadsWereClipped) {
+  const TestDir dir;
+  RunSpec run = testing::tiny_run();
+  run.data.train = {{.prefix = testing::write_dataset(dir, "data", 300)}};
+  run.train.steps = 3;
+  run.optimizer.lr = 1e-3;
+  run.threads = 1;
+  const auto log_of = [&](double threshold) {
+    run.dir = dir.path(fmt::format("run{}", threshold));
+    run.optimizer.qk_clip = threshold;
+    const std::string path = run.dir + ".log";
+    std::FILE* file = std::fopen(path.c_str(), "w");
+    Log log(file, false);
+    const std::atomic<int> no_signal{0};
+    EXPECT_EQ(TrainingRun(run, log, no_signal).run(), 0);
+    std::fclose(file);
+    return read_file(path);
+  };
+  EXPECT_THAT(log_of(1000),
+              ::testing::HasSubstr("optimizer.qk_clip = 1000: no head was clipped in 3 steps; the largest logit was "));
+  EXPECT_THAT(log_of(1e-3), ::testing::HasSubstr("optimizer.qk_clip = 0.001: heads were clipped in "));
+  EXPECT_THAT(log_of(0), ::testing::Not(::testing::HasSubstr("qk_clip")));
 }
 
 }  // namespace

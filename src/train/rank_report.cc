@@ -118,6 +118,7 @@ nlohmann::ordered_json to_json(const RanksReport& report) {
         {"sent_bytes", static_cast<int64_t>(axis.sent_bytes)}, {"exposed_s", axis.exposed_s}, {"rank_s", axis.rank_s}};
   }
   json["ranks"] = ranks;
+  if (report.host_link_bytes_per_s) json["host_link_bytes_per_s"] = *report.host_link_bytes_per_s;
   if (report.ranks.size() == 1) return json;
   json["comm"] = axes;
   if (nlohmann::ordered_json links = to_json(report.slow_links); !links.is_null()) json["links"] = std::move(links);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct RanksReport {
   int64_t outcome = 0;                     // the largest of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank
+  // With states on the hosts of GPUs: bytes per second each way over the slowest link (train/watch/host_link.h).
+  std::optional<double> host_link_bytes_per_s;
 };
 
 // Returns the report of the last step, the same on each rank; all ranks call it together. mine: of this

@@ -10,6 +10,7 @@
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/rank_report.h"
+#include "train/watch/qk_clip_summary.h"
 
 namespace moebius {
 
@@ -34,6 +35,8 @@ class RunLog {
   void watch_balance(const StepReport& report);  // warns once when a router's scores may be collapsing
   void watch_links(const RanksReport& ranks);    // warns once when a link has been slow for kSlowSteps steps
   static constexpr int64_t kSlowSteps = 10;
+  void watch_qk_clip(const StepReport& report) { qk_clip_.add(report); }
+  std::string qk_clip_text() const { return qk_clip_.text(run_.optimizer.qk_clip); }
 
  private:
   void add_scalars(const StepReport& report);
@@ -47,6 +50,7 @@ class RunLog {
   int64_t steps_shown_ = 0;
   bool warned_of_balance_ = false;
   int64_t slow_steps_ = 0;  // since when a link has been slow without a break
+  QkClipSummary qk_clip_;   // of the steps of this process
 };
 
 }  // namespace moebius

@@ -1,0 +1,75 @@
+#include "train/watch/host_link.h"
+
+#include <gtest/gtest.h>
+
+#include "train/testing.h"
+
+namespace moebius {
+namespace {
+
+// Of two ranks with 9 GB each the second is slower; its wait of 0.1 s for others does not count.
+TEST(HostLink, TheRateIsThatOfTheSlowestRank) {
+  HostLink link({9e9, 9e9});
+  EXPECT_FALSE(link.is_known());
+  link.add_step({{.optimizer_s = 0.2}, {.optimizer_s = 0.4, .waiting_s = 0.1}}, 4);
+  ASSERT_TRUE(link.is_known());
+  EXPECT_DOUBLE_EQ(link.bytes_per_s(), 3e10);
+  EXPECT_EQ(link.text({"a", "b"}),
+            "the update of rank 1 (b) moved 8.38 GiB over the link of its host at 30.0 GB/s each way; plans assume "
+            "45.0 GB/s");
+  EXPECT_EQ(link.text({}).substr(0, 27), "the update of rank 1 moved ");
+}
+
+TEST(HostLink, WithoutStatesOnAHostNothingIsKnown) {
+  HostLink none;
+  none.add_step({{.optimizer_s = 1}}, 1);
+  EXPECT_FALSE(none.is_known());
+  HostLink empty({0});
+  empty.add_step({{.optimizer_s = 1}}, 1);
+  EXPECT_FALSE(empty.is_known());
+  EXPECT_FALSE(empty.became_slow());
+}
+
+// A stage without states on the host, and a rank whose waits are longer than its update, have no rate.
+TEST(HostLink, RanksWithoutARateAreLeftOut) {
+  HostLink link({0, 9e9, 9e9});
+  link.add_step({{.optimizer_s = 9}, {.optimizer_s = 1, .waiting_s = 2}, {.optimizer_s = 0.3}}, 4);
+  EXPECT_DOUBLE_EQ(link.bytes_per_s(), 3e10);
+  link.add_step({{.optimizer_s = 9}, {.optimizer_s = 1, .waiting_s = 2}, {.optimizer_s = 1, .waiting_s = 2}}, 4);
+  EXPECT_FALSE(link.is_known());
+}
+
+// 9 GB take 0.2 s by the plan. With 0.5 s the host is slow for a step of 4 s, and not for one of 7 s, in which the
+// 0.3 s more are less than 5 %.
+TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
+  HostLink link({9e9});
+  const auto step = [&](double optimizer_s, double step_s) {
+    link.add_step({{.optimizer_s = optimizer_s}}, step_s);
+    return link.became_slow();
+  };
+  for (int i = 0; i < 9; ++i) EXPECT_FALSE(step(0.5, 4));
+  EXPECT_FALSE(step(0.3, 4)) << "more than half of the planned rate";
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(step(0.5, 7)) << "a small share of the step";
+  for (int i = 0; i < 9; ++i) EXPECT_FALSE(step(0.5, 4));
+  EXPECT_TRUE(step(0.5, 4));
+  EXPECT_FALSE(step(0.5, 4)) << "once";
+}
+
+// The masters, the two moments with the scales of their codes, and the sums of gradients, which the norm reads too.
+TEST(HostLink, AnUpdateReadsWhatIsOnTheHost) {
+  RunSpec run = testing::tiny_run();
+  run.precision.compute = DType::bf16;
+  const auto bytes = [&] { return bytes_read_from_host(Engine(training_engine_spec(run, {}))); };
+  EXPECT_EQ(bytes(), 0);
+  run.optimizer.offload = true;
+  const int64_t states = bytes();
+  const double parameters = static_cast<double>(run.model.num_parameters());
+  EXPECT_GT(static_cast<double>(states), 11 * parameters) << "a gate has no master beside it";
+  EXPECT_LT(static_cast<double>(states), 12 * parameters + 100 * MemoryPlan::kAlign * 4);
+  run.optimizer.grad = GradFormat::bf16;
+  run.optimizer.offload_grad = true;
+  EXPECT_GT(bytes(), states);
+}
+
+}  // namespace
+}  // namespace moebius
