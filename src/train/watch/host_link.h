@@ -27,7 +27,7 @@ class HostLink {
   // is a bound from below; time in communication calls does not count.
   void add_step(const std::vector<RankTimes>& times, double step_time_s);
 
-  // Of the last step, on the rank with the lowest rate.
+  // The rate is that of the last step, on the rank where it was lowest.
   bool is_known() const { return rank_ >= 0; }
   double bytes_per_s() const { return rate_; }
   // Returns whether kSlowSteps steps in a row had a rank of at most half the planned rate, which took more than 5 % of

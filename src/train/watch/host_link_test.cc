@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// Of two ranks with 9 GB each the second is slower; its wait of 0.1 s for others does not count.
+// Each rank has 9 GB. The second is slower; its wait of 0.1 s for others does not count.
 TEST(HostLink, TheRateIsThatOfTheSlowestRank) {
   HostLink link({9e9, 9e9});
   EXPECT_FALSE(link.is_known());
