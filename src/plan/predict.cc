@@ -439,8 +439,6 @@ RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
   return run;
 }
 
-namespace {
-
 void check_machine(const PlanMachine& machine, const Assumptions& assume) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
@@ -451,8 +449,6 @@ void check_machine(const PlanMachine& machine, const Assumptions& assume) {
                 "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",
                 machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
 }
-
-}  // namespace
 
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {

@@ -73,6 +73,9 @@ struct PredictOptions {
 // number of its threads.
 RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
 
+// Error{usage} if the machine lacks figures that the assumptions need.
+void check_machine(const PlanMachine& machine, const Assumptions& assume);
+
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
 Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options = {});

@@ -451,6 +451,7 @@ void Search::finish() {
 
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options) {
+  check_machine(machine, assume);  // a layout that cannot be predicted would count as refused
   return Search(parts, run, ranks, machine, assume, options).result();
 }
 

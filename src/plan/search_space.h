@@ -75,8 +75,8 @@ struct ShardingChoice {
 };
 std::vector<ShardingChoice> sharding_choices(const RunSpec& run, PrecisionRecipe recipe, const SearchLimits& limits);
 
-// The run in that layout. A GPU's steps with all-to-all, whose counts it reads back, and with sharded layers are eager. Keys that would do
-// nothing there have their defaults. With states on the host a save makes no copy of them.
+// The run in that layout. A GPU's steps with all-to-all, whose counts it reads back, are eager. Keys that would do nothing
+// there have their defaults. With states on the host a save makes no copy of them.
 RunSpec run_of(const RunSpec& run, const Candidate& candidate);
 // Makes `run`, which is `of` in any layout, into run_of(of, candidate).
 void set_layout(RunSpec& run, const RunSpec& of, const Candidate& candidate);

@@ -44,6 +44,8 @@ TEST(Search, FindsLegalLayoutsThatFit) {
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
               HasSubstr("the least that one needs is"));
   EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {.precision = PlanPrecision::nvfp4}, {}); }),
+              HasSubstr("the machine h200 has no products in 4 bits"));
 }
 
 // The number of threads changes nothing but the time, and --recipes adds what the run would accept.
@@ -106,6 +108,7 @@ TEST(Search, BoundsAStepByItsPasses) {
   const PlanMachine m = machine("h100");
   for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
            {"parallel.pp=2"},
+           {"parallel.cp=2", "parallel.ep=2"},
            {"parallel.ep=4", "parallel.shard_gradients=true"},
            {"parallel.ep=2", "parallel.etp=2", "parallel.dispatcher=\"alltoall\"", "run.graph=false"},
            {"optimizer.offload=true", "checkpoint.async=false"}}) {

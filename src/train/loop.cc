@@ -45,12 +45,9 @@ Loader open_loader(Control& control, const std::vector<DatasetSpec>& datasets, c
 }
 
 // The memory of a CPU is on no link.
-HostLink host_link(Control& control, const Engine& engine) {
-  if (engine.spec().device != DeviceKind::cuda) return {};
-  std::vector<double> bytes;
-  for (const std::string& of_rank : control.gather(std::to_string(bytes_read_from_host(engine))))
-    bytes.push_back(static_cast<double>(std::stoll(of_rank)));
-  return HostLink(std::move(bytes));
+HostLink host_link(const Control& control, const Engine& engine) {
+  if (engine.spec().device != DeviceKind::cuda || control.size() > 1) return {};
+  return HostLink(static_cast<double>(bytes_read_from_host(engine)));
 }
 
 std::string fingerprint_of(Control& control, const Loader& loader) {
@@ -163,7 +160,7 @@ void TrainingRun::log_after_steps(int signal) {
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (const std::string links = slow_links_text(ranks_.slow_links); !links.empty())
     log_.info("the slowest connection of the last step: {}", links);
-  if (host_link_.is_known()) log_.info("in the last step {}", host_link_.text(hosts_));
+  if (host_link_.is_known()) log_.info("in the last step {}", host_link_.text());
   if (const std::string clipped = run_log_.qk_clip_text(); !clipped.empty()) log_.info("{}", clipped);
   if (first_step_ <= run_.train.steps) memory_.compare();
   const nlohmann::ordered_json facts{{"signal", signal}, {"memory_peak_bytes", engine_.peak_bytes()}};
@@ -214,7 +211,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
   ranks_ = gather_ranks(engine_, mine, comm, report.layers, outcome());
   name_hosts(ranks_.slow_links, hosts_);
-  host_link_.add_step(ranks_.ranks, report.step_time_s);
+  host_link_.add_step(times.optimizer_s, report.step_time_s);
   if (host_link_.is_known()) ranks_.host_link_bytes_per_s = host_link_.bytes_per_s();
   world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;
@@ -247,7 +244,7 @@ void TrainingRun::report_step(const StepReport& report) {
   run_log_.watch_balance(report);
   run_log_.watch_links(ranks_);
   run_log_.watch_qk_clip(report);
-  if (host_link_.became_slow()) log_.warn("the host is slower than planned: {}", host_link_.text(hosts_));
+  if (host_link_.became_slow()) log_.warn("the host is slower than planned: {}", host_link_.text());
 }
 
 // --- evaluation -----------------------------------------------------------------------------------------------------

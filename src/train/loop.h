@@ -81,7 +81,7 @@ class TrainingRun {
   std::optional<Error> root_error_;  // of on_root_alone
   std::vector<std::string> hosts_;   // the machine of each rank
   RanksReport ranks_;                // of the last step
-  HostLink host_link_;               // to states on the hosts of GPUs
+  HostLink host_link_;               // to states on the host of a GPU
   int64_t first_step_ = 1;           // of this process
   int64_t saved_step_ = 0;
 };

@@ -43,7 +43,7 @@ struct RanksReport {
   int64_t outcome = 0;                     // the largest of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank
-  // With states on the hosts of GPUs: bytes per second each way over the slowest link (train/watch/host_link.h).
+  // On one rank, with states on the host of its GPU: bytes per second each way (train/watch/host_link.h).
   std::optional<double> host_link_bytes_per_s;
 };
 
