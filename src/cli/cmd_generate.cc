@@ -48,7 +48,8 @@ void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::str
   const bool has_prompt = record.is_object() && record.contains("prompt") && record["prompt"].is_string();
   MOEBIUS_CHECK(input,
                 has_prompt || (record.is_object() && (record.contains("messages") || record.contains("conversations"))),
-                "{}: expected an object with a string \"prompt\", or with a chat in \"messages\"; got {}; correct or "
+                "{}: expected an object with a string \"prompt\", or with a chat in \"messages\" or "
+                "\"conversations\"; got {}; correct or "
                 "drop the line",
                 who, line.substr(0, 60));
   to->texts.push_back(has_prompt ? record["prompt"] : "");

@@ -28,18 +28,25 @@ std::string shown(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 60);
 }
 
+bool is_null_at(const Json& object, const char* key) {
+  const auto at = object.find(key);
+  return at == object.end() || at->is_null();
+}
+
 // Gives a message in ShareGPT's form the keys "role" and "content"; others are left alone.
 void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
   static const std::map<std::string, const char*> kRoles{
       {"human", "user"},    {"user", "user"}, {"gpt", "assistant"},   {"assistant", "assistant"},
       {"system", "system"}, {"tool", "tool"}, {"observation", "tool"}};
-  if (!message.is_object() || !message.contains("from") || message.contains("role")) return;
+  if (!message.is_object() || is_null_at(message, "from")) return;
+  const bool has_role = !is_null_at(message, "role");
+  if (has_role && (is_null_at(message, "value") || !is_null_at(message, "content"))) return;
   const auto role = message["from"].is_string() ? kRoles.find(message["from"]) : kRoles.end();
-  MOEBIUS_CHECK(input, role != kRoles.end() && message.value("value", Json()).is_string(),
-                "{}: expected \"from\" of human, gpt, system or tool, and a string \"value\"; got {} at {}; correct or "
-                "drop the line, or write \"role\" and \"content\"",
+  MOEBIUS_CHECK(input, (has_role || role != kRoles.end()) && message.value("value", Json()).is_string(),
+                "{}: expected \"from\" of human, user, gpt, assistant, system, tool or observation, and a string "
+                "\"value\"; got {} at {}; correct or drop the line, or write \"role\" and \"content\"",
                 who, shown(message), i);
-  message["role"] = role->second;
+  if (!has_role) message["role"] = role->second;
   message["content"] = std::move(message["value"]);
   message.erase("from");
   message.erase("value");
@@ -48,10 +55,15 @@ void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
 // Moves the list of messages under "messages". A line may call it "conversations", and have the text of the system
 // beside it.
 void name_messages(Json& record, const std::string& who) {
-  if (!record.is_object() || record.contains("messages") || !record.contains("conversations")) return;
+  if (!record.is_object() || !is_null_at(record, "messages") || is_null_at(record, "conversations")) return;
   Json list = std::move(record["conversations"]);
   for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
   const Json system = record.value("system", Json());
+  MOEBIUS_CHECK(
+      input, system.is_string() || system.is_null(),
+      "{}: expected the text of the system in \"system\" beside \"conversations\"; got {}; correct or drop the "
+      "line",
+      who, shown(system));
   if (list.is_array() && system.is_string() && !system.get_ref<const std::string&>().empty()) {
     MOEBIUS_CHECK(input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
                   "{}: expected one text of the system; got \"system\" beside \"conversations\", and such a message in "

@@ -108,7 +108,14 @@ std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, cons
   };
   const bool is_generated = chat_template.has_generation(chat) && whole.knows_generated;
   if (is_generated && std::all_of(turns.begin(), turns.end(), has_loss)) return whole.generated;
-  MOEBIUS_CHECK(input, !is_generated || whole.generated.size() == turns.size(),
+  // As many blocks as turns are one for each turn only if that holds of every beginning of the chat too.
+  const auto has_one_block_a_turn = [&] {
+    if (whole.generated.size() != turns.size()) return false;
+    for (size_t t = 0; t < turns.size(); ++t)
+      if (chat_template.render(chat, turns[t] + 1, /*with_prompt=*/false).generated.size() != t + 1) return false;
+    return true;
+  };
+  MOEBIUS_CHECK(input, !is_generated || has_one_block_a_turn(),
                 "{}: expected one {{% generation %}} for each of {} messages of the assistant, since a \"weight\" of 0 "
                 "excludes some; got {} from the template; drop the weights or the chat",
                 chat.who, turns.size(), whole.generated.size());

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/chat_ids.h"
+#include "data/document.h"
 #include "io/files.h"
 #include "io/testing.h"
 
@@ -44,6 +45,10 @@ std::string turns(const std::string& text, const std::string& line) {
 constexpr const char* kTwoTurns =
     R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
                      {"role": "user", "content": "b"}, {"role": "assistant", "content": "d"}]})";
+
+TEST(Chat, IsNotAColumnOfThatNameBesideAText) {
+  EXPECT_EQ(read_document(R"({"text": "hi", "conversations": "c-17", "messages": null})", "a.jsonl:7").text, "hi");
+}
 
 TEST(Chat, TurnsOfATemplateThatMarksNone) {
   EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
@@ -104,6 +109,13 @@ TEST(Chat, AWeightOfZeroExcludesATurn) {
   }
   expect_error(ErrorKind::input, "a.jsonl:7: expected a \"weight\" of 0 or 1 in a message",
                [&] { turns(kPlain, line("0.5", "1")); });
+  // Two blocks of the first answer and none of the second are as many as there are answers.
+  expect_error(ErrorKind::input, "expected one {% generation %} for each of 2 messages of the assistant", [&] {
+    turns(
+        "{% for m in messages %}{% if loop.index == 2 %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% generation %}!{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+        line("0", "1"));
+  });
   expect_error(ErrorKind::input, "expected one {% generation %} for each of 2 messages of the assistant",
                [&] { turns("{% generation %}{{ messages | length }}{% endgeneration %}", line("0", "1")); });
 }
@@ -117,6 +129,9 @@ TEST(Chat, ConversationsInTheFormOfShareGpt) {
                               {"from": "tool", "value": "c"}, {"from": "gpt", "value": "e", "weight": 0},
                               {"role": "assistant", "content": "d"}]})"),
             plain);
+  EXPECT_EQ(turns(kPlain, R"({"messages": null, "conversations": [{"from": "human", "role": null, "value": "a"},
+                              {"from": "gpt", "role": "assistant", "value": "b"}]})"),
+            "[b</s>]");
   const Chat chat = chat_of(R"({"system": "s", "conversations": [{"from": "human", "value": "a"}]})");
   ASSERT_EQ(chat.messages.size(), 2u);
   EXPECT_EQ(role_of(chat.messages[0]), "system");
@@ -126,11 +141,16 @@ TEST(Chat, ConversationsInTheFormOfShareGpt) {
   };
   refuse(R"({"conversations": []})", "expected \"messages\" with a list of at least one message; got an empty list");
   refuse(R"({"conversations": "x"})", "expected \"messages\" with a list of at least one message; got string");
-  refuse(R"({"conversations": [{"from": "wizard", "value": "a"}]})",
-         "expected \"from\" of human, gpt, system or tool, and a string \"value\"; got {");
-  refuse(R"({"conversations": [{"from": "gpt"}]})", "expected \"from\" of human, gpt, system or tool");
-  refuse(R"({"conversations": [{"from": 1, "value": "a"}]})", "expected \"from\" of human, gpt, system or tool");
+  refuse(
+      R"({"conversations": [{"from": "wizard", "value": "a"}]})",
+      "expected \"from\" of human, user, gpt, assistant, system, tool or observation, and a string \"value\"; got {");
+  refuse(R"({"conversations": [{"from": "gpt"}]})",
+         "expected \"from\" of human, user, gpt, assistant, system, tool or observation");
+  refuse(R"({"conversations": [{"from": 1, "value": "a"}]})",
+         "expected \"from\" of human, user, gpt, assistant, system, tool or observation");
   refuse(R"({"system": "s", "conversations": [{"from": "system", "value": "a"}]})", "expected one text of the system");
+  refuse(R"({"system": ["s"], "conversations": [{"from": "human", "value": "a"}]})",
+         "expected the text of the system in \"system\" beside \"conversations\"; got [\"s\"]");
   refuse(R"({"conversations": [1]})", "expected each of \"messages\" to be an object with a string \"role\"; got 1");
 }
 

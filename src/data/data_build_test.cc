@@ -187,6 +187,7 @@ TEST(DataBuild, RefusesInvalidIds) {
   refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
   refuse(R"({"prompt":"x","completion":"y","messages":[]})",
          "expected one document; got a text and a chat in \"messages\"");
+  refuse(R"({"text":"x","conversations":[]})", "got a text and a chat in \"conversations\"");
   refuse(R"({"messages":[]})", "expected a tokenizer with a chat template, because the line is a chat; got \"bytes\"");
 }
 

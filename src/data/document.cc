@@ -116,10 +116,16 @@ void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::str
                 who);
 }
 
+// A corpus of texts may have a column of such a name that is empty, or has names of conversations.
+bool is_chat(const json& record, const char* key) {
+  const auto at = record.find(key);
+  return at != record.end() && (key == kChatKeys[0] ? !at->is_null() : at->is_array());
+}
+
 // Refuses a text beside a chat, which is ambiguous. Ids beside a chat are not: a chat template may have produced them.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
   for (const char* key : kChatKeys)
-    MOEBIUS_CHECK(input, !record.contains(key),
+    MOEBIUS_CHECK(input, !is_chat(record, key),
                   "{}: expected one document; got a text and a chat in \"{}\", and either could be meant; "
                   "drop one of them",
                   who, key);
@@ -128,7 +134,7 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
 [[noreturn]] void refuse(std::string_view line, const std::string& who) {
   MOEBIUS_FAIL(input,
                "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\", or with "
-               "a chat in \"messages\"; got {}; correct or drop the line, or rename its keys",
+               "a chat in \"messages\" or \"conversations\"; got {}; correct or drop the line, or rename its keys",
                who, line.substr(0, 60));
 }
 
@@ -144,7 +150,7 @@ Document read_document(std::string_view line, const std::string& who) {
   const bool has_ids = record.contains("input_ids");
   const bool has_prompt = record.contains("prompt") || record.contains("completion");
   check_one_kind(record.contains("text"), has_prompt, has_ids, who);
-  const bool has_chat = record.contains(kChatKeys[0]) || record.contains(kChatKeys[1]);
+  const bool has_chat = is_chat(record, kChatKeys[0]) || is_chat(record, kChatKeys[1]);
   if (has_chat && !record.contains("text") && !has_prompt && !has_ids)
     return {.kind = Document::Kind::chat, .text = std::string(line), .who = who};
   if (has_ids) document = document_of_ids(record, who);

@@ -6,8 +6,9 @@
 //     "loss_mask", "assistant_masks"      1 or true where the loss is on the id, else 0 or false
 //     "attention_mask": [...]             beside any of them, and all ones: a 0 would be padding
 //   {"messages": [...]}                   a chat (data/chat.h): the loss is on the assistant's turns
-// A text, or a prompt and a completion, excludes "messages"; beside ids they are ignored. So are
-// other keys.
+//   {"conversations": [...]}              the same, with ShareGPT's keys too
+// A text, or a prompt and a completion, excludes a chat; beside ids it is ignored. So are other
+// keys.
 #pragma once
 
 #include <cstdint>

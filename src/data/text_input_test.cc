@@ -97,9 +97,10 @@ TEST(TextInputRefuse, CompressedFiles) {
 }
 
 TEST(TextInputRefuse, Lines) {
-  refuse("a.jsonl", "{\"text\":\"x\"}\n{\"txet\":\"y\"}\n",
-         "a.jsonl:2: expected an object with a string \"text\", "
-         "or with strings \"prompt\" and \"completion\", or with a chat in \"messages\"; got {\"txet\"");
+  refuse(
+      "a.jsonl", "{\"text\":\"x\"}\n{\"txet\":\"y\"}\n",
+      "a.jsonl:2: expected an object with a string \"text\", "
+      "or with strings \"prompt\" and \"completion\", or with a chat in \"messages\" or \"conversations\"; got {\"txet\"");
   refuse("a.jsonl", "\n{\"text\":1}\n", "a.jsonl:2: expected an object with a string");
   refuse("a.jsonl", "[1]\n", "a.jsonl:1: expected an object with a string");
   refuse("a.jsonl", "{\"text\":\"x\"", "a.jsonl:1: expected JSON; got a parse error at line 1, column 12");

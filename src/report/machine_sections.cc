@@ -46,7 +46,7 @@ std::string memory_bars(const Runs& runs, const ShownRun& run) {
   const RunEvent* start = newest_event(run.data, "start");
   const Series* peak = run.data.train.find("memory_peak_bytes");
   const double predicted = start ? number_of(*start, "memory_predicted_bytes") : 0;
-  if (!(predicted > 0)) return "";
+  if (!(predicted >= 1)) return "";
   BarChart chart{
       .id = id_of("memory", run), .title = "Memory predicted and held" + of_run(runs, run), .unit = Unit::bytes};
   chart.note = "of the first rank's device; parts are lives of the plan";

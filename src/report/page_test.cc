@@ -174,6 +174,15 @@ TEST_F(Page, NumbersThatCannotBeDrawnAreSaid) {
   EXPECT_TRUE(has(html, "1 of the 1 values of eval loss were NaN"));
 }
 
+// A page that never ends would be worse than one with few marks.
+TEST_F(Page, AxesOfNumbersFarApartEnd) {
+  std::string lines;
+  for (int step = 1; step <= 5; ++step)
+    lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{}}}\n", step, step == 5 ? "1e290" : "1e-20");
+  write_run(dir_.path("run"), 0, lines);
+  EXPECT_TRUE(has(page({"run"}), "loss"));
+}
+
 TEST_F(Page, ARunWithoutAStepHasAPage) {
   write_run(dir_.path("run"), 0);
   const std::string html = page({"run"});

@@ -49,7 +49,7 @@ PlotAxis value_axis(double low, double high, double usual) {
 std::vector<double> marks_of(const PlotAxis& axis, int about) {
   std::vector<double> marks;
   if (axis.is_log) {
-    const double decades = std::round(std::log10(axis.high / axis.low));
+    const double decades = std::round(std::log10(axis.high) - std::log10(axis.low));
     const double by = std::max(1.0, std::ceil(decades / about));
     for (double i = 0; i <= decades; i += by) marks.push_back(axis.low * std::pow(10, i));
     return marks;

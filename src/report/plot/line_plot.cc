@@ -95,8 +95,9 @@ void draw_axes(Markup& out, const LinePlot& plot, const Frame& frame) {
   }
   out.leaf("path", {{"class", "rule"}, {"d", rules}});
   out.leaf("path", {{"class", "base"}, {"d", fmt::format("M{} {}H{}", kLeft, kBottom, kRight)}});
-  const auto first = static_cast<int64_t>(frame.x.low);
-  const auto last = static_cast<int64_t>(std::min(frame.x.high, 9.2e18));  // an int64
+  constexpr double kLargest = 9.2e18;  // an int64
+  const auto first = static_cast<int64_t>(std::min(frame.x.low, kLargest));
+  const auto last = static_cast<int64_t>(std::min(frame.x.high, kLargest));
   for (const int64_t step : step_marks(first, last, 4)) {
     const double x = frame.x.at(static_cast<double>(step));
     out.element("text", {{"x", place_text(x)}, {"y", place_text(kBottom + 20)}, {"text-anchor", "middle"}},
