@@ -108,7 +108,7 @@ std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, cons
   };
   const bool is_generated = chat_template.has_generation(chat) && whole.knows_generated;
   if (is_generated && std::all_of(turns.begin(), turns.end(), has_loss)) return whole.generated;
-  // As many blocks as turns are one for each turn only if that holds of every beginning of the chat too.
+  // The numbers of blocks and turns are compared at the end of each turn, since one turn may have two blocks.
   const auto has_one_block_a_turn = [&] {
     if (whole.generated.size() != turns.size()) return false;
     for (size_t t = 0; t < turns.size(); ++t)

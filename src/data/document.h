@@ -7,8 +7,8 @@
 //     "attention_mask": [...]             beside any of them, and all ones: a 0 would be padding
 //   {"messages": [...]}                   a chat (data/chat.h): the loss is on the assistant's turns
 //   {"conversations": [...]}              the same, with ShareGPT's keys too
-// A text, or a prompt and a completion, excludes a chat; beside ids it is ignored. So are other
-// keys.
+// A text, or a prompt and a completion, excludes a chat. Beside ids a chat is ignored, as other
+// keys are.
 #pragma once
 
 #include <cstdint>

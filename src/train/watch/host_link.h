@@ -23,8 +23,7 @@ class HostLink {
   // bytes: bytes_read_from_host().
   explicit HostLink(double bytes) : bytes_(bytes) {}
 
-  // Takes the seconds of the update and of the whole step. An update also computes the norm, so the rate is a bound from
-  // below.
+  // Takes the seconds of the update and of the whole step. An update also computes the norm, so the rate is at least this.
   void add_step(double optimizer_s, double step_time_s);
 
   // The rate is that of the last step.
