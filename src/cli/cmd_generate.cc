@@ -13,10 +13,10 @@
 #include "cli/generation.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "data/document.h"
 #include "infer/text_stream.h"
 #include "io/files.h"
 #include "io/json_text.h"
-#include "io/utf8.h"
 #include "train/rank_report.h"
 #include "weights/load.h"
 
@@ -37,9 +37,7 @@ struct Prompts {
 };
 
 void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::string& who, bool is_json, Prompts* to) {
-  const int64_t bad = find_invalid_utf8(line);
-  MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
-                static_cast<uint8_t>(line[bad]));
+  check_utf8(line, who);
   if (!is_json) {
     to->texts.push_back(line);
     return to->ids.push_back(tokenizer.prompt_ids(line));
@@ -49,8 +47,7 @@ void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::str
   MOEBIUS_CHECK(input,
                 has_prompt || (record.is_object() && (record.contains("messages") || record.contains("conversations"))),
                 "{}: expected an object with a string \"prompt\", or with a chat in \"messages\" or "
-                "\"conversations\"; got {}; correct or "
-                "drop the line",
+                "\"conversations\"; got {}; correct or drop the line",
                 who, line.substr(0, 60));
   to->texts.push_back(has_prompt ? record["prompt"] : "");
   to->ids.push_back(has_prompt ? tokenizer.prompt_ids(to->texts.back()) : tokenizer.chat_ids(read_chat(line, who)));

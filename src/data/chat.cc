@@ -59,11 +59,9 @@ void name_messages(Json& record, const std::string& who) {
   Json list = std::move(record["conversations"]);
   for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
   const Json system = record.value("system", Json());
-  MOEBIUS_CHECK(
-      input, system.is_string() || system.is_null(),
-      "{}: expected the text of the system in \"system\" beside \"conversations\"; got {}; correct or drop the "
-      "line",
-      who, shown(system));
+  MOEBIUS_CHECK(input, system.is_string() || system.is_null(),
+                "{}: expected a string in \"system\" beside \"conversations\"; got {}; correct or drop the line", who,
+                shown(system));
   if (list.is_array() && system.is_string() && !system.get_ref<const std::string&>().empty()) {
     MOEBIUS_CHECK(input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
                   "{}: expected one text of the system; got \"system\" beside \"conversations\", and such a message in "
@@ -78,7 +76,7 @@ void check_weight(const Json& message, size_t i, const std::string& who) {
   const auto weight = message.find("weight");
   if (weight == message.end() || weight->is_null()) return;
   MOEBIUS_CHECK(input, weight->is_number_integer() && (*weight == 0 || *weight == 1),
-                "{}: expected a \"weight\" of 0 or 1 in a message, which says whether it is learned; got {} at {}; "
+                "{}: expected a \"weight\" of 0 or 1 in a message, which says whether it has a loss; got {} at {}; "
                 "correct the line, or drop the key",
                 who, shown(*weight), i);
 }

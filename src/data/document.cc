@@ -140,10 +140,14 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
 
 }  // namespace
 
-Document read_document(std::string_view line, const std::string& who) {
+void check_utf8(std::string_view line, const std::string& who) {
   const int64_t bad = find_invalid_utf8(line);
   MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
                 static_cast<uint8_t>(line[bad]));
+}
+
+Document read_document(std::string_view line, const std::string& who) {
+  check_utf8(line, who);
   json record = parse_json(line, who);
   if (!record.is_object()) refuse(line, who);
   Document document;

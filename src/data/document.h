@@ -27,6 +27,9 @@ struct Document {
   std::string who;              // file:line of a line of jsonl
 };
 
+// Throws Error{input} "WHO:BYTE: ..." for a line that is not UTF-8.
+void check_utf8(std::string_view line, const std::string& who);
+
 // Throws Error{input} "WHO: ..." for a line that is none of these, and "WHO:BYTE: ..." for invalid
 // UTF-8 in it.
 Document read_document(std::string_view line, const std::string& who);

@@ -23,7 +23,8 @@ class HostLink {
   // bytes: bytes_read_from_host().
   explicit HostLink(double bytes) : bytes_(bytes) {}
 
-  // Takes the seconds of the update and of the whole step. An update also computes the norm, so the rate is at least this.
+  // Takes the seconds of the update and of the whole step. An update also computes the norm, so the link may be faster
+  // than the rate says.
   void add_step(double optimizer_s, double step_time_s);
 
   // The rate is that of the last step.
