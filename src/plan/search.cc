@@ -25,8 +25,8 @@ namespace {
 
 // A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
 constexpr int64_t kMostOfHost = 8;
-// Layouts whose passes are timed at a time, and those whose memory is chosen, whatever the threads. A few of them are
-// looked at in vain.
+// Layouts whose passes are timed at a time, and those whose memory is chosen, whatever the threads. A few of them would
+// not have been needed.
 constexpr int64_t kTimed = 128, kRound = 16;
 // A bound adds up the times of composed parts (plan/cost/composed_part.h), whose last digits differ from those of whole ones.
 constexpr double kRounding = 1 - 1e-9;
