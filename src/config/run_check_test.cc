@@ -414,8 +414,9 @@ TEST(Check, ContextParallel) {
   EXPECT_THAT(with({hierarchical, "parallel.cp_inner=2"}), HasSubstr("parallel.dynamic_cp = true has no two levels"));
   EXPECT_THAT(error({"parallel.cp=3", "train.seq_len=12", "parallel.dynamic_cp=true"}, 3),
               HasSubstr("needs a parallel.cp that is a power of two; got 3; the nearest are 2 and 4"));
-  EXPECT_THAT(with({"run.device=cuda", "precision.compute=bf16"}),
-              HasSubstr("parallel.dynamic_cp = true runs on CPUs only, since a captured step has one cp"));
+  Sets pipeline = legal;
+  for (const char* set : {"run.device=cuda", "precision.compute=bf16", "parallel.pp=2"}) pipeline.push_back(set);
+  EXPECT_THAT(error(pipeline, 8), HasSubstr("parallel.dynamic_cp = true is captured for each cp"));
   EXPECT_THAT(check_error({"data.pack_documents=true"}), HasSubstr("data.pack_documents = true would do nothing"));
 }
 

@@ -311,7 +311,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
   const bool overlaps = sharding_->overlaps();  // otherwise the last passes are like those before them
-  graphs_.run(StepPart::passes(first, overlaps && last), s, [&](Stream& on) {
+  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp), s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
     sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); });
   });

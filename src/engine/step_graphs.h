@@ -16,16 +16,19 @@
 namespace moebius {
 
 // The key of a part. The first passes of a step store gradients, to which later ones add, and gather the weights that
-// the last step changed; the last passes reduce gradients.
+// the last step changed; the last passes reduce gradients. With parallel.dynamic_cp, passes for each cp have a graph.
 struct StepPart {
   enum class Kind { weights, passes, update, end_of_step, single_tokens, drawn_tokens };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
+  int64_t cp = 0;                    // of passes: MicroBatch::cp
   int64_t rows = 0;                  // of single_tokens and drawn_tokens
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart weights() { return {.kind = Kind::weights}; }
-  static StepPart passes(bool first, bool last) { return {.kind = Kind::passes, .first = first, .last = last}; }
+  static StepPart passes(bool first, bool last, int64_t cp = 0) {
+    return {.kind = Kind::passes, .first = first, .last = last, .cp = cp};
+  }
   static StepPart update() { return {.kind = Kind::update}; }
   static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
   static StepPart single_tokens(int64_t rows) { return {.kind = Kind::single_tokens, .rows = rows}; }

@@ -62,6 +62,7 @@ TEST_F(StepGraphsTest, EachPartHasItsOwnGraph) {
                             StepPart::passes(false, false),
                             StepPart::passes(false, true),
                             StepPart::passes(true, true),
+                            StepPart::passes(true, true, /*cp=*/2),
                             StepPart::update(),
                             StepPart::end_of_step()};
   for (int i = 0; i < 2; ++i)

@@ -160,16 +160,19 @@ void Loader::order_by_cost() {
 
 // If documents fit for some number of ranks, the heuristic packing may fail for twice as many. It always succeeds if
 // all ranks share a sequence.
-Loader::Arranged Loader::arrange(int64_t first) const {
-  Arranged arranged{.sharing = *std::max_element(sharing_.begin() + first, sharing_.begin() + first + micro_batch_)};
-  while (std::ssize(arranged.rows) < micro_batch_) {
-    auto rows =
-        arrange_documents(documents_of(samples_[first + std::ssize(arranged.rows)]), share_.cp, arranged.sharing);
+// The ranks of dp exchange tokens of experts and gradients in these passes, so they all have the same number.
+Loader::Arranged Loader::arrange(int64_t m) const {
+  const int64_t count = share_.dp * micro_batch_, first = m * count, own = share_.dp_rank * micro_batch_;
+  Arranged arranged{.sharing = *std::max_element(sharing_.begin() + first, sharing_.begin() + first + count)};
+  for (int64_t i = 0; i < count;) {
+    auto rows = arrange_documents(documents_of(samples_[first + i]), share_.cp, arranged.sharing);
     if (rows) {
-      arranged.rows.push_back(std::move(*rows));
+      if (i >= own && i < own + micro_batch_) arranged.rows.push_back(std::move(*rows));
+      ++i;
     } else {
       arranged.sharing *= 2;
       arranged.rows.clear();
+      i = 0;
     }
   }
   return arranged;
@@ -180,7 +183,7 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
   num_segments_ = 0;
   batch.cp = 0;
   if (dynamic_cp_) {
-    const Arranged arranged = arrange(first);
+    const Arranged arranged = arrange(m);
     batch.cp = arranged.sharing;
     const std::vector<int64_t> positions = positions_of_context(seq_, share_.cp, share_.cp_rank, batch.cp);
     for (int64_t b = 0; b < micro_batch_; ++b)

@@ -53,12 +53,12 @@ class Loader final : public BatchSource {
   SampleDocuments documents_of(const Sample& sample) const;
   // Sorts samples_ by cost, those that more ranks share first.
   void order_by_cost();
-  // The ranks that share the sequences of this rank's micro-batch from `first` on, and the order of their rows.
+  // The number of ranks that share a sequence of a micro-batch, and the order of the rows of this rank's sequences.
   struct Arranged {
     int64_t sharing;
     std::vector<std::vector<int32_t>> rows;  // [b], of the micro-batch
   };
-  Arranged arrange(int64_t first) const;
+  Arranged arrange(int64_t m) const;  // for micro-batch m
   std::vector<bool> counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const;
   void add_weights(const Sample& sample, std::vector<double>& of_depth) const;
   // A sequence whose rows are in the order of `rows`, for this rank's positions in it.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "device/accelerator.h"
 #include "engine/engine.h"
 #include "io/testing.h"
 #include "tests/distributed/ranks.h"
@@ -61,16 +62,16 @@ RunSpec run_of(const std::string& prefix, const ParallelSpec& parallel) {
   return run;
 }
 
-// A loader, and the cp of each micro-batch that it filled.
+// A loader, and the cp of each micro-batch that it filled, in order.
 class Watched : public BatchSource {
  public:
   Watched(const RunSpec& run, const DataShare& share) : loader_(run.data.train, run, true, share) {}
   void begin_step(int64_t step) override { loader_.begin_step(step); }
   void fill(MicroBatch& batch, int64_t m) override {
     loader_.fill(batch, m);
-    cps.insert(batch.cp);
+    cps.push_back(batch.cp);
   }
-  std::set<int64_t> cps;
+  std::vector<int64_t> cps;
 
  private:
   Loader loader_;
@@ -78,7 +79,7 @@ class Watched : public BatchSource {
 
 struct Trained {
   std::vector<double> losses, aux_losses;
-  std::set<int64_t> cps;
+  std::vector<int64_t> cps;  // of each micro-batch
   int64_t cp_bytes = 0;
 };
 
@@ -124,6 +125,8 @@ void expect_same(const Trained& got, const Trained& want) {
   }
 }
 
+std::set<int64_t> distinct(const std::vector<int64_t>& cps) { return {cps.begin(), cps.end()}; }
+
 class DynamicCp : public ::testing::Test {
  protected:
   RunSpec run(const ParallelSpec& parallel) const { return run_of(prefix_, parallel); }
@@ -139,8 +142,8 @@ TEST_F(DynamicCp, HasTheLossesOfOneRank) {
     const Trained dynamic = train_on(4, run({.cp = 4, .cp_comm = comm, .dynamic_cp = true}));
     expect_same(fixed, one);
     expect_same(dynamic, one);
-    EXPECT_EQ(dynamic.cps, (std::set<int64_t>{1, 2, 4}));
-    EXPECT_EQ(fixed.cps, std::set<int64_t>{0});
+    EXPECT_EQ(distinct(dynamic.cps), (std::set<int64_t>{1, 2, 4}));
+    EXPECT_EQ(distinct(fixed.cps), std::set<int64_t>{0});
     EXPECT_LT(dynamic.cp_bytes, fixed.cp_bytes);
   }
 }
@@ -150,6 +153,38 @@ TEST_F(DynamicCp, WorksBesideEveryOtherAxis) {
   expect_same(train_on(4, run({.cp = 2, .ep = 4, .dynamic_cp = true})), one);
   expect_same(train_on(4, run({.tp = 2, .cp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true})), one);
   expect_same(train_on(4, run({.cp = 2, .pp = 2, .dynamic_cp = true})), one);
+}
+
+// They exchange tokens of experts and gradients in the same passes, which a GPU captures for each number.
+TEST_F(DynamicCp, RanksOfDpHaveOneNumberInAMicroBatch) {
+  const RunSpec spec = run({.cp = 2, .dynamic_cp = true});
+  std::vector<std::vector<int64_t>> cps(4);
+  run_threads(4, test_world(), [&](Transport& world) { cps[world.rank()] = train(world, spec).cps; });
+  EXPECT_EQ(distinct(cps[0]), (std::set<int64_t>{1, 2}));
+  for (const std::vector<int64_t>& other : cps) EXPECT_EQ(other, cps[0]);
+}
+
+// Ranks may share a GPU. Where each has one, the passes for each number are captured.
+TEST_F(DynamicCp, OnGpusHasTheLossesOfOneRank) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const Trained one = train_on(1, run({}));
+  for (const ParallelSpec& parallel :
+       {ParallelSpec{.cp = 4, .cp_comm = CpComm::allgather}, ParallelSpec{.cp = 4, .cp_comm = CpComm::ring},
+        ParallelSpec{.cp = 2, .cp_comm = CpComm::alltoall, .ep = 4, .dispatcher = DispatcherKind::direct}}) {
+    SCOPED_TRACE(static_cast<int>(parallel.cp_comm));
+    std::vector<double> eager;
+    for (const bool graph : {false, true}) {
+      RunSpec on_gpus = run(parallel);
+      on_gpus.parallel.dynamic_cp = true;
+      on_gpus.device = DeviceKind::cuda;
+      on_gpus.graph = graph;
+      const Trained got = train_on(4, on_gpus);
+      expect_same(got, one);
+      if (graph) EXPECT_EQ(got.losses, eager);
+      eager = got.losses;
+    }
+  }
 }
 
 // Capacity looks at the tokens of a whole micro-batch in their order, and jitter is drawn by a token's place. So

@@ -42,7 +42,7 @@ void as_gpt_oss(ModelSpec& m) {
 }
 
 // Halves of all sides are multiples of 128.
-void as_quantised(ModelSpec& m) {
+void make_wide(ModelSpec& m) {
   m.hidden_size = m.intermediate_size = m.moe_intermediate_size = m.shared_intermediate_size = 256;
   m.num_kv_heads = m.num_heads;
   m.head_dim = 64;
@@ -94,7 +94,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.v_head_dim = 5;
   }
   if (what.gpt_oss) as_gpt_oss(m);
-  if (what.quantised) as_quantised(m);
+  if (what.quantised || what.wide) make_wide(m);
   if (what.clipped) as_olmoe(m);
   if (what.whole_norm) m.qk_norm = QkNorm::whole;
   if (what.latent_qkv || what.latent_bias || what.latent_kv) make_latent(m, what.latent_qkv || what.latent_bias);

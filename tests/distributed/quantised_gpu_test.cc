@@ -27,7 +27,7 @@ const QuantisedGpuLayout kLayouts[] = {
 
 struct Way {
   PrecisionChoice weights = PrecisionChoice::compute, dispatch = PrecisionChoice::compute;
-  bool graph = false, overlap = false;
+  bool graph = false, overlap = false, fsdp = false;
   DispatcherKind dispatcher = DispatcherKind::allgather;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
 };
@@ -41,6 +41,7 @@ EngineSpec spec_of(Transport& world, const MeshShape& mesh, const Way& way) {
   spec.optimizer->clip = 0;
   spec.bucket_numel = 20'000;  // several in each layer
   spec.overlap = way.overlap;
+  spec.fsdp = way.fsdp;
   spec.dispatcher = way.dispatcher;
   spec.mesh = mesh;
   spec.world = &world;
@@ -87,6 +88,24 @@ TEST_P(QuantisedOnGpuRanks, WeightsHeldInEightBitsChangeNoBit) {
         if (graph && !captures()) continue;
         EXPECT_EQ(train({.weights = PrecisionChoice::recipe, .graph = graph, .overlap = overlap}), expected)
             << "overlap " << overlap << " graph " << graph;
+      }
+    }
+  });
+}
+
+// A pass gathers the weights of a layer, in bf16 or in 8 bits, and quantises what it reads.
+TEST_P(QuantisedOnGpuRanks, ShardedLayersChangeNoBit) {
+  run_ranks(num_ranks(), [](Transport& world) {
+    const auto train = [&](Way way) {
+      way.dispatcher = GetParam().dispatcher;
+      return train_on(world, GetParam().mesh, way);
+    };
+    const std::vector<double> expected = train({});
+    for (const PrecisionChoice weights : {PrecisionChoice::compute, PrecisionChoice::recipe}) {
+      for (const bool graph : {false, true}) {
+        if (graph && !captures()) continue;
+        EXPECT_EQ(train({.weights = weights, .graph = graph, .overlap = true, .fsdp = true}), expected)
+            << "in 8 bits " << (weights == PrecisionChoice::recipe) << " graph " << graph;
       }
     }
   });

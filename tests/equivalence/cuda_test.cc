@@ -367,18 +367,22 @@ INSTANTIATE_TEST_SUITE_P(Ways, OnGpu,
 TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  for (const auto spec_of : {wide_spec_on, documents_on, many_on}) {
-    EngineSpec dry_run_spec = spec_of(DeviceKind::cuda, DType::bf16, true);
-    dry_run_spec.model.vocab_size = 300'000;
-    EngineSpec spec = dry_run_spec;
-    dry_run_spec.device = DeviceKind::null;
-    const int64_t predicted = Engine(dry_run_spec).device_memory().total_bytes();
-    Engine engine(spec);
-    EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
-    train(initialised(engine), 4);
-    engine.sample_peak_memory();
-    EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
-    EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
+  for (const KernelChoice kernels : {KernelChoice::automatic, KernelChoice::portable}) {
+    for (const auto spec_of : {wide_spec_on, documents_on, many_on}) {
+      SCOPED_TRACE(name_of(kernels));
+      EngineSpec dry_run_spec = spec_of(DeviceKind::cuda, DType::bf16, true);
+      dry_run_spec.model.vocab_size = 300'000;
+      dry_run_spec.kernels = kernels;
+      EngineSpec spec = dry_run_spec;
+      dry_run_spec.device = DeviceKind::null;
+      const int64_t predicted = Engine(dry_run_spec).device_memory().total_bytes();
+      Engine engine(spec);
+      EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
+      train(initialised(engine), 4);
+      engine.sample_peak_memory();
+      EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
+      EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
+    }
   }
 }
 

@@ -230,13 +230,15 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
 }
 
 // The same on a GPU. A save reads back every bit and a resume uploads it, with a copy of all state
-// or in pieces.
+// or in pieces, whichever kernels compute.
 TEST(TrainingOnGpu, KilledAfterASaveItResumesAsIfItHadNot) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  for (const char* async : {"checkpoint.async=true", "checkpoint.async=false"}) {
-    const TrainingRuns runs({"run.device=cuda", async, "precision.compute=bf16", "train.steps=7", "checkpoint.every=2",
-                             "train.eval_every=3", "train.eval_batches=2"});
+  for (const Words& way : {Words{"checkpoint.async=true", "run.kernels=auto"},
+                           Words{"checkpoint.async=false", "run.kernels=auto"},
+                           Words{"checkpoint.async=true", "run.kernels=portable"}}) {
+    const TrainingRuns runs(joined(way, {"run.device=cuda", "precision.compute=bf16", "train.steps=7",
+                                         "checkpoint.every=2", "train.eval_every=3", "train.eval_batches=2"}));
     ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
     ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
     ASSERT_EQ(runs.train("killed"), 0) << runs.err();

@@ -81,8 +81,8 @@ void check_dynamic(const RunSpec& s) {
       "keeps documents whole on some ranks of cp; set data.separate_documents and data.pack_documents, or remove it");
   refuse(!p.is_hierarchical(), "has no two levels; choose another parallel.cp_comm");
   refuse(s.lora.dropout == 0, "cannot draw lora.dropout as one rank does; set lora.dropout = 0, or remove it");
-  refuse(s.device == DeviceKind::cpu,
-         "runs on CPUs only, since a captured step has one cp; set run.device = \"cpu\", or remove it");
+  refuse(s.device == DeviceKind::cpu || p.pp == 1 || !s.graph,
+         "is captured for each cp, and the micro-batches of a pipeline have several; set run.graph = false, or remove it");
 }
 
 }  // namespace

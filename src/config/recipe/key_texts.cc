@@ -277,7 +277,7 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.dynamic_cp",
        "Each micro-batch chooses how many neighbouring ranks of cp share its sequences, a power of two. Documents "
        "stay whole, so short ones are not exchanged. The loss is the same. It needs `data.separate_documents` and "
-       "`data.pack_documents`, and runs on CPUs only."},
+       "`data.pack_documents`; with pipeline stages on GPUs it needs `run.graph = false` too."},
       {"parallel.pp", "Pipeline parallelism: ranks that split the layers of the model into stages."},
       {"parallel.vpp", "Virtual pipeline stages of each rank (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
