@@ -30,15 +30,17 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, __nv_bfloat16* d
     wgmma_fence();
     multiply_rows<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[stage]));
   };
-  const uint32_t dq_keys = smem_addr(shared.k) + Shape::part(group, 0).column / 64 * Keys::kBlockBytes;
-  const auto start_half = [&](float(&dq)[32], int buffer) {
-    start_dq<Keys>(dq, smem_addr(shared.ds[buffer][Shape::part(group, 0).row / 64][0]), dq_keys);
+  constexpr int kDq = Shape::piece_columns(0) / 2;
+  const DqPart mine = Shape::part(group, 0);
+  const uint32_t dq_keys = smem_addr(shared.k) + mine.column / 64 * Keys::kBlockBytes + mine.column % 64 * 2;
+  const auto start_half = [&](float(&dq)[kDq], int buffer) {
+    start_dq<Keys>(dq, smem_addr(shared.ds[buffer][mine.row / 64][0]), dq_keys);
   };
   Ring<Shape::kDqStages> dq_ring;
   const auto wait_for_place = [&] {
     mbarrier_wait(smem_addr(&shared.dq_empty[group][dq_ring.stage]), dq_ring.parity ^ 1);
   };
-  const auto pass = [&](const float(&dq)[32]) {
+  const auto pass = [&](const float(&dq)[kDq]) {
     pass_dq<Shape>(shared, group, dq_ring.stage, dq);
     dq_ring.advance();
   };
@@ -85,7 +87,7 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, __nv_bfloat16* d
     __syncwarp();
     if (is_first_lane) mbarrier_arrive(smem_addr(&shared.ds_full[buffer]));
     if (step > 0) mbarrier_wait(smem_addr(&shared.ds_full[buffer ^ 1]), (step - 1) >> 1 & 1);
-    float dq[32];
+    float dq[kDq];
     start_half(dq, buffer ^ 1);  // of the last step; of the first one never read
     const bool has_dq = step > 0;
     if (++step == walk.steps()) {
@@ -121,7 +123,7 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, __nv_bfloat16* d
   if (group == 0) pass_turn();  // the last one of the other
   const int last = (walk.steps() - 1) & 1;
   mbarrier_wait(smem_addr(&shared.ds_full[last]), (walk.steps() - 1) >> 1 & 1);
-  float dq[32];
+  float dq[kDq];
   start_half(dq, last);
   wait_for_place();
   wgmma_wait<0>();
