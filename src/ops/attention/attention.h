@@ -14,6 +14,14 @@ enum class AttentionKernels : uint8_t {
   cudnn,   // cuDNN's; Error{usage} if cuDNN cannot compute the call
 };
 
+// The Hopper kernels that compute a backward pass. All give the same results within rounding.
+enum class AttentionBwdPath : uint8_t {
+  chosen,      // the faster ones for the shape, by the table of attention_slices.h
+  one_kernel,  // dq, dk and dv in one kernel
+  kept_ds,     // dk and dv, then dq from the gradients of the scores, which are kept in scratch
+  recomputed,  // dk and dv, then dq from scores that are computed once more
+};
+
 // There are B sequences. Query row b*Sq + i is at position p = Skv - Sq + i of sequence b, whose
 // keys are the rows b*Skv + j with j in [0, Skv).
 //   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)     (natural, f32)
@@ -57,6 +65,9 @@ struct AttentionBwd {
   bool is_part = false;
   int64_t q_first = 0, kv_first = 0;
   AttentionKernels kernels = AttentionKernels::chosen;
+  // Another path than `chosen` is for tests and benchmarks. REQUIRES then: `kernels` is own.
+  // Error{usage} if the Hopper kernels do not take the call, or not by this path.
+  AttentionBwdPath path = AttentionBwdPath::chosen;
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);
 };

@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_slices.h"
 #include "ops/cpu/testing.h"
 #include "ops/elementwise/elementwise.h"
@@ -56,23 +55,16 @@ class Call {
   struct Gradients {
     std::vector<uint16_t> dq, dk, dv;
   };
-  // Every byte of the results and of the scratch is poisoned before.
-  Gradients backward(int64_t scratch_bytes) {
+  // Every byte of the results and of the scratch is poisoned before. A path that does not take the call throws.
+  Gradients backward(AttentionBwdPath path) {
     AttentionBwd a = bwd_;
+    a.path = path;
     a.dq_THd = poisoned(a.q_THd.shape, DType::bf16);
     a.dk_TGd = poisoned(a.k_TGd.shape, DType::bf16);
     a.dv_TGd = poisoned(a.v_TGd.shape, DType::bf16);
-    a.scratch = poisoned({scratch_bytes}, DType::u8);
-    // Not attention_bwd, which refuses less scratch than its kernels work with best.
-    scratch_bytes < wanted_bytes() ? cuda::attention_bwd(s_, a) : attention_bwd(s_, a);
+    a.scratch = poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
+    attention_bwd(s_, a);
     return {on_host(a.dq_THd), on_host(a.dk_TGd), on_host(a.dv_TGd)};
-  }
-  int64_t wanted_bytes() const { return AttentionBwd::scratch_bytes(bwd_, s_); }
-  int64_t sums_bytes() const { return 2 * bwd_.lse_TH.num_bytes(); }
-  // With these heads of 128 keep ds too, if their f32 sums of dq need more.
-  int64_t bytes_with_ds() const {
-    const DsSizes sizes{z_.batch, z_.rows, z_.heads, z_.kv_heads, z_.width, z_.v_width(), z_.window, z_.document > 0};
-    return (sums_bytes() + 255) / 256 * 256 + ds_plan(sizes, int64_t{1280} << 20).bytes();
   }
 
  private:
@@ -150,8 +142,7 @@ TEST(AttentionBwdOnGpu, KeptDsAndRecomputedScoresGiveTheSameBits) {
                          latent_window, latent_heads}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
-    ASSERT_GT(call.bytes_with_ds(), call.sums_bytes());
-    const auto kept = call.backward(call.bytes_with_ds()), again = call.backward(call.sums_bytes());
+    const auto kept = call.backward(AttentionBwdPath::kept_ds), again = call.backward(AttentionBwdPath::recomputed);
     EXPECT_TRUE(kept.dq == again.dq);
     EXPECT_TRUE(kept.dk == again.dk);
     EXPECT_TRUE(kept.dv == again.dv);
@@ -171,8 +162,8 @@ TEST(AttentionBwdOnGpu, CutQueriesGiveTheSameGradients) {
     const DsSizes sizes{z.batch, z.rows, z.heads, z.kv_heads, z.width, z.v_width()};
     ASSERT_TRUE(ds_plan(sizes, int64_t{1280} << 20).cuts_queries);
     Call call(s, z);
-    const auto cut = call.backward(call.wanted_bytes()), same = call.backward(call.wanted_bytes()),
-               again = call.backward(call.sums_bytes());
+    const auto cut = call.backward(AttentionBwdPath::kept_ds), same = call.backward(AttentionBwdPath::kept_ds),
+               again = call.backward(AttentionBwdPath::recomputed);
     EXPECT_TRUE(cut.dq == same.dq && cut.dk == same.dk && cut.dv == same.dv);
     EXPECT_FALSE(has_nan(cut.dq) || has_nan(cut.dk) || has_nan(cut.dv));
     const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);  // dk and dv sum over heads too
@@ -191,11 +182,39 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   const Sizes one{1, 65, 1, 1, 128}, documents{2, 450, 6, 2, 128, 0, 70}, window{2, 1000, 8, 4, 128, 600},
       kv_heads{1, 8192, 32, 16, 128}, heads{1, 8192, 32, 4, 128}, sequences{9, 4096, 32, 4, 128},
       long_documents{1, 20000, 8, 2, 128, 0, 3000}, long_one{1, 40000, 2, 1, 128};
-  for (const Sizes& z : {one, documents, window, kv_heads, heads, sequences, long_documents, long_one}) {
+  const Sizes one_64{1, 65, 1, 1, 64}, documents_64{2, 450, 6, 2, 64, 0, 70}, window_64{2, 1000, 8, 4, 64, 600},
+      short_window_64{3, 333, 4, 2, 64, 150}, heads_64{1, 8192, 32, 4, 64}, sequences_64{9, 4096, 64, 8, 64},
+      long_documents_64{1, 20000, 8, 2, 64, 0, 3000}, long_one_64{1, 40000, 2, 1, 64};
+  const Sizes one_latent{1, 65, 1, 1, 192}, documents_latent{2, 450, 4, 2, 192, 0, 70},
+      window_latent{1, 1000, 2, 2, 192, 300}, kv_heads_latent{2, 1100, 6, 3, 192}, heads_latent{1, 4096, 100, 100, 192},
+      long_documents_latent{1, 20000, 4, 4, 192, 0, 3000}, long_one_latent{1, 40100, 2, 2, 192};
+  for (const Sizes& z : {one,
+                         documents,
+                         window,
+                         kv_heads,
+                         heads,
+                         sequences,
+                         long_documents,
+                         long_one,
+                         one_64,
+                         documents_64,
+                         window_64,
+                         short_window_64,
+                         heads_64,
+                         sequences_64,
+                         long_documents_64,
+                         long_one_64,
+                         one_latent,
+                         documents_latent,
+                         window_latent,
+                         kv_heads_latent,
+                         heads_latent,
+                         long_documents_latent,
+                         long_one_latent}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
-    const auto one_kernel = call.backward(call.wanted_bytes()), same = call.backward(call.wanted_bytes()),
-               again = call.backward(call.sums_bytes());
+    const auto one_kernel = call.backward(AttentionBwdPath::one_kernel),
+               same = call.backward(AttentionBwdPath::one_kernel), again = call.backward(AttentionBwdPath::recomputed);
     EXPECT_TRUE(one_kernel.dq == same.dq && one_kernel.dk == same.dk && one_kernel.dv == same.dv);
     EXPECT_FALSE(has_nan(one_kernel.dq) || has_nan(one_kernel.dk) || has_nan(one_kernel.dv));
     const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);

@@ -105,7 +105,8 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
                      .scale = 0.2f,
                      .is_part = is_part,
                      .q_first = q.begin,
-                     .kv_first = kv.begin},
+                     .kv_first = kv.begin,
+                     .path = path_},
         kernels_, attention_bwd);
   }
   void run_fwd(const Span& q, const Span& kv, Tensor o, Tensor lse, bool is_part) {
@@ -136,6 +137,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
         v_ = Array::normal({S, G, dv}, c_.dtype, 3), dout_ = Array::normal({S, H, dv}, c_.dtype, 4),
         starts_ = document_starts(c_);
   AttentionKernels kernels_ = AttentionKernels::chosen;
+  AttentionBwdPath path_ = AttentionBwdPath::chosen;
   // The result over all keys.
   Array o_ = poisoned(S, H, dv), lse_ = Array::poisoned({S, H}, DType::f32);
 };
@@ -194,6 +196,15 @@ TEST_P(AttentionPartsTest, OwnKernelsAndCudnnDoBoth) {
   }
 }
 
+TEST_P(AttentionPartsTest, OneKernelAndRecomputedScoresAddUpToo) {
+  if (!testing::has_hopper_kernel(s_, c_.dtype, d, dv)) GTEST_SKIP() << "bf16 of some widths";
+  kernels_ = AttentionKernels::own;
+  for (const AttentionBwdPath path : {AttentionBwdPath::one_kernel, AttentionBwdPath::recomputed}) {
+    path_ = path;
+    expect_added_gradients();
+  }
+}
+
 TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
   const testing::PortableScope portable(s_);
@@ -203,42 +214,51 @@ TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
 
 // Kernels of a GPU read tiles past the last key. The queries come after these keys too, and with so low logits a
 // probability that is not cleared there is infinite.
+void expect_finite_gradients(Stream& s, int64_t width, AttentionBwdPath path) {
+  constexpr int64_t kRows = 150;
+  const int64_t v_width = std::min<int64_t>(width, 128);
+  const Shape shape{kRows, 1, width}, v_shape{kRows, 1, v_width};
+  Array k = Array::of(shape, DType::bf16, Values(kRows * width, 1.0)),
+        q = Array::of(shape, DType::bf16, Values(kRows * width, -16.0)), v = Array::normal(v_shape, DType::bf16, 1),
+        dout = Array::normal(v_shape, DType::bf16, 2);
+  Array o = Array::poisoned(v_shape, DType::bf16), lse = Array::poisoned({kRows, 1}, DType::f32);
+  Array dq = Array::poisoned(shape, DType::bf16), dk = dq, dv = o;
+  run(s,
+      AttentionFwd{.o_THd = o.tensor(),
+                   .lse_TH = lse.tensor(),
+                   .q_THd = q.tensor(),
+                   .k_UGd = k.tensor(),
+                   .v_UGd = v.tensor(),
+                   .scale = 0.1f,
+                   .is_part = true,
+                   .q_first = kRows},
+      AttentionKernels::chosen, attention_fwd);
+  run(s,
+      AttentionBwd{.dq_THd = dq.tensor(),
+                   .dk_TGd = dk.tensor(),
+                   .dv_TGd = dv.tensor(),
+                   .do_THd = dout.tensor(),
+                   .o_THd = o.tensor(),
+                   .lse_TH = lse.tensor(),
+                   .q_THd = q.tensor(),
+                   .k_TGd = k.tensor(),
+                   .v_TGd = v.tensor(),
+                   .scale = 0.1f,
+                   .is_part = true,
+                   .q_first = kRows,
+                   .path = path},
+      AttentionKernels::own, attention_bwd);
+  EXPECT_LT(lse.values().at(0), -100);
+  for (const Array* each : {&dq, &dk, &dv})
+    for (const double x : each->values()) ASSERT_TRUE(std::isfinite(x));
+}
 TEST(AttentionParts, LowLogitsGiveFiniteGradients) {
-  constexpr int64_t kRows = 150, kWidth = 128;
-  const Shape shape{kRows, 1, kWidth};
-  Array k = Array::of(shape, DType::bf16, Values(kRows * kWidth, 1.0)),
-        q = Array::of(shape, DType::bf16, Values(kRows * kWidth, -16.0)), v = Array::normal(shape, DType::bf16, 1),
-        dout = Array::normal(shape, DType::bf16, 2);
-  testing::on_each_device([&](Stream& s) {
-    Array o = Array::poisoned(shape, DType::bf16), lse = Array::poisoned({kRows, 1}, DType::f32);
-    Array dq = Array::poisoned(shape, DType::bf16), dk = dq, dv = dq;
-    run(s,
-        AttentionFwd{.o_THd = o.tensor(),
-                     .lse_TH = lse.tensor(),
-                     .q_THd = q.tensor(),
-                     .k_UGd = k.tensor(),
-                     .v_UGd = v.tensor(),
-                     .scale = 0.1f,
-                     .is_part = true,
-                     .q_first = kRows},
-        AttentionKernels::chosen, attention_fwd);
-    run(s,
-        AttentionBwd{.dq_THd = dq.tensor(),
-                     .dk_TGd = dk.tensor(),
-                     .dv_TGd = dv.tensor(),
-                     .do_THd = dout.tensor(),
-                     .o_THd = o.tensor(),
-                     .lse_TH = lse.tensor(),
-                     .q_THd = q.tensor(),
-                     .k_TGd = k.tensor(),
-                     .v_TGd = v.tensor(),
-                     .scale = 0.1f,
-                     .is_part = true,
-                     .q_first = kRows},
-        AttentionKernels::own, attention_bwd);
-    EXPECT_LT(lse.values().at(0), -100);
-    for (const Array* each : {&dq, &dk, &dv})
-      for (const double x : each->values()) ASSERT_TRUE(std::isfinite(x));
+  testing::on_each_device([](Stream& s) {
+    for (const int64_t width : {64, 128, 192}) {
+      expect_finite_gradients(s, width, AttentionBwdPath::chosen);
+      if (testing::has_hopper_kernel(s, DType::bf16, width, std::min<int64_t>(width, 128)))
+        expect_finite_gradients(s, width, AttentionBwdPath::one_kernel);
+    }
   });
 }
 

@@ -105,12 +105,23 @@ int64_t fused_wave(const DsSizes& z) {
          std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
 }
 
+// Returns whether one kernel is faster than those with ds, by what was measured on an H100. Where a window is short, the
+// sums of dq are most of the memory that is read and written.
+bool one_kernel_is_faster(const DsSizes& z) {
+  constexpr int64_t kShortWindow = 512;
+  if (z.window > 0 && z.window <= kShortWindow) return false;
+  if (z.width == 64) return false;
+  if (z.width == 192) return false;
+  return true;
+}
+
 }  // namespace
 
 FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes) {
-  constexpr int64_t kHalves = 2;  // 64 columns of 128
-  const int64_t all = z.batch * z.kv_heads, counters = z.heads / z.kv_heads * z.num_tiles() * kHalves,
-                group_bytes = counters * kDsEdge * (z.width / kHalves) * 4;
+  constexpr int64_t kHalves = 2;  // of a tile, one for each warpgroup
+  const int64_t all = z.batch * z.kv_heads, tile_rows = fused_tile_rows(z.width),
+                tiles = z.heads / z.kv_heads * div_up(z.rows, tile_rows), counters = tiles * kHalves,
+                group_bytes = tiles * tile_rows * z.width * 4;
   if (all == 0 || z.rows == 0 || group_bytes > max_group_bytes) return {};
   FusedPlan plan;
   plan.groups_of_slice = even_slice(all, std::clamp<int64_t>(max_dq_bytes / group_bytes, 1, all));
@@ -120,8 +131,19 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
   return plan;
 }
 
+bool can_take(const DsSizes& z, AttentionBwdPath path) {
+  if (path == AttentionBwdPath::one_kernel) return fused_plan(z, kMaxDqBytes, kMaxDsBytes).groups_of_slice > 0;
+  return path != AttentionBwdPath::kept_ds || !ds_plan(z, kMaxDsBytes).slices.empty();
+}
+
+AttentionBwdPath bwd_path(const DsSizes& z) {
+  using enum AttentionBwdPath;
+  if (one_kernel_is_faster(z) && can_take(z, one_kernel)) return one_kernel;
+  return can_take(z, kept_ds) ? kept_ds : recomputed;
+}
+
 DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes) {
-  if (z.rows == 0) return {};
+  if (z.rows == 0 || z.is_part) return {};
   const int64_t group_bytes = ds_bytes(z, {0, 1, 0, 1, 0, z.num_tiles()}), all = z.batch * z.kv_heads,
                 fit = max_ds_bytes / group_bytes;
   // Documents give blocks of any length in any order, so a slice would end with few running blocks.

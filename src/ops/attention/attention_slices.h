@@ -1,16 +1,18 @@
 // The backward pass of the sm90 kernels computes five products instead of seven in one of two ways, slice by slice, so
 // that each has a bounded scratch:
 //
-// - With heads of 128 one kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
-// - With other widths one kernel computes dk, dv and ds, the gradients of the scores, and the next one multiplies ds
-//   with the keys for dq (DsPlan).
+// - One kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
+// - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
+//   for dq.
 //
-// The slices, and the order of all sums, depend on the sizes alone.
+// bwd_path says which of them takes a shape. The slices, and the order of all sums, depend on the sizes alone.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
+
+#include "ops/attention/attention.h"
 
 namespace moebius {
 
@@ -22,6 +24,7 @@ struct DsSizes {
   int64_t heads, kv_heads, width, v_width;
   int64_t window = 0;  // 0: none
   bool has_documents = false;
+  bool is_part = false;
   int64_t num_tiles() const { return (rows + kDsEdge - 1) / kDsEdge; }
   // Returns the maximum number of key tiles that a query tile attends to.
   int64_t band() const {
@@ -51,19 +54,33 @@ struct DsPlan {
   int64_t bytes() const { return ds_bytes + kv_sums_bytes + q_parts_bytes; }
 };
 
+// A kv group that needs more ds, or more sums of dq, does not keep them.
+inline constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
+// The sums of dq of a slice; a kv group that needs more, up to kMaxDsBytes, is a slice of its own.
+inline constexpr int64_t kMaxDqBytes = int64_t{512} << 20;
+
+// Returns the queries of a tile of the kernel that computes dq, dk and dv. Where heads are narrow, registers are left
+// for more of them.
+constexpr int64_t fused_tile_rows(int64_t width) { return width == 64 ? 128 : 64; }
+
 // Slices of the kernel that computes dq, dk and dv. A kv group is a kv head of a sequence with its query heads; group
 // b kv_heads + g is kv head g of sequence b.
 struct FusedPlan {
   int64_t groups_of_slice = 0;  // kv groups; the last slice may have fewer. 0: the sums of one group do not fit
   int64_t wave = 0;             // kv groups of a slice whose blocks begin in turn
   int64_t dq_bytes = 0;         // f32 sums of dq of a slice
-  int64_t counter_bytes = 0;    // i32 counters of a slice: of each query tile of 64 columns, and of blocks
+  int64_t counter_bytes = 0;    // i32 counters of a slice: of each half of a query tile, and of blocks
   int64_t bytes() const { return dq_bytes + counter_bytes; }
 };
 
 // max_dq_bytes: the maximum of dq_bytes, unless one kv group needs more.
 // max_group_bytes: what one kv group may need.
 FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes);
+
+// Returns the kernels that take a shape: the fastest by what was measured, of those whose scratch is bounded.
+AttentionBwdPath bwd_path(const DsSizes& z);
+// Returns whether the kernels can take the shape.
+bool can_take(const DsSizes& z, AttentionBwdPath path);
 
 // Returns the slices. The host does not know document starts: with documents ds is kept only if all of it fits.
 // max_ds_bytes: the maximum of ds_bytes, unless one query tile of one kv head needs more.

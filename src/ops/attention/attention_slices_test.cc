@@ -81,6 +81,36 @@ TEST(AttentionSlices, OneKernelTakesWholeKvGroups) {
   EXPECT_EQ(fused_plan({1, 0, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB).bytes(), 0);
 }
 
+TEST(AttentionSlices, OneKernelHasWholeTiles) {
+  // Tiles of heads of 64 have 128 rows, so 4097 rows have 33.
+  const FusedPlan narrow = fused_plan({1, 4097, 8, 1, 64, 64}, 512 * kMiB, 1280 * kMiB);
+  EXPECT_EQ(narrow.dq_bytes, 8 * 33 * 128 * 64 * 4);
+  EXPECT_EQ(narrow.counter_bytes, (8 * 33 * 2 + 1) * 4 + 188);
+  const FusedPlan latent = fused_plan({8, 4096, 128, 128, 192, 128}, 512 * kMiB, 1280 * kMiB);
+  EXPECT_EQ(latent.groups_of_slice, 147);  // 3 MiB each; 1024 in 7 slices
+  EXPECT_EQ(latent.dq_bytes, 147 * 3 * kMiB);
+}
+
+TEST(AttentionSlices, ThePathFollowsFromTheShape) {
+  using enum AttentionBwdPath;
+  EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 1024}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 512}), kept_ds);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64}), kept_ds);
+  EXPECT_EQ(bwd_path({8, 4096, 128, 128, 192, 128}), kept_ds);
+  // Sums of one group do not fit, and neither does ds with documents.
+  EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128}), kept_ds);
+  EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128, 0, true}), recomputed);
+  // ds of a part is not kept.
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, false, true}), recomputed);
+  EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 0, false, true}), one_kernel);
+  for (const int64_t width : {64, 128, 192}) {
+    const DsSizes z{2, 300, 2, 2, width, std::min<int64_t>(width, 128)};
+    for (const AttentionBwdPath path : {one_kernel, kept_ds, recomputed}) EXPECT_TRUE(can_take(z, path));
+  }
+  EXPECT_FALSE(can_take({1, 1 << 20, 32, 4, 128, 128}, one_kernel));
+}
+
 TEST(AttentionSlices, NoneWhereDocumentsDoNotFitOrNothingIsThere) {
   EXPECT_TRUE(ds_plan({1, 32768, 32, 4, 128, 128, 0, true}, 1280 * kMiB).slices.empty());
   EXPECT_TRUE(ds_plan({1, 0, 32, 4, 128, 128}, 1280 * kMiB).slices.empty());

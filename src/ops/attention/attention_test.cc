@@ -68,6 +68,10 @@ std::vector<Case> cases() {
       {1, 300, 300, 4, 2, 192, 0, true, 128},
       {1, 257, 257, 2, 2, 192, 90, false, 128},
       {1, 70, 200, 2, 1, 192, 0, false, 128},
+      // More than one block of keys, with groups of heads.
+      {2, 300, 300, 6, 2, 64, 0, false},
+      {1, 390, 390, 2, 1, 64, 150, true},
+      {2, 290, 290, 6, 2, 192, 0, false, 128},
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -133,6 +137,7 @@ class AttentionTest : public testing::DeviceTest<Case> {
   // errors of probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
   AttentionKernels kernels_ = AttentionKernels::chosen;
+  AttentionBwdPath path_ = AttentionBwdPath::chosen;
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
 };
@@ -170,7 +175,8 @@ void AttentionTest::expect_backward() {
                  .batch = c_.batch,
                  .window = c_.window,
                  .scale = static_cast<float>(scale_),
-                 .kernels = kernels_};
+                 .kernels = kernels_,
+                 .path = path_};
   if (kernels_ == AttentionKernels::cudnn && !cudnn_can(a)) return;
   Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
   a.scratch = scratch.tensor();
@@ -210,6 +216,20 @@ TEST_P(AttentionTest, OwnKernelsAndCudnnEqualTheReference) {
   if (!can_forward(o, lse)) GTEST_SKIP() << "cuDNN does not take it";
   expect_forward();
   expect_backward();
+}
+
+TEST_P(AttentionTest, EachPathOfHopperKernelsEqualsTheReference) {
+  if (!testing::has_hopper_kernel(s_, c_.dtype, c_.width, c_.out_width())) GTEST_SKIP() << "bf16 of some widths";
+  kernels_ = AttentionKernels::own;
+  const Values sinks = Array::normal({c_.heads}, DType::f32, 5).values();
+  for (const AttentionBwdPath path :
+       {AttentionBwdPath::one_kernel, AttentionBwdPath::kept_ds, AttentionBwdPath::recomputed}) {
+    path_ = path;
+    for (const Values& sink : {Values(), sinks}) {
+      ref_.sink = sink;
+      expect_backward();
+    }
+  }
 }
 
 // A GPU without Hopper's kernels, whose shared memory holds the smaller tiles alone.
@@ -378,6 +398,29 @@ TEST(Attention, BadArgumentsAreNamed) {
                   {.lse_TH = lse.tensor().rows(0, 2), .q_THd = few.tensor(), .k_TGd = k.tensor(), .v_TGd = k.tensor()});
             }),
             "attention_bwd: q and k must have the same rows; got f32[2, 3, 2] and f32[4, 3, 2]");
+}
+
+TEST(AttentionOnCuda, PathsOfOtherKernelsAreRefused) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(1);
+  Stream s(*testing::accelerator(), pool);
+  Array x = Array::normal({4, 1, 96}, DType::bf16, 1), lse({4, 1}, DType::f32);
+  AttentionBwd a{.dq_THd = x.tensor(),
+                 .dk_TGd = x.tensor(),
+                 .dv_TGd = x.tensor(),
+                 .do_THd = x.tensor(),
+                 .o_THd = x.tensor(),
+                 .lse_TH = lse.tensor(),
+                 .q_THd = x.tensor(),
+                 .k_TGd = x.tensor(),
+                 .v_TGd = x.tensor(),
+                 .kernels = AttentionKernels::own};
+  Array scratch({AttentionBwd::scratch_bytes(a, s)}, DType::u8);
+  a.scratch = scratch.tensor();
+  a.path = AttentionBwdPath::one_kernel;
+  EXPECT_EQ(testing::error_of([&] { attention_bwd(s, a); }),
+            "attention_bwd: a path was asked for, and the Hopper kernels do not take q bf16[4, 1, 96] here; leave the "
+            "path out");
 }
 
 TEST(Attention, NullDeviceCountsSeenPairs) {

@@ -23,4 +23,10 @@ class PortableScope {
   const GpuLimitsScope limits_;
 };
 
+// Returns whether the kernels of sm_90 take heads of these widths on the GPU of s.
+inline bool has_hopper_kernel(const Stream& s, DType dtype, int64_t width, int64_t v_width) {
+  if (s.device() != DeviceKind::cuda || dtype != DType::bf16 || !gpu_limits(s).is_hopper()) return false;
+  return width == 192 ? v_width == 128 : width == v_width && (width == 64 || width == 128);
+}
+
 }  // namespace moebius::testing

@@ -101,8 +101,12 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
     check_may_be_own("attention_bwd", a);
   }
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
+  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a);
+  MOEBIUS_CHECK(usage, is_sm90 || a.path == AttentionBwdPath::chosen,
+                "attention_bwd: a path was asked for, and the Hopper kernels do not take q {} here; leave the path out",
+                to_string(a.q_THd));
   if (a.q_THd.dtype != DType::bf16) return generic_attention_bwd(s, a);
-  if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_bwd(s, a);
+  if (is_sm90) return sm90_attention_bwd(s, a);
   note_portable(s, "attention_bwd", a.q_THd, a.v_TGd);
   sm80_attention_bwd(s, a);
 }

@@ -40,8 +40,6 @@ void launch_row_sums(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   check_launch("attention_bwd");
 }
 
-constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
-
 DsSizes ds_sizes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   return {.batch = a.batch,
@@ -51,23 +49,25 @@ DsSizes ds_sizes(const AttentionBwd& a) {
           .width = z.width,
           .v_width = z.v_width,
           .window = z.window,
-          .has_documents = !a.doc_start_T.empty()};
+          .has_documents = !a.doc_start_T.empty(),
+          .is_part = a.is_part};
 }
 
-// The f32 sums of dq of a slice; a kv group that needs more, up to kMaxDsBytes, is a slice of its own.
-constexpr int64_t kMaxDqBytes = int64_t{512} << 20;
-
-// Where a window is short, the sums of dq are most of the memory that is read and written.
-constexpr int64_t kShortWindow = 512;
-
-// Returns a plan of no groups where the kernel does not take the call.
-FusedPlan fused_plan_of(const AttentionBwd& a) {
+AttentionBwdPath path_of(const AttentionBwd& a) {
   const DsSizes z = ds_sizes(a);
-  const bool takes = z.width == 128 && z.v_width == 128 && (z.window == 0 || z.window > kShortWindow);
-  return takes ? fused_plan(z, kMaxDqBytes, kMaxDsBytes) : FusedPlan{};
+  if (a.path == AttentionBwdPath::chosen) return bwd_path(z);
+  MOEBIUS_CHECK(usage, can_take(z, a.path),
+                "attention_bwd: the path that was asked for has no bounded scratch for q {} in {} sequences; leave "
+                "the path out",
+                to_string(a.q_THd), a.batch);
+  return a.path;
 }
 
-DsPlan plan_of(const AttentionBwd& a) { return a.is_part ? DsPlan{} : ds_plan(ds_sizes(a), kMaxDsBytes); }
+// Returns the scratch of a path beside the sums of rows.
+int64_t path_bytes(const DsSizes& z, AttentionBwdPath path) {
+  if (path == AttentionBwdPath::one_kernel) return fused_plan(z, kMaxDqBytes, kMaxDsBytes).bytes();
+  return path == AttentionBwdPath::kept_ds ? ds_plan(z, kMaxDsBytes).bytes() : 0;
+}
 
 int64_t sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
 
@@ -86,8 +86,9 @@ DsTiles tiles_of(const DsSizes& z, const DsSlice& slice) {
 }
 
 // dq of one slice after the other, right after its ds.
-void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsPlan& plan) {
+void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   const DsSizes z = ds_sizes(a);
+  const DsPlan plan = ds_plan(z, kMaxDsBytes);
   unsigned char *const tiles = static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a),
                        *const kv_sums = tiles + plan.ds_bytes, *const q_parts = kv_sums + plan.kv_sums_bytes;
   for (const DsSlice& slice : plan.slices) {
@@ -105,10 +106,7 @@ void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const 
 
 }  // namespace
 
-int64_t sm90_scratch_bytes(const AttentionBwd& a) {
-  const FusedPlan fused = fused_plan_of(a);
-  return sums_bytes(a) + (fused.groups_of_slice > 0 ? fused.bytes() : plan_of(a).bytes());
-}
+int64_t sm90_scratch_bytes(const AttentionBwd& a) { return sums_bytes(a) + path_bytes(ds_sizes(a), path_of(a)); }
 
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   auto* const lse2 = static_cast<float*>(a.scratch.data);
@@ -117,13 +115,14 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
     launch_row_sums<64>(s, a, sums);
   else
     launch_row_sums<128>(s, a, sums);
-  const FusedPlan fused = fused_plan_of(a);
-  if (fused.groups_of_slice > 0 && a.scratch.num_bytes() >= sums_bytes(a) + fused.bytes())
-    return sm90_fused_bwd(s, a, sums, fused, static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a));
-  // With scratch for the sums alone ds is not kept: where other kernels were to take the call.
-  const DsPlan plan = plan_of(a);
-  if (!plan.slices.empty() && a.scratch.num_bytes() >= sums_bytes(a) + plan.bytes())
-    return launch_slices(s, a, sums, plan);
+  const DsSizes z = ds_sizes(a);
+  AttentionBwdPath path = path_of(a);
+  // With scratch for the sums of rows alone nothing is kept: where other kernels were to take the call.
+  if (a.scratch.num_bytes() < sums_bytes(a) + path_bytes(z, path)) path = AttentionBwdPath::recomputed;
+  if (path == AttentionBwdPath::one_kernel)
+    return sm90_fused_bwd(s, a, sums, fused_plan(z, kMaxDqBytes, kMaxDsBytes),
+                          static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a));
+  if (path == AttentionBwdPath::kept_ds) return launch_slices(s, a, sums);
   sm90_dkv(s, a, sums, {.sequences = static_cast<int>(a.batch), .kv_heads = narrow<int>(a.k_TGd.dim(1))});
   sm90_dq(s, a, sums);
 }
