@@ -51,9 +51,9 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
   return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
 }
 
-// The same, cuDNN's deterministic pass; heads of 128 on 2026-11-26:
+// The same, cuDNN's deterministic pass; ours on 2026-11-26 and 2026-11-27:
 //   32/4 heads of 128, 8 x 4096 509 and 378; 16/16 heads 460 and 379
-//   64/8 heads of 64, 8 x 4096 295 and 246; latent, 8 x 4096 380 and 332
+//   64/8 heads of 64, 8 x 4096 461 and 246; latent, 8 x 4096 409 and 332
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 96 217 and 293; 160 137 and 198; 256 153 and 271
 // Our kernels fill a GPU with two or more blocks per multiprocessor.

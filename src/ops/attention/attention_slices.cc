@@ -109,10 +109,7 @@ int64_t fused_wave(const DsSizes& z) {
 // sums of dq are most of the memory that is read and written.
 bool one_kernel_is_faster(const DsSizes& z) {
   constexpr int64_t kShortWindow = 512;
-  if (z.window > 0 && z.window <= kShortWindow) return false;
-  if (z.width == 64) return false;
-  if (z.width == 192) return false;
-  return true;
+  return z.window == 0 || z.window > kShortWindow;
 }
 
 }  // namespace
