@@ -37,11 +37,13 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
+  spec.dispatcher = run.parallel.dispatcher;  // as in a run, the engine tests the ranks' memory access
   Engine engine(spec);
   Stream s = engine.stream();
   engine.init_weights(s, run.seed);
   RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   r.links = engine.links_text();
+  r.dispatcher = engine.dispatcher().name;
   r.planned_bytes = engine.plan().total_bytes();
   RandomSequences source(run, engine.data_share());
   const int64_t warm_up = warm_up_steps(run.device);

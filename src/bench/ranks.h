@@ -17,6 +17,7 @@ struct RanksBench {
   double first_loss = 0, last_loss = 0;
   int64_t planned_bytes = 0, peak_bytes = 0;  // memory of rank 0
   std::string links;                          // the links between GPUs; empty on CPUs
+  std::string dispatcher;                     // how tokens reach experts on other ranks
   std::string fallback_kernels;               // those of rank 0, as in StepBench
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };

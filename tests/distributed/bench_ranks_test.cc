@@ -53,6 +53,8 @@ TEST_P(BenchOnRanks, HasTheLossesOfOneRank) {
     EXPECT_NEAR(got.first_loss, expected.first_loss, 1e-6 * expected.first_loss);
     EXPECT_NEAR(got.last_loss, expected.last_loss, 1e-5 * expected.last_loss);
     EXPECT_EQ(got.tokens, expected.tokens);
+    EXPECT_EQ(expected.dispatcher, "local");
+    EXPECT_EQ(got.dispatcher, c.layout.ep == 1 ? "local" : "direct") << "as a run takes it";
   });
 }
 

@@ -30,6 +30,7 @@ void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::s
               {"machine", o.machine},
               {"launched", launched},
               {"links", r.links},
+              {"dispatcher", r.dispatcher},
               {"recipe", o.recipe},
               {"ranks", r.ranks},
               {"steps", r.steps},
@@ -46,7 +47,7 @@ void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::s
 
 void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
   if (o.json) return print_as_json(o, r, launched);
-  fmt::print("{}; {}{}{}\n", o.machine, launched, r.links.empty() ? "" : "; ", r.links);
+  fmt::print("{}; {}{}{}; dispatcher {}\n", o.machine, launched, r.links.empty() ? "" : "; ", r.links, r.dispatcher);
   fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms, {:.0f} tokens/s\n", o.recipe, r.tokens, r.steps,
              r.median_s * 1e3, r.tokens_per_s);
   fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
