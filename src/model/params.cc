@@ -89,11 +89,9 @@ bool ParamTable::is_frozen(const ParamSpec& spec) const {
   return in != nullptr;
 }
 
-const Param& ParamTable::declare(ParamSpec spec) { return declare(std::move(spec), /*fuses_grad=*/false); }
+const Param& ParamTable::declare(ParamSpec spec) { return declare(std::move(spec), /*can_fuse_grad=*/false); }
 
-const Param& ParamTable::declare_fusable(ParamSpec spec) { return declare(std::move(spec), optimizer_.fuse_grad); }
-
-const Param& ParamTable::declare(ParamSpec spec, bool fuses_grad) {
+const Param& ParamTable::declare(ParamSpec spec, bool can_fuse_grad) {
   if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
   Param& p = params_.emplace_back();
   p.spec = std::move(spec);
@@ -108,13 +106,14 @@ const Param& ParamTable::declare(ParamSpec spec, bool fuses_grad) {
   if (quantised)
     plan_.declare(p.scales, p.spec.name + ".scales", scale_shape(ScaleLayout::square_blocks, p.spec.shape), DType::f32,
                   Life::state);
-  if (p.has_grad) declare_gradient(p, fuses_grad);
+  if (p.has_grad) declare_gradient(p, can_fuse_grad);
   return p;
 }
 
-void ParamTable::declare_gradient(Param& p, bool fuses) {
+void ParamTable::declare_gradient(Param& p, bool can_fuse) {
   const bool apart = in_layer_ && optimizer_.grad == GradFormat::bf16 && p.spec.dtype == DType::bf16;
-  if (!apart || !fuses)
+  const bool fuses = apart && can_fuse && optimizer_.fuse_grad;
+  if (!fuses)
     plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, apart ? Life::layer_grad : Life::grad);
   if (apart)
     plan_.declare(p.grad_sum, p.spec.name + ".grad_sum", p.spec.shape, DType::bf16,

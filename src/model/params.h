@@ -163,10 +163,10 @@ class ParamTable {
   // Declares a parameter: its weights in the plan, and its gradient if it is trained. The reference stays valid.
   // Throws Error{usage} when the patterns match only some of its parts, since these are one tensor in memory.
   const Param& declare(ParamSpec spec);
-  // The same for a parameter whose gradient one product of a micro-batch computes, which can add it to a sum in bf16
+  // can_fuse_grad: one product of a micro-batch computes the gradient, and can add it to a sum in bf16
   // (ops/experts/experts.h: expert_wgrad). With optimizer.fuse_grad it does (Param::fuses_grad). REQUIRES:
   // grad_stored_first.
-  const Param& declare_fusable(ParamSpec spec);
+  const Param& declare(ParamSpec spec, bool can_fuse_grad);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
@@ -238,8 +238,7 @@ class ParamTable {
 
  private:
   bool is_frozen(const ParamSpec& spec) const;
-  const Param& declare(ParamSpec spec, bool fuses_grad);
-  void declare_gradient(Param& p, bool fuses);
+  void declare_gradient(Param& p, bool can_fuse);
 
   MemoryPlan& plan_;
   ModelUse use_;

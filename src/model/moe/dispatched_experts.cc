@@ -47,12 +47,10 @@ LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
   return !term.empty() && adds_term(step.stream, op) ? term : LowRankTerm{};
 }
 
-// Declares the weights of all experts. A micro-batch in chunks has several products for a gradient, and the kernel for
-// quantised operands writes f32.
-const Param& declare_weights(const LayerContext& c, ParamSpec spec, int64_t max_tokens) {
-  spec = stored_first(held_as_weights(c, std::move(spec)));
+// A micro-batch in chunks has several products for a gradient, and the kernel for quantised operands writes f32.
+const Param& declare_weights(const LayerContext& c, const ParamSpec& spec, int64_t max_tokens) {
   const bool can_fuse = max_tokens == c.stream_rows() && c.precision.recipe == PrecisionRecipe::none;
-  return can_fuse ? c.params.declare_fusable(std::move(spec)) : c.params.declare(std::move(spec));
+  return c.params.declare(stored_first(held_as_weights(c, spec)), can_fuse);
 }
 
 }  // namespace

@@ -128,7 +128,7 @@ void put_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const Grad
                   put);
 }
 
-// The bytes of the sums in f32, a multiple of what the panels behind them are aligned to.
+// The bytes of the sums in f32, a multiple of 64, to which the panels after them are aligned.
 int64_t bytes_of_sums(const Tensor& dw) { return div_ceil(dw.numel() * 4, int64_t{64}) * 64; }
 
 // Computes the sums of a bf16 dw in scratch, and adds them in a pass.
