@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kThreads) max_over_ranks_kernel(float* max, co
 
 void max_over_ranks(Stream& s, const MaxOverRanks& a) {
   const int64_t N = a.max_N.numel();
-  max_over_ranks_kernel<<<num_blocks(N, kThreads), kThreads, 0, cuda_stream(s)>>>(a.max_N.ptr<float>(),
-                                                                                  a.x_RN.ptr<float>(), a.x_RN.dim(0), N);
+  max_over_ranks_kernel<<<num_blocks(N, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.max_N.ptr<float>(), a.x_RN.ptr<float>(), a.x_RN.dim(0), N);
   check_launch("max_over_ranks");
 }
 
