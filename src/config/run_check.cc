@@ -140,7 +140,20 @@ void check_grad(const RunSpec& s) {
     refuse_idle(s, "optimizer.grad",
                 "precision.compute is \"f32\", and gradients of f32 weights are f32; set \"bf16\", or remove it");
   if (o.grad == GradFormat::f32)
-    refuse_idle(s, "optimizer.offload_grad", "optimizer.grad is \"f32\"; set \"bf16\", or remove it");
+    for (const char* key : {"optimizer.offload_grad", "optimizer.fuse_grad"})
+      refuse_idle(s, key, "optimizer.grad is \"f32\"; set \"bf16\", or remove it");
+  MOEBIUS_CHECK(
+      usage, !o.fuse_grad || !o.offload_grad,
+      "optimizer.fuse_grad = true needs sums of gradients in the memory of the GPU; set optimizer.offload_grad "
+      "= false, or remove fuse_grad{}",
+      origin(s, "optimizer.fuse_grad"));
+  MOEBIUS_CHECK(usage, !o.fuse_grad || s.device != DeviceKind::cuda || s.kernels == KernelChoice::automatic,
+                "optimizer.fuse_grad = true has no portable kernels; set run.kernels = \"auto\", or remove fuse_grad{}",
+                origin(s, "optimizer.fuse_grad"));
+  if (s.model.num_moe_layers() == 0) refuse_idle(s, "optimizer.fuse_grad", "the model has no MoE layer; remove it");
+  if (s.precision.recipe != PrecisionRecipe::none)
+    refuse_idle(s, "optimizer.fuse_grad",
+                "products with quantised operands write f32 gradients; set precision.recipe = \"none\", or remove it");
   MOEBIUS_CHECK(usage, o.grad == GradFormat::f32 || o.master != MasterFormat::bf16_remainder,
                 "optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = \"bf16_remainder\" "
                 "are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" or \"f32\"{}",

@@ -144,6 +144,22 @@ TEST(Check, SumsOfGradientsInBf16) {
   EXPECT_THAT(check_error({"optimizer.offload_grad=true"}),
               HasSubstr("optimizer.offload_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
                         "remove it [--set]"));
+  EXPECT_THAT(check_error({"optimizer.fuse_grad=true"}),
+              HasSubstr("optimizer.fuse_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
+                        "remove it [--set]"));
+  const std::vector<std::string> on_host{"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
+                                         "optimizer.offload_grad=true"};
+  EXPECT_THAT(check_error(on_host),
+              HasSubstr("optimizer.fuse_grad = true needs sums of gradients in the memory of the GPU; set "
+                        "optimizer.offload_grad = false, or remove fuse_grad [--set]"));
+  EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
+                           "run.device=cuda", "run.kernels=portable"}),
+              HasSubstr("optimizer.fuse_grad = true has no portable kernels; set run.kernels = \"auto\", or remove "
+                        "fuse_grad [--set]"));
+  EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
+                           "precision.recipe=fp8_block"}),
+              HasSubstr("optimizer.fuse_grad = true would do nothing: products with quantised operands write f32 "
+                        "gradients; set precision.recipe = \"none\", or remove it [--set]"));
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.master=bf16_remainder"}),
               HasSubstr("optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = "
                         "\"bf16_remainder\" are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" "

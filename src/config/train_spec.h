@@ -61,6 +61,7 @@ struct OptimizerSpec {
   GradFormat grad = GradFormat::f32;        // the same
   bool offload = false;                     // masters and state are in host memory
   bool offload_grad = false;                // bf16 sums of gradients are in host memory too
+  bool fuse_grad = false;  // products of experts add to bf16 sums of gradients themselves; changes no bit
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;

@@ -75,6 +75,11 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
                 "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
                 "precision.recipe = \"none\"",
                 name_of(spec.precision.recipe), limits.capability_major, limits.capability_minor);
+  const bool fuses = spec.optimizer && spec.optimizer->fuse_grad;
+  MOEBIUS_CHECK(usage, !fuses || (limits.is_hopper() && spec.kernels == KernelChoice::automatic),
+                "optimizer.fuse_grad = true needs the kernels of a GPU of compute capability 9.0; this one has {}.{}, "
+                "and run.kernels is \"{}\"; set optimizer.fuse_grad = false",
+                limits.capability_major, limits.capability_minor, name_of(spec.kernels));
   return gpu;
 }
 

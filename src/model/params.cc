@@ -89,7 +89,9 @@ bool ParamTable::is_frozen(const ParamSpec& spec) const {
   return in != nullptr;
 }
 
-const Param& ParamTable::declare(ParamSpec spec) {
+const Param& ParamTable::declare(ParamSpec spec) { return declare(std::move(spec), /*can_fuse_grad=*/false); }
+
+const Param& ParamTable::declare(ParamSpec spec, bool can_fuse_grad) {
   if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
   Param& p = params_.emplace_back();
   p.spec = std::move(spec);
@@ -104,13 +106,15 @@ const Param& ParamTable::declare(ParamSpec spec) {
   if (quantised)
     plan_.declare(p.scales, p.spec.name + ".scales", scale_shape(ScaleLayout::square_blocks, p.spec.shape), DType::f32,
                   Life::state);
-  if (p.has_grad) declare_gradient(p);
+  if (p.has_grad) declare_gradient(p, can_fuse_grad);
   return p;
 }
 
-void ParamTable::declare_gradient(Param& p) {
+void ParamTable::declare_gradient(Param& p, bool can_fuse) {
   const bool apart = in_layer_ && optimizer_.grad == GradFormat::bf16 && p.spec.dtype == DType::bf16;
-  plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, apart ? Life::layer_grad : Life::grad);
+  const bool fuses = apart && can_fuse && optimizer_.fuse_grad;
+  if (!fuses)
+    plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, apart ? Life::layer_grad : Life::grad);
   if (apart)
     plan_.declare(p.grad_sum, p.spec.name + ".grad_sum", p.spec.shape, DType::bf16,
                   optimizer_.offload_grad ? Life::host : Life::grad);
@@ -313,7 +317,7 @@ void ParamTable::clear_masters(Stream& s) const {
 
 void ParamTable::zero_grads(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_grad) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
+    if (p.has_grad && !p.fuses_grad()) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
     if (p.sums_apart()) fill_zero(s, p.grad_sum);
   }
 }
@@ -321,7 +325,7 @@ void ParamTable::zero_grads(Stream& s) const {
 void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_step) const {
   for (size_t i = span.begin; i < span.end; ++i) {
     const Param& p = params_[i];
-    if (!p.sums_apart()) continue;
+    if (!p.sums_apart() || p.fuses_grad()) continue;
     const Shape all{p.w.numel()};
     sum_gradient(s, {.sum_n = p.grad_sum.view(all),
                      .grad_n = p.dw.view(all),

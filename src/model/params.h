@@ -89,7 +89,7 @@ struct Param {
   int layer = -1;  // the index of the ParamTable::layer() call that declared it; -1: none
   Tensor w;        // the weights that ops read: spec.dtype, or f8_e4m3 with scales
   Tensor scales;   // f32, only if the weights are held quantised
-  Tensor dw;       // f32, the gradient that ops write; only with has_grad
+  Tensor dw;       // f32, the gradient that ops write; only with has_grad and without fuses_grad()
   // The sum of the gradient over micro-batches in bf16, if gradients are summed in bf16; else empty. dw then has the
   // gradient of one micro-batch, until ParamTable::sum_gradients(), in memory that all layers share.
   Tensor grad_sum;
@@ -119,12 +119,17 @@ struct Param {
   // The gradient, summed over the micro-batches of a step. REQUIRES: !shards_gradient().
   const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
   bool sums_apart() const { return !grad_sum.empty(); }
+  // With optimizer.fuse_grad: products add to grad_sum themselves, and there is no dw.
+  bool fuses_grad() const { return sums_apart() && dw.empty(); }
+  // Returns what products write: the gradient of a micro-batch, or the sum.
+  const Tensor& product_grad() const { return fuses_grad() ? grad_sum : dw; }
   // Returns the owned elements, [owned.count], of w and of the gradient.
   Tensor owned_weights() const;
   Tensor owned_gradient() const;
-  // Returns whether products add to dw in a pass; otherwise they store it (ParamSpec::grad_stored_first).
+  // Returns whether products add to product_grad() in a pass; otherwise they store it (ParamSpec::grad_stored_first).
   bool adds_to_grad(const MicroBatch& batch) const {
-    return batch.later_part || (!batch.first_of_step && !sums_apart() && !shards_gradient());
+    const bool has_all = fuses_grad() || (!sums_apart() && !shards_gradient());
+    return batch.later_part || (!batch.first_of_step && has_all);
   }
 };
 
@@ -158,6 +163,10 @@ class ParamTable {
   // Declares a parameter: its weights in the plan, and its gradient if it is trained. The reference stays valid.
   // Throws Error{usage} when the patterns match only some of its parts, since these are one tensor in memory.
   const Param& declare(ParamSpec spec);
+  // can_fuse_grad: one product of a micro-batch computes the gradient, and can add it to a sum in bf16
+  // (ops/experts/experts.h: expert_wgrad). With optimizer.fuse_grad it does (Param::fuses_grad). REQUIRES:
+  // grad_stored_first.
+  const Param& declare(ParamSpec spec, bool can_fuse_grad);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
@@ -229,7 +238,7 @@ class ParamTable {
 
  private:
   bool is_frozen(const ParamSpec& spec) const;
-  void declare_gradient(Param& p);
+  void declare_gradient(Param& p, bool can_fuse);
 
   MemoryPlan& plan_;
   ModelUse use_;

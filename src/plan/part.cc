@@ -192,6 +192,7 @@ class DryStage {
            .has_blocks = std::all_of(p.spec.parts.begin(), p.spec.parts.end(),
                                      [](const ParamPart& part) { return has_code_blocks(part.shape); }),
            .of_matrices = is_of_matrices(p.spec),
+           .fuses_grad = p.fuses_grad(),
            .scratch = update_scratch(spec_.optimizer.value_or(OptimizerSpec{}), p.spec),
            .matrices = matrices_of(p)});
     return work;

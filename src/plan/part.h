@@ -83,6 +83,7 @@ struct ParamSize {
   bool grad_stored_first = false;
   bool has_blocks = false;           // of 8-bit codes: core/block_code.h
   bool of_matrices = false;          // is_of_matrices() (parallel/optim/optimizer.h)
+  bool fuses_grad = false;           // Param::fuses_grad
   UpdateScratch scratch;             // of its update
   std::vector<MatrixWork> matrices;  // of Muon alone
 };

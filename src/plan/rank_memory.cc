@@ -78,7 +78,7 @@ void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, in
 void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   RankMemory one;
   for (const ParamSize& p : layer.params)
-    if (p.sums_apart) place(one, Life::layer_grad, p.numel, DType::f32);
+    if (p.sums_apart && !p.fuses_grad) place(one, Life::layer_grad, p.numel, DType::f32);
   int64_t& most = m.life[static_cast<size_t>(Life::layer_grad)];
   most = std::max(most, one.of(Life::layer_grad));
 }

@@ -116,6 +116,7 @@ const Layout kLayouts[] = {
       "lora.targets=[\"*\"]", "precision.compute=\"bf16\""}},
     {"muon", "tiny_cpu.toml", 4, {"parallel.ep=2", "parallel.etp=2", "train.global_batch=16", "optimizer.name=\"muon\""}},
     {"all_on_the_host", "qwen3_30b_a3b_one_gpu.toml", 1, {"optimizer.offload_grad=true"}},
+    {"fused_sums_of_gradients", "qwen3_30b_a3b_one_gpu.toml", 1, {"optimizer.fuse_grad=true"}},
     {"tied", "bench_dense_3b.toml", 4, {"run.device=\"cpu\"", "parallel.pp=2", "parallel.tp=2"}},
     {"interleaved", "qwen3_30b_a3b.toml", 16,
      {"parallel.ep=4", "parallel.tp=2", "parallel.pp=2", "parallel.vpp=2", "parallel.dispatcher=\"alltoall\""}},

@@ -80,10 +80,12 @@ TEST(OptimizerFormats, RemaindersTrainAsF32MastersDo) {
 
 // The gradients of each micro-batch by itself, f32, are rounded into the sum one after the other. What is not in a
 // layer, and the router's f32 gate, have sums in f32.
-TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
+void expect_sums_of_micro_batches(bool fuse) {
+  SCOPED_TRACE(fuse ? "by the products" : "by a pass");
   EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 2);
   Engine wide(spec);
   spec.optimizer->grad = GradFormat::bf16;
+  spec.optimizer->fuse_grad = fuse;
   Engine half(spec);
   init_params(wide);
   init_params(half);
@@ -112,6 +114,7 @@ TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
       const Param& p = params(half)[i];
       if (!p.has_grad) continue;
       EXPECT_EQ(p.sums_apart(), p.spec.name.starts_with("model.layers.") && p.w.dtype == DType::bf16) << p.spec.name;
+      EXPECT_EQ(p.fuses_grad(), fuse && p.spec.kind == ParamKind::experts) << p.spec.name;
       if (!p.sums_apart()) continue;
       ++num_half;
       int64_t different = 0;
@@ -121,6 +124,10 @@ TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
     EXPECT_GT(num_half, 10);
     half.end_of_step();
   }
+}
+
+TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
+  for (const bool fuse : {false, true}) expect_sums_of_micro_batches(fuse);
 }
 
 // Layers take turns with the memory of f32 gradients.
@@ -145,6 +152,25 @@ TEST(OptimizerFormats, SumsInBf16TakeHalfOfTheMemory) {
   EXPECT_EQ(half[2], 0);
   EXPECT_NEAR(away[2], 2 * half[3], slack);
   EXPECT_NEAR(wide[0] - away[0], 4 * half[3], slack);
+}
+
+// Without chunks, experts that fuse have no f32 gradients. The plan of a GPU has scratch of one size for it.
+TEST(OptimizerFormats, FusedSumsTakeNoF32GradientsOfExperts) {
+  const auto plan = [](bool fuse) {
+    EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 1);
+    spec.optimizer->grad = GradFormat::bf16;
+    spec.optimizer->fuse_grad = fuse;
+    const Engine engine(spec);
+    int64_t of_experts = 0;
+    for (const Param& p : engine.model().params().all())
+      if (p.spec.kind == ParamKind::experts) of_experts += p.dw.num_bytes();
+    return std::array{engine.plan().bytes(Life::grad), engine.plan().bytes(Life::layer_grad), of_experts};
+  };
+  const auto pass = plan(false), fused = plan(true);
+  EXPECT_EQ(pass[0], fused[0]);
+  EXPECT_LT(fused[1], pass[1]);
+  EXPECT_GT(pass[2], 0);
+  EXPECT_EQ(fused[2], 0);
 }
 
 TEST(OptimizerFormats, TakeTheMemoryThatTheyName) {

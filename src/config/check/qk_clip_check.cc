@@ -11,9 +11,6 @@ void check_qk_clip(const RunSpec& s) {
     MOEBIUS_CHECK(usage, holds, "optimizer.qk_clip = {} {}{}", s.optimizer.qk_clip, why,
                   origin(s, "optimizer.qk_clip"));
   };
-  refuse_unless(s.device == DeviceKind::cpu,
-                "needs the largest logits of attention, which no kernel for a GPU gives yet; remove it, or set "
-                "run.device = \"cpu\"");
   refuse_unless(s.model.qk_norm == QkNorm::none,
                 "scales the projections of queries and keys, and the norms of this model's queries and keys undo that; "
                 "remove it");

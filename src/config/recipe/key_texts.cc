@@ -212,6 +212,10 @@ std::vector<KeyText> optimizer_texts() {
        "not depend on it, bit for bit."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
+      {"optimizer.fuse_grad",
+       "The products that compute the weight gradients of experts add them to the sums in bf16 themselves. It saves a "
+       "pass over the gradients of each layer and micro-batch, and the memory of the experts' f32 gradients. It needs "
+       "`optimizer.grad = \"bf16\"`, and on a GPU the kernels of Hopper. Results do not depend on it, bit for bit."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -230,7 +234,7 @@ std::vector<KeyText> optimizer_texts() {
       {"optimizer.qk_clip",
        "The largest attention logit of a head: after each update, the projections of queries and keys of a head that "
        "had a larger one in the step are scaled down ([numerics.md](../design/numerics.md#qk-clip)); Kimi K2 has 100. "
-       "0 turns it off. On CPUs only."},
+       "0 turns it off."},
   };
 }
 

@@ -43,7 +43,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "model.topk_group model.topk_method model.use_sliding_window model.v_head_dim model.vocab_size "
       "moe.aux_coeff moe.balance moe.bias_rate moe.capacity_factor moe.drop_policy moe.force_balance "
       "moe.jitter moe.rank_rows_factor moe.router_dtype moe.z_coeff "
-      "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.grad optimizer.lr "
+      "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.fuse_grad optimizer.grad optimizer.lr "
       "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.offload optimizer.offload_grad optimizer.qk_clip "
       "optimizer.schedule optimizer.state "
       "optimizer.warmup_steps optimizer.weight_decay "

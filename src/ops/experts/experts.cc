@@ -207,7 +207,9 @@ void check(const ExpertWgrad& a, const Stream& s) {
   const DType dtype = a.left_RM.data.dtype;
   check_tensor(who, "left", a.left_RM.data, dtype, a.left_RM.data.shape);
   check_tensor(who, "right", a.right_RN.data, dtype, a.right_RN.data.shape);
-  const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.left_RM.data.dim(1), a.right_RN.data.dim(1));
+  const bool rounds = a.dw_eMN.dtype == DType::bf16 && dtype == DType::bf16;
+  const int64_t e = check_weights(who, "dw", a.dw_eMN, rounds ? DType::bf16 : DType::f32, a.left_RM.data.dim(1),
+                                  a.right_RN.data.dim(1));
   const bool gathers = a.gather_left || a.gather_right;
   MOEBIUS_CHECK(usage,
                 !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.right_RN.data : a.left_RM.data).empty(),

@@ -133,9 +133,12 @@ bool adds_term(const Stream& s, const DExpertUp& a);
 // dw is f32. An expert without rows gets zeros, or keeps its dw with accumulate. One side may be gathered: with
 // gather_left, row r of left is left[token[r],:], and likewise with gather_right. Quantised sides are already gathered,
 // so the two flags are not read.
+//
+// With bf16 sides dw may be bf16, too. Its elements then have the bits of the op into an f32 tensor and sum_gradient()
+// (ops/optimizer/optimizer.h) after it. On GPUs only the kernels of Hopper can do so; others throw Error{usage}.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
-  Tensor dw_eMN;              // out f32; inout with accumulate
+  Tensor dw_eMN;              // out f32 or bf16; inout with accumulate
   Operand left_RM, right_RN;  // in
   bool gather_left = false, gather_right = false, accumulate = false;
   Rows rows;

@@ -1,4 +1,4 @@
-// These ops have no kernels for a GPU.
+// Replaces the CUDA backend of these ops in a build without it.
 #include "ops/missing_backend.h"
 #include "ops/qk_clip/qk_clip_backends.h"
 

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "io/testing.h"
+#include "ops/cpu/testing.h"
 
 namespace moebius {
 namespace {
@@ -108,6 +110,54 @@ TEST(QkClip, SharesAreTheWhole) {
     EXPECT_EQ(whole[n + 2 * kCols], to_f32(weights()[2 * kCols])) << "the second head stays";
     EXPECT_NE(whole[n + 1], to_f32(weights()[1]));
   }
+}
+
+// f32 weights, and bf16 ones with masters, with remainders and with stochastic rounding.
+TEST(QkClip, HasTheSameBitsOnEveryDevice) {
+  using testing::Array;
+  constexpr int64_t kCols = 300, kHeads = 4, n = 3 * kCols * kHeads, first = 130, owned = n - 2 * first;
+  const auto clipped = [&](Stream& s, int form) {
+    Array w = Array::normal({owned}, form == 0 ? DType::f32 : DType::bf16, 1),
+          master = Array::normal({owned}, DType::f32, 2),
+          max = Array::of({kHeads}, DType::f32, {3, 1, std::nan(""), 5}), one = Array::of({1}, DType::f32, {1}),
+          lr_and_step = Array::of({2}, DType::f64, {0.1, 7});
+    std::vector<unsigned char> low(2 * owned, 9);
+    testing::SharedBytes remainder(2 * owned);
+    std::memcpy(remainder.data(), low.data(), low.size());
+    UpdatedTensor t{.param_n = w.tensor()};
+    if (form < 2) t.master_n = form == 0 ? w.tensor() : master.tensor();
+    if (form == 2) t.remainder_n = {.data = remainder.data(), .shape = {owned}, .dtype = DType::u16};
+    t.draws = {.seed = 3, .key = 5, .begin = first, .run = n, .stride = n};
+    qk_clip(s, {.tensor = t,
+                .first = first,
+                .cols = kCols,
+                .head_rows = 3,
+                .root_rows = 1,
+                .whole_rows = 1,
+                .max_logit_H = max.tensor(),
+                .threshold = kThreshold,
+                .scale_1 = one.tensor(),
+                .lr_and_step_2 = lr_and_step.tensor()});
+    std::vector<unsigned char> all = w.bytes();
+    for (const auto& more :
+         {master.bytes(), std::vector<unsigned char>(remainder.data(), remainder.data() + 2 * owned)})
+      all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  Rig cpu;
+  for (const int form : {0, 1, 2, 3}) {
+    const std::vector<unsigned char> want = clipped(cpu.s, form);
+    testing::on_each_device([&](Stream& s) { EXPECT_EQ(clipped(s, form), want) << form; });
+  }
+}
+
+TEST(MaxOverRanks, IsTheSameOnEveryDevice) {
+  using testing::Array;
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::of({3, 2}, DType::f32, {1, 5, 3, 2, -1, 4}), max = Array::poisoned({2}, DType::f32);
+    max_over_ranks(s, {.max_N = max.tensor(), .x_RN = x.tensor()});
+    EXPECT_EQ(max.values(), (testing::Values{3, 5}));
+  });
 }
 
 TEST(QkClip, DoesNothingWithoutAnUpdate) {

@@ -96,7 +96,7 @@ PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) 
           static_cast<int64_t>(spec.target),
           spec.threads,
           std::bit_cast<int64_t>(spec.expert_rows),
-          spec.optimizer ? static_cast<int64_t>(spec.optimizer->grad) : -1,
+          spec.optimizer ? 2 * static_cast<int64_t>(spec.optimizer->grad) + spec.optimizer->fuse_grad : -1,
           spec.optimizer ? static_cast<int64_t>(spec.optimizer->kind) : -1,
           spec.fusion,
           recompute_bits(spec, stage, uses),

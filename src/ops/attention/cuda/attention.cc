@@ -83,7 +83,9 @@ int64_t scratch_bytes(const AttentionBwd& a) {
   return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
 }
 
-void attention_fwd(Stream& s, const AttentionFwd& a) {
+namespace {
+
+void run_attention_fwd(Stream& s, const AttentionFwd& a) {
   if (!forces_portable(s) && cudnn_takes(a)) {
     if (cudnn_attention_fwd(s, a)) return;
     check_may_be_own("attention_fwd", a);
@@ -93,6 +95,15 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   if (uses_hopper_kernels(s) && sm90_takes(a)) return sm90_attention_fwd(s, a);
   note_portable(s, "attention_fwd", a.q_THd, a.v_UGd);
   sm80_attention_fwd(s, a);
+}
+
+}  // namespace
+
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  run_attention_fwd(s, a);
+  if (a.max_logit_H.empty()) return;
+  check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
+  raise_max_logit(s, a);
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {

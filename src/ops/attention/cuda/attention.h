@@ -49,6 +49,9 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
 // computes scores once more. With heads of 128 its sums then have another order.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
+// Raises max_logit_H. REQUIRES: it is not empty.
+void raise_max_logit(Stream& s, const AttentionFwd& a);
+
 // to [batch, heads, rows] = from [batch, rows, heads]
 struct HeadsFirst {
   float* to;          // out

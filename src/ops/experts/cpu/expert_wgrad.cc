@@ -3,6 +3,8 @@
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/experts_backends.h"
+#include "ops/optimizer/optimizer.h"
+#include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius {
 namespace cpu {
@@ -126,9 +128,24 @@ void put_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const Grad
                   put);
 }
 
+// The bytes of the sums in f32, a multiple of 64, to which the panels after them are aligned.
+int64_t bytes_of_sums(const Tensor& dw) { return div_ceil(dw.numel() * 4, int64_t{64}) * 64; }
+
+// Computes the sums of a bf16 dw in scratch, and adds them in a pass.
+void expert_wgrad_rounded(Stream& s, const ExpertWgrad& a) {
+  const int64_t n = a.dw_eMN.numel(), bytes = bytes_of_sums(a.dw_eMN);
+  ExpertWgrad sums = a;
+  sums.dw_eMN = tensor_of(static_cast<float*>(a.scratch.data), a.dw_eMN.shape);
+  sums.accumulate = false;
+  sums.scratch = tensor_of(static_cast<uint8_t*>(a.scratch.data) + bytes, {a.scratch.num_bytes() - bytes});
+  cpu::expert_wgrad(s, sums);
+  cpu::sum_gradient(s, {.sum_n = a.dw_eMN.view({n}), .grad_n = sums.dw_eMN.view({n}), .adds = a.accumulate});
+}
+
 }  // namespace
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  if (a.dw_eMN.dtype == DType::bf16) return expert_wgrad_rounded(s, a);
   const PanelMath math = best_panel_math(math_dtype(a.left_RM));
   const Tiles tiles(a.dw_eMN);
   const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
@@ -159,7 +176,8 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 }  // namespace cpu
 
 int64_t cpu::scratch_bytes(const ExpertWgrad& a, int num_threads) {
-  return num_threads * cpu::space_of(a.left_RM).num_bytes;
+  const int64_t sums = a.dw_eMN.dtype == DType::bf16 ? cpu::bytes_of_sums(a.dw_eMN) : 0;
+  return sums + num_threads * cpu::space_of(a.left_RM).num_bytes;
 }
 
 }  // namespace moebius

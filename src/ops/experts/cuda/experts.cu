@@ -133,7 +133,12 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                                    .accumulate = a.accumulate},
                                   "expert_wgrad");
   }
-  switch (choose_path(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN)) {
+  const Path path = choose_path(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN);
+  MOEBIUS_CHECK(usage, path == Path::sm90 || a.dw_eMN.dtype == DType::f32,
+                "expert_wgrad: only the kernels of Hopper GPUs add to a dw in bf16, at multiples of 16 bytes and with "
+                "columns in multiples of 8; got dw {}; set optimizer.fuse_grad = false",
+                to_string(a.dw_eMN));
+  switch (path) {
     case Path::sm90:
       return sm90::expert_wgrad(s, a);
     case Path::sm80:
@@ -158,6 +163,8 @@ int64_t scratch_bytes(const ExpertUp&) { return 0; }
 int64_t scratch_bytes(const ExpertDown&) { return 0; }
 int64_t scratch_bytes(const DExpertDown& a) { return num_dweight_partials(a) * a.dweight_R.numel() * 4; }
 int64_t scratch_bytes(const DExpertUp&) { return 0; }
-int64_t scratch_bytes(const ExpertWgrad&) { return 0; }
+int64_t scratch_bytes(const ExpertWgrad& a) {
+  return a.dw_eMN.dtype == DType::bf16 ? kMostWgradBlocks * kWgradTileBytes : 0;
+}
 
 }  // namespace moebius::cuda

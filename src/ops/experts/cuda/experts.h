@@ -17,6 +17,9 @@ void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace generic
 
+// Scratch of expert_wgrad into a bf16 dw: the f32 sums of a tile for each block of a grid without a limit.
+inline constexpr int64_t kMostWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
+
 // For any GPU of compute capability 8.0 and later: bf16, columns in multiples of 8, at most
 // kMaxPortableExperts; biases and every activation. takes() and the additions to the contract are as
 // in sm90.

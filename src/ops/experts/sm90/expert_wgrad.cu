@@ -9,15 +9,16 @@
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
 // Half of the work of adding a tile to dw is done between the products of two tiles, and the rest between the K steps
-// of the next tile (sm90/expert_wgrad_adder.h). Experts are processed by falling row count, which balances the load of
+// of the next tile: sm90/expert_wgrad_adder.h, and sm90/expert_wgrad_rounder.h for a dw in bf16. Experts are processed by falling row count, which balances the load of
 // the blocks.
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
+#include "ops/experts/sm90/expert_wgrad_rounder.h"
+#include "ops/experts/sm90/expert_wgrad_walk.h"
 #include "ops/grouped_gemm/sm90/slots.h"
-#include "ops/grouped_gemm/sm90/tiles.h"
 #include "ops/sm90/tensor_map.h"
 
 namespace moebius::cuda::sm90 {
@@ -28,9 +29,12 @@ constexpr int kMaxExperts = 512;
 // The description of a tile for the consumers; it is valid while the tile's first slot is full. num_steps 0: there are
 // no more tiles.
 struct TileNote {
-  int expert, gather_col, plain_col;
+  TileTag tag;
+  int gather_col, plain_col;
   int num_steps;  // negative: of a tile whose sums are added to dw, not stored
 };
+
+static_assert(kMaxExperts <= 1 << TileTag::kExpertBits);
 
 // The layout of a block's shared memory for a config. The rows of a tile are columns of the gathered side, whether that
 // is A or B. Clusters along it share columns of the other side while they are in L2.
@@ -49,6 +53,7 @@ struct WgradLayout {
     alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
     alignas(1024) unsigned char staging[4 * kConfig.num_consumers()][kStagingPlaces * kPieceBytes];
     uint64_t barriers[2 * kSlots];
+    uint64_t place_barriers[4 * kConfig.num_consumers()][kPlaces];  // of the consumer warps, with a dw in bf16
     alignas(16) TileNote notes[kSlots];
     int32_t order[kMaxExperts];  // experts by falling row count
     int32_t num_active;          // those with rows
@@ -56,78 +61,6 @@ struct WgradLayout {
   static_assert(sizeof(Shared) <= 227 * 1024);
   using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
   using Cursor = cuda::Ring<kSlots>;
-};
-
-struct Side {
-  const __nv_bfloat16* x;
-  const int32_t* index;  // null: row r is row r
-  int width;
-};
-struct Params {
-  Side gathered, plain;
-  const int32_t* offsets;
-  int num_experts, gather_steps, plain_steps;  // clusters along each side
-  int most_clusters;                           // of a grid without a limit on its blocks: tiles are cut for these
-  bool accumulate;
-};
-
-struct Tile {
-  int expert, gather_col, plain_col;
-  int begin, end;
-  bool adds;  // to what is in dw: without accumulate, the second part of a tile that is cut
-};
-
-// The tiles of a cluster that have rows: every num_clusters-th. If all blocks ended their tiles at the same time, they
-// would also wait for memory at the same time. So the first tile of each cluster is cut in two at a different row, and
-// its second part is computed last. A grid with a limit on its blocks cuts the same tiles at the same rows, so that no
-// sum depends on the limit: some of its clusters then have two or more such tiles.
-template <class L>
-class Walk {
- public:
-  __device__ Walk(const Params& p, const typename L::Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
-    const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
-    num_own_ = own_below(num_tiles);
-    num_cut_ = own_below(min(p.most_clusters, num_tiles - (kTilesToCut - 1) * p.most_clusters));
-  }
-  __device__ bool next(Tile& tile) {
-    do {
-      if (step_ >= num_own_ + num_cut_) return false;
-      const bool is_second = step_ >= num_own_;
-      const int own = is_second ? step_ - num_own_ : step_;
-      const int t = static_cast<int>(blockIdx.x / 2 + own * (gridDim.x / 2));
-      tile = tile_at(t);
-      if (own < num_cut_) {
-        const int num_blocks = min((tile.end - tile.begin + L::kDepth - 1) / L::kDepth, kBlocksToSpread);
-        const int row = min(tile.begin + num_blocks * t / p_.most_clusters * L::kDepth, tile.end);
-        tile.adds = tile.adds || (is_second && row > tile.begin);
-        (is_second ? tile.begin : tile.end) = row;
-      }
-      ++step_;
-    } while (tile.begin == tile.end);
-    return true;
-  }
-
- private:
-  static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
-  // Returns the number of this cluster's tiles among the first n.
-  __device__ static int own_below(int n) {
-    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
-    return cluster < n ? (n - cluster + num_clusters - 1) / num_clusters : 0;
-  }
-  __device__ Tile tile_at(int t) const {
-    const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
-    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, L::kConfig.l2_group);
-    return {expert,
-            (2 * step.row + static_cast<int>(rank_)) * L::kGatherCols,
-            step.col * L::kPlainCols,
-            p_.offsets[expert],
-            p_.offsets[expert + 1],
-            p_.accumulate};
-  }
-  const Params& p_;
-  const typename L::Shared& s_;
-  uint32_t rank_;
-  int num_own_, num_cut_, step_ = 0;
 };
 
 // Returns the source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
@@ -209,26 +142,26 @@ __device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CU
 // A note is written by the thread that then arrives at its slot's full barrier, and read by
 // consumers before they release the slot.
 __device__ __forceinline__ void write_note(uint32_t to, const TileNote& n) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.expert), "r"(n.gather_col), "r"(n.plain_col),
-               "r"(n.num_steps)
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.tag.bits), "r"(n.gather_col),
+               "r"(n.plain_col), "r"(n.num_steps)
                : "memory");
 }
 __device__ __forceinline__ TileNote read_note(uint32_t from) {
   TileNote n;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(n.expert), "=r"(n.gather_col), "=r"(n.plain_col), "=r"(n.num_steps)
+               : "=r"(n.tag.bits), "=r"(n.gather_col), "=r"(n.plain_col), "=r"(n.num_steps)
                : "r"(from)
                : "memory");
   return n;
 }
 __device__ __forceinline__ uint32_t note_at(uint32_t notes, int slot) { return notes + sizeof(TileNote) * slot; }
 
-template <class L, bool kGather>
+template <class L, bool kGather, bool kRounds>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p,
                         const typename L::Shared& s, const typename L::Ring& ring, uint32_t notes) {
   const uint32_t rank = cluster_block_rank();
   typename L::Cursor at;
-  Walk<L> walk(p, s);
+  Walk<L, kRounds> walk(p, s);
   Tile next;
   int first = 0, second = 0;  // indices of the next tile's first two steps
   const auto look_ahead = [&] {
@@ -257,7 +190,7 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
       if (one_thread && row == tile.begin) {
         const int num_steps = (tile.end - tile.begin + L::kDepth - 1) / L::kDepth;
         write_note(note_at(notes, at.stage),
-                   {tile.expert, tile.gather_col, tile.plain_col, tile.adds ? -num_steps : num_steps});
+                   {tile.tag, tile.gather_col, tile.plain_col, tile.adds ? -num_steps : num_steps});
       }
       if (whole) {
         if (kGather) columns.copy(to);
@@ -335,8 +268,8 @@ struct Product {
 constexpr int kTurnSteps = 4;
 
 template <class L, bool kGatheredIsLeft>
-__device__ __forceinline__ void consume(const CUtensorMap& dw, const typename L::Ring& ring, uint32_t notes,
-                                        uint32_t staging) {
+__device__ __forceinline__ void consume_and_add(const CUtensorMap& dw, const typename L::Ring& ring, uint32_t notes,
+                                                uint32_t staging) {
   const uint32_t warp = uniform(threadIdx.x / 32 - 4), group = warp / 4;
   constexpr int kHalfTurn = kTurnSteps / 2, kStepsWithTurns = kTurnSteps * kHeldPieces;
   Product<L> product(ring, group);
@@ -357,31 +290,44 @@ __device__ __forceinline__ void consume(const CUtensorMap& dw, const typename L:
 #pragma unroll 1
     for (int k = kStepsWithTurns; k < num_steps; ++k) product.step<false>(sum);
     product.finish(sum);
-    adder.take(sum, tile.expert, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col, tile.num_steps < 0);
+    adder.take(sum, tile.tag.bits, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col, tile.num_steps < 0);
   }
   adder.finish();
 }
 
-// order[0, num_active): the experts with rows, most rows first.
-template <class L>
-__device__ void order_experts(const Params& p, typename L::Shared& s) {
-  int num_active = 0;
-  for (int e = threadIdx.x; e < p.num_experts; e += L::kThreads) {
-    const int rows = p.offsets[e + 1] - p.offsets[e];
-    int place = 0;
-    for (int other = 0; other < p.num_experts; ++other) {
-      const int others = p.offsets[other + 1] - p.offsets[other];
-      place += others > rows || (others == rows && other < e);
-    }
-    s.order[place] = e;
-    num_active += rows > 0;
+// The same with a dw in bf16. Turn t of a warpgroup is at step 2 t or 2 t + 1, so the two alternate here, too.
+template <class L, bool kGatheredIsLeft>
+__device__ __forceinline__ void consume_and_round(const CUtensorMap& dw, const Params& p, const typename L::Ring& ring,
+                                                  uint32_t notes, uint32_t staging, uint32_t place_barriers) {
+  const uint32_t warp = uniform(threadIdx.x / 32 - 4), group = warp / 4;
+  Product<L> product(ring, group);
+  SumRounder<kGatheredIsLeft> rounder{.dw = dw,
+                                      .p = p,
+                                      .staging = staging + warp * kPlaces * kRoundedBytes,
+                                      .barriers = place_barriers + warp * kPlaces * 8};
+  for (;;) {
+    product.wait();
+    const TileNote note = read_note(note_at(notes, product.at.stage));
+    const int num_steps = static_cast<int>(uniform(abs(note.num_steps)));
+    if (num_steps == 0) break;
+    const typename SumRounder<kGatheredIsLeft>::Place at{.tag = {static_cast<int>(uniform(note.tag.bits))},
+                                                         .gathered = note.gather_col + 16 * static_cast<int>(warp),
+                                                         .plain = note.plain_col};
+    float sum[128];
+    for_each_constant<0, 2 * kTurns>([&](auto step) {
+      constexpr int k = decltype(step)::value;
+      if (k == 0 || k < num_steps) product.template step<k == 0>(sum);
+      if (group == k % 2) rounder.template turn<k / 2>(at);
+    });
+#pragma unroll 1
+    for (int k = 2 * kTurns; k < num_steps; ++k) product.template step<false>(sum);
+    product.finish(sum);
+    rounder.take(sum, at);
   }
-  if (threadIdx.x == 0) s.num_active = 0;
-  __syncthreads();
-  if (num_active > 0) atomicAdd(&s.num_active, num_active);
+  rounder.finish();
 }
 
-template <class L, bool kGather, bool kGatheredIsLeft>
+template <class L, bool kGather, bool kGatheredIsLeft, bool kRounds>
 __global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThreads, 1)
     expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
                         const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
@@ -389,22 +335,31 @@ __global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThrea
   typename L::Shared& s = *reinterpret_cast<typename L::Shared*>(memory);
   const typename L::Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
   const uint32_t notes = uniform(smem_addr(s.notes)), staging = uniform(smem_addr(s.staging));
-  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // full: producer threads, bytes; empty: all warps
+  const uint32_t place_barriers = uniform(smem_addr(s.place_barriers));
+  if (threadIdx.x == 0) {
+    for (int i = 0; kRounds && i < 4 * L::kConfig.num_consumers() * kPlaces; ++i)
+      mbarrier_init(place_barriers + 8 * i, 1);
+    ring.init(128 + 1, 2 * 8);  // full: producer threads, bytes; empty: all warps
+  }
   order_experts<L>(p, s);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
     fewer_registers<L::kConfig.producer_registers>();
-    produce<L, kGather>(gathered, plain, p, s, ring, notes);
+    produce<L, kGather, kRounds>(gathered, plain, p, s, ring, notes);
   } else {
     more_registers<L::kConfig.consumer_registers>();
-    consume<L, kGatheredIsLeft>(dw, ring, notes, staging);
+    if constexpr (kRounds)
+      consume_and_round<L, kGatheredIsLeft>(dw, p, ring, notes, staging, place_barriers);
+    else
+      consume_and_add<L, kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
   cluster_sync();  // neither block exits while the other may still access its shared memory
 }
 
 // Experts without rows have no tiles: their gradients are zeros. A row of blocks clears one expert.
+// per_expert: in 16 bytes.
 __global__ void clear_idle_experts_kernel(float4* dw, const int32_t* offsets, int64_t per_expert) {
   const int expert = static_cast<int>(blockIdx.y);
   if (offsets[expert] != offsets[expert + 1]) return;
@@ -418,18 +373,19 @@ void clear_idle_experts(Stream& s, const Tensor& dw_eMN, const Tensor& offsets_e
   constexpr unsigned kBlocks = 8, kThreads = 256;
   const int64_t E = dw_eMN.dim(0);
   clear_idle_experts_kernel<<<dim3(kBlocks, static_cast<unsigned>(E)), kThreads, 0, cuda_stream(s)>>>(
-      static_cast<float4*>(dw_eMN.data), offsets_e1.ptr<int32_t>(), dw_eMN.numel() / E / 4);
+      static_cast<float4*>(dw_eMN.data), offsets_e1.ptr<int32_t>(), dw_eMN.num_bytes() / E / 16);
   check_launch("expert_wgrad");
 }
 
 using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
 
-template <class L>
+template <class L, bool kRounds>
 struct State {
   int num_blocks = 0;
   State() {
-    for (const Kernel kernel : {expert_wgrad_kernel<L, true, true>, expert_wgrad_kernel<L, true, false>,
-                                expert_wgrad_kernel<L, false, true>}) {
+    for (const Kernel kernel :
+         {expert_wgrad_kernel<L, true, true, kRounds>, expert_wgrad_kernel<L, true, false, kRounds>,
+          expert_wgrad_kernel<L, false, true, kRounds>}) {
       num_blocks = persistent_blocks(reinterpret_cast<const void*>(kernel), sizeof(typename L::Shared));
     }
   }
@@ -440,7 +396,21 @@ CUtensorMap map_of(const Tensor& x) {
   return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), L::kDepth}}});
 }
 
-template <class L>
+// The boxes of pieces of dw [E, M, N].
+CUtensorMap map_of_dw(const Tensor& dw_eMN, bool gathered_is_left) {
+  const int64_t E = dw_eMN.dim(0), M = dw_eMN.dim(1), N = dw_eMN.dim(2);
+  const std::array<BoxDim, 3> dims{
+      {{N, 1, gathered_is_left ? 32u : 16u}, {M, N, gathered_is_left ? 16u : 32u}, {E, M * N, 1}}};
+  if (dw_eMN.dtype == DType::bf16)
+    return make_tensor_map<3>(dw_eMN.data, dims,
+                              {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+                               gathered_is_left ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_32B});
+  return make_tensor_map<3>(
+      dw_eMN.data, dims,
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, gathered_is_left ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B});
+}
+
+template <class L, bool kRounds>
 void launch(Stream& s, const ExpertWgrad& a) {
   const int32_t* index = index_of(a.rows);
   const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
@@ -450,26 +420,28 @@ void launch(Stream& s, const ExpertWgrad& a) {
   const auto side = [](const Tensor& x, const int32_t* rows) {
     return Side{static_cast<const __nv_bfloat16*>(x.data), rows, static_cast<int>(x.dim(1))};
   };
-  const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
+  const int num_blocks = op_state<State<L, kRounds>>(s).num_blocks;
+  const int64_t parts_bytes = int64_t{num_blocks} * kPartsOfBlock * 16;
+  if (kRounds)
+    MOEBIUS_CHECK(internal, parts_bytes <= a.scratch.num_bytes(),
+                  "expert_wgrad: expected scratch for the cut tiles of {} blocks, {} bytes; got {}; raise "
+                  "kMostWgradBlocks",
+                  num_blocks, parts_bytes, a.scratch.num_bytes());
   const Params p{.gathered = side(gathered, gather ? index : nullptr),
                  .plain = side(plain, nullptr),
                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
-                 .num_experts = static_cast<int>(E),
+                 .num_experts = static_cast<int>(a.dw_eMN.dim(0)),
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
                  .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols)),
-                 .most_clusters = op_state<State<L>>(s).num_blocks / 2,
-                 .accumulate = a.accumulate};
-  const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true>
-                        : left_first ? expert_wgrad_kernel<L, true, true>
-                                     : expert_wgrad_kernel<L, true, false>;
-  const MapOptions of_dw{CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4,
-                         left_first ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B};
-  const CUtensorMap dw = make_tensor_map<3>(
-      a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
+                 .most_clusters = num_blocks / 2,
+                 .accumulate = a.accumulate,
+                 .first_parts = static_cast<float4*>(a.scratch.data)};
+  const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true, kRounds>
+                        : left_first ? expert_wgrad_kernel<L, true, true, kRounds>
+                                     : expert_wgrad_kernel<L, true, false, kRounds>;
   if (!a.accumulate) clear_idle_experts(s, a.dw_eMN, a.rows.offsets_e1);
-  const int blocks = limited_blocks(s, op_state<State<L>>(s).num_blocks);
-  kernel<<<blocks, L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(map_of<L>(gathered), map_of<L>(plain), dw,
-                                                                              p);
+  kernel<<<limited_blocks(s, num_blocks), L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(
+      map_of<L>(gathered), map_of<L>(plain), map_of_dw(a.dw_eMN, left_first), p);
   check_launch("expert_wgrad");
 }
 }  // namespace
@@ -484,8 +456,10 @@ bool takes(const ExpertWgrad& a) {
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  with_config<kSm90Wgrad>(choose_config(describe(a)), "expert_wgrad",
-                          [&]<GroupedGemmConfig kConfig>() { launch<WgradLayout<kConfig>>(s, a); });
+  with_config<kSm90Wgrad>(choose_config(describe(a)), "expert_wgrad", [&]<GroupedGemmConfig kConfig>() {
+    a.dw_eMN.dtype == DType::bf16 ? launch<WgradLayout<kConfig>, true>(s, a)
+                                  : launch<WgradLayout<kConfig>, false>(s, a);
+  });
 }
 
 }  // namespace moebius::cuda::sm90
