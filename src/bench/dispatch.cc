@@ -125,6 +125,18 @@ class DispatchRank {
     step(stream(), plan_.stack(), timed);
   }
 
+  // Announces the route in a CUDA graph, so that later calls send what those of captured steps do.
+  void announce_captured() {
+    GraphCapture capture;
+    const CudaGraph graph(*device_.gpu, capture, [&] {
+      StackScope scope(plan_.stack());
+      Step step{stream(), plan_.stack(), batch_};
+      dispatcher_->announce(step, route_, *handle_);
+    });
+    group().barrier();  // a rank that waits could keep a shared GPU from the captures of others
+    graph.replay(*device_.gpu);
+    synchronize(stream());
+  }
   // Each runs one call on the announced route.
   void dispatch_alone() {
     StackScope scope(plan_.stack());
@@ -423,15 +435,30 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, Control& contro
   bench.copy_gbytes_per_s = W * 2 * static_cast<double>(copied) * row_bytes / copy_ms * 1e-6;
 }
 
-void rate_calls(DispatchBench& bench, DispatchRank& rank, Control& control, int64_t runs) {
+// Captured messages of two-level have a row for each token of a rank, and for each other node.
+RowsLeft captured_rows_left(const DispatchRank& rank, RowsLeft left) {
+  const DispatchShape shape = rank.dispatch_shape();
+  if (rank.is_two_level()) left.across = shape.T * static_cast<double>(shape.W / shape.node - 1);
+  return left;
+}
+
+void rate_calls(DispatchBench& bench, DispatchRank& rank, Control& control, const RowsLeft& left, int64_t runs) {
+  rank.announce_captured();
   const auto of = [&](const char* name, const std::function<void()>& body) {
     const double ms = static_cast<double>(control.max(std::llround(rank.median_ms(runs, body) * 1e6))) * 1e-6;
-    const auto line =
-        std::find_if(bench.lines.begin(), bench.lines.end(), [&](const DispatchLine& l) { return l.name == name; });
-    bench.rates.push_back({.name = name, .ms = ms, .wire_gbytes_per_s = line->sent_bytes / ms * 1e-6});
+    bench.rates.push_back({.name = name,
+                           .ms = ms,
+                           .wire_bytes = bytes_left(rank, captured_rows_left(rank, left), name),
+                           .useful_bytes = bytes_left(rank, left, name)});
   };
   of("dispatch", [&] { rank.dispatch_alone(); });
   of("combine", [&] { rank.combine_alone(); });
+}
+
+// Work that is captured cannot be staged through the host; direct sends no messages.
+bool can_be_captured(const DispatchRank& rank) {
+  if (!rank.on_gpu() || rank.local() || rank.kind() == DispatcherKind::alltoall) return false;
+  return rank.kind() == DispatcherKind::direct || !rank.group().stages_gpu_memory();
 }
 
 }  // namespace
@@ -450,8 +477,7 @@ DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
   if (rank.is_two_level()) bench.nodes = mesh.nodes_of_experts();
   const RowsLeft left = rows_left(rank, control);
   for (const Measured& call : calls) bench.lines.push_back(line_of(call, rank, control, left));
-  if (rank.on_gpu() && !rank.local() && rank.kind() != DispatcherKind::alltoall)
-    rate_calls(bench, rank, control, spec.runs);
+  if (can_be_captured(rank)) rate_calls(bench, rank, control, left, spec.runs);
   if (rank.local() || rank.kind() == DispatcherKind::direct) compare_with_copy(bench, rank, control, spec.runs);
   if (rank.local()) return bench;
   const int64_t here = rank.rows_here(), all = control.sum(here);

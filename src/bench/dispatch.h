@@ -46,7 +46,9 @@ struct DispatchLine {
 struct DispatchRate {
   std::string name;
   double ms = 0;
-  double wire_gbytes_per_s = 0;  // bytes that leave a rank, over that time
+  double wire_bytes = 0;    // that leave a rank
+  double useful_bytes = 0;  // of them those of rows; captured messages of two-level have room for all tokens
+  double wire_gbytes_per_s() const { return wire_bytes / ms * 1e-6; }
 };
 
 struct DispatchBench {
@@ -56,7 +58,8 @@ struct DispatchBench {
   BenchShape shape;              // with the T of one rank
   double busiest_over_mean = 1;  // rows of the busiest rank over the mean
   std::vector<DispatchLine> lines;
-  std::vector<DispatchRate> rates;  // on GPUs, of dispatchers that graphs may hold: dispatch and combine
+  // On GPUs, of dispatchers that graphs may hold, and unless the messages are staged: dispatch and combine.
+  std::vector<DispatchRate> rates;
   // With one rank, and with the direct dispatcher: the rates of dispatch and combine, and of a copy. A rate is bytes
   // read and written by all ranks over the time of the slowest. On a GPU each is a CUDA graph.
   // The copy is of as many bytes. With one rank on a CPU it is a plain loop that copies a row for each pair.

@@ -24,8 +24,11 @@ int64_t PeerWindow::control_bytes(int num_ranks) {
   return div_ceil((flags.bases() + num_ranks) * 8, 256) * 256;
 }
 
-PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window)
-    : group_(group), flags_{.rank = group.rank(), .size = group.size(), .window = window.data}, window_(window) {
+PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window, bool waits_on_host)
+    : group_(group),
+      flags_{.rank = group.rank(), .size = group.size(), .window = window.data},
+      window_(window),
+      waits_on_host_(waits_on_host) {
   MOEBIUS_ASSERT(window.num_bytes() >= control_bytes(group.size()) && memory.data() != nullptr);
   pages_ = open_peers(group, memory, window);
   MOEBIUS_CHECK(usage, pages_.apart.empty(),
@@ -128,7 +131,7 @@ void PeerWindow::fail(int rank, uint64_t expected, uint64_t seen, const RoundPla
 // --- on a GPU -------------------------------------------------------------------------------------------------------
 
 void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
-  const bool meets_on_host = pages_.shares_gpu || group_.stages_gpu_memory();
+  const bool meets_on_host = waits_on_host_ || pages_.shares_gpu || group_.stages_gpu_memory();
   if (meets_on_host && !s.accelerator().capture()) {
     copy_to_host(s, &traffic_->sent_bytes, sent_1().data, sizeof(int64_t));
     return group_.barrier();

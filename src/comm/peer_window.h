@@ -8,8 +8,9 @@
 //             waits until all others have stored theirs in its own window (acquire). Nothing else is exchanged.
 //   Devices   On the CPU a round returns when all ranks have arrived. On a GPU it is a kernel of one block, which a
 //             CUDA graph may capture; work launched later runs when all ranks have arrived. If ranks of the world
-//             share a GPU, rounds that are not captured synchronise on the host, after the stream's work, since a
-//             waiting kernel could block the work that it waits for.
+//             share a GPU (PeerWindow(..., waits_on_host), or ranks of the group do), rounds that are not captured
+//             synchronise on the host, after the stream's work, since a waiting kernel could block the work that it
+//             waits for.
 //   Errors    Error{distributed} when another rank failed, or did not arrive within the group's timeout. It names
 //             that rank, phase, layer, and the rounds expected and seen. On a GPU the host's next wait throws it,
 //             and waiting kernels end.
@@ -39,8 +40,9 @@ class PeerWindow {
 
   // All ranks of the group construct it together. window: zeroed u8, part of memory, at a multiple of 256 bytes. s: a
   // stream of its device. The group must outlive this.
+  // waits_on_host: ranks outside of the group share GPUs with those of the group.
   // Throws Error{usage} on every rank when a rank cannot access the memory of another; it names both, with the reason.
-  PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window);
+  PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const Tensor& window, bool waits_on_host = false);
   ~PeerWindow();
   PeerWindow(const PeerWindow&) = delete;
 
@@ -66,6 +68,7 @@ class PeerWindow {
   Group& group_;
   RoundFlags flags_;
   Tensor window_;
+  bool waits_on_host_;
   PeerPages pages_;
   std::deque<RoundPlace> places_;  // those of launched rounds, which a report names by their index
   std::unique_ptr<GpuRounds> gpu_;

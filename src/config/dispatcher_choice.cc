@@ -120,14 +120,7 @@ DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q) {
                 "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in "
                 "CUDA graphs; set run.graph = false, or dispatcher = \"allgather\"{}",
                 q.origin);
-  if (q.asked == DispatcherKind::two_level) {
-    MOEBIUS_CHECK(
-        usage, !q.on_gpu,
-        "parallel.dispatcher = \"two_level\" is for ranks on CPUs; got run.device = \"cuda\"; set dispatcher = "
-        "\"allgather\", or \"direct\" where the ranks that share experts are on one machine{}",
-        q.origin);
-    check_nodes(q.ep, q.etp, q.ranks_per_node, q.origin);
-  }
+  if (q.asked == DispatcherKind::two_level) check_nodes(q.ep, q.etp, q.ranks_per_node, q.origin);
   return {q.asked, name_of(q.asked), "parallel.dispatcher asks for it"};
 }
 

@@ -130,13 +130,9 @@ TEST(DispatcherChoice, TwoLevelByNameIsRefusedWhereItCannotBe) {
   using enum DispatcherKind;
   EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 4, .ranks_per_node = 2}).name, "two_level");
   EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 64, .etp = 2, .ranks_per_node = 8}).name, "two_level");
-  EXPECT_EQ(error_text(ErrorKind::usage,
-                       [] {
-                         resolve_dispatcher(
-                             {.asked = two_level, .ep = 4, .on_gpu = true, .ranks_per_node = 2, .origin = " [r:1]"});
-                       }),
-            "parallel.dispatcher = \"two_level\" is for ranks on CPUs; got run.device = \"cuda\"; set dispatcher = "
-            "\"allgather\", or \"direct\" where the ranks that share experts are on one machine [r:1]");
+  EXPECT_EQ(
+      resolve_dispatcher({.asked = two_level, .ep = 4, .captures = true, .on_gpu = true, .ranks_per_node = 2}).name,
+      "two_level");
   for (const auto& [ep, etp, node] : {std::tuple{4, 1, 8}, {4, 1, 4}, {6, 1, 4}, {4, 2, 1}}) {
     EXPECT_EQ(
         error_text(ErrorKind::usage,

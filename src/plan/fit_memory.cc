@@ -94,6 +94,7 @@ class Fitting {
     std::vector<EngineSpec> specs{planned_engine_spec(run, ranks)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
     for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
+      if (kind == DispatcherKind::two_level && run.device == DeviceKind::cuda) continue;  // only where it is named
       run.parallel.dispatcher = kind;
       try {
         specs.push_back(planned_engine_spec(run, ranks));

@@ -56,6 +56,7 @@ const Case kCases[] = {
     {"ep2_alltoall_two_capacity", 2, {.dp = 2, .ep = 2}, DispatcherKind::alltoall, Load::two_capacity},
     {"ep4_direct_two", 4, {.dp = 4, .ep = 4}, DispatcherKind::direct, Load::two},
     {"ep4_direct_two_capacity", 4, {.dp = 4, .ep = 4}, DispatcherKind::direct, Load::two_capacity},
+    {"ep4_two_level", 4, {.dp = 4, .ep = 4, .ranks_per_node = 2}, DispatcherKind::two_level},
     {"ep4_two_level_two", 4, {.dp = 4, .ep = 4, .ranks_per_node = 2}, DispatcherKind::two_level, Load::two},
     {"ep4_allgather_capacity", 4, {.dp = 4, .ep = 4}, DispatcherKind::allgather, Load::capacity},
     {"etp2_ep2_direct_skewed", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::skewed},
@@ -67,7 +68,6 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
   static void on_gpu(void (*body)(Transport& world, DeviceKind device)) {
     const std::string why = Accelerator::why_missing();
     if (!why.empty()) GTEST_SKIP() << why;
-    if (GetParam().dispatcher == DispatcherKind::two_level) GTEST_SKIP() << "two-level is for CPUs";
     run_ranks(GetParam().ranks, [&](Transport& world) { body(world, DeviceKind::cuda); });
   }
   static void on_cpu(void (*body)(Transport& world, DeviceKind device)) {
@@ -100,7 +100,7 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
       spec.recompute.norm = spec.recompute.qkv = spec.recompute.expert_up = true;
       spec.expert_rows = 0.5;
     });
-    if (c.dispatcher == DispatcherKind::direct)
+    if (c.dispatcher == DispatcherKind::direct || c.dispatcher == DispatcherKind::two_level)
       same("all-gather", [](EngineSpec& spec) { spec.dispatcher = DispatcherKind::allgather; });
   }
 

@@ -82,7 +82,6 @@ TEST_P(ExpertRowBudgets, ChangeNoBitOnAGpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   const Case& c = GetParam();
-  if (c.dispatcher == DispatcherKind::two_level) GTEST_SKIP() << "the two-level dispatcher is for CPUs";
   run_ranks(c.ranks, [&](Transport& world) {
     expect_budgets_change_no_bit(world, spec_of(c, DeviceKind::cuda, DType::bf16),
                                  c.dispatcher != DispatcherKind::alltoall);

@@ -19,6 +19,12 @@ std::string routing_text(const BenchRouting& routing) {
   return routing.kind == BenchRouting::Kind::balanced ? "balanced" : fmt::format("zipf {}", routing.exponent);
 }
 
+// ", 0.83 of its 1234 bytes in use"
+std::string padding_text(const DispatchRate& rate) {
+  if (rate.useful_bytes == rate.wire_bytes) return "";
+  return fmt::format(", {:.3f} of its {:.0f} bytes in use", rate.useful_bytes / rate.wire_bytes, rate.wire_bytes);
+}
+
 void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
   nlohmann::ordered_json lines = nlohmann::ordered_json::array();
   for (const DispatchLine& l : r.lines)
@@ -48,7 +54,11 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                               {"busiest_over_mean", r.busiest_over_mean},
                               {"lines", lines}};
   for (const DispatchRate& rate : r.rates)
-    json["rates"].push_back({{"name", rate.name}, {"ms", rate.ms}, {"wire_gbytes_per_s", rate.wire_gbytes_per_s}});
+    json["rates"].push_back({{"name", rate.name},
+                             {"ms", rate.ms},
+                             {"wire_bytes", rate.wire_bytes},
+                             {"useful_bytes", rate.useful_bytes},
+                             {"wire_gbytes_per_s", rate.wire_gbytes_per_s()}});
   if (r.copy_gbytes_per_s > 0)
     json.update({{"dispatch_combine_gbytes_per_s", r.dispatch_gbytes_per_s},
                  {"copy_gbytes_per_s", r.copy_gbytes_per_s},
@@ -74,8 +84,8 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
                  l.inside_bytes());
   }
   for (const DispatchRate& rate : r.rates)
-    fmt::print("{} alone {:.3f} ms, {:.1f} GB/s on the wire from each rank\n", rate.name, rate.ms,
-               rate.wire_gbytes_per_s);
+    fmt::print("{} alone {:.3f} ms, {:.1f} GB/s on the wire from each rank{}\n", rate.name, rate.ms,
+               rate.wire_gbytes_per_s(), padding_text(rate));
   if (r.copy_gbytes_per_s > 0)
     fmt::print("dispatch and combine {:.1f} GB/s, a copy {:.1f} GB/s: {:.2f} times slower\n", r.dispatch_gbytes_per_s,
                r.copy_gbytes_per_s, r.times_slower_than_copy());

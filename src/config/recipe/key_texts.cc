@@ -295,8 +295,8 @@ std::vector<KeyText> parallel_texts() {
        "How tokens reach experts on other ranks ([parallelism.md](../design/parallelism.md#dispatchers)). `allgather` "
        "gives all tokens to all ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs "
        "`run.graph = false`. `direct` writes to the memory of the other ranks, which must be on one machine. "
-       "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; it runs on "
-       "CPUs only. `auto` takes, in training, `direct` if the ranks that share experts reach each other's memory; "
+       "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; on a GPU with "
+       "`run.graph`, its messages have room for all tokens of a rank. `auto` takes, in training, `direct` if the ranks that share experts reach each other's memory; "
        "else, on CPUs, `two_level` where that sends fewer bytes across nodes. Otherwise it takes `allgather` on a GPU "
        "with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else `alltoall`. `direct` and `two_level` "
        "have the bits of `allgather`."},

@@ -26,6 +26,7 @@ PeerReach peer_reach(Stream& s, const Mesh& mesh) {
 DirectWindow::DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes)
     : plan_(plan),
       ranks_(sizes.two_level ? mesh.node_of_experts() : group_of_experts(mesh)),
+      shares_gpus_(group_of_experts(mesh).stages_gpu_memory()),
       num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
   const MeshShape& shape = mesh.shape();
   const int64_t T = sizes.max_tokens, K = sizes.top_k, D = sizes.width, W = shape.etp * shape.ep;
@@ -57,7 +58,7 @@ Tensor DirectWindow::here(const Array& array) const {
 }
 
 void DirectWindow::connect(Stream& s) {
-  if (!peers_ && s.device() != DeviceKind::null) peers_.emplace(s, ranks_, plan_.peer_memory(), window_);
+  if (!peers_ && s.device() != DeviceKind::null) peers_.emplace(s, ranks_, plan_.peer_memory(), window_, shares_gpus_);
 }
 
 Tensor DirectWindow::bases_W() const {

@@ -71,7 +71,8 @@ class DirectWindow {
 
   const MemoryPlan& plan_;
   Group& ranks_;
-  Tensor window_;  // u8
+  bool shares_gpus_;  // ranks of etp x ep may, also those that do not write to this window
+  Tensor window_;     // u8
   int64_t num_bytes_ = 0;
   Array counts_, routes_, tokens_, grads_, back_, back_weights_;
   std::optional<PeerWindow> peers_;

@@ -10,8 +10,8 @@
 //                these returns one sum. The host reads no counts, so a CUDA graph may capture it. The ranks
 //                must be able to write to each other's memory, so they are on one machine.
 //   two-level    For ranks on several nodes: a token is sent once to each node that has any of its experts, and
-//                written to the ranks of that node as with direct. The host reads the counts of messages, so it
-//                cannot be captured. On CPUs only.
+//                written to the ranks of that node as with direct. The host reads the counts of messages; while a
+//                CUDA graph is captured, messages have fixed sizes instead.
 //   all-to-all   A row is sent only to the ranks of its expert. The host needs the sizes of the exchange, so it
 //                reads the counts once per layer and micro-batch, after the rows to send are gathered. It
 //                cannot be captured.
@@ -56,6 +56,7 @@ struct DispatcherSpec {
   double rows_factor = 0;              // > 0: planned rows of a rank's experts over the even share (all-to-all only)
   DirectWindow* window = nullptr;      // for direct and two-level; outlives the dispatcher (model/moe/direct_window.h)
   const ExpertRows* rows = nullptr;    // memory for arriving rows; outlives the dispatcher. null: the step stack
+  bool fixed_messages = false;         // two-level: also eager calls send messages of the sizes of captured ones
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
 

@@ -68,6 +68,30 @@ void check(const PushToAll& a) {
   check_tensor("push_to_all", "x", a.x_M, a.x_M.dtype, {a.x_M.numel()});
 }
 
+void check(const SortedPlaces& a) {
+  check_matrix("sorted_places", "dest", a.dest_TJ, "[T, J]");
+  const Shape& row = a.row_GTJ.shape;
+  const int64_t T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1), P = a.count_P.numel();
+  MOEBIUS_CHECK(
+      usage, row.rank() == 3 && row[0] >= 1 && P % row[0] == 0 && a.last >= 0 && a.last < P && a.section >= 0,
+      "sorted_places: row must be [G, T, J] where G divides the {} destinations, one of which is the last, and "
+      "sections must have rows; got {}, {} and {}",
+      P, to_string(a.row_GTJ), a.last, a.section);
+  check_ints("sorted_places", "dest", a.dest_TJ, {T, J});
+  check_ints("sorted_places", "slot", a.slot_TJ, {T, J});
+  check_ints("sorted_places", "count", a.count_P, {P});
+  check_ints("sorted_places", "row", a.row_GTJ, {row[0], T, J});
+}
+
+void check(const SpreadRows& a) {
+  check_matrix("spread_rows", "array", a.array_SD, "[S, D]");
+  check_matrix("spread_rows", "x", a.x_TD, "[T, D]");
+  check_matrix("spread_rows", "row", a.row_TJ, "[T, J]");
+  check_tensor("spread_rows", "array", a.array_SD, a.x_TD.dtype, {a.array_SD.dim(0), a.x_TD.dim(1)});
+  check_tensor("spread_rows", "x", a.x_TD, a.x_TD.dtype, a.x_TD.shape);
+  check_ints("spread_rows", "row", a.row_TJ, {a.x_TD.dim(0), a.row_TJ.dim(1)});
+}
+
 void check(const PackRoutes& a) {
   check_matrix("pack_routes", "topk", a.topk_TK, "[T, K]");
   check_ints("pack_routes", "topk", a.topk_TK, a.topk_TK.shape);
@@ -171,6 +195,21 @@ void push_to_all(Stream& s, const PushToAll& a) {
   OpScope scope(s, "push_to_all", {0, bytes_of(a.x_M) * static_cast<double>(1 + a.bases_W.numel())});
   if (a.x_M.empty()) return;
   run_on_device(s, cpu::push_to_all, cuda::push_to_all, a);
+}
+
+void sorted_places(Stream& s, const SortedPlaces& a) {
+  check(a);
+  OpScope scope(s, "sorted_places", {0, 2 * bytes_of(a.dest_TJ) + bytes_of(a.row_GTJ)});
+  if (a.row_GTJ.empty()) return;
+  run_on_device(s, cpu::sorted_places, cuda::sorted_places, a);
+}
+
+void spread_rows(Stream& s, const SpreadRows& a) {
+  check(a);
+  const double rows = static_cast<double>(a.row_TJ.dim(1));  // of a token
+  OpScope scope(s, "spread_rows", {0, bytes_of(a.x_TD) * (1 + rows) + bytes_of(a.row_TJ)});
+  if (a.x_TD.empty() || a.row_TJ.empty()) return;
+  run_on_device(s, cpu::spread_rows, cuda::spread_rows, a);
 }
 
 void pack_routes(Stream& s, const PackRoutes& a) {

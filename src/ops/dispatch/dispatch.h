@@ -75,10 +75,31 @@ struct PushToAll {
 };
 void push_to_all(Stream& s, const PushToAll& a);
 
-// routes[t,k] = topk[t,k], or -1 where kept[t,k] is negative;  routes[t, K + k] = the bits of weight[t,k]
+// Computes the places of rows in a local array that is sorted by destination, then by token. Destinations are in
+// ascending order, but `last` comes last. Each has `section` rows of the array; with section = 0, as many as it gets.
+// first[p] is the sum of the rows of all destinations before p.
+//   row[g,t,j] = first[dest[t,j]] + slot[t,j]  where dest[t,j] is one of [g P/G, (g + 1) P/G), else -1
+struct SortedPlaces {
+  Tensor row_GTJ;                    // out i32
+  Tensor dest_TJ, slot_TJ, count_P;  // in i32, of destinations()
+  int64_t last = 0, section = 0;
+};
+void sorted_places(Stream& s, const SortedPlaces& a);
+
+// array[row[t,j],:] = x[t,:]  for all j with row[t,j] >= 0
+//
+// Both have one dtype, which may be any. Other rows are not written.
+struct SpreadRows {
+  Tensor array_SD;      // out
+  Tensor x_TD, row_TJ;  // in
+};
+void spread_rows(Stream& s, const SpreadRows& a);
+
+// routes[t,k] = topk[t,k] + shift, or -1 where kept[t,k] is negative;  routes[t, K + k] = the bits of weight[t,k]
 struct PackRoutes {
   Tensor routes_T2K;                   // out i32
   Tensor topk_TK, kept_TK, weight_TK;  // in; kept may be empty
+  int64_t shift = 0;                   // with 1, a row of zeros is a token without experts
 };
 void pack_routes(Stream& s, const PackRoutes& a);
 

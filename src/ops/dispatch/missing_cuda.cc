@@ -8,6 +8,8 @@ void destinations(Stream&, const Destinations&) { missing_cuda("destinations"); 
 void dispatch_places(Stream&, const DispatchPlaces&) { missing_cuda("dispatch_places"); }
 void push_rows(Stream&, const PushRows&) { missing_cuda("push_rows"); }
 void push_to_all(Stream&, const PushToAll&) { missing_cuda("push_to_all"); }
+void sorted_places(Stream&, const SortedPlaces&) { missing_cuda("sorted_places"); }
+void spread_rows(Stream&, const SpreadRows&) { missing_cuda("spread_rows"); }
 void pack_routes(Stream&, const PackRoutes&) { missing_cuda("pack_routes"); }
 void select_routes(Stream&, const SelectRoutes&) { missing_cuda("select_routes"); }
 void push_routes(Stream&, const PushRoutes&) { missing_cuda("push_routes"); }

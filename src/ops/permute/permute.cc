@@ -7,14 +7,15 @@ namespace moebius {
 namespace {
 
 void check(const Combine& a) {
+  const auto is_float = [](DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; };
   const DType dtype = a.out_TD.dtype;
-  MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.out_TD.shape.rank() == 2,
-                "combine: out must be f32 or bf16 [T, D]; got {}", to_string(a.out_TD));
+  MOEBIUS_CHECK(usage, is_float(dtype) && a.out_TD.shape.rank() == 2, "combine: out must be f32 or bf16 [T, D]; got {}",
+                to_string(a.out_TD));
   MOEBIUS_CHECK(usage, a.y_RD.shape.rank() == 2 && a.pair_row_TK.shape.rank() == 2,
                 "combine: y must be [R, D] and pair_row [T, K]; got {} and {}", to_string(a.y_RD),
                 to_string(a.pair_row_TK));
   check_tensor("combine", "out", a.out_TD, dtype, {a.pair_row_TK.dim(0), a.y_RD.dim(1)});
-  check_tensor("combine", "y", a.y_RD, dtype, a.y_RD.shape);
+  check_tensor("combine", "y", a.y_RD, is_float(a.y_RD.dtype) ? a.y_RD.dtype : dtype, a.y_RD.shape);
   check_tensor("combine", "pair_row", a.pair_row_TK, DType::i32, a.pair_row_TK.shape);
   if (!a.weight_TK.empty()) check_tensor("combine", "weight", a.weight_TK, DType::f32, a.pair_row_TK.shape);
 }
@@ -59,7 +60,7 @@ void combine(Stream& s, const Combine& a) {
 
 Cost cost(const Combine& a) {
   const double pairs = static_cast<double>(a.pair_row_TK.numel());
-  const double row_bytes = static_cast<double>(a.out_TD.dim(1) * size_of(a.out_TD.dtype));
+  const double row_bytes = static_cast<double>(a.y_RD.dim(1) * size_of(a.y_RD.dtype));
   return {2 * pairs * a.out_TD.dim(1), bytes_of(a.out_TD) * (a.accumulate ? 2 : 1) + pairs * row_bytes +
                                            bytes_of(a.pair_row_TK) + bytes_of(a.weight_TK)};
 }

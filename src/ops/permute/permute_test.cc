@@ -68,6 +68,25 @@ TEST_P(CombineTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CombineTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
+// Sums of bf16 rows that stay f32, and sums of f32 rows that are rounded to bf16: the bits of a copy in the other dtype.
+TEST_P(CombineTest, OutMayHaveAnotherDtype) {
+  const auto [T, K, D, dtype] = c();
+  const DType other = dtype == DType::f32 ? DType::bf16 : DType::f32;
+  const Pairs pairs(T, K);
+  Array y = Array::normal({T * K, D}, dtype, 1), pair_row = Array::of_ints({T, K}, pairs.pair_row);
+  Array weight = Array::normal({T, K}, DType::f32, 2), got = Array::poisoned({T, D}, other);
+  const auto sum = [&](Array& out, Array& rows) {
+    combine(s_, {.out_TD = out.tensor(),
+                 .y_RD = rows.tensor(),
+                 .pair_row_TK = pair_row.tensor(),
+                 .weight_TK = weight.tensor()});
+  };
+  sum(got, y);
+  Array wide = Array::of({T * K, D}, DType::f32, y.values()), want = Array::poisoned({T, D}, DType::f32);
+  sum(want, wide);
+  EXPECT_EQ(got.values(), Array::of({T, D}, other, want.values()).values());
+}
+
 TEST(Combine, SameBitsForAnyTeam) {
   const Pairs pairs(150, 3);
   testing::expect_same_bits_for_any_team([&](Stream& s) {

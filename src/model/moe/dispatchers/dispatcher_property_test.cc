@@ -76,6 +76,7 @@ Case arbitrary_case() {
   c.drops = *rc::gen::arbitrary<bool>();
   c.dtype = *rc::gen::element(DType::f32, DType::bf16);
   c.seed = *rc::gen::inRange(0, 1000);
+  c.fixed_messages = c.dispatcher == DispatcherKind::two_level && *rc::gen::arbitrary<bool>();
   return c;
 }
 

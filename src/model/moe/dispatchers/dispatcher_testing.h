@@ -29,6 +29,7 @@ struct Case {
   DType dtype = DType::f32;
   int seed = 0;
   double rows_factor = 0;
+  bool fixed_messages = false;  // of two-level
 };
 
 // Returns the pair (token, k) of the whole stage: tokens are counted over the ranks.
@@ -68,6 +69,7 @@ class RankOfCase {
                                                    .mesh = &mesh,
                                                    .rows_factor = c.rows_factor,
                                                    .window = &window_,
+                                                   .fixed_messages = c.fixed_messages,
                                                    .layer = "layer 7"})),
         handle_(dispatcher_->declare_saved(plan_, "handle")),
         first_token_(mesh.group(Axis::tp_cp_dp).rank() * c.T),

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "config/dispatcher_choice.h"
+#include "device/accelerator.h"
 #include "model/moe/dispatcher_cost.h"
 #include "model/moe/expert_rows.h"
 #include "ops/dispatch/dispatch.h"
@@ -15,6 +16,9 @@
 
 namespace moebius {
 namespace {
+
+// Routes number experts from 1, so that a row of zeros is a token without experts.
+constexpr int64_t kFirstExpert = 1;
 
 TwoLevelHandle& own(DispatchHandle& handle) { return static_cast<TwoLevelHandle&>(handle); }
 
@@ -56,9 +60,7 @@ std::unique_ptr<DispatchHandle> TwoLevelDispatcher::declare_saved(MemoryPlan& pl
   const auto ints = [&](Tensor& t, const char* name, Shape shape) {
     plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
   };
-  ints(d.node_row_GTA, ".node_row", {M_ / block_size_ * T, A_});
-  ints(d.node_token_S, ".node_token", {T * A_});
-  ints(d.node_offsets_M1, ".node_offsets", {M_ + 1});
+  ints(d.node_row_GTA, ".node_row", {M_ / block_size_, T, A_});
   ints(d.topk_NK, ".topk", {N, spec_.top_k});
   ints(d.dest_NJ, ".dest", {N, J_});
   ints(d.row_NJ, ".row_there", {N, J_});
@@ -90,14 +92,16 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle
   window_.connect(step.stream);
   find_nodes(step, d);
   const Tensor routes_T2K = step.alloc({route.topk_TK.dim(0), 2 * spec_.top_k}, DType::i32);
-  pack_routes(
-      step.stream,
-      {.routes_T2K = routes_T2K, .topk_TK = route.topk_TK, .kept_TK = route.pair_row_TK, .weight_TK = route.weight_TK});
-  announce_in_node(step, send_across(step, routes_T2K, d), d);
+  pack_routes(step.stream, {.routes_T2K = routes_T2K,
+                            .topk_TK = route.topk_TK,
+                            .kept_TK = route.pair_row_TK,
+                            .weight_TK = route.weight_TK,
+                            .shift = kFirstExpert});
+  announce_in_node(step, send_across(step, routes_T2K, d, Unused::zero), d);
   d.has_begun = true;
 }
 
-// For the ops of a route, a node takes the place of an expert, which a token chooses at most once.
+// For the ops of a route, a node takes the place of an expert's rank.
 void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
@@ -109,34 +113,39 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
                              .topk_TK = d.route.topk_TK,
                              .kept_TK = d.route.pair_row_TK,
                              .experts_of_rank = e_ * P_});
-  const auto index_nodes = [&](Tensor offsets, Tensor row_token, Tensor node_row, int64_t first_node) {
-    const int64_t nodes = offsets.numel() - 1;
-    StackScope of_index(step.stack);
-    index_rows(step.stream, {.offsets_e1 = offsets,
-                             .row_token_R = row_token,
-                             .row_pair_R = step.alloc({T * A_}, DType::i32),
-                             .pair_row_TK = node_row,
-                             .scratch = step.alloc_bytes(IndexRows::scratch_bytes(T, nodes, step.stream)),
-                             .topk_TK = dest_TA,
-                             .first_expert = first_node});
-  };
-  const Tensor token_S = d.node_token_S.rows(0, T * A_);
-  if (block_size_ < M_) {
-    const Tensor offsets = step.alloc({block_size_ + 1}, DType::i32), tokens = step.alloc({T * A_}, DType::i32);
-    for (int64_t g = 0; g < M_ / block_size_; ++g)
-      index_nodes(offsets, tokens, section(d.node_row_GTA, g, T), g * block_size_);
-  }
-  const Tensor unused = block_size_ < M_ ? step.alloc({T, A_}, DType::i32) : d.node_row_GTA.rows(0, T);
-  index_nodes(d.node_offsets_M1, token_S, unused, 0);
-  exchange_counts(step, count_M, d);
+  const bool fixed = has_fixed_messages(step.stream);
+  sorted_places(step.stream, {.row_GTJ = node_rows(T, d),
+                              .dest_TJ = dest_TA,
+                              .slot_TJ = slot_TA,
+                              .count_P = count_M,
+                              .last = node_,
+                              .section = fixed ? T : 0});
+  if (!fixed) return exchange_counts(step, count_M, d);
+  d.send_rows.assign(static_cast<size_t>(M_), T);
+  d.recv_rows = d.send_rows;
 }
 
-// The host waits for the counts only here, once for each layer and micro-batch.
+bool TwoLevelDispatcher::has_fixed_messages(const Stream& s) const {
+  if (spec_.fixed_messages) return true;
+  if (s.device() == DeviceKind::null) return s.target() == DeviceKind::cuda;
+  return s.device() == DeviceKind::cuda && s.accelerator().capture() != nullptr;
+}
+
+int64_t TwoLevelDispatcher::sorted_rows(const Stream& s, int64_t T) const {
+  return T * (spec_.fixed_messages || s.target() == DeviceKind::cuda ? M_ : A_);
+}
+
+Tensor TwoLevelDispatcher::node_rows(int64_t T, const TwoLevelHandle& d) const {
+  const int64_t blocks = M_ / block_size_;
+  return d.node_row_GTA.view({d.node_row_GTA.numel()}).rows(0, blocks * T * A_).view({blocks, T, A_});
+}
+
+// The host waits for the counts only here, once for each layer and micro-batch. A count is a message's only row.
 void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& d) const {
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
-  exchange(
-      s, [&](int64_t m) { return count_M.rows(m, m + 1); }, [&](int64_t m) { return received_M.rows(m, m + 1); });
+  const std::vector<int64_t> one(static_cast<size_t>(M_), 1);
+  exchange(s, {.out = received_M, .in = count_M, .recv_rows = one, .send_rows = one});
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
@@ -163,8 +172,10 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
     const int64_t num = d.recv_rows[m];
     StackScope of_node(step.stack);
     const Tensor count_P = step.alloc({P_}, DType::i32), topk = d.topk_NK.rows(m * T, m * T + num);
-    select_routes(step.stream,
-                  {.topk_NK = topk, .routes_N2K = routes[m], .first_expert = e_ * P_ * node_, .num_experts = e_ * P_});
+    select_routes(step.stream, {.topk_NK = topk,
+                                .routes_N2K = routes[m],
+                                .first_expert = e_ * P_ * node_ + kFirstExpert,
+                                .num_experts = e_ * P_});
     destinations(step.stream, {.dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
                                .slot_TJ = slot_NJ.rows(m * T, m * T + num),
                                .count_P = count_P,
@@ -218,40 +229,63 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
 
 // --- to the experts -------------------------------------------------------------------------------------------------
 
-TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC,
-                                                             const TwoLevelHandle& d) const {
+TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& d,
+                                                             Unused unused) const {
   const int64_t T = x_TC.dim(0), C = x_TC.dim(1);
-  const Tensor sorted_SC = step.alloc({T * A_, C}, x_TC.dtype), arrived_NC = step.alloc({M_ * T, C}, x_TC.dtype);
-  gather_rows(
-      step.stream,
-      {.to_RD = sorted_SC, .from_ND = x_TC, .row_R = d.node_token_S.rows(0, T * A_), .offsets_E1 = d.node_offsets_M1});
-  Sections here;
-  for (int64_t m = 0; m < M_; ++m)
-    here.push_back(m == node_ ? for_node(sorted_SC, m, d) : arrived_NC.rows(m * T, m * T + d.recv_rows[m]));
+  const Tensor sorted_SC = step.alloc({sorted_rows(step.stream, T), C}, x_TC.dtype);
+  const Tensor arrived_NC = step.alloc({(M_ - 1) * T, C}, x_TC.dtype);
+  if (unused == Unused::zero) fill_zero(step.stream, sorted_SC);
+  const Tensor row_GTA = node_rows(T, d);
+  for (int64_t g = 0; g < row_GTA.dim(0); ++g)
+    spread_rows(step.stream, {.array_SD = sorted_SC, .x_TD = x_TC, .row_TJ = row_GTA.rows(g, g + 1).view({T, A_})});
   exchange(
-      step.stream, [&](int64_t m) { return for_node(sorted_SC, m, d); }, [&](int64_t m) { return here[m]; });
-  return here;
+      step.stream,
+      {.out = arrived_NC, .in = sorted_SC, .recv_rows = of_others(d.recv_rows), .send_rows = of_others(d.send_rows)});
+  return sections(sorted_SC, arrived_NC, d);
 }
 
-Tensor TwoLevelDispatcher::for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelHandle& d) {
-  const int64_t begin = first_row(node, d);
-  return sorted_SC.rows(begin, begin + d.send_rows[node]);
+// Rows of this node are the last of `sorted`, and do not arrive.
+TwoLevelDispatcher::Sections TwoLevelDispatcher::sections(const Tensor& sorted_SC, const Tensor& arrived_NC,
+                                                          const TwoLevelHandle& d) const {
+  Sections all(static_cast<size_t>(M_));
+  int64_t sorted = 0, arrived = 0;
+  for (int64_t m = 0; m < M_; ++m) {
+    if (m == node_) continue;
+    all[m] = arrived_NC.rows(arrived, arrived + d.recv_rows[m]);
+    arrived += d.recv_rows[m];
+    sorted += d.send_rows[m];
+  }
+  all[node_] = sorted_SC.rows(sorted, sorted + d.send_rows[node_]);
+  return all;
 }
 
-int64_t TwoLevelDispatcher::first_row(int64_t node, const TwoLevelHandle& d) {
-  return std::accumulate(d.send_rows.begin(), d.send_rows.begin() + node, int64_t{0});
+std::vector<int64_t> TwoLevelDispatcher::of_others(std::vector<int64_t> rows) const {
+  rows[node_] = 0;
+  return rows;
 }
 
-void TwoLevelDispatcher::exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
-                                  const std::function<Tensor(int64_t)>& receive) const {
+// NCCL exchanges all messages at once.
+void TwoLevelDispatcher::exchange(Stream& s, const RailExchange& a) const {
+  if (s.device() == DeviceKind::cuda) {
+    std::vector<int64_t> from(static_cast<size_t>(ranks_.size())), to(from);
+    for (int64_t m = 0; m < M_; ++m) {
+      from[rank_in_rail(m)] = a.recv_rows[m];
+      to[rank_in_rail(m)] = a.send_rows[m];
+    }
+    return ranks_.all_to_all_v(s, {.out = a.out, .in = a.in, .recv_rows = from, .send_rows = to});
+  }
+  const auto rows_of = [](const Tensor& x, const std::vector<int64_t>& rows, int64_t node) {
+    const int64_t begin = std::accumulate(rows.begin(), rows.begin() + node, int64_t{0});
+    return x.rows(begin, begin + rows[node]);
+  };
   std::vector<Pending> transfers;
   for (int64_t i = 1; i < M_; ++i) {
     const int64_t from = (node_ + M_ - i) % M_;
-    transfers.push_back(ranks_.recv(s, receive(from), rank_in_rail(from)));
+    transfers.push_back(ranks_.recv(s, rows_of(a.out, a.recv_rows, from), rank_in_rail(from)));
   }
   for (int64_t i = 1; i < M_; ++i) {
     const int64_t to = (node_ + i) % M_;
-    transfers.push_back(ranks_.send(s, send(to), rank_in_rail(to)));
+    transfers.push_back(ranks_.send(s, rows_of(a.in, a.send_rows, to), rank_in_rail(to)));
   }
   for (Pending& transfer : transfers) transfer.wait();
 }
@@ -276,7 +310,7 @@ Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, 
                                      TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = x_TD.dim(0), N = M_ * n_ * T, D = x_TD.dim(1);
-  const Sections x = send_across(step, x_TD, d);
+  const Sections x = send_across(step, x_TD, d, Unused::undefined);
   begin(step, d);
   push(step, to, x, T, d);
   round(step, phase);
@@ -309,7 +343,7 @@ void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T
   const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
   fill_zero(step.stream, routes_T2L);
   copy_columns(step.stream, {.to_TA = routes_T2L, .from_TB = index_T.view({T, 1}), .count = 1});
-  const Sections routes = send_across(step, routes_T2L, d);
+  const Sections routes = send_across(step, routes_T2L, d, Unused::undefined);
   round(step, "token index (begin)");
   push(step, window_.routes(), routes, T, d);
   round(step, "token index");
@@ -364,21 +398,14 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, 
   }
 }
 
-// Sums of bf16 rows are computed of their copies in f32, so that each is rounded once, at the end.
 void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& d) const {
-  StackScope scope(step.stack);
   const int64_t T = out_TD.dim(0), D = out_TD.dim(1), B = T * J_ * etp_;
   const Tensor all = window_.here(window_.back()),
                back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
-  const Tensor wide_BD = out_TD.dtype == DType::bf16 ? step.alloc({B, D}, DType::f32) : Tensor{};
   const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
-    const int64_t num = sum.dim(0);
-    Tensor y_BD = section(back_BD, m, B);
-    if (!wide_BD.empty()) {
-      y_BD = wide_BD.rows(0, num * J_ * etp_);
-      copy(step.stream, y_BD, section(back_BD, m, B).rows(0, y_BD.dim(0)));
-    }
-    moebius::combine(step.stream, {.out_TD = sum, .y_RD = y_BD, .pair_row_TK = d.back_row_NB.rows(m * T, m * T + num)});
+    moebius::combine(
+        step.stream,
+        {.out_TD = sum, .y_RD = section(back_BD, m, B), .pair_row_TK = d.back_row_NB.rows(m * T, m * T + sum.dim(0))});
   };
   sum_over_nodes(step, out_TD, sum_of_node, d);
 }
@@ -404,28 +431,24 @@ void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
                                         const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = out_TC.dim(0), C = out_TC.dim(1);
-  const bool is_bf16 = out_TC.dtype == DType::bf16;
-  const Tensor nodes_SC = step.alloc({T * A_, C}, DType::f32), sums_NC = step.alloc({M_ * T, C}, DType::f32);
-  const Tensor sum_TC = is_bf16 ? step.alloc({T, C}, DType::f32) : out_TC;
-  Sections sums;
-  for (int64_t m = 0; m < M_; ++m) {
-    sums.push_back(m == node_ ? for_node(nodes_SC, m, d) : sums_NC.rows(m * T, m * T + d.recv_rows[m]));
-    sum_of_node(m, sums[m]);
-  }
-  exchange(
-      step.stream, [&](int64_t m) { return sums[m]; }, [&](int64_t m) { return for_node(nodes_SC, m, d); });
+  const Tensor nodes_SC = step.alloc({sorted_rows(step.stream, T), C}, DType::f32);
+  const Tensor sums_NC = step.alloc({(M_ - 1) * T, C}, DType::f32);
+  const Sections sums = sections(nodes_SC, sums_NC, d);
+  for (int64_t m = 0; m < M_; ++m) sum_of_node(m, sums[m]);
+  exchange(step.stream,
+           {.out = nodes_SC, .in = sums_NC, .recv_rows = of_others(d.send_rows), .send_rows = of_others(d.recv_rows)});
+  if (levels_.count() - 1 == block_level_) return sum_over_block(step, out_TC, nodes_SC, block_level_, 0, d);
+  const Tensor sum_TC = out_TC.dtype == DType::f32 ? out_TC : step.alloc({T, C}, DType::f32);
   sum_over_block(step, sum_TC, nodes_SC, levels_.count() - 1, 0, d);
-  if (is_bf16) copy(step.stream, out_TC, sum_TC);
+  if (out_TC.dtype != DType::f32) copy(step.stream, out_TC, sum_TC);
 }
 
 void TwoLevelDispatcher::sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level,
                                         int64_t block, const TwoLevelHandle& d) const {
   if (level == block_level_) {
-    moebius::combine(step.stream, {.out_TD = out_TC,
-                                   .y_RD = sorted_SC.rows(first_row(block * block_size_, d),
-                                                          first_row((block + 1) * block_size_, d)),
-                                   .pair_row_TK = section(d.node_row_GTA, block, out_TC.dim(0))});
-    return;
+    const int64_t T = out_TC.dim(0);
+    const Tensor row_TA = node_rows(T, d).rows(block, block + 1).view({T, A_});
+    return moebius::combine(step.stream, {.out_TD = out_TC, .y_RD = sorted_SC, .pair_row_TK = row_TA});
   }
   for (int64_t i = 0; i < levels_.radix(level); ++i) {
     StackScope scope(step.stack);

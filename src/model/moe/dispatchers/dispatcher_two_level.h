@@ -19,10 +19,16 @@
 // all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are
 // ordered by the rank of their token, then by token, whichever rank has passed them on.
 //
+// While a CUDA graph is captured no count can be read. Then a message has T rows, as many as a rank has tokens, and
+// counts are not sent: routes that no token has are zeros, which choose no expert. Their rows are sent, but nobody reads
+// them, and nothing is written to windows for them. So the bits are the same. Only the capture decides, so the eager
+// steps of a run send messages of exact sizes.
+//
 // With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
 // across nodes each time
 //   announce  (M - 1) 4 + n_a 8 K bytes    dispatch, combine_bwd  n_a D elements
 //   combine   m_a D 4 bytes                dispatch_bwd           m_a (D 4 + 4 K) bytes
+// With fixed messages n_a and m_a are (M - 1) T, and no count is sent.
 // Inside its node it sends what direct sends in a group of n ranks, M times.
 #pragma once
 
@@ -38,12 +44,11 @@
 namespace moebius {
 
 struct TwoLevelHandle final : DispatchHandle {
-  // Rows of the tokens here for all nodes, sorted by node, then by token. A = min(K, M), S = T A.
-  Tensor node_token_S, node_offsets_M1;
-  // The rows of a token at the nodes of each block, which are added first, with T rows for each block. They are counted
-  // from the first row of the block.
+  // Rows of the tokens here for all nodes are sorted by node, then by token; those for this node come last. Here are the
+  // rows of a token at the nodes of each block, which are added first. A = min(K, M).
   Tensor node_row_GTA;
-  std::vector<int64_t> send_rows, recv_rows;  // to and from each node, on the host
+  std::vector<int64_t> send_rows,
+      recv_rows;  // in messages to and from each node, on the host; of this node: both equal
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
@@ -74,18 +79,24 @@ class TwoLevelDispatcher final : public Dispatcher {
   void find_nodes(Step& step, TwoLevelHandle& handle) const;
   void exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& handle) const;
   void announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& handle) const;
-  // out = the sum over the nodes of a block of a level, of rows that are sorted by node. All f32.
+  // Returns whether messages have T rows, since the host cannot read counts.
+  bool has_fixed_messages(const Stream& s) const;
+  int64_t sorted_rows(const Stream& s, int64_t T) const;  // of an array that is sorted by node
+  Tensor node_rows(int64_t T, const TwoLevelHandle& handle) const;
+  // out = the sum over the nodes of a block of a level, of f32 rows that are sorted by node.
   void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
                       const TwoLevelHandle& handle) const;
   // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
-  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle) const;
-  // Returns those of one node, of rows that are sorted by node.
-  static Tensor for_node(const Tensor& sorted_SC, int64_t node, const TwoLevelHandle& handle);
-  // Returns where they begin.
-  static int64_t first_row(int64_t node, const TwoLevelHandle& handle);
-  // A message to each rank of the rail, and one from each; send and receive return those of a node.
-  void exchange(Stream& s, const std::function<Tensor(int64_t)>& send,
-                const std::function<Tensor(int64_t)>& receive) const;
+  enum class Unused { undefined, zero };  // rows of messages that no token has
+  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle, Unused unused) const;
+  Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;
+  std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // with 0 for this node
+  // Rows for each node in the order of nodes, and rows from each.
+  struct RailExchange {
+    Tensor out, in;
+    std::vector<int64_t> recv_rows, send_rows;
+  };
+  void exchange(Stream& s, const RailExchange& a) const;
   void push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
             const TwoLevelHandle& handle) const;
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,

@@ -112,13 +112,44 @@ void push_to_all(Stream&, const PushToAll& a) {
   *a.sent_1.ptr<int64_t>() += (W - 1) * bytes;
 }
 
+void sorted_places(Stream& s, const SortedPlaces& a) {
+  const int64_t G = a.row_GTJ.dim(0), n = a.dest_TJ.numel(), P = a.count_P.numel();
+  const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *slot = a.slot_TJ.ptr<int32_t>(), *count = a.count_P.ptr<int32_t>();
+  int32_t* row = a.row_GTJ.ptr<int32_t>();
+  std::vector<int32_t> first(P);
+  int64_t begin_of_next = 0;
+  for (int64_t i = 0; i < P; ++i) {
+    const int64_t p = i < a.last ? i : i + 1 < P ? i + 1 : a.last;
+    first[p] = static_cast<int32_t>(begin_of_next);
+    begin_of_next += a.section > 0 ? a.section : count[p];
+  }
+  parallel_rows(s.pool(), n, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t g = 0; g < G; ++g)
+      for (int64_t i = begin; i < end; ++i)
+        row[g * n + i] = dest[i] >= 0 && dest[i] / (P / G) == g ? first[dest[i]] + slot[i] : -1;
+  });
+}
+
+void spread_rows(Stream& s, const SpreadRows& a) {
+  const int64_t J = a.row_TJ.dim(1), row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype);
+  const int32_t* row = a.row_TJ.ptr<int32_t>();
+  const auto* x = static_cast<const std::byte*>(a.x_TD.data);
+  auto* array = static_cast<std::byte*>(a.array_SD.data);
+  parallel_rows(s.pool(), a.x_TD.dim(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * J; i < end * J; ++i)
+      if (row[i] >= 0) std::memcpy(array + row[i] * row_bytes, x + i / J * row_bytes, row_bytes);
+  });
+}
+
 void pack_routes(Stream& s, const PackRoutes& a) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1);
   const int32_t *topk = a.topk_TK.ptr<int32_t>(), *kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>();
   int32_t* routes = a.routes_T2K.ptr<int32_t>();
+  const auto shift = static_cast<int32_t>(a.shift);
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      for (int64_t k = 0; k < K; ++k) routes[t * 2 * K + k] = kept && kept[t * K + k] < 0 ? -1 : topk[t * K + k];
+      for (int64_t k = 0; k < K; ++k)
+        routes[t * 2 * K + k] = kept && kept[t * K + k] < 0 ? -1 : topk[t * K + k] + shift;
       std::memcpy(routes + t * 2 * K + K, a.weight_TK.ptr<float>() + t * K, K * sizeof(float));
     }
   });

@@ -115,13 +115,38 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
     a.back_row_TB[i * a.etp + copy] = p < 0 ? -1 : here[p] + copy * mine[p] + slot;
 }
 
+struct Sorted {
+  int32_t* row_GTJ;
+  const int32_t *dest_TJ, *slot_TJ, *count_P;
+  int64_t num;  // T J
+  int num_blocks, num_ranks, last, section;
+};
+
+// A thread owns a destination of a token.
+__global__ void __launch_bounds__(kThreads) sorted_places_kernel(Sorted a) {
+  extern __shared__ int32_t first[];
+  for (int p = threadIdx.x; p < a.num_ranks; p += kThreads) {
+    int32_t before = 0;
+    for (int q = 0; q < a.num_ranks; ++q)
+      if (q != a.last && (q < p || p == a.last) && q != p) before += a.section > 0 ? a.section : a.count_P[q];
+    first[p] = before;
+  }
+  __syncthreads();
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= a.num) return;
+  const int p = a.dest_TJ[i], of_block = a.num_ranks / a.num_blocks;
+  for (int g = 0; g < a.num_blocks; ++g)
+    a.row_GTJ[g * a.num + i] = p >= 0 && p / of_block == g ? first[p] + a.slot_TJ[i] : -1;
+}
+
 // A thread owns a pair.
-__global__ void __launch_bounds__(kThreads) pack_kernel(int32_t* routes, const int32_t* topk, const int32_t* kept,
-                                                        const float* weight, int64_t num_pairs, uint32_t top_k) {
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(int32_t* routes, const int32_t* topk, const int32_t* kept, const float* weight, int64_t num_pairs,
+                uint32_t top_k, int shift) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= num_pairs) return;
   const int64_t t = quotient(i, top_k), k = i - t * top_k;
-  routes[t * 2 * top_k + k] = kept && kept[i] < 0 ? -1 : topk[i];
+  routes[t * 2 * top_k + k] = kept && kept[i] < 0 ? -1 : topk[i] + shift;
   routes[t * 2 * top_k + top_k + k] = __float_as_int(weight[i]);
 }
 
@@ -211,11 +236,26 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
   check_launch("dispatch_places");
 }
 
+void sorted_places(Stream& s, const SortedPlaces& a) {
+  const Sorted sorted{.row_GTJ = a.row_GTJ.ptr<int32_t>(),
+                      .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                      .slot_TJ = a.slot_TJ.ptr<int32_t>(),
+                      .count_P = a.count_P.ptr<int32_t>(),
+                      .num = a.dest_TJ.numel(),
+                      .num_blocks = narrow<int>(a.row_GTJ.dim(0)),
+                      .num_ranks = narrow<int>(a.count_P.numel()),
+                      .last = narrow<int>(a.last),
+                      .section = narrow<int>(a.section)};
+  const size_t shared_bytes = sorted.num_ranks * sizeof(int32_t);
+  sorted_places_kernel<<<num_blocks(sorted.num, kThreads), kThreads, shared_bytes, cuda_stream(s)>>>(sorted);
+  check_launch("sorted_places");
+}
+
 void pack_routes(Stream& s, const PackRoutes& a) {
   const int64_t n = a.topk_TK.numel();
   pack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
       a.routes_T2K.ptr<int32_t>(), a.topk_TK.ptr<int32_t>(), ints_or_null(a.kept_TK), a.weight_TK.ptr<float>(), n,
-      static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))));
+      static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))), narrow<int>(a.shift));
   check_launch("pack_routes");
 }
 

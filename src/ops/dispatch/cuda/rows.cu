@@ -72,6 +72,36 @@ void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
   Grid(s, a.num_tokens, kThreads).launch(push_rows_kernel<Word>, a, to);
 }
 
+// A warp owns a token, and reads its row once.
+template <class Word>
+__global__ void __launch_bounds__(kThreads, 1) spread_rows_kernel(Word* array, const Word* x, const int32_t* row_TJ,
+                                                                  int64_t num_tokens, int64_t words, int num_dest) {
+  const int lane = threadIdx.x % 32;
+  const int64_t stride = int64_t{gridDim.x} * (kThreads / 32);
+  for (int64_t t = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32; t < num_tokens; t += stride) {
+    for (int64_t at = lane; at < words; at += 32 * kAtOnce) {
+      Word word[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) word[i] = fetch_word(x + t * words + at + 32 * i, at + 32 * i < words);
+      for (int j = 0; j < num_dest; ++j) {
+        const int64_t row = row_TJ[t * num_dest + j];
+        if (row < 0) continue;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (at + 32 * i < words) array[row * words + at + 32 * i] = word[i];
+      }
+    }
+  }
+}
+
+template <class Word>
+void launch_spread_rows(Stream& s, const SpreadRows& a) {
+  const int64_t T = a.x_TD.dim(0), words = a.x_TD.num_bytes() / T / static_cast<int64_t>(sizeof(Word));
+  Grid(s, T, kThreads)
+      .launch(spread_rows_kernel<Word>, static_cast<Word*>(a.array_SD.data), static_cast<const Word*>(a.x_TD.data),
+              static_cast<const int32_t*>(a.row_TJ.ptr<int32_t>()), T, words, narrow<int>(a.row_TJ.dim(1)));
+}
+
 // The routes of tokens, of which each rank gets the pairs with its experts, as PushRoutes says.
 struct PushPairs {
   const int32_t *routes_T2K, *dest_TJ, *row_TJ;
@@ -219,6 +249,21 @@ void push_rows(Stream& s, const PushRows& a) {
   else
     launch_push_rows<uint8_t>(s, push, to);
   check_launch("push_rows");
+}
+
+void spread_rows(Stream& s, const SpreadRows& a) {
+  const auto places = reinterpret_cast<uintptr_t>(a.array_SD.data) | reinterpret_cast<uintptr_t>(a.x_TD.data) |
+                      static_cast<uintptr_t>(a.x_TD.dim(1) * size_of(a.x_TD.dtype));
+  if (places % 16 != 0) note_odd_rows(s, "spread_rows", a.x_TD.dtype, a.x_TD.dim(1));
+  if (places % 16 == 0)
+    launch_spread_rows<uint4>(s, a);
+  else if (places % 4 == 0)
+    launch_spread_rows<uint32_t>(s, a);
+  else if (places % 2 == 0)
+    launch_spread_rows<uint16_t>(s, a);
+  else
+    launch_spread_rows<uint8_t>(s, a);
+  check_launch("spread_rows");
 }
 
 void push_routes(Stream& s, const PushRoutes& a) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "ops/cpu/lane_pairs.h"
 #include "ops/cpu/vector.h"
@@ -52,36 +53,42 @@ void combine_block(T* out, const T* y, int64_t D, const Rows& rows) {
 }
 
 // Does the same for at most kNumLanes columns.
-template <bool kAccumulate, class T>
-void combine_lanes(T* out, const T* y, int64_t D, const Rows& rows, int64_t width) {
+template <bool kAccumulate, class Out, class T>
+void combine_lanes(Out* out, const T* y, int64_t D, const Rows& rows, int64_t width) {
   Lanes sum = {};
-  const auto add = [&](const T* row, float weight) { sum += weight * load_lanes(row, width); };
+  const auto add = [&](const auto* row, float weight) { sum += weight * load_lanes(row, width); };
   for_each_row(rows, y, D, add);
   if constexpr (kAccumulate) add(out, 1.0f);
   store_lanes(out, sum, width);
 }
 
-template <bool kAccumulate, class T>
+template <bool kAccumulate, class Out, class T>
 void combine_token(const Combine& a, int64_t t) {
   const int64_t D = a.out_TD.dim(1), K = a.pair_row_TK.dim(1);
   const Rows rows{.row = a.pair_row_TK.ptr<int32_t>() + t * K,
                   .weights = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>() + t * K,
                   .num = K};
-  T* out = a.out_TD.ptr<T>() + t * D;
+  Out* out = a.out_TD.ptr<Out>() + t * D;
   const T* y = a.y_RD.ptr<T>();
   int64_t d = 0;
-  for (; d + kBlock <= D; d += kBlock) combine_block<kAccumulate>(out + d, y + d, D, rows);
+  if constexpr (std::is_same_v<Out, T>)
+    for (; d + kBlock <= D; d += kBlock) combine_block<kAccumulate>(out + d, y + d, D, rows);
   for (; d < D; d += kNumLanes) combine_lanes<kAccumulate>(out + d, y + d, D, rows, std::min(kNumLanes, D - d));
+}
+
+template <class Out, class T>
+void combine_as(Stream& s, const Combine& a) {
+  const auto combine_one = a.accumulate ? &combine_token<true, Out, T> : &combine_token<false, Out, T>;
+  parallel_rows(s.pool(), a.out_TD.dim(0), kTokensPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) combine_one(a, t);
+  });
 }
 
 }  // namespace
 
 void combine(Stream& s, const Combine& a) {
-  with_float_type(a.out_TD.dtype, [&]<class F>(F) {
-    const auto combine_one = a.accumulate ? &combine_token<true, F> : &combine_token<false, F>;
-    parallel_rows(s.pool(), a.out_TD.dim(0), kTokensPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) combine_one(a, t);
-    });
+  with_float_type(a.out_TD.dtype, [&]<class Out>(Out) {
+    with_float_type(a.y_RD.dtype, [&]<class T>(T) { combine_as<Out, T>(s, a); });
   });
 }
 

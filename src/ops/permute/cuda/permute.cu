@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/cuda/early_launch.h"
@@ -10,9 +12,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class T>
+template <class T, class Out>
 struct Sum {
-  T* out;
+  Out* out;
   const T* y;
   const int32_t* pair_row;
   const float* weight;  // may be null
@@ -23,8 +25,8 @@ struct Sum {
 };
 
 // A thread owns a vector of out, and loads kAtOnce rows at a time.
-template <int kAtOnce, class T, int kNum>
-__global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T> a) {
+template <int kAtOnce, class T, class Out, int kNum>
+__global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T, Out> a) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   let_next_start();
   wait_for_inputs();
@@ -93,39 +95,43 @@ __global__ void __launch_bounds__(kThreads)
   if (p < num_pairs) to[p] = row[p] < 0 ? 0.0f : from[row[p]];
 }
 
-template <int kNum, class T>
-void launch_combine(Stream& s, const Sum<T>& a) {
+template <int kNum, class T, class Out>
+void launch_combine(Stream& s, const Sum<T, Out>& a) {
   const LaunchShape how{.blocks = static_cast<unsigned>(num_blocks(a.num_vectors, kThreads)), .threads = kThreads};
   const bool early = a.num_vectors <= kEarlyRows * a.vectors_of_row;
   if (a.num_pairs <= 2)
-    launch_kernel(s, early, how, combine_kernel<2, T, kNum>, a);
+    launch_kernel(s, early, how, combine_kernel<2, T, Out, kNum>, a);
   else if (a.num_pairs <= 4)
-    launch_kernel(s, early, how, combine_kernel<4, T, kNum>, a);
+    launch_kernel(s, early, how, combine_kernel<4, T, Out, kNum>, a);
   else
-    launch_kernel(s, early, how, combine_kernel<8, T, kNum>, a);
+    launch_kernel(s, early, how, combine_kernel<8, T, Out, kNum>, a);
+}
+
+template <class T, class Out>
+void combine_as(Stream& s, const Combine& a) {
+  const int64_t width = a.out_TD.dim(1);
+  constexpr int kNum = kPerVector<T>;
+  Sum<T, Out> sum{.out = a.out_TD.ptr<Out>(),
+                  .y = a.y_RD.ptr<T>(),
+                  .pair_row = a.pair_row_TK.ptr<int32_t>(),
+                  .weight = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>(),
+                  .num_pairs = narrow<int>(a.pair_row_TK.dim(1)),
+                  .accumulate = a.accumulate};
+  const bool aligned = rows_are_aligned(width, std::min(sizeof(T), sizeof(Out)), sum.out, sum.y);
+  if (!aligned) note_odd_rows(s, "combine", a.out_TD.dtype, width);
+  sum.num_vectors = a.out_TD.numel() / (aligned ? kNum : 1);
+  sum.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
+  if (aligned)
+    launch_combine<kNum>(s, sum);
+  else
+    launch_combine<1>(s, sum);
 }
 
 }  // namespace
 
 void combine(Stream& s, const Combine& a) {
-  const int64_t width = a.out_TD.dim(1);
-  with_float_type(a.out_TD.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int kNum = kPerVector<T>;
-    Sum<T> sum{.out = a.out_TD.ptr<T>(),
-               .y = a.y_RD.ptr<T>(),
-               .pair_row = a.pair_row_TK.ptr<int32_t>(),
-               .weight = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>(),
-               .num_pairs = narrow<int>(a.pair_row_TK.dim(1)),
-               .accumulate = a.accumulate};
-    const bool aligned = rows_are_aligned(width, sizeof(T), sum.out, sum.y);
-    if (!aligned) note_odd_rows(s, "combine", a.out_TD.dtype, width);
-    sum.num_vectors = a.out_TD.numel() / (aligned ? kNum : 1);
-    sum.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
-    if (aligned)
-      launch_combine<kNum>(s, sum);
-    else
-      launch_combine<1>(s, sum);
+  with_float_type(a.y_RD.dtype, [&](auto y) {
+    with_float_type(a.out_TD.dtype, [&](auto out) { combine_as<decltype(y), decltype(out)>(s, a); });
   });
   check_launch("combine");
 }
