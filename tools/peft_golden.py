@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Writes reference states of adapters with PEFT and transformers for tests/golden.
 
-    tools/peft_golden.py [DIR]    rewrites every case under DIR (default tests/golden/data/peft)
+    tools/peft_golden.py [DIR]    rewrites the cases of the installed transformers under DIR
+                                  (default tests/golden/data/peft)
 
 A case is a Hugging Face folder, an adapter as PEFT saves it, tokens.safetensors, and
 expected.safetensors with the logits, the loss, the gradient of every A and B, and the losses of
 training steps with torch.optim.AdamW on the same tokens. tests/golden/data/peft/README.md lists them.
-It needs torch, transformers 4 (whose experts are linear layers of their own), peft and safetensors.
+It needs torch, transformers, peft and safetensors. In transformers 4 experts are linear layers of their own;
+later versions have one parameter for all experts of a layer, and need PEFT 0.19 or later.
 Everything is f32 on the CPU with the eager attention.
 """
 
@@ -45,16 +47,40 @@ CASES = {
                  "target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj"]}},
 }
 
+FUSED_CASES = {
+    "qwen3_moe_fused": {
+        "config": {"model_type": "qwen3_moe", "head_dim": 6, "moe_intermediate_size": 10, "num_experts": 6,
+                   "num_experts_per_tok": 2, "norm_topk_prob": True, "mlp_only_layers": [0]},
+        "lora": {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"],
+                 "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"]}},
+    "gpt_oss_fused": {
+        "config": {"model_type": "gpt_oss", "head_dim": 6, "intermediate_size": 10, "num_local_experts": 4,
+                   "num_experts_per_tok": 2, "sliding_window": 5, "num_hidden_layers": 1,
+                   "layer_types": ["full_attention"]},
+        "lora": {"r": 2, "lora_alpha": 4, "target_modules": ["o_proj"],
+                 "target_parameters": ["mlp.experts.gate_up_proj"]}},
+}
+
 STEPS, LR = 20, 1e-3
 PREFIX = "base_model.model."
+
+
+def is_fused():
+    import transformers
+    return int(transformers.__version__.split(".")[0]) >= 5
+
+
+def dtype_key():
+    return "dtype" if is_fused() else "torch_dtype"
 
 
 def base_model(config, seed):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     keys = {**SIZES, **config}
-    hf = AutoConfig.for_model(keys.pop("model_type"), initializer_range=0.2, torch_dtype="float32", **keys)
-    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager")
+    hf = AutoConfig.for_model(keys.pop("model_type"), initializer_range=0.2, **{dtype_key(): "float32"}, **keys)
+    more = {"experts_implementation": "eager"} if is_fused() else {}
+    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", **more)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
@@ -125,8 +151,9 @@ def write_case(folder, case, seed):
     # The same text on every machine: the folder of the base is not part of it.
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = ""
-    if isinstance(config["target_modules"], list):
-        config["target_modules"] = sorted(config["target_modules"])
+    for targets in ["target_modules", "target_parameters"]:
+        if isinstance(config.get(targets), list):
+            config[targets] = sorted(config[targets])
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -140,8 +167,9 @@ def provenance():
 
 README = """# Reference states of adapters
 
-Made by {made_by}.
-That command rewrites all of it.
+Made by tools/peft_golden.py, once with transformers 4 and PEFT 0.18, and once with transformers 5 and
+PEFT 0.21; the metadata of the files has the versions.
+That command rewrites all cases of the installed transformers.
 f32, CPU, eager attention.
 
 Each folder is a Hugging Face model with an adapter that PEFT saved (`adapter/`), and
@@ -160,16 +188,19 @@ Each folder is a Hugging Face model with an adapter that PEFT saved (`adapter/`)
 | `qwen2_moe_shared` | q and v without k; shared experts; `target_modules` is a pattern |
 | `mixtral_experts` | two of the three projections of experts, and routers, under mixtral's names |
 | `deepseek_v3_latent` | every projection of latent attention, and `down_proj` of dense, routed and shared experts |
+| `qwen3_moe_fused` | transformers 5: q and v, both parameters of all experts, and routers, by `target_parameters` |
+| `gpt_oss_fused` | transformers 5: the output of attention, and `gate_up_proj` of all experts, whose columns alternate |
 """
 
 
 def main():
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else DATA
-    for seed, (name, case) in enumerate(CASES.items()):
+    for seed, (name, case) in enumerate({**CASES, **FUSED_CASES}.items()):
+        if (name in FUSED_CASES) != is_fused():
+            continue
         write_case(root / name, case, 100 * (seed + 1))
         print(name)
-    made_by = provenance()["made_by"]
-    (root / "README.md").write_text(README.format(made_by=made_by, steps=STEPS, lr=LR))
+    (root / "README.md").write_text(README.format(steps=STEPS, lr=LR))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ std::string targets_text(const DatasetInfo& info) {
 // Training cuts the documents that do not fit a sequence, where documents are kept whole at all.
 std::string cut_text(int64_t seq_len, const DatasetInfo& info) {
   if (seq_len == 0) return fmt::format(", {} tokens in the longest document", info.longest);
-  return fmt::format(", {} tokens in the longest document; {} documents do not fit sequences of {}", info.longest,
-                     info.num_cut, seq_len);
+  return fmt::format(", {} tokens in the longest document; {} not fit sequences of {}", info.longest,
+                     info.num_cut == 1 ? "1 document does" : fmt::format("{} documents do", info.num_cut), seq_len);
 }
 
 int run_build(Options& o, Log& log) {
@@ -66,8 +66,8 @@ int run_build(Options& o, Log& log) {
                 {"longest", info.longest},
                 {"cut", info.num_cut}});
   } else {
-    fmt::print("{}: {} documents, {} tokens{}, {} bytes of text{}\n", o.build.out_prefix, info.documents, info.tokens,
-               targets_text(info), info.text_bytes, cut_text(o.build.seq_len, info));
+    fmt::print("{}: {}, {} tokens{}, {} bytes of text{}\n", o.build.out_prefix, counted(info.documents, "document"),
+               info.tokens, targets_text(info), info.text_bytes, cut_text(o.build.seq_len, info));
   }
   return 0;
 }
@@ -90,8 +90,8 @@ int run_info(const Options& o) {
     print_json(object);
     return 0;
   }
-  fmt::print("{}: {} documents, {} sequences, {} tokens of type {}\n", o.prefix, data.num_documents(),
-             data.num_sequences(), data.num_tokens(), type_name(data.type()));
+  fmt::print("{}: {}, {}, {} tokens of type {}\n", o.prefix, counted(data.num_documents(), "document"),
+             counted(data.num_sequences(), "sequence"), data.num_tokens(), type_name(data.type()));
   if (info) {
     fmt::print("tokenizer {}, vocabulary {}{}, {} bytes of text, {} an end-of-document id after each document\n",
                info->tokenizer, info->vocab_size, targets_text(*info), info->text_bytes,

@@ -11,12 +11,12 @@
 namespace moebius {
 namespace {
 
-int run_adapter(const ExportSpec& spec, bool has_dtype, bool json) {
+int run_adapter(const ExportSpec& spec, bool fused_experts, bool has_dtype, bool json) {
   MOEBIUS_CHECK(
       usage, !has_dtype && spec.files.empty(),
       "export --adapter: expected no --dtype and no --files, since adapters are written in f32 and alone; remove "
       "them");
-  const AdapterExportResult r = export_adapter({.out = spec.out, .model = spec.model});
+  const AdapterExportResult r = export_adapter({.out = spec.out, .model = spec.model, .fused_experts = fused_experts});
   if (json)
     print_json({{"tensors", r.num_tensors}, {"bytes", r.bytes}});
   else
@@ -30,7 +30,7 @@ void add_export(Cli& cli) {
   struct Options {
     ExportSpec spec;
     std::string dtype;
-    bool adapter = false, json = false;
+    bool adapter = false, fused_experts = false, json = false;
   };
   CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint or a run");
   const auto o = std::make_shared<Options>();
@@ -45,12 +45,17 @@ void add_export(Cli& cli) {
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
   command->add_flag("--adapter", o->adapter,
                     "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
+  command
+      ->add_flag("--fused-experts", o->fused_experts,
+                 "with --adapter: all experts of a layer as one parameter, as transformers 5 has them (PEFT 0.19 or "
+                 "later)")
+      ->needs("--adapter");
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   add_example(*command, "moebius export runs/mine mine-hf --dtype bf16");
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
-      if (o->adapter) return run_adapter(o->spec, !o->dtype.empty(), o->json);
+      if (o->adapter) return run_adapter(o->spec, o->fused_experts, !o->dtype.empty(), o->json);
       check_shard_bytes(o->spec.shard_bytes);
       o->spec.block_fp8 = o->dtype == "fp8_block";
       if (!o->dtype.empty() && !o->spec.block_fp8) o->spec.dtype = compute_dtype(o->dtype);

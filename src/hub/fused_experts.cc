@@ -42,6 +42,22 @@ FusedPlace packed_place(const ExpertName& expert, const std::vector<int64_t>& sh
 
 namespace {
 
+// Calls run with an integer of this size.
+template <class Run>
+void with_element(int64_t bytes, Run run) {
+  switch (bytes) {
+    case 1:
+      return run(uint8_t{});
+    case 2:
+      return run(uint16_t{});
+    case 4:
+      return run(uint32_t{});
+    default:
+      MOEBIUS_ASSERT(bytes == 8);
+      return run(uint64_t{});
+  }
+}
+
 template <class T>
 void put(T* fused, const T* own, const FusedPlace& place, int64_t first) {
   for (int64_t c = 0; c < place.cols; ++c) {
@@ -53,16 +69,18 @@ void put(T* fused, const T* own, const FusedPlace& place, int64_t first) {
 }  // namespace
 
 void put_into_fused(void* fused, const void* own, const FusedPlace& place, int64_t first, int64_t element_bytes) {
-  const auto run = [&]<class T>(T) { put(static_cast<T*>(fused), static_cast<const T*>(own), place, first); };
-  switch (element_bytes) {
-    case 2:
-      return run(uint16_t{});
-    case 4:
-      return run(uint32_t{});
-    default:
-      MOEBIUS_ASSERT(element_bytes == 8);
-      return run(uint64_t{});
-  }
+  with_element(element_bytes,
+               [&]<class T>(T) { put(static_cast<T*>(fused), static_cast<const T*>(own), place, first); });
+}
+
+void take_from_fused(void* own, const void* fused, const FusedPlace& place, int64_t element_bytes) {
+  with_element(element_bytes, [&]<class T>(T) {
+    T* to = static_cast<T*>(own);
+    const T* from = static_cast<const T*>(fused) + place.offset;
+    for (int64_t r = 0; r < place.rows; ++r)
+      for (int64_t c = 0; c < place.cols; ++c)
+        to[r * place.cols + c] = from[r * place.row_stride + c * place.col_stride];
+  });
 }
 
 }  // namespace moebius

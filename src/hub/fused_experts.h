@@ -40,5 +40,7 @@ FusedPlace packed_place(const ExpertName& expert, const std::vector<int64_t>& sh
 // Copies an expert's tensor, row by row, into a part of the fused one. `fused` holds the elements
 // from `first` on.
 void put_into_fused(void* fused, const void* own, const FusedPlace& place, int64_t first, int64_t element_bytes);
+// Copies it out of the whole fused tensor.
+void take_from_fused(void* own, const void* fused, const FusedPlace& place, int64_t element_bytes);
 
 }  // namespace moebius

@@ -46,16 +46,51 @@ const std::map<std::string, std::vector<json>>& plain_settings() {
       {"fan_in_fan_out", {false}},
       {"bias", {"none"}},
       {"modules_to_save", {nullptr, json::array()}},
-      {"target_parameters", {nullptr, json::array()}},
       {"trainable_token_indices", {nullptr}},
       {"layer_replication", {nullptr}},
-      {"rank_pattern", {nullptr, json::object()}},
-      {"alpha_pattern", {nullptr, json::object()}},
       {"megatron_config", {nullptr}},
       {"alora_invocation_tokens", {nullptr}},
       {"arrow_config", {nullptr}},
   };
   return all;
+}
+
+// Checks a table of patterns: each must be of gate_up_proj, and give twice the value of all other matrices.
+void check_pattern(const json& config, const char* key, const char* of_all, const std::string& who) {
+  const json patterns = config.value(key, json());
+  if (patterns.is_null()) return;
+  const json value = config.value(of_all, json());
+  const auto is_stacked = [&](const auto& each) {
+    return each.key().ends_with("gate_up_proj") && each.value().is_number() && value.is_number() &&
+           each.value().template get<double>() == 2 * value.get<double>();
+  };
+  bool accepted = patterns.is_object();
+  for (const auto& each : patterns.items()) accepted = accepted && is_stacked(each);
+  MOEBIUS_CHECK(input, accepted,
+                "{}: {} must be {{}}, or twice {} for gate_up_proj of experts; got {}, which this version does not "
+                "compute; merge this adapter with PEFT",
+                who, key, of_all, patterns.dump());
+}
+
+void check_patterns(const json& config, const std::string& who) {
+  check_pattern(config, "rank_pattern", "r", who);
+  check_pattern(config, "alpha_pattern", "lora_alpha", who);
+  const auto keys = [&](const char* key) {
+    std::set<std::string> all;
+    const auto patterns = config.find(key);
+    if (patterns == config.end()) return all;
+    for (const auto& each : patterns->items()) all.insert(each.key());
+    return all;
+  };
+  // Then their products have the scale of the others.
+  const std::set<std::string> ranks = keys("rank_pattern");
+  MOEBIUS_CHECK(
+      input,
+      ranks == keys("alpha_pattern") &&
+          (ranks.empty() || !config.value("use_rslora", json()).is_boolean() || config["use_rslora"] == false),
+      "{}: rank_pattern must have the keys of alpha_pattern, and no use_rslora beside it; got {} and {}; merge "
+      "this adapter with PEFT",
+      who, config.value("rank_pattern", json()).dump(), config.value("alpha_pattern", json()).dump());
 }
 
 std::string checked_folder(const std::string& dir) {
@@ -81,6 +116,7 @@ LoraSpec parse_peft_config(std::string_view text, const std::string& who) {
                   "{}: {} must be {}; got {}, which this version does not compute; merge this adapter with PEFT", who,
                   key, values.front().dump(), config[key].dump());
   }
+  check_patterns(config, who);
   const auto number = [&](const char* key, double least, double most) {
     const json value = config.value(key, json());
     MOEBIUS_CHECK(input, value.is_number() && value.get<double>() >= least && value.get<double>() <= most,
@@ -114,47 +150,152 @@ std::string canonical_module(HfFamily family, const std::string& module) {
   return name.substr(0, name.size() - std::string_view(".weight").size());
 }
 
-json peft_config(const LoraSpec& lora, const std::string& base_model, const std::vector<std::string>& modules,
-                 const std::vector<std::string>& all_modules) {
-  const std::set<std::string> targets(modules.begin(), modules.end());
+namespace {
+
+// Returns one pattern if it matches the modules and no others, else their names.
+json target_modules(const PeftTargets& all) {
+  const std::set<std::string> targets(all.modules.begin(), all.modules.end());
   std::set<std::string> patterns;
-  for (const std::string& module : modules) patterns.insert(pattern_of(module));
-  const bool is_exact = std::all_of(all_modules.begin(), all_modules.end(), [&](const std::string& module) {
+  for (const std::string& module : all.modules) patterns.insert(pattern_of(module));
+  const bool is_exact = std::all_of(all.all_modules.begin(), all.all_modules.end(), [&](const std::string& module) {
     return targets.contains(module) || !patterns.contains(pattern_of(module));
   });
+  if (!is_exact || patterns.empty()) return all.modules;
   std::string pattern;
   for (const std::string& each : patterns) pattern += (pattern.empty() ? "" : "|") + each;
-  const auto whole = static_cast<int64_t>(lora.alpha);
-  return {{"peft_type", "LORA"},
-          {"task_type", "CAUSAL_LM"},
-          {"base_model_name_or_path", base_model},
-          {"inference_mode", true},
-          {"r", lora.rank},
-          {"lora_alpha", static_cast<double>(whole) == lora.alpha ? json(whole) : json(lora.alpha)},
-          {"lora_dropout", lora.dropout},
-          {"bias", "none"},
-          {"fan_in_fan_out", false},
-          {"init_lora_weights", true},
-          {"modules_to_save", nullptr},
-          {"target_modules", is_exact ? json(pattern) : json(modules)}};
+  return pattern;
 }
 
-PeftFolder::PeftFolder(const std::string& dir, HfFamily family)
-    : file_(SafetensorsFile::open(checked_folder(dir) + "/" + kPeftWeights)),
-      lora_(parse_peft_config(read_file(dir + "/" + kPeftConfig), dir + "/" + kPeftConfig)) {
+// "model.layers.3.mlp.experts.down_proj" as "mlp.experts.down_proj".
+std::string end_of_parameter(const std::string& name) {
+  size_t at = name.find("layers.");
+  if (at != name.npos) at = name.find('.', at + std::string_view("layers.").size());
+  return at == name.npos ? name : name.substr(at + 1);
+}
+
+// Returns an end of the names where it stands for the parameters and no others, else the names.
+json target_parameters(const PeftTargets& all) {
+  const std::set<std::string> targets(all.parameters.begin(), all.parameters.end());
+  std::set<std::string> names;
+  for (const std::string& parameter : all.parameters) {
+    const std::string end = end_of_parameter(parameter);
+    const bool is_exact = std::all_of(
+        all.all_parameters.begin(), all.all_parameters.end(),
+        [&](const std::string& other) { return targets.contains(other) || end_of_parameter(other) != end; });
+    names.insert(is_exact ? end : parameter);
+  }
+  return std::vector<std::string>(names.begin(), names.end());
+}
+
+}  // namespace
+
+json peft_config(const LoraSpec& lora, const std::string& base_model, const PeftTargets& targets) {
+  const auto number = [](double value) {
+    const auto whole = static_cast<int64_t>(value);
+    return static_cast<double>(whole) == value ? json(whole) : json(value);
+  };
+  json config = {{"peft_type", "LORA"},
+                 {"task_type", "CAUSAL_LM"},
+                 {"base_model_name_or_path", base_model},
+                 {"inference_mode", true},
+                 {"r", lora.rank},
+                 {"lora_alpha", number(lora.alpha)},
+                 {"lora_dropout", lora.dropout},
+                 {"bias", "none"},
+                 {"fan_in_fan_out", false},
+                 {"init_lora_weights", true},
+                 {"modules_to_save", nullptr},
+                 {"target_modules", target_modules(targets)}};
+  if (targets.parameters.empty()) return config;
+  config["target_parameters"] = target_parameters(targets);
+  config["lora_dropout"] = 0.0;  // PEFT has none for parameters, and refuses to load others
+  config["peft_version"] = "0.19.0";
+  for (const std::string& parameter : targets.stacked) {
+    config["rank_pattern"][parameter] = 2 * lora.rank;
+    config["alpha_pattern"][parameter] = number(2 * lora.alpha);
+  }
+  return config;
+}
+
+PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
+    : dir_(dir), file_(SafetensorsFile::open(checked_folder(dir) + "/" + kPeftWeights)) {
+  const std::string who = dir + "/" + kPeftConfig, text = read_file(who);
+  lora_ = parse_peft_config(text, who);
+  std::vector<SafetensorsEntry> of_experts;
   for (const SafetensorsEntry& stored : file_.entries()) {
     const bool is_a = stored.name.ends_with(kSuffixA), is_b = stored.name.ends_with(kSuffixB);
     MOEBIUS_CHECK(input, stored.name.starts_with(kPrefix) && (is_a || is_b),
                   "adapter {}: expected tensors {}...{} and {}; got {}", dir, kPrefix, kSuffixA, kSuffixB, stored.name);
     const std::string_view suffix = is_a ? kSuffixA : kSuffixB;
     const std::string module = stored.name.substr(kPrefix.size(), stored.name.size() - kPrefix.size() - suffix.size());
-    entries_.push_back({canonical_module(family, module) + std::string(suffix), stored});
+    if (layer_of_expert_adapter(module))
+      of_experts.push_back(stored);
+    else
+      entries_.push_back({canonical_module(model.family, module) + std::string(suffix), stored.shape, stored, {}});
+  }
+  if (!of_experts.empty()) {
+    const json version = parse_json(text, who).value("peft_version", json());
+    add_experts(model, of_experts, version.is_string() ? version.get<std::string>() : "");
   }
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(entries_.begin(), entries_.end(),
                                         [](const Entry& a, const Entry& b) { return a.name == b.name; });
   MOEBIUS_CHECK(input, twice == entries_.end(), "adapter {}: expected a tensor once; got {} and {}, which are the same",
                 dir, twice->stored.name, std::next(twice)->stored.name);
+}
+
+void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored,
+                             const std::string& version) {
+  x.rank = lora_.rank;
+  const auto partner = [&](const SafetensorsEntry& a) {
+    const std::string name = a.name.substr(0, a.name.size() - kSuffixA.size()) + std::string(kSuffixB);
+    return std::find_if(stored.begin(), stored.end(), [&](const SafetensorsEntry& b) { return b.name == name; });
+  };
+  std::vector<ExpertAdapterPair> pairs;
+  for (const SafetensorsEntry& a : stored) {
+    if (!a.name.ends_with(kSuffixA)) continue;
+    const auto b = partner(a);
+    MOEBIUS_CHECK(input, b != stored.end(),
+                  "adapter {}: expected a B for {}; got none; check that the file is complete", dir_, a.name);
+    const std::string_view module = std::string_view(a.name).substr(kPrefix.size());
+    pairs.push_back({*layer_of_expert_adapter(module.substr(0, module.size() - kSuffixA.size())), a, *b});
+  }
+  MOEBIUS_CHECK(
+      input, 2 * pairs.size() == stored.size(),
+      "adapter {}: expected an A for each B of experts; got {} tensors and {} with an A; check that the file is "
+      "complete",
+      dir_, stored.size(), pairs.size());
+  x.is_exchanged = is_exchanged(x, pairs, version, "adapter " + dir_);
+  for (const ExpertAdapterPair& pair : pairs) {
+    x.are_stacked = is_stacked(x, pair);
+    MOEBIUS_CHECK(input, !x.are_stacked || has_two_blocks(x, whole(pair.b), pair.b.dtype),
+                  "adapter {}: {} has twice the rank of other matrices, and is not made of a B of gate_proj and a B of "
+                  "up_proj; this version does not compute it; merge this adapter with PEFT",
+                  dir_, pair.b.name);
+    for (const std::string& name : parts_of_pair(x, pair)) {
+      const std::optional<FusedPlace> place = expert_adapter_place(x, name);
+      MOEBIUS_ASSERT(place);
+      const bool in_a = place->name.ends_with(kSuffixA);
+      entries_.push_back({name, {place->rows, place->cols}, in_a ? pair.a : pair.b, place});
+    }
+  }
+  has_fused_experts_ = true;
+}
+
+// An expert's tensor is a strided part of a large one, so that one is kept. A layer has four.
+const std::vector<std::byte>& PeftFolder::whole(const SafetensorsEntry& stored) const {
+  constexpr size_t kKept = 4;
+  for (const auto& [name, bytes] : read_)
+    if (name == stored.name) return bytes;
+  if (read_.size() == kKept) read_.pop_front();
+  std::vector<std::byte> bytes(static_cast<size_t>(stored.bytes));
+  file_.read(stored, bytes.data());
+  return read_.emplace_back(stored.name, std::move(bytes)).second;
+}
+
+void PeftFolder::read(const Entry& entry, void* dst) const {
+  if (!entry.place) return file_.read(entry.stored, dst);
+  take_from_fused(dst, whole(entry.stored).data(), *entry.place, size_of(entry.stored.dtype));
 }
 
 }  // namespace moebius

@@ -53,12 +53,12 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
   EXPECT_EQ(refusal(plain_config()), "");
   EXPECT_EQ(refusal("modules_to_save", json::array()), "");
   EXPECT_EQ(refusal("bias", "none"), "");
+  EXPECT_EQ(refusal("target_parameters", {"mlp.experts.gate_up_proj"}), "");
   const json others = {{"use_dora", true},
                        {"bias", "all"},
                        {"fan_in_fan_out", true},
                        {"modules_to_save", {"lm_head"}},
-                       {"rank_pattern", {{"q_proj", 4}}},
-                       {"target_parameters", {"mlp.experts.gate_up_proj"}}};
+                       {"rank_pattern", {{"q_proj", 4}}}};
   for (const auto& [key, value] : others.items())
     EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
   EXPECT_THAT(
@@ -66,6 +66,23 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
       HasSubstr(
           "expected an adapter of peft_type \"LORA\"; got \"IA3\"; choose another adapter, or merge this one with PEFT"));
   EXPECT_THAT(refusal(json::array()), HasSubstr("got array"));
+}
+
+// Adapters of gate_proj and up_proj in one tensor of twice the rank.
+TEST(PeftConfig, OnlyStackedAdaptersHavePatterns) {
+  json stacked = plain_config();
+  stacked["rank_pattern"] = {{".*\\.gate_up_proj", 16}};
+  EXPECT_THAT(refusal(stacked), HasSubstr("rank_pattern must have the keys of alpha_pattern"));
+  stacked["alpha_pattern"] = {{".*\\.gate_up_proj", 32}};
+  EXPECT_EQ(refusal(stacked), "");
+  stacked["use_rslora"] = true;
+  EXPECT_THAT(refusal(stacked), HasSubstr("no use_rslora beside it"));
+  EXPECT_EQ(refusal("rank_pattern", json::object()), "");
+  EXPECT_THAT(refusal("rank_pattern", {{"gate_up_proj", 4}}),
+              HasSubstr("rank_pattern must be {}, or twice r for gate_up_proj of experts; got {\"gate_up_proj\":4}"));
+  EXPECT_THAT(refusal("alpha_pattern", {{"down_proj", 32}}),
+              HasSubstr("alpha_pattern must be {}, or twice lora_alpha"));
+  EXPECT_THAT(refusal("alpha_pattern", 2), HasSubstr("got 2, which this version does not compute"));
 }
 
 TEST(PeftConfig, NumbersAreOnesThatCanBeComputedWith) {
@@ -80,8 +97,22 @@ TEST(PeftConfig, NumbersAreOnesThatCanBeComputedWith) {
 TEST(PeftConfig, TargetsAreAPatternOnlyWhereItIsExact) {
   const std::vector<std::string> all{"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"};
   const LoraSpec lora{.rank = 4, .alpha = 8};
-  EXPECT_EQ(peft_config(lora, "base", all, all).at("target_modules"), "model\\.layers\\.\\d+\\.self_attn\\.q_proj");
-  EXPECT_EQ(peft_config(lora, "base", {all[1]}, all).at("target_modules"), json::array({all[1]}));
+  const json whole = peft_config(lora, "base", {.modules = all, .all_modules = all});
+  EXPECT_EQ(whole.at("target_modules"), "model\\.layers\\.\\d+\\.self_attn\\.q_proj");
+  EXPECT_FALSE(whole.contains("target_parameters"));
+  EXPECT_EQ(peft_config(lora, "base", {.modules = {all[1]}, .all_modules = all}).at("target_modules"),
+            json::array({all[1]}));
+}
+
+TEST(PeftConfig, ParametersAreTheirEndsOnlyWhereThatIsExact) {
+  const std::vector<std::string> all{"model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj"};
+  const LoraSpec lora{.rank = 4, .alpha = 8, .dropout = 0.1};
+  const json whole = peft_config(lora, "base", {.parameters = all, .all_parameters = all});
+  EXPECT_EQ(whole.at("target_parameters"), json::array({"mlp.experts.down_proj"}));
+  EXPECT_EQ(whole.at("target_modules"), json::array());
+  EXPECT_EQ(whole.at("lora_dropout"), 0.0);
+  EXPECT_EQ(peft_config(lora, "base", {.parameters = {all[1]}, .all_parameters = all}).at("target_parameters"),
+            json::array({all[1]}));
 }
 
 class PeftFolders : public testing::Test {
@@ -93,7 +124,7 @@ class PeftFolders : public testing::Test {
     for (const std::string& name : names) tensors.push_back({{name, DType::f32, {8, 1}}, zeros.data()});
     write_safetensors(dir_.path(kPeftWeights), tensors);
     try {
-      PeftFolder(dir_.path(), HfFamily::mixtral);
+      PeftFolder(dir_.path(), {.family = HfFamily::mixtral, .num_experts = 1, .hidden = 3, .intermediate = 2});
     } catch (const Error& e) {
       return e.what();
     }
@@ -110,9 +141,19 @@ TEST_F(PeftFolders, TensorsAreNamed) {
               HasSubstr("expected a tensor once; got "));
 }
 
+TEST_F(PeftFolders, ExpertsHaveBothTensors) {
+  const std::string experts = "base_model.model.model.layers.0.mlp.experts.";
+  EXPECT_THAT(refusal({experts + "lora_A.weight"}),
+              HasSubstr("expected a B for " + experts + "lora_A.weight; got none"));
+  EXPECT_THAT(refusal({experts + "lora_B.weight"}),
+              HasSubstr("expected an A for each B of experts; got 1 tensors and 0"));
+  EXPECT_THAT(refusal({experts + "lora_A.weight", experts + "lora_B.weight"}),
+              HasSubstr("expected adapters of 1 experts [4, 3] and [3, 2] with rank 8"));
+}
+
 TEST_F(PeftFolders, BothFilesAreNeeded) {
   try {
-    PeftFolder(dir_.path(), HfFamily::canonical);
+    PeftFolder(dir_.path(), ExpertAdapters{});
     FAIL();
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), HasSubstr("expected a folder of PEFT with adapter_config.json"));

@@ -67,6 +67,12 @@ EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const Par
           .threads = spec.threads};
 }
 
+// Adapters and the form that their folder has.
+struct AdapterOf {
+  LoraSpec lora;
+  bool has_fused_experts = false;  // then gradients have that form, too
+};
+
 std::string file_name_of(const ModelSpec& model, const std::string& canonical) {
   for (const char* side : {kLoraA, kLoraB}) {
     if (canonical.ends_with(side)) return hf_module(hf_family(model.family), adapted_matrix(canonical)) + side;
@@ -87,12 +93,12 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
                 spec.model);
 }
 
-LoraSpec lora_of(const ParitySpec& spec, const ModelSpec& model) {
+AdapterOf adapter_of(const ParitySpec& spec, const ModelSpec& model) {
   if (spec.adapter.empty()) return {};
   const std::unique_ptr<AdapterReader> adapters = open_adapter(spec.adapter, model);
   LoraSpec lora = adapters->lora();
   lora.targets = adapters->matrices();
-  return lora;
+  return {.lora = lora, .has_fused_experts = adapters->has_fused_experts()};
 }
 
 std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& part) {
@@ -104,7 +110,8 @@ std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& pa
 // are assembled here.
 class Outputs {
  public:
-  Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}
+  Outputs(Engine& engine, const ParityTokens& t, bool fused_adapters)
+      : engine_(engine), t_(t), fused_adapters_(fused_adapters), s_(engine.stream()) {}
 
   void add_logits(const std::string& name, int64_t depth) {
     const int64_t T = t_.batch * t_.seq, V = engine_.spec().model.vocab_size;
@@ -140,7 +147,7 @@ class Outputs {
   }
   void add_gradient(const ParamPart& part, const void* gradient) {
     const ModelSpec& model = engine_.spec().model;
-    const auto place = fused_place_of(model, part);
+    const auto place = fused_adapters_ ? adapter_place_of(model, part) : fused_place_of(model, part);
     if (!place) {
       tensors_.push_back({{"grad." + file_name_of(model, part.name), DType::f32, dims_of(part.shape)}, gradient});
       return;
@@ -155,8 +162,20 @@ class Outputs {
     put_into_fused(at->second, gradient, *place, 0, size_of(DType::f32));
   }
 
+  std::optional<FusedPlace> adapter_place_of(const ModelSpec& model, const ParamPart& part) const {
+    ExpertAdapters experts = expert_adapters_of(model, engine_.spec().lora.rank);
+    const std::string prefix = part.name.substr(0, part.name.find("mlp."));
+    const auto is_down = [&](const std::string& target) {
+      return target.starts_with(prefix + "mlp.experts.") && target.ends_with(".down_proj");
+    };
+    const std::vector<std::string>& targets = engine_.spec().lora.targets;
+    experts.has_down = std::any_of(targets.begin(), targets.end(), is_down);
+    return expert_adapter_place(experts, part.name);
+  }
+
   Engine& engine_;
   const ParityTokens& t_;
+  bool fused_adapters_;
   Stream s_;
   std::vector<SafetensorsTensor> tensors_;
   std::deque<std::vector<float>> numbers_;
@@ -172,7 +191,8 @@ ParityResult write_parity(const ParitySpec& spec) {
   const ParityTokens t = read_parity_tokens(spec.tokens, model);
   check_weights(spec.model, model);
   EngineSpec with_adapter = engine_spec(model, spec, t);
-  with_adapter.lora = lora_of(spec, model);
+  const AdapterOf adapter = adapter_of(spec, model);
+  with_adapter.lora = adapter.lora;
   Engine engine(with_adapter);
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
@@ -182,7 +202,7 @@ ParityResult write_parity(const ParitySpec& spec) {
   spec.gradients ? engine.forward_backward() : engine.forward();
   engine.read_metrics();
 
-  Outputs out(engine, t);
+  Outputs out(engine, t, adapter.has_fused_experts);
   out.add_logits("logits", 0);
   out.add_scalar("loss", engine.loss());
   for (int64_t k = 1; k <= depths; ++k) out.add_logits(fmt::format("mtp.{}.logits", k - 1), k);

@@ -5,6 +5,7 @@
 #include "config/nearest.h"
 #include "model/layers/precision_of.h"
 #include "model/lora/adapter_params.h"
+#include "model/lora/shared_a.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -140,19 +141,37 @@ std::vector<std::string> adaptable_matrices(const ModelSpec& model) {
   return names;
 }
 
+namespace {
+
+bool matches_one(const std::string& target, const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return is_lora_target({target}, name); });
+}
+
+}  // namespace
+
 void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora) {
   const std::vector<std::string> names = adaptable_matrices(whole.model());
+  std::vector<std::string> gate_ups, adapted;
+  for (const std::string& name : names)
+    if (matrix_of_shared_a(name) != name) gate_ups.push_back(matrix_of_shared_a(name));
+  for (const ParamPart& part : whole.parts())
+    if (part.name.ends_with(kLoraA)) adapted.push_back(adapted_matrix(part.name));
   for (const std::string& target : lora.targets) {
     MOEBIUS_CHECK(
         usage, target != "all-linear",
         "lora.targets: expected patterns of the names of matrices; got \"all-linear\" of PEFT; write \"*\" for "
         "all matrices that can have an adapter, which are routers too");
-    const bool found = std::any_of(names.begin(), names.end(),
-                                   [&](const std::string& name) { return is_lora_target({target}, name); });
-    MOEBIUS_CHECK(
-        usage, found,
+    if (matches_one(target, adapted) || matches_one(target, names)) continue;
+    MOEBIUS_CHECK(usage, !matches_one(target, gate_ups),
+                  "lora.targets: \"{}\" gives gate_proj and up_proj of an expert one A for both, and another pattern "
+                  "gives one of the two its own; remove one of these patterns",
+                  target);
+    MOEBIUS_FAIL(
+        usage,
         "lora.targets: expected patterns (*, ? and [classes]) of the names of matrices, or of their ends after "
-        "a dot; \"{}\" matches none that can have an adapter, the nearest is {}; correct it, or leave it out",
+        "a dot, without .weight; \"{}\" matches none that can have an adapter, the nearest is {}; correct it, or leave "
+        "it out",
         target, nearest_to_pattern(target, names));
   }
 }

@@ -75,9 +75,8 @@ std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
   }
   if (cut == 0) return "";
   return fmt::format(
-      "; {} of {} documents are longer than train.seq_len + 1 = {} tokens and are cut, and their later parts do not see "
-      "the earlier ones",
-      cut, all, run.train.seq_len + 1);
+      "; {} of {} longer than train.seq_len + 1 = {} tokens and {} cut: later parts do not see the earlier ones", cut,
+      counted(all, "document") + (cut == 1 ? " is" : " are"), run.train.seq_len + 1, cut == 1 ? "is" : "are");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,6 +12,7 @@
 #include "hub/peft.h"
 #include "io/files.h"
 #include "model/lora/adapter_params.h"
+#include "model/lora/shared_a.h"
 #include "parallel/optim/optimizer.h"
 #include "weights/copy.h"
 #include "weights/load.h"
@@ -31,13 +33,15 @@ Shape matrix_shape(const std::vector<int64_t>& dims, const std::string& who) {
 
 class PeftAdapters final : public AdapterReader {
  public:
-  PeftAdapters(const std::string& dir, const ModelSpec& model) : dir_(dir), folder_(dir, hf_family(model.family)) {
+  PeftAdapters(const std::string& dir, const ModelSpec& model)
+      : dir_(dir), folder_(dir, expert_adapters_of(model, /*rank=*/0)) {
     for (const PeftFolder::Entry& e : folder_.entries())
-      entries_.push_back({e.name, matrix_shape(e.stored.shape, dir + ": " + e.stored.name), e.stored.dtype});
+      entries_.push_back({e.name, matrix_shape(e.shape, dir + ": " + e.stored.name), e.stored.dtype});
   }
   const std::string& path() const override { return dir_; }
   const LoraSpec& lora() const override { return folder_.lora(); }
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  bool has_fused_experts() const override { return folder_.has_fused_experts(); }
   void read(size_t entry, void* dst) const override { folder_.read(folder_.entries()[entry], dst); }
 
  private:
@@ -88,6 +92,21 @@ std::string problem(const char* what, const std::vector<std::string>& names) {
   return names.empty() ? "" : fmt::format("; {} {} ({})", names.size(), what, name_list(names));
 }
 
+// Returns the matrix whose B goes with this A or B: of an A of gate_up_proj it is gate_proj, and up_proj is like it.
+std::string matrix_of_part(const std::string& part) {
+  constexpr std::string_view kGateUp = ".gate_up_proj";
+  std::string matrix = adapted_matrix(part);
+  if (matrix.ends_with(kGateUp)) matrix.replace(matrix.size() - kGateUp.size(), kGateUp.size(), ".gate_proj");
+  return matrix;
+}
+
+// Returns the A of a matrix among names: its own, or the one of gate_up_proj; empty if there is neither.
+std::string a_of(const std::set<std::string>& names, const std::string& matrix) {
+  for (const std::string& name : {matrix + kLoraA, matrix_of_shared_a(matrix) + kLoraA})
+    if (names.contains(name)) return name;
+  return "";
+}
+
 // Checks that each A and B has the shape that follows from the rank and the matrix.
 void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
   std::map<std::string, Shape> matrices;
@@ -97,7 +116,7 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
   const int64_t r = adapters.lora().rank;
   std::vector<std::string> unknown, misshapen, alone;
   for (const WeightsEntry& e : adapters.entries()) {
-    const std::string matrix = adapted_matrix(e.name);
+    const std::string matrix = matrix_of_part(e.name);
     const auto w = matrices.find(matrix + ".weight");
     const bool is_a = e.name.ends_with(kLoraA);
     if (w == matrices.end() || w->second.rank() != 2) {
@@ -105,22 +124,13 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
     } else if (e.shape != (is_a ? Shape{r, w->second[1]} : Shape{w->second[0], r})) {
       misshapen.push_back(fmt::format("{} {}", e.name, to_string(e.shape)));
     }
-    if (!names.contains(matrix + (is_a ? kLoraB : kLoraA))) alone.push_back(e.name);
+    if (is_a ? !names.contains(matrix + kLoraB) : a_of(names, matrix).empty()) alone.push_back(e.name);
   }
   MOEBIUS_CHECK(input, !names.empty() && unknown.empty() && misshapen.empty() && alone.empty(),
                 "adapter {}: expected A [{}, in] and B [out, {}] of matrices of the model; got {} tensors{}{}{}; check "
                 "that the adapter belongs to this model",
                 adapters.path(), r, r, names.size(), problem("that fit no matrix", unknown),
                 problem("of another shape", misshapen), problem("without their partner", alone));
-}
-
-std::vector<float> read_f32(const AdapterReader& adapters, size_t entry) {
-  const WeightsEntry& e = adapters.entries()[entry];
-  std::vector<char> bytes(e.bytes());
-  adapters.read(entry, bytes.data());
-  std::vector<float> values(e.shape.numel());
-  convert_elements(values.data(), DType::f32, bytes.data(), e.dtype, e.shape.numel(), adapters.path() + ": " + e.name);
-  return values;
 }
 
 // w [out, in] += scale * b [out, r] a [r, in]
@@ -145,17 +155,21 @@ class MergedWeights final : public WeightsReader {
   MergedWeights(std::unique_ptr<WeightsReader> base, std::unique_ptr<AdapterReader> adapters)
       : base_(std::move(base)), adapters_(std::move(adapters)), entries_(base_->entries()) {
     std::map<std::string, size_t> at;
-    for (size_t i = 0; i < adapters_->entries().size(); ++i) at[adapters_->entries()[i].name] = i;
+    std::set<std::string> names;
+    for (size_t i = 0; i < adapters_->entries().size(); ++i) {
+      at[adapters_->entries()[i].name] = i;
+      names.insert(adapters_->entries()[i].name);
+    }
     a_.assign(entries_.size(), kNone);
     b_.assign(entries_.size(), kNone);
     for (size_t i = 0; i < entries_.size(); ++i) {
       const std::string& name = entries_[i].name;
       if (!name.ends_with(".weight")) continue;
       const std::string matrix = name.substr(0, name.size() - std::string_view(".weight").size());
-      const auto a = at.find(matrix + kLoraA);
-      if (a == at.end()) continue;
-      a_[i] = a->second;
-      b_[i] = at.at(matrix + kLoraB);
+      const auto b = at.find(matrix + kLoraB);
+      if (b == at.end()) continue;
+      a_[i] = at.at(a_of(names, matrix));
+      b_[i] = b->second;
       entries_[i].dtype = DType::f32;
     }
   }
@@ -167,7 +181,7 @@ class MergedWeights final : public WeightsReader {
     base_->read(entry, bytes.data());
     std::vector<float> w(from.shape.numel());
     convert_elements(w.data(), DType::f32, bytes.data(), from.dtype, from.shape.numel(), from.name);
-    add_product(w, read_f32(*adapters_, a_[entry]), read_f32(*adapters_, b_[entry]), adapters_->lora().rank,
+    add_product(w, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]), adapters_->lora().rank,
                 adapters_->lora().scale());
     std::copy(w.begin(), w.end(), static_cast<float*>(dst));
   }
@@ -207,8 +221,26 @@ void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vect
 
 std::vector<std::string> AdapterReader::matrices() const {
   std::set<std::string> all;
-  for (const WeightsEntry& e : entries()) all.insert(adapted_matrix(e.name));
+  for (const WeightsEntry& e : entries())
+    if (e.name.ends_with(kLoraA)) all.insert(adapted_matrix(e.name));
   return {all.begin(), all.end()};
+}
+
+std::vector<float> AdapterReader::read_f32(size_t entry) const {
+  const WeightsEntry& e = entries()[entry];
+  std::vector<char> bytes(static_cast<size_t>(e.bytes()));
+  read(entry, bytes.data());
+  std::vector<float> values(static_cast<size_t>(e.shape.numel()));
+  convert_elements(values.data(), DType::f32, bytes.data(), e.dtype, e.shape.numel(), path() + ": " + e.name);
+  return values;
+}
+
+ExpertAdapters expert_adapters_of(const ModelSpec& model, int64_t rank) {
+  return {.family = hf_family(model.family),
+          .num_experts = model.num_experts,
+          .hidden = model.hidden_size,
+          .intermediate = model.moe_intermediate_size,
+          .rank = rank};
 }
 
 std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model) {
@@ -228,24 +260,35 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
   MOEBIUS_CHECK(input, adapters->lora().rank == lora.rank && adapters->lora().scale() == lora.scale(),
                 "adapter {}: expected lora.rank = {} and lora.alpha = {}; it has {} and {}; set these in the recipe",
                 path, lora.rank, lora.alpha, adapters->lora().rank, adapters->lora().alpha);
-  std::set<std::string> wanted;
-  const ModelCatalog catalog = model.whole_catalog();
-  for (const ParamPart& part : catalog.parts())
-    if (is_adapter_part(part.name)) wanted.insert(part.name);
   std::map<std::string, size_t> at;
-  std::vector<std::string> missing, unexpected;
+  std::set<std::string> names, read;
   for (size_t i = 0; i < adapters->entries().size(); ++i) {
     at[adapters->entries()[i].name] = i;
-    if (!wanted.contains(adapters->entries()[i].name)) unexpected.push_back(adapters->entries()[i].name);
+    names.insert(adapters->entries()[i].name);
   }
-  for (const std::string& name : wanted)
-    if (!at.contains(name)) missing.push_back(name);
+  std::map<std::string, size_t> entry_of;  // of each part of the model's adapters
+  std::vector<std::string> missing, unexpected;
+  const ModelCatalog catalog = model.whole_catalog();
+  for (const ParamPart& part : catalog.parts()) {
+    if (!is_adapter_part(part.name)) continue;
+    // A shared A begins both of gate_proj and up_proj where each has its own in the model.
+    const std::string name = part.name.ends_with(kLoraA) ? a_of(names, adapted_matrix(part.name))
+                             : names.contains(part.name) ? part.name
+                                                         : "";
+    if (name.empty()) {
+      missing.push_back(part.name);
+    } else {
+      entry_of[part.name] = at[name];
+      read.insert(name);
+    }
+  }
+  std::set_difference(names.begin(), names.end(), read.begin(), read.end(), std::back_inserter(unexpected));
   MOEBIUS_CHECK(input, missing.empty() && unexpected.empty(),
                 "adapter {}: expected the adapters of lora.targets{}{}; make lora.targets those of the adapter", path,
                 problem("missing", missing), problem("unexpected", unexpected));
   for (const Param& p : model.params().all()) {
     if (p.spec.kind != ParamKind::adapter) continue;
-    for (const ParamPart& part : p.spec.parts) load_part(s, p, part, read_f32(*adapters, at.at(part.name)));
+    for (const ParamPart& part : p.spec.parts) load_part(s, p, part, adapters->read_f32(entry_of.at(part.name)));
   }
   model.params().split_masters(s);
 }
@@ -289,45 +332,6 @@ std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std:
                                            const ModelCatalog& catalog) {
   std::unique_ptr<AdapterReader> adapters = open_adapter(adapter, catalog.model());
   return std::make_unique<MergedWeights>(open_weights(base, catalog), std::move(adapters));
-}
-
-AdapterExportResult export_adapter(const AdapterExport& spec) {
-  const WeightsFolder from = find_weights(spec.model);
-  const ModelSpec model = read_model_spec(from.path);
-  const HfFamily family = hf_family(model.family);
-  const std::unique_ptr<AdapterReader> adapters = open_adapter(from.path, model);
-  std::vector<std::string> modules, all_modules;
-  for (const std::string& matrix : adapters->matrices()) {
-    MOEBIUS_CHECK(input, has_peft_module(family, model.family, matrix),
-                  "export: {} of {} is no linear layer in transformers, so PEFT has no place for its adapter; export "
-                  "without --adapter, which merges it",
-                  matrix, model.family);
-    modules.push_back(hf_module(family, matrix));
-  }
-  for (const std::string& matrix : adaptable_matrices(model))
-    if (has_peft_module(family, model.family, matrix)) all_modules.push_back(hf_module(family, matrix));
-
-  AdapterExportResult result;
-  std::vector<SafetensorsDecl> decls;
-  std::vector<std::string> names;
-  for (const WeightsEntry& e : adapters->entries()) {
-    names.push_back("base_model.model." + hf_module(family, adapted_matrix(e.name)) +
-                    (e.name.ends_with(kLoraA) ? kLoraA : kLoraB));
-    decls.push_back({names.back(), DType::f32, dims_of(e.shape)});
-    ++result.num_tensors;
-    result.bytes += e.shape.numel() * size_of(DType::f32);
-  }
-  NewFolder folder(spec.out);
-  SafetensorsWriter writer(folder.path() + "/" + kPeftWeights, std::move(decls), {{"format", "pt"}});
-  for (size_t i = 0; i < names.size(); ++i) {
-    const std::vector<float> values = read_f32(*adapters, i);
-    writer.write(names[i], values.data(), std::ssize(values) * size_of(DType::f32));
-  }
-  writer.close();
-  const nlohmann::json config = peft_config(adapters->lora(), base_of_adapters(from.path), modules, all_modules);
-  write_file_atomic(folder.path() + "/" + kPeftConfig, config.dump(2) + "\n");
-  folder.commit();
-  return result;
 }
 
 }  // namespace moebius

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/lora_spec.h"
+#include "hub/peft_experts.h"
 #include "model/model.h"
 #include "weights/source.h"
 
@@ -16,12 +17,20 @@ class AdapterReader {
  public:
   virtual ~AdapterReader() = default;
   virtual const std::string& path() const = 0;
-  virtual const LoraSpec& lora() const = 0;                      // rank and alpha
-  virtual const std::vector<WeightsEntry>& entries() const = 0;  // canonical names of A and B
-  virtual void read(size_t entry, void* dst) const = 0;          // its bytes, in the dtype on disk
-  // Returns the names of the matrices that have an adapter, without ".weight", sorted.
+  virtual const LoraSpec& lora() const = 0;  // rank and alpha
+  // Canonical names of A and B, as adapter_params() gives them: an A of an expert's gate_up_proj is that of its
+  // gate_proj and of its up_proj.
+  virtual const std::vector<WeightsEntry>& entries() const = 0;
+  virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
+  std::vector<float> read_f32(size_t entry) const;
+  // Returns whether the folder has one tensor for all experts of a layer (hub/peft_experts.h).
+  virtual bool has_fused_experts() const { return false; }
+  // Returns the names of the As without their ends, sorted. As lora.targets they give the same adapters.
   std::vector<std::string> matrices() const;
 };
+
+// Returns the family and the sizes of experts by which their adapters are found in PEFT's tensors.
+ExpertAdapters expert_adapters_of(const ModelSpec& model, int64_t rank);
 
 // path: a folder of PEFT, a checkpoint or a run's folder. model: whose adapters they are. Throws Error{input} when
 // there are no adapters, and when a tensor has not the shape that rank and model give it, or has no partner.
@@ -42,14 +51,16 @@ std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std:
                                            const ModelCatalog& catalog);
 
 struct AdapterExport {
-  std::string out;    // folder to make
-  std::string model;  // a run's folder or a checkpoint with adapters
+  std::string out;             // folder to make
+  std::string model;           // a run's folder or a checkpoint with adapters
+  bool fused_experts = false;  // all experts of a layer are one parameter, as in transformers 5
 };
 struct AdapterExportResult {
   int64_t num_tensors = 0, bytes = 0;
 };
-// Writes a folder of PEFT, tensors in f32. It appears whole or not at all. Throws Error{input} for a checkpoint without
-// adapters, and for matrices that are no linear layer in transformers.
+// Writes a folder of PEFT, tensors in f32. It appears whole or not at all. Without fused_experts the names are those of
+// transformers 4, unless that has no place for one of the adapters: an A of gate_up_proj, experts of gpt_oss, and some
+// routers. Throws Error{input} for a checkpoint without adapters.
 AdapterExportResult export_adapter(const AdapterExport& spec);
 
 }  // namespace moebius

@@ -27,7 +27,7 @@ TEST_F(FineTune, TakesChatsAsIds) {
   EXPECT_THAT(
       run({"data", "build", "--input", "chats.jsonl", "--tokenizer", kModelFolder, "--out", "runs/tuned/data/pairs"})
           .out,
-      testing::HasSubstr("1 documents, 41 tokens, 7 of them targets, 12 bytes of text"));
+      testing::HasSubstr("1 document, 41 tokens, 7 of them targets, 12 bytes of text"));
   EXPECT_THAT(run_guide("train").err,
               testing::HasSubstr("frozen parameters are held and saved in bf16 (precision.compute)"));
   EXPECT_LT(eval_loss("runs/tuned"), 0.5 * eval_loss(kModelFolder));

@@ -92,6 +92,55 @@ TEST_F(LoraRun, StartsFromTheMastersOfAnAdapter) {
   }
 }
 
+// Experts are one parameter of all in transformers 5, where gate and up share an A.
+TEST_F(LoraRun, AdaptsAllExpertsAsOneParameter) {
+  const std::string targets = "lora.targets=[\"q_proj\", \"mlp.experts.gate_up_proj\", \"mlp.experts.down_proj\"]";
+  run_guide("train", with_adapters({"train.steps=4", targets}));
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
+  EXPECT_EQ(config.at("target_parameters"), nlohmann::json({"mlp.experts.down_proj", "mlp.experts.gate_up_proj"}));
+  EXPECT_FALSE(config.contains("rank_pattern"));
+  const SafetensorsFile file = adapter("Adapter");
+  EXPECT_EQ(file.entries().size(), 2u * (2 + 2 + 2));
+  const std::string layer = "base_model.model.model.layers.1.mlp.experts.";
+  EXPECT_EQ(file.at(layer + "base_layer.lora_A.weight").shape, (std::vector<int64_t>{4 * 4, 32}));
+  EXPECT_EQ(file.at(layer + "base_layer.lora_B.weight").shape, (std::vector<int64_t>{2 * 24, 4 * 4}));
+  EXPECT_EQ(file.at(layer + "lora_A.weight").shape, (std::vector<int64_t>{4 * 4, 24}));
+
+  run({"import", kModelFolder, "merged", "--adapter", "Adapter"});
+  EXPECT_EQ(eval_loss("merged"), eval_loss("runs/tuned"));
+  run_guide("train",
+            with_adapters({"run.dir=again", "lora.init_from=Adapter", "train.steps=1", "optimizer.lr=1e-30", targets}));
+  run({"export", "again", "Again", "--adapter"});
+  expect_same_adapters("Again", "Adapter");
+  // The A of both begins the A of each.
+  run_guide("train", with_adapters({"run.dir=apart", "lora.init_from=Adapter", "train.steps=1", "optimizer.lr=1e-30",
+                                    "lora.targets=[\"q_proj\", \"mlp.experts.*\"]"}));
+  EXPECT_NEAR(eval_loss("apart"), eval_loss("runs/tuned"), 1e-6);
+  run({"export", "apart", "Apart", "--adapter"});
+  expect_training_refused(
+      {"run.dir=other", "lora.init_from=Apart", targets}, 3,
+      "expected the adapters of lora.targets; 8 missing (model.layers.0.mlp.experts.0.gate_up_proj");
+}
+
+TEST_F(LoraRun, ExportsAdaptersOfExpertsAsOneParameter) {
+  run_guide("train", with_adapters({"train.steps=4"}));
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  run({"export", "runs/tuned", "Fused", "--adapter", "--fused-experts"});
+  const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Fused/adapter_config.json")));
+  EXPECT_EQ(config.at("target_parameters"),
+            nlohmann::json({"mlp.experts.down_proj", "mlp.experts.gate_up_proj", "mlp.gate.weight"}));
+  EXPECT_EQ(config.at("rank_pattern").at("model.layers.1.mlp.experts.gate_up_proj"), 8);
+  EXPECT_EQ(config.at("alpha_pattern").at("model.layers.1.mlp.experts.gate_up_proj"), 16);
+  run({"import", kModelFolder, "merged", "--adapter", "Fused"});
+  EXPECT_EQ(eval_loss("merged"), eval_loss("runs/tuned"));
+  run_guide("train", with_adapters({"run.dir=again", "lora.init_from=Fused", "train.steps=1", "optimizer.lr=1e-30"}));
+  run({"export", "again", "Again", "--adapter"});
+  expect_same_adapters("Again", "Adapter");
+  expect_refused(run_moebius(dir_, {"export", "runs/tuned", "x", "--fused-experts"}), 2,
+                 "--fused-experts requires --adapter");
+}
+
 TEST_F(LoraRun, ResumesBitForBit) {
   const auto train_to = [&](const std::string& steps, const std::string& dir) {
     run_guide("train", with_adapters({"optimizer.schedule=constant", "lora.dropout=0.1", "train.steps=" + steps,
@@ -156,6 +205,10 @@ TEST_F(LoraRun, WhatCannotBeIsNamed) {
   expect_training_refused({"lora.targets=[\"q_prj\"]"}, 2,
                           "\"q_prj\" matches none that can have an adapter, the nearest is q_proj of");
   expect_training_refused({"lora.targets=[\"all-linear\"]"}, 2, "got \"all-linear\" of PEFT; write \"*\"");
+  expect_training_refused({"lora.targets=\"all-linear\""}, 2,
+                          "lora.targets must be a list of name patterns; got \"all-linear\"; write [\"*\"] for all "
+                          "matrices that can have an adapter");
+  expect_training_refused({"lora.targets=\"q_proj, v_proj\""}, 2, "; write [\"q_proj\",\"v_proj\"]");
   expect_training_refused({"lora.dropout=1"}, 2, "lora.dropout must be a number of at least 0 and below 1");
   expect_training_refused(
       {"lora.base=fp8_block"}, 2,

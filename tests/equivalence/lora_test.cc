@@ -7,6 +7,7 @@
 
 #include "io/testing.h"
 #include "model/lora/adapter_params.h"
+#include "model/lora/shared_a.h"
 #include "tests/equivalence/tiny.h"
 #include "train/state.h"
 
@@ -54,6 +55,9 @@ std::vector<Case> cases() {
           {"down_of_experts", tiny_model(), some({"mlp.experts.*.down_proj"})},
           {"down_of_layer_0", tiny_model(), some({"model.layers.0.mlp.down_proj"})},
           {"shared_gate_proj", tiny_model(), some({"mlp.shared_experts.gate_proj"})},
+          {"one_a_for_gate_and_up", tiny_model(), some({"mlp.experts.gate_up_proj", "mlp.experts.*.down_proj"})},
+          {"one_a_of_gpt_oss", gpt_oss_like(), some({"self_attn.*", "mlp.experts.*.gate_up_proj"})},
+          {"one_a_recomputed", tiny_model(), some({"gate_up_proj"}), DType::f32, true},
           {"bf16", tiny_model(), kEverywhere, DType::bf16}};
 }
 
@@ -106,6 +110,19 @@ std::vector<float> product(const std::vector<float>& a, bool trans_a, const std:
   return c;
 }
 
+// Returns the A of a matrix, which may be that of gate_up_proj.
+const std::vector<float>& a_of(const Matrices& adapters, const std::string& matrix) {
+  const auto own = adapters.find(matrix + kLoraA);
+  return own == adapters.end() ? adapters.at(matrix_of_shared_a(matrix) + kLoraA) : own->second;
+}
+
+// The matrices that an A belongs to: itself, or gate_proj and up_proj.
+std::vector<std::string> matrices_of_a(const std::string& matrix) {
+  const size_t at = matrix.find("gate_up_proj");
+  if (at == matrix.npos) return {matrix};
+  return {matrix.substr(0, at) + "gate_proj", matrix.substr(0, at) + "up_proj"};
+}
+
 class Lora : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
@@ -122,18 +139,17 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
   for (const Param& p : merged.model().params().all()) {
     for (const ParamPart& part : p.spec.parts) {
       const std::string matrix = part.name.substr(0, part.name.rfind(".weight"));
-      if (!adapters.contains(matrix + kLoraA)) continue;
+      if (!adapters.contains(matrix + kLoraB)) continue;
       const std::vector<float> add =
-          product(adapters.at(matrix + kLoraB), false, adapters.at(matrix + kLoraA), false, kRank, c.lora.scale());
+          product(adapters.at(matrix + kLoraB), false, a_of(adapters, matrix), false, kRank, c.lora.scale());
       for (size_t i = 0; i < add.size(); ++i) part_of(p.master(), part).ptr<float>()[i] += add[i];
       ++num_merged;
     }
   }
   Stream s = merged.stream();
   merged.model().params().sync(s);
-  EXPECT_EQ(2 * num_merged, std::count_if(adapters.begin(), adapters.end(), [](const auto& each) {
-              return each.first.find(".lora_") != std::string::npos;
-            }));
+  EXPECT_EQ(num_merged, std::count_if(adapters.begin(), adapters.end(),
+                                      [](const auto& each) { return each.first.ends_with(kLoraB); }));
   EXPECT_GT(num_merged, 0);
 
   // Sums of about 50 products, three layers deep, in another order.
@@ -147,11 +163,19 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
   const Matrices dw = parts_of(merged, true), got = parts_of(adapted, true);
   for (const auto& [name, gradient] : got) {
     const std::string matrix = adapted_matrix(name);
-    const std::vector<float>&a = adapters.at(matrix + kLoraA), &b = adapters.at(matrix + kLoraB),
-          &of_w = dw.at(matrix + ".weight");
-    const int64_t out = std::ssize(b) / kRank, in = std::ssize(a) / kRank;
-    const std::vector<float> want = name.ends_with(kLoraA) ? product(b, true, of_w, false, out, c.lora.scale())
-                                                           : product(of_w, false, a, true, in, c.lora.scale());
+    std::vector<float> want;
+    if (name.ends_with(kLoraB)) {
+      const std::vector<float>& a = a_of(adapters, matrix);
+      want = product(dw.at(matrix + ".weight"), false, a, true, std::ssize(a) / kRank, c.lora.scale());
+    } else {
+      want.resize(gradient.size());
+      for (const std::string& each : matrices_of_a(matrix)) {
+        const std::vector<float>& b = adapters.at(each + kLoraB);
+        const std::vector<float> term =
+            product(b, true, dw.at(each + ".weight"), false, std::ssize(b) / kRank, c.lora.scale());
+        for (size_t i = 0; i < want.size(); ++i) want[i] += term[i];
+      }
+    }
     double norm = 0;
     for (const float x : want) norm += double{x} * x;
     if (norm == 0) {
@@ -284,6 +308,12 @@ TEST(LoraTargets, ThatMatchNothingAreNamed) {
               HasSubstr("a projection of all experts of a layer or of none; got some that match "
                         "model.layers.1.mlp.experts.3.up_proj and not model.layers.1.mlp.experts."));
   EXPECT_EQ(error({"model.layers.1.mlp.experts.*", "kv_a_proj_with_mqa"}, latent_model()), "");
+  EXPECT_EQ(error({"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}), "");
+  EXPECT_THAT(
+      error({"mlp.experts.*", "mlp.experts.gate_up_proj"}),
+      HasSubstr("\"mlp.experts.gate_up_proj\" gives gate_proj and up_proj of an expert one A for both, and another "
+                "pattern gives one of the two its own"));
+  EXPECT_THAT(error({"mlp.gate.weight"}), HasSubstr("without .weight; \"mlp.gate.weight\" matches none"));
 }
 
 }  // namespace

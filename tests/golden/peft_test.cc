@@ -181,7 +181,7 @@ TEST_P(Peft, SharesOfWeights) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Peft, testing::ValuesIn(cases()), [](const auto& info) { return info.param; });
 
-TEST(PeftData, HasAllItsCases) { EXPECT_EQ(cases().size(), 4u); }
+TEST(PeftData, HasAllItsCases) { EXPECT_EQ(cases().size(), 6u); }
 
 }  // namespace
 }  // namespace moebius

@@ -389,7 +389,8 @@ std::vector<KeyText> other_texts() {
        "([fine-tune.md](../guide/fine-tune.md#a-quantised-base))."},
       {"lora.targets",
        "Patterns (`*`, `?`, `[0-3]`) of the names of matrices, or of their ends after a dot: `q_proj`, `mlp.gate` (the "
-       "router), `mlp.experts.*`. `moebius checkpoint ls` prints names."},
+       "router), `mlp.experts.*`. `moebius checkpoint ls` prints names. `mlp.experts.gate_up_proj` gives gate and up of "
+       "an expert one A for both, as PEFT's `target_parameters` does."},
       {"lora.init_from",
        "Folder of an adapter in PEFT's format that training begins with. Without it A is random and B is 0."},
       {"checkpoint.every",

@@ -173,12 +173,29 @@ std::vector<RecipeKey> data_keys() {
   };
 }
 
+// Returns the hint for a text in place of a list of patterns: "q_proj, v_proj" of other software too.
+std::string list_hint(const json& v) {
+  if (!v.is_string()) return "";
+  const auto text = v.get<std::string>();
+  if (text == "all-linear" || text == "all") return "; write [\"*\"] for all matrices that can have an adapter";
+  json list = json::array();
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = text.find_first_not_of(", ", at);
+    if (begin == text.npos) break;
+    at = std::min(text.find_first_of(", ", begin), text.size());
+    list.push_back(text.substr(begin, at - begin));
+  }
+  return list.empty() ? "" : "; write " + list.dump();
+}
+
 ValueRule name_patterns() {
-  return {"a list of name patterns", [](const json& v) {
+  return {"a list of name patterns",
+          [](const json& v) {
             return v.is_array() && std::all_of(v.begin(), v.end(), [](const json& each) {
                      return each.is_string() && !each.get<std::string>().empty();
                    });
-          }};
+          },
+          list_hint};
 }
 
 std::vector<RecipeKey> train_keys() {
