@@ -134,8 +134,8 @@ int launcher_rank(const Environment& environment) {
   }
 }
 
-void check_alone(const std::string& command, const Launch& launch) {
-  if (launch.kind == Launch::Kind::alone) return;
+void check_single_process(const std::string& command, const Launch& launch) {
+  if (launch.kind == Launch::Kind::single) return;
   const std::string text = fmt::format(
       "moebius {} is one process; got several from a launcher ({}); "
       "start it without the launcher, or unset what it set",
@@ -145,7 +145,7 @@ void check_alone(const std::string& command, const Launch& launch) {
 
 Launch launch_threads(int64_t num_ranks, const Launch& detected) {
   MOEBIUS_CHECK(usage, num_ranks >= 1, "--ranks: expected at least 1; got {}", num_ranks);
-  MOEBIUS_CHECK(usage, detected.kind == Launch::Kind::alone,
+  MOEBIUS_CHECK(usage, detected.kind == Launch::Kind::single,
                 "--ranks {} makes the ranks threads of one process; "
                 "got several processes from a launcher ({}); leave --ranks out",
                 num_ranks, detected.evidence);

@@ -8,12 +8,12 @@ namespace moebius {
 
 struct Launch {
   enum class Kind {
-    alone,
+    single,   // one process, without a launcher
     mpi,      // ranks are processes of an MPI world
     tcp,      // ranks are processes that find each other over TCP: torchrun, a container per rank, a loop of a shell
     threads,  // ranks are threads of this process: for debugging
   };
-  Kind kind = Kind::alone;
+  Kind kind = Kind::single;
   int num_ranks = 1;     // number of ranks, by the launcher
   int rank = 0;          // of this process, if known before the ranks have met
   int local_rank = 0;    // among the ranks of its machine, if the launcher gives it
@@ -41,7 +41,7 @@ int launcher_rank(const Environment& environment);
 
 // For a command that runs in one process. Throws Error{usage} if a launcher started several, since they
 // would do the same work and write the same files. Only the error of the first process has a text.
-void check_alone(const std::string& command, const Launch& launch);
+void check_single_process(const std::string& command, const Launch& launch);
 
 // Returns the ranks that `--ranks` asks for, as threads. Throws Error{usage} if a launcher has
 // started several processes.

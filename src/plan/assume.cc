@@ -20,14 +20,14 @@ using Names = std::vector<std::pair<std::string, Kind>>;
 
 const Names<PlanSystem> kSystems{{"moebius", PlanSystem::moebius}, {"megatron", PlanSystem::megatron}};
 const Names<PlanDispatcher> kDispatchers{
-    {"recipe", PlanDispatcher::of_recipe},  {"allgather", PlanDispatcher::allgather},
-    {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
-    {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
-const Names<PlanGraphs> kGraphs{{"recipe", PlanGraphs::of_recipe},
+    {"recipe", PlanDispatcher::from_recipe}, {"allgather", PlanDispatcher::allgather},
+    {"alltoall", PlanDispatcher::alltoall},  {"deepep", PlanDispatcher::deepep},
+    {"hybridep", PlanDispatcher::hybridep},  {"direct", PlanDispatcher::direct}};
+const Names<PlanGraphs> kGraphs{{"recipe", PlanGraphs::from_recipe},
                                 {"none", PlanGraphs::none},
                                 {"partial", PlanGraphs::partial},
                                 {"full", PlanGraphs::full}};
-const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
+const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::from_recipe},
                                        {"fp8_block", PlanPrecision::fp8_block},
                                        {"fp8_tensor", PlanPrecision::fp8_tensor},
                                        {"mxfp8", PlanPrecision::mxfp8},
@@ -35,7 +35,7 @@ const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
 const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation::memory_efficient},
                                            {"plain", PlanPermutation::plain}};
 const Names<PlanRecompute> kRecomputes{
-    {"recipe", PlanRecompute::of_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
+    {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 
 template <class Kind>

@@ -429,7 +429,7 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
 }
 
 const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& stage) {
-  return times_alone_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
+  return times_only_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
 }
 
 // Two threads may run the same part, and the first one's is kept.

@@ -53,9 +53,9 @@ class Space {
 
   std::vector<std::vector<Candidate>> all() {
     const ModelSpec& m = run_.model;
-    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kShortestOfRank);
+    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kMinCpTokens);
     for (const int64_t pp : divisors(ranks_, m.num_layers)) {
-      for (const int64_t tp : divisors(ranks_ / pp, limits_.most_tp)) {
+      for (const int64_t tp : divisors(ranks_ / pp, limits_.max_tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;
         for (const int64_t cp : divisors(ranks_ / (pp * tp), most_cp))
           if (is_power_of_two(cp)) add_experts(layout_of(tp, cp, pp));
@@ -84,7 +84,7 @@ class Space {
     const ModelSpec& m = run_.model;
     if (m.num_moe_layers() == 0) return add_dispatchers(p);
     const int64_t here = ranks_ / p.pp;
-    for (const int64_t etp : divisors(here, limits_.most_tp)) {
+    for (const int64_t etp : divisors(here, limits_.max_tp)) {
       for (const int64_t ep : divisors(m.num_experts, here)) {
         if (here % (etp * ep) != 0 || m.moe_intermediate_size % etp != 0) continue;
         p.ep = ep;
@@ -98,8 +98,8 @@ class Space {
     const bool exchanges = p.ep * p.etp > 1;
     std::vector<DispatcherKind> kinds{DispatcherKind::automatic};
     if (exchanges) kinds = {DispatcherKind::allgather, DispatcherKind::alltoall};
-    if (exchanges && p.ep * p.etp <= limits_.most_direct) kinds.push_back(DispatcherKind::direct);
-    if (p.ranks_per_node <= limits_.most_two_level && has_nodes(p.ep, p.etp, p.ranks_per_node))
+    if (exchanges && p.ep * p.etp <= limits_.max_direct_ranks) kinds.push_back(DispatcherKind::direct);
+    if (p.ranks_per_node <= limits_.max_two_level_ranks && has_nodes(p.ep, p.etp, p.ranks_per_node))
       kinds.push_back(DispatcherKind::two_level);
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
@@ -166,7 +166,7 @@ class Space {
     return std::max(kRowsFactor, rows_with_room(run_, p, limits_));
   }
 
-  // In a group are those with as many tokens of a rank, which share what attention or experts do (plan/cost/composed_part.h).
+  // Candidates with the same number of tokens per rank form a group: they share parts (plan/cost/composed_part.h).
   static std::string key_of(const ParallelSpec& p, int64_t micro_batch, PrecisionRecipe recipe) {
     const int64_t common = std::gcd(p.cp, micro_batch);
     return fmt::format("{} {} {} {}", p.tp, p.cp / common, micro_batch / common, static_cast<int>(recipe));

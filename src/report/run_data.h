@@ -74,7 +74,7 @@ struct RunEvent {
 };
 
 // The numbers of lines of a file that were skipped.
-struct LeftOut {
+struct SkippedLines {
   int64_t damaged = 0;       // lines that are not a JSON object with a kind and a step
   int64_t out_of_order = 0;  // records whose step is not above that of the record before
   bool half_line = false;    // the last line is not complete yet
@@ -90,8 +90,8 @@ struct RunData {
   double trained_s = 0;  // sum of step_time_s
   double clip = 0;       // optimizer.clip of the recipe; 0: none
   int64_t clipped = 0;   // steps whose gradient norm was above it
-  LeftOut left_out;
-  LeftOut events_left_out;
+  SkippedLines skipped_lines;
+  SkippedLines skipped_event_lines;
   std::vector<std::pair<std::string, std::string>> recipe;  // key -> value as TOML, in the order of the file
   std::string recipe_problem;                               // the reason if there is none
   std::vector<int64_t> checkpoints;                         // steps of the checkpoints that are in the folder, sorted

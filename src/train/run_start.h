@@ -16,7 +16,7 @@ namespace moebius {
 // their config says.
 RunSpec with_mtp_of_weights(RunSpec run);
 
-void say(Log& log, const StartNote& note);
+void log_note(Log& log, const StartNote& note);
 
 // The parts of a run that its start needs; all of them outlive it.
 struct RunParts {
@@ -54,7 +54,7 @@ class RunStart {
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
-  void say_conversions(const RunSpec& saved) const;
+  void log_conversions(const RunSpec& saved) const;
 
   const RunSpec& run_;
   Control& control_;
