@@ -55,11 +55,11 @@ std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& 
   return runs;
 }
 
-void warn_of_left_out(Log& log, const RunFolder& folder) {
+void warn_of_skipped_lines(Log& log, const RunFolder& folder) {
   const SkippedLines& left = folder.data().skipped_lines;
   if (left.damaged + left.out_of_order > 0)
-    log.warn("{}: {} damaged lines and {} of steps that came before were left out", folder.metrics_path(), left.damaged,
-             left.out_of_order);
+    log.warn("{}: skipped {} damaged lines, and {} lines whose step is not above the one before", folder.metrics_path(),
+             left.damaged, left.out_of_order);
 }
 
 int run_report(Log& log, const Options& o) {
@@ -68,7 +68,7 @@ int run_report(Log& log, const Options& o) {
   for (const std::string& path : o.runs) {
     folders.push_back(std::make_unique<RunFolder>(path));
     folders.back()->poll();
-    warn_of_left_out(log, *folders.back());
+    warn_of_skipped_lines(log, *folders.back());
   }
   nlohmann::ordered_json result, runs = nlohmann::ordered_json::array();
   const std::vector<ShownRun> shown = shown_runs(folders);

@@ -110,7 +110,7 @@ MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ra
   v.text = fmt::format("{}: {} are needed{}, {} are available on this machine", *v.fits ? "yes" : "no",
                        bytes_text(v.needed_bytes), num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks) : "",
                        bytes_text(available));
-  if (!*v.fits) v.text += "; docs/design/memory.md says what costs less";
+  if (!*v.fits) v.text += "; docs/design/memory.md lists settings that need less";
   return v;
 }
 

@@ -78,10 +78,11 @@ std::string secret_of(const Environment& environment) {
   if (is_set(environment, kFile)) secret = secret_in_file(kFile, text_of(environment, kFile));
   while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) secret.pop_back();
   const bool is_given = is_set(environment, kText) || is_set(environment, kFile);
-  MOEBIUS_CHECK(usage, !is_given || std::ssize(secret) >= kShortestSecret,
-                "launch: {} must have at least {} characters, which nobody can guess; got {}; openssl rand -hex 32 "
-                "prints one",
-                is_set(environment, kFile) ? "the file of MOEBIUS_SECRET_FILE" : kText, kShortestSecret, secret.size());
+  MOEBIUS_CHECK(
+      usage, !is_given || std::ssize(secret) >= kShortestSecret,
+      "launch: {} must be a secret of at least {} characters that is hard to guess; got {}; openssl rand -hex 32 "
+      "prints one",
+      is_set(environment, kFile) ? "the file of MOEBIUS_SECRET_FILE" : kText, kShortestSecret, secret.size());
   return secret;
 }
 

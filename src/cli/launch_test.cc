@@ -82,14 +82,15 @@ TEST(Launch, TheSecretOfTheJob) {
   EXPECT_EQ(detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("secret")}}))).secret, "a secret of twenty..");
   expect_error(
       ErrorKind::usage,
-      "launch: MOEBIUS_SECRET must have at least 16 characters, which nobody can guess; got 5; openssl rand -hex 32",
+      "launch: MOEBIUS_SECRET must be a secret of at least 16 characters that is hard to guess; got 5; openssl rand "
+      "-hex 32",
       [] {
         detect_launch(of(with({{"MOEBIUS_SECRET", "short"}})));
       });
   std::ofstream(dir.path("empty")) << "\n";
   expect_error(ErrorKind::usage,
-               "launch: the file of MOEBIUS_SECRET_FILE must have at least 16 characters, which "
-               "nobody can guess; got 0",
+               "launch: the file of MOEBIUS_SECRET_FILE must be a secret of at least 16 characters that is "
+               "hard to guess; got 0",
                [&] {
                  detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("empty")}})));
                });

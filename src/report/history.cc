@@ -174,8 +174,8 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
   if (left.damaged > 0)
     notes.push_back(fmt::format("metrics.jsonl has {} damaged lines, which were left out.", left.damaged));
   if (left.out_of_order > 0)
-    notes.push_back(
-        fmt::format("metrics.jsonl has {} records of steps that came before, which were left out.", left.out_of_order));
+    notes.push_back(fmt::format(
+        "metrics.jsonl has {} records whose step is not above the one before; they were skipped.", left.out_of_order));
   if (left.half_line) notes.push_back("The last line of metrics.jsonl is half-written, and was left out.");
   if (data.skipped_event_lines.damaged > 0)
     notes.push_back(
