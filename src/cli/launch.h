@@ -15,14 +15,15 @@ struct Launch {
   };
   Kind kind = Kind::single;
   int num_ranks = 1;     // number of ranks, by the launcher
-  int rank = 0;          // of this process, if known before the ranks have met
-  int local_rank = 0;    // among the ranks of its machine, if the launcher gives it
-  std::string evidence;  // "OMPI_COMM_WORLD_SIZE=4"
-  // For tcp:
-  std::string master_addr, host,
-      run;  // of rank 0; of this rank, or empty: as others see it; names the run among others
+  int rank = 0;          // rank of this process, if it is known before the rendezvous
+  int local_rank = 0;    // index among the ranks of its machine, if the launcher gives it
+  std::string evidence;  // the variable that shows the launcher: "OMPI_COMM_WORLD_SIZE=4"
+  // With Kind::tcp:
+  std::string master_addr;  // address of rank 0
+  std::string host;         // address of this rank for the others; empty: that of its connection to rank 0
+  std::string run;          // a name that distinguishes this job from others
   int master_port = 0;
-  std::string secret;      // which connections between ranks prove; empty if none was given
+  std::string secret;      // the secret of the job (docs/guide/ranks.md); empty if none was given
   bool has_store = false;  // torchrun's agent keeps a store at master_addr:master_port
 };
 

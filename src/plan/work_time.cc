@@ -170,7 +170,7 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
   return time -= pass_time(c, of.neither->*pass);
 }
 
-// Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
+// Adds the work that Megatron recomputes in the backward pass: the experts' activation, or all of an MoE layer.
 // num_moe: MoE layers of the part, whose ops are those of all.
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
@@ -252,7 +252,7 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
       return {m.etp * m.ep, 1};
     case Axis::edp:
       return {m.edp, m.etp * m.ep};
-    case Axis::etp_edp:  // etp neighbours, and those etp ep ranks on: as many of a domain as of ranks that are ep apart
+    case Axis::etp_edp:  // blocks of etp ranks at a stride of etp * ep: on average one rank in ep
       return {m.etp * m.edp, m.ep};
     case Axis::pp:  // two neighbours
     case Axis::pp_back:
@@ -341,7 +341,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
-  // A whole layer that Megatron recomputes sends its rows once more.
+  // If Megatron recomputes a whole layer, it sends the rows again.
   if (part.recompute.layer && c.assume.system == PlanSystem::megatron) {
     for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;

@@ -16,7 +16,7 @@ namespace moebius {
 namespace {
 
 constexpr int kPeriodMs = 2000;
-constexpr std::chrono::milliseconds kPollInterval{500};  // the folder is not looked at more often
+constexpr std::chrono::milliseconds kPollInterval{500};  // minimum time between two reads of the folder
 constexpr const char* kHtml = "text/html; charset=utf-8";
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }

@@ -57,11 +57,11 @@ class TrainingRun {
   void log_start_event();
 
   void on_root_only(const std::function<void()>& body);
-  // This rank says of a step: 0, the signal that it got, or that rank 0 has an error.
+  // Returns the outcome of a step on this rank: 0, the number of its signal, or a code for an error of rank 0.
   int64_t outcome() const;
   // Returns the signal in the largest outcome of the ranks. Throws the error of on_root_only on all of them.
   int signal_of(int64_t outcome_of_ranks);
-  int agreed_signal();  // the same, of an exchange of its own; all ranks together
+  int agreed_signal();  // exchanges the outcomes, and does the same; all ranks call it together
 
   RunSpec run_;
   std::unique_ptr<Transport> self_transport_;  // only in a run on one rank

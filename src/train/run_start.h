@@ -12,7 +12,7 @@
 
 namespace moebius {
 
-// The run without multi-token prediction when the weights that it starts from have none, whatever
+// Returns the run, without multi-token prediction if the weights that it starts from have none, whatever
 // their config says.
 RunSpec with_mtp_of_weights(RunSpec run);
 
