@@ -17,7 +17,7 @@ class TemplateError : public std::runtime_error {
 
 struct Limits {
   int64_t steps = 20'000'000;        // expressions, statements, and items or 256 bytes of text that they read
-  int64_t bytes = int64_t{1} << 29;  // of all texts and items that are made
+  int64_t bytes = int64_t{1} << 29;  // bytes of all texts and items that a rendering makes
   int depth = 1000;                  // expressions, statements and macros that are active at once
 };
 

@@ -9,8 +9,8 @@
 namespace moebius::jinja {
 namespace {
 
-constexpr int kMaxBlocks = 60;                 // of tags in each other
-constexpr size_t kMaxBytes = size_t{4} << 20;  // of a template
+constexpr int kMaxBlocks = 60;                 // nested block tags
+constexpr size_t kMaxBytes = size_t{4} << 20;  // the size of a template
 
 std::string shown(const Token& token) {
   switch (token.kind) {

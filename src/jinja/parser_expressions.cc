@@ -9,8 +9,8 @@
 namespace moebius::jinja {
 namespace {
 
-constexpr int kMaxNesting = 60;  // of brackets
-constexpr int kMaxChain = 250;   // of operators, filters and subscripts on one value
+constexpr int kMaxNesting = 60;  // nested brackets
+constexpr int kMaxChain = 250;   // operators, filters and subscripts on one value
 
 ExprPtr make(Expr::Op op, int line, std::vector<ExprPtr> children, std::string name = "") {
   Expr expr{.op = op, .line = line};

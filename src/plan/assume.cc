@@ -83,7 +83,7 @@ PlanLoad load_of(const std::string& text) {
   if (text == "balanced") return {};
   if (text.starts_with("zipf:")) return {.zipf = number("load", text.substr(5), 0, 10), .text = text};
   if (text.starts_with("rank:")) return {.stated = number("load", text.substr(5), 1, 1e6), .text = text};
-  std::error_code unreadable;  // of a name that the system refuses
+  std::error_code unreadable;  // set for a name that the system refuses; it is no file then
   MOEBIUS_CHECK(usage, std::filesystem::exists(text, unreadable),
                 "--assume load: expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; "
                 "got \"{}\", which is no file",

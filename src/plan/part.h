@@ -152,7 +152,7 @@ class PartLibrary {
   template <class Make>
   const PartWork& known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key, Make&& make);
 
-  std::mutex mutex_;  // of all below; no part is run while it is held
+  std::mutex mutex_;  // protects all members below; it is not held while a part is run
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
   std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;

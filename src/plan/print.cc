@@ -133,8 +133,9 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
                       p.fullest_rank().pp_rank, bytes_text(std::llround(p.memory_bytes)),
                       p.fits() ? "fits" : "does not fit");
   if (p.host_bytes > 0)
-    text += fmt::format("host       {} of a rank at the most, of {}: {}\n", bytes_text(std::llround(p.host_bytes)),
-                        bytes_text(std::llround(p.host_memory_bytes)), p.host_fits() ? "fits" : "does not fit");
+    text += fmt::format("host       {} of the rank that needs the most, of {}: {}\n",
+                        bytes_text(std::llround(p.host_bytes)), bytes_text(std::llround(p.host_memory_bytes)),
+                        p.host_fits() ? "fits" : "does not fit");
   text += fmt::format("bubble     {:.1f} % of the passes\n", 100 * p.bubble);
   text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which costs {}\n",
                       p.imbalance, seconds_text(p.imbalance_s));

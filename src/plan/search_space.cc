@@ -175,7 +175,7 @@ class Space {
   const RunSpec& run_;
   int64_t ranks_;
   SearchLimits limits_;
-  std::vector<ShardingChoice> sharding_;  // of each recipe: the fastest
+  std::vector<ShardingChoice> sharding_;  // [recipe]: the fastest choice
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 

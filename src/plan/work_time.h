@@ -11,7 +11,7 @@ namespace moebius {
 // The positions of the ranks of a group: `size` ranks, each `stride` after the one before.
 struct RankSpan {
   int64_t size = 1, stride = 1;
-  int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
+  int64_t local(const PlanMachine& m) const;  // number of ranks of the span in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.
 RankSpan span_of(const MeshShape& mesh, Axis axis);
@@ -74,7 +74,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work);
 struct PartTime {
   PassTime forward, loss, backward, leave;
   PassTime copies;        // quantising the weights, once a step; of Moebius alone
-  PassTime stored_first;  // that the first backward pass of a step saves, as it stores gradients; of Moebius alone
+  PassTime stored_first;  // saved by the first backward pass of a step, which stores gradients; only in Moebius
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 

@@ -15,7 +15,7 @@ struct ShownRun {
   int colour = 0;         // 0 to 7
 };
 
-inline constexpr size_t kMaxRuns = 8;  // of a page, since each run has its own colour
+inline constexpr size_t kMaxRuns = 8;  // on one page, since each run has its own colour
 
 struct PageTime {
   double now_s = 0;     // seconds since 1970

@@ -124,7 +124,7 @@ bool MetricsReader::Parser::read_metrics(std::string_view line) {
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
       record.at_key("kind").get(kind) != simdjson::SUCCESS || record.at_key("step").get(step) != simdjson::SUCCESS)
     return false;
-  if (kind != "train" && kind != "eval") return true;  // of a later version
+  if (kind != "train" && kind != "eval") return true;  // a record kind of a later version
   if (!is_in_order(kind, step)) return true;
   if (kind == "eval") {
     read_numbers(run_.eval, step, record);

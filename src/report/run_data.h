@@ -31,7 +31,7 @@ class NamedSeries {
 // The tables by layer of train records. A row is a layer, except in `load`, where it is an expert of a layer.
 struct MoeData {
   std::vector<int64_t> layers;  // numbers of the layers, of the newest record
-  int64_t experts = 0;          // of a layer, of the newest record
+  int64_t experts = 0;          // experts of a layer in the newest record
   Grid load;     // tokens sent to an expert over the mean of its layer; row = layer index * experts + expert
   Grid balance;  // load_max_over_mean
   Grid entropy;  // nats
@@ -69,8 +69,8 @@ struct RunEvent {
   int64_t step = 0;
   std::map<std::string, double> numbers;
   std::map<std::string, std::string> texts;
-  std::map<std::string, double> memory_bytes;  // of a start: the plan's bytes by life
-  std::map<std::string, double> mesh;          // of a start: degrees by axis
+  std::map<std::string, double> memory_bytes;  // only of a start: planned bytes by life
+  std::map<std::string, double> mesh;          // only of a start: degrees of parallelism by axis
 };
 
 // The numbers of lines of a file that were skipped.

@@ -46,7 +46,7 @@ class RunLog {
   Log& log_;
   std::optional<JsonlWriter> metrics_, events_;
   std::optional<TensorboardWriter> tensorboard_;
-  double seconds_ = 0;  // of the steps shown
+  double seconds_ = 0;  // time of the steps shown so far
   int64_t steps_shown_ = 0;
   bool warned_of_balance_ = false;
   int64_t slow_steps_ = 0;  // number of consecutive steps with a slow link

@@ -44,7 +44,7 @@ class RunStart {
   int64_t start();
 
  private:
-  void fill_weights();  // of a run that begins: all but what a checkpoint of adapters has
+  void fill_weights();  // for a new run: everything that a checkpoint of adapters does not hold
   void start_from_random_weights();
   void start_from_weights();
   void check_base() const;

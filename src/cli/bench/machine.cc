@@ -17,7 +17,7 @@ namespace moebius {
 namespace {
 
 const std::string kMeasured = "moebius bench machine", kNoisySource = "noisy";
-constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
+constexpr double kKernelsOfLayer = 40;  // kernels that a pass of an MoE layer launches
 
 // A measurement is noisy if its median run takes this much longer than its fastest run, relative to it.
 constexpr double kNoisy = 0.1;

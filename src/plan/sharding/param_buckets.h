@@ -12,7 +12,7 @@ namespace moebius {
 
 struct HeldParam {
   const ParamSize* size = nullptr;
-  int64_t layer = -1;  // of the rank's layers, counted from 0; -1: none
+  int64_t layer = -1;  // index among the rank's layers; -1: not in a layer
   const ParamSize* operator->() const { return size; }
   bool is_frozen() const { return !size->has_grad && size->kind != ParamKind::state; }
 };
