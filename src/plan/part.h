@@ -83,8 +83,8 @@ struct ParamSize {
   bool grad_stored_first = false;
   bool has_blocks = false;           // its states may be 8-bit codes (core/block_code.h)
   bool of_matrices = false;          // is_of_matrices() (parallel/optim/optimizer.h)
-  UpdateScratch scratch;             // scratch memory of its update
-  std::vector<MatrixWork> matrices;  // only with Muon
+  UpdateScratch scratch;             // of its update
+  std::vector<MatrixWork> matrices;  // of Muon alone
 };
 
 // The memory for the rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).

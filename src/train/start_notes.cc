@@ -75,8 +75,8 @@ std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
   }
   if (cut == 0) return "";
   return fmt::format(
-      "; {} of {} documents are longer than train.seq_len + 1 = {} tokens and are cut; no part attends to "
-      "another",
+      "; {} of {} documents are longer than train.seq_len + 1 = {} tokens and are cut, and their later parts do not see "
+      "the earlier ones",
       cut, all, run.train.seq_len + 1);
 }
 
