@@ -85,8 +85,8 @@ BenchReport bench_attention(const BenchSpec& spec) {
                 "--head-dim: expected 0 to {}; got {}; 0 takes the widths of the shape", kMaxBenchHeadDim,
                 spec.head_dim);
   if (spec.head_dim > 0) shape.head = shape.v_head = spec.head_dim;
-  MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
-                mask.window);
+  MOEBIUS_CHECK(usage, mask.window >= 0,
+                "--window: expected at least 0; got {}; 0 lets a query attend to all keys before it", mask.window);
   MOEBIUS_CHECK(
       usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
       "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 means one document in each sequence",

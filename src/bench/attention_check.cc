@@ -77,11 +77,11 @@ struct Query {
   double lse, delta, scale;  // delta = <do, o> = sum over keys of p dp
 };
 
-void check_dq(Stream& s, BenchLine& line, const AttentionBwd& a, const SeenKeys& seen) {
+void check_dq(Stream& s, BenchLine& line, const AttentionBwd& a, const AttendedKeys& attended) {
   const int64_t T = a.q_THd.dim(0), H = a.q_THd.dim(1), G = a.k_TGd.dim(1);
   BenchSample dq;
-  for (const int64_t t : seen.late_rows(T)) {
-    const int64_t first = seen.first_key(t);
+  for (const int64_t t : attended.late_rows(T)) {
+    const int64_t first = attended.first_key(t);
     const Heads k(s, a.k_TGd, first, t + 1), v(s, a.v_TGd, first, t + 1);
     const Queries queries(s, a, t, t + 1);
     for (const int64_t h : sampled(H)) {
@@ -95,15 +95,15 @@ void check_dq(Stream& s, BenchLine& line, const AttentionBwd& a, const SeenKeys&
   check_sample(line, "dq", dq, kBf16Tolerance);
 }
 
-void check_dk_dv(Stream& s, BenchLine& line, const AttentionBwd& a, const SeenKeys& seen) {
+void check_dk_dv(Stream& s, BenchLine& line, const AttentionBwd& a, const AttendedKeys& attended) {
   const int64_t T = a.q_THd.dim(0), H = a.q_THd.dim(1), G = a.k_TGd.dim(1);
   BenchSample dk, dv;
-  for (const int64_t u : seen.middle_rows(T)) {
+  for (const int64_t u : attended.middle_rows(T)) {
     const Heads k(s, a.k_TGd, u, u + 1), v(s, a.v_TGd, u, u + 1);
-    const Queries queries(s, a, u, seen.last_query(u) + 1);
+    const Queries queries(s, a, u, attended.last_query(u) + 1);
     const int64_t g = u % G;
     std::vector<double> dk_row(a.k_TGd.dim(2)), dv_row(a.v_TGd.dim(2));
-    for (int64_t t = u; t <= seen.last_query(u); ++t) {
+    for (int64_t t = u; t <= attended.last_query(u); ++t) {
       for (int64_t h = g * (H / G); h < (g + 1) * (H / G); ++h) {
         const Query query(queries, t, h);
         const double p = query.p(k, u, g), dscore = query.dscore(p, v, u, g);
@@ -120,24 +120,24 @@ void check_dk_dv(Stream& s, BenchLine& line, const AttentionBwd& a, const SeenKe
 
 }  // namespace
 
-int64_t SeenKeys::first_key(int64_t t) const {
+int64_t AttendedKeys::first_key(int64_t t) const {
   const int64_t start = t / document_ * document_;
   return window_ == 0 ? start : std::max(start, t + 1 - window_);
 }
 
-int64_t SeenKeys::last_query(int64_t u) const {
+int64_t AttendedKeys::last_query(int64_t u) const {
   const int64_t end = u / document_ * document_ + document_ - 1;
   return window_ == 0 ? end : std::min(end, u + window_ - 1);
 }
 
-std::vector<int64_t> SeenKeys::late_rows(int64_t T) const {
+std::vector<int64_t> AttendedKeys::late_rows(int64_t T) const {
   std::vector<int64_t> rows;
   for (const int64_t document : sampled(T / document_))
     rows.push_back((document + 1) * document_ - 1 - static_cast<int64_t>(rows.size()) * document_ / 8);
   return rows;
 }
 
-std::vector<int64_t> SeenKeys::middle_rows(int64_t T) const {
+std::vector<int64_t> AttendedKeys::middle_rows(int64_t T) const {
   std::vector<int64_t> rows;
   for (const int64_t document : sampled(T / document_))
     rows.push_back(document * document_ + (8 + static_cast<int64_t>(rows.size())) * document_ / 16);
@@ -146,10 +146,10 @@ std::vector<int64_t> SeenKeys::middle_rows(int64_t T) const {
 
 void check_attention(Stream& s, BenchLine& line, const AttentionFwd& a, const BenchMask& mask) {
   const int64_t T = a.q_THd.dim(0), H = a.q_THd.dim(1), G = a.k_UGd.dim(1);
-  const SeenKeys seen(T / a.batch, mask);
+  const AttendedKeys attended(T / a.batch, mask);
   BenchSample o, lse;
-  for (const int64_t t : seen.late_rows(T)) {
-    const int64_t first = seen.first_key(t);
+  for (const int64_t t : attended.late_rows(T)) {
+    const int64_t first = attended.first_key(t);
     const Heads q(s, a.q_THd, t, t + 1), k(s, a.k_UGd, first, t + 1), v(s, a.v_UGd, first, t + 1);
     for (const int64_t h : sampled(H)) {
       const Row row = attention_row(a, k, v, q.row(t, h), first, t, h / (H / G));
@@ -162,9 +162,9 @@ void check_attention(Stream& s, BenchLine& line, const AttentionFwd& a, const Be
 }
 
 void check_attention(Stream& s, BenchLine& line, const AttentionBwd& a, const BenchMask& mask) {
-  const SeenKeys seen(a.q_THd.dim(0) / a.batch, mask);
-  check_dq(s, line, a, seen);
-  check_dk_dv(s, line, a, seen);
+  const AttendedKeys attended(a.q_THd.dim(0) / a.batch, mask);
+  check_dq(s, line, a, attended);
+  check_dk_dv(s, line, a, attended);
 }
 
 }  // namespace moebius

@@ -7,9 +7,9 @@
 namespace moebius {
 
 // The keys that each query attends to, for sequences of S rows one after the other.
-class SeenKeys {
+class AttendedKeys {
  public:
-  SeenKeys(int64_t S, const BenchMask& mask) : document_(S / mask.documents), window_(mask.window) {}
+  AttendedKeys(int64_t S, const BenchMask& mask) : document_(S / mask.documents), window_(mask.window) {}
   int64_t first_key(int64_t t) const;   // the first key of query t, whose last key is t
   int64_t last_query(int64_t u) const;  // the last query that attends to key u; the first is u
   // Returns a row in the second half of each of a few documents, the first and the last document
@@ -22,7 +22,7 @@ class SeenKeys {
   int64_t document_, window_;
 };
 
-// Compares o and lse with those of `mask`, even if the arguments have another mask. Throws Error{numerics} if they differ.
+// Compares o and lse with attention under `mask`, whatever the mask of the arguments. Throws Error{numerics} if wrong.
 void check_attention(Stream& s, BenchLine& line, const AttentionFwd& a, const BenchMask& mask);
 // Compares dq, dk and dv, computed from the o and lse that the op was given.
 void check_attention(Stream& s, BenchLine& line, const AttentionBwd& a, const BenchMask& mask);

@@ -20,7 +20,7 @@ struct BenchLine {
   double median_ms = 0, min_ms = 0;
   int64_t runs = 0;
   Cost cost;                             // cost of one run
-  double roofline_ms = 0;                // the least time at the ceilings below: ops one after the other
+  double roofline_ms = 0;                // lower bound of the time at the ceilings below, with ops in sequence
   double checksum = 0, expected = 0;     // sums over sampled outputs
   std::map<std::string, double> errors;  // relative errors of sampled outputs, by the result's name: "dx"
   std::string kernel;  // products on a GPU: the desc, and the config or the algorithm that was chosen for it
@@ -65,8 +65,8 @@ struct BenchSpec {
   bool first_micro_batch = false;
   KernelChoice kernels = KernelChoice::automatic;  // of a GPU
   int64_t head_dim = 0;                            // for attention: the width of every head; 0: the shape's
-  // A GPU is timed while it is busy, at the clocks that its power limit leaves in a long run. Otherwise each
-  // line begins after a second of rest.
+  // True: a GPU is timed after a second of the same work, at the clocks that its power limit allows in a long run.
+  // False: it is timed after a second of rest.
   bool under_load = false;
 };
 

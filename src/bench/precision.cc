@@ -158,7 +158,7 @@ class TimedExperts final : public TimedLayer {
 // A projection, or the experts of a layer, that is timed.
 struct Timed {
   ParamSpec spec;
-  std::string name;  // of the first
+  std::string name;  // name of the first one with this shape
   int64_t count = 1;
   bool is_kept = false;
 };

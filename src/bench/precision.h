@@ -20,9 +20,9 @@ struct PassTimes {
 
 // All projections of one shape, or all layers of experts.
 struct PrecisionLine {
-  std::string name;      // of the first one
+  std::string name;      // name of the first one
   std::string shape;     // "[4096, 2048]"
-  int64_t count = 1;     // of them in the model
+  int64_t count = 1;     // how many the model has
   bool is_kept = false;  // by precision.keep: never quantised, so it is timed once
   PassTimes plain, quantised;
   double weights_ms = 0;  // quantising the weights, once a step

@@ -50,7 +50,8 @@ struct BenchRouting {
 
 struct BenchRoute {
   std::vector<int32_t> topk_TK;
-  std::vector<float> logits_TE;  // their K largest are topk, in falling order; empty where no router could choose so
+  std::vector<float>
+      logits_TE;  // topk are their K largest, in descending order; empty if no router could choose this route
 };
 BenchRoute bench_route(const BenchShape& shape, const BenchRouting& routing);
 

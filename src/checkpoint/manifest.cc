@@ -160,7 +160,7 @@ void drop_replicas(CheckpointTensor& t, const std::string& name) {
     MOEBIUS_CHECK(
         distributed, first.xxh3 == second.xxh3,
         "checkpoint: expected {} to be the same on every rank that holds it; got different elements in {} and "
-        "in {}: the ranks have drifted apart; go back to the checkpoint before",
+        "in {}: the ranks have diverged; resume from an earlier checkpoint",
         slice_name(name, first.slice), first.file, second.file);
     return true;
   };

@@ -51,7 +51,7 @@ void write_part(const std::string& folder, const CheckpointManifest& share, int 
   fault_point("checkpoint.after_part");
 }
 
-std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ranks, const PartsProgress& progress) {
+std::vector<CheckpointManifest> collect_parts(const std::string& folder, int num_ranks, const PartsProgress& progress) {
   std::vector<CheckpointManifest> parts;
   for (int rank = 1; rank < num_ranks; ++rank) {
     const std::string path = part_path(folder, rank);

@@ -22,6 +22,6 @@ void write_part(const std::string& folder, const CheckpointManifest& share, int 
 
 // Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Throws Error{io} when
 // progress says that they were written and they do not appear, or that a rank has failed.
-std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ranks, const PartsProgress& progress);
+std::vector<CheckpointManifest> collect_parts(const std::string& folder, int num_ranks, const PartsProgress& progress);
 
 }  // namespace moebius

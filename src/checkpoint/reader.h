@@ -27,7 +27,7 @@ class CheckpointReader {
   explicit CheckpointReader(const std::string& folder, bool check_files = true);
 
   int64_t step() const;
-  int64_t num_ranks() const;           // of the run that saved it
+  int64_t num_ranks() const;           // number of ranks of the run that saved it
   const nlohmann::json& meta() const;  // as given to save()
   const std::map<std::string, CheckpointTensor>& tensors() const;
   int64_t num_files() const;

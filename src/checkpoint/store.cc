@@ -189,7 +189,7 @@ void CheckpointStore::publish(const std::string& what, const Share& share, const
   std::vector<CheckpointManifest> shares{*share.get()};
   const int64_t step = shares[0].step;
   with_save_name(what, [&] {
-    for (CheckpointManifest& part : take_parts(folder, ranks_.size(), progress_)) shares.push_back(std::move(part));
+    for (CheckpointManifest& part : collect_parts(folder, ranks_.size(), progress_)) shares.push_back(std::move(part));
     const CheckpointManifest manifest = merge_manifests(std::move(shares));
     check_complete(manifest, folder);
     publish_checkpoint(dir_, folder, manifest);

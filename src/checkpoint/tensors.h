@@ -23,7 +23,7 @@ struct NamedTensor {
   // own dtype is. Where it is u8, scales are the scales of its blocks. They are saved as a tensor of their own.
   std::optional<BlockCode> code = {};
   Tensor scales = {};
-  bool is_scales = false;  // of the codes of another tensor; a checkpoint without codes has none
+  bool is_scales = false;  // it holds the scales of another tensor's codes; absent in a checkpoint without codes
 };
 
 inline constexpr std::string_view kScalesSuffix = ".scales";  // after the name of the codes

@@ -42,7 +42,7 @@ std::string default_recipe(bool on_gpu) {
 
 int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   MOEBIUS_CHECK(usage, !o.profile && !o.hash,
-                "bench step: --profile and --hash are of one rank; leave them out, or run without --ranks");
+                "bench step: --profile and --hash need one rank; leave them out, or run without --ranks");
   const RunSpec fitted = run.memory.fit_bytes > 0 && o.ranks > 1 ? fit_memory(run, o.ranks).run : run;
   run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
   return 0;

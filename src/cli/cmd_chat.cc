@@ -122,7 +122,7 @@ class Conversation {
       return !is_interrupted() && !stream.is_stopped();
     })[0];
     show(stream.rest() + "\n");
-    if (is_interrupted()) log_.line("the answer was ended by Ctrl-C; what came of it is kept");
+    if (is_interrupted()) log_.line("the answer was ended by Ctrl-C; the part above is kept");
     if (!made.ended) log_.line(fmt::format("cut after {} tokens", spec.max_tokens));
     log_.line(times_text(generator_.times()));
     return stream.text();

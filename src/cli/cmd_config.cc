@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/config_verdict.h"
+#include "cli/config_checks.h"
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
@@ -59,7 +59,7 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
 RunSpec counted_run(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  // The ranks of a machine share its CPUs, as they do in `train`. memory_verdict counts all ranks
+  // The ranks of a machine share its CPUs, as they do in `train`. check_rank_memory counts all ranks
   // as on this one.
   if (run.threads == 0 && run.device == DeviceKind::cpu)
     run.threads = std::max<int64_t>(1, num_available_cpus() / mesh.world());
@@ -190,9 +190,9 @@ nlohmann::ordered_json parameter_json(const RunSpec& run) {
   return {{"weight", b.weight}, {"gradient", b.gradient}, {"master", b.master}, {"state", b.state}};
 }
 
-MemoryVerdict verdict(const Resolved& r) {
+MemoryCheck memory_check(const Resolved& r) {
   const PinnedMemory pinned = pinned_of_machine(r.mesh, r.pinned_of_stage, r.ranks_per_machine);
-  return memory_verdict(*r.engine, r.run, r.mesh.world(), pinned, available_memory_bytes());
+  return check_rank_memory(*r.engine, r.run, r.mesh.world(), pinned, available_memory_bytes());
 }
 
 std::vector<std::string> notes(const Resolved& r) {
@@ -201,10 +201,10 @@ std::vector<std::string> notes(const Resolved& r) {
   return texts;
 }
 
-nlohmann::ordered_json verdict_json(const Resolved& r) {
-  const MemoryVerdict v = verdict(r);
-  nlohmann::ordered_json json{{"needed_bytes", v.needed_bytes}, {"text", v.text}};
-  if (v.fits) json["fits"] = *v.fits;
+nlohmann::ordered_json memory_check_json(const Resolved& r) {
+  const MemoryCheck check = memory_check(r);
+  nlohmann::ordered_json json{{"needed_bytes", check.needed_bytes}, {"text", check.text}};
+  if (check.fits) json["fits"] = *check.fits;
   return json;
 }
 
@@ -235,7 +235,7 @@ void print_resolved_json(const Resolved& r) {
   object["parameter_bytes"] = parameter_json(r.run);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
-  object["memory_verdict"] = verdict_json(r);
+  object["memory_verdict"] = memory_check_json(r);
   if (!r.fit.empty()) object["memory_fit"] = r.fit;
   object["notes"] = notes(r);
   object["exportable"] = m.family != "moebius";
@@ -252,10 +252,10 @@ void print_comment(const std::string& text) {
 }
 
 // Prints whether the recipe can be trained on this machine. It is printed last, so that it is seen.
-void print_verdict(const Resolved& r) {
+void print_memory_check(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));
-  print_comment("fits       " + verdict(r).text);
+  print_comment("fits       " + memory_check(r).text);
   if (!r.fit.empty()) print_comment("chosen     " + r.fit);
   for (const std::string& note : notes(r)) print_comment("note       " + note);
   for (const std::string& line : missing_to_train(r.run)) print_comment("to train   " + line);
@@ -285,7 +285,7 @@ void print_resolved(const Resolved& r, bool changed) {
   print_comment(r.engine->plan().table());
   print_comment("parameter  " + parameter_text(r.run));
   print_comment("memory     " + beside_text(r));
-  print_verdict(r);
+  print_memory_check(r);
 }
 
 int run(const Options& o) {

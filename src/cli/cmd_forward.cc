@@ -25,7 +25,7 @@ void add_forward(Cli& cli) {
   command
       ->add_option(
           "--tokens", o->spec.tokens,
-          "safetensors file with `tokens` I32 or I64 [B, S]; `doc_start` of the same shape keeps documents apart")
+          "safetensors file with `tokens` I32 or I64 [B, S]; `doc_start` of the same shape separates documents")
       ->required();
   command->add_option("--out", o->spec.out, "the safetensors file to write")->required();
   command->add_option("--adapter", o->spec.adapter,
@@ -50,7 +50,7 @@ void add_forward(Cli& cli) {
       if (result.not_finite.empty() && !std::isfinite(result.loss)) {
         cli.log.warn(
             "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; "
-            "look at the logits, or take --dtype f32",
+            "look at the logits, or use --dtype f32",
             result.loss);
       }
       if (o->json) {

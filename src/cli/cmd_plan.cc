@@ -85,12 +85,12 @@ PlanMachine machine_of(const Options& o) {
 // Refuses options that have no effect without another one.
 void check_options(const Options& o) {
   const SearchOptions& limits = o.limits;
-  const bool has_limits = limits.memory_gb != 0 || limits.most_tp != 0 || !limits.recipes.empty();
+  const bool has_limits = limits.memory_gb != 0 || limits.max_tp != 0 || !limits.recipes.empty();
   MOEBIUS_CHECK(usage, o.search || !has_limits,
                 "plan: --memory-gb, --most-tp and --recipes need --search; add it, or leave them out");
   MOEBIUS_CHECK(usage, limits.memory_gb >= 0 && limits.memory_gb <= 1e6,
                 "--memory-gb: expected a number from 0 to 1000000; got {}", limits.memory_gb);
-  MOEBIUS_CHECK(usage, limits.most_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.most_tp);
+  MOEBIUS_CHECK(usage, limits.max_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.max_tp);
   MOEBIUS_CHECK(usage, !o.fit.empty() || (!o.leave_one_out && o.machines_out.empty()),
                 "plan: --leave-one-out and --write-machines need --fit ROWS.json; add it, or leave them out");
   const bool has_run = !o.recipe.empty() || !o.machine.empty() || o.search || !o.sweep.empty() || !o.assume.empty() ||
@@ -106,7 +106,7 @@ int run(const Options& o, Cli& cli) {
   MOEBIUS_CHECK(usage, !o.recipe.empty() && !o.machine.empty(),
                 "plan: expected a recipe and --machine NAME or FILE; got {}; or --fit ROWS.json",
                 o.recipe.empty() ? "no recipe" : "no machine");
-  MOEBIUS_CHECK(usage, o.ranks >= 1 && o.ranks <= kMostRanks, "--ranks: expected 1 to {}; got {}", kMostRanks, o.ranks);
+  MOEBIUS_CHECK(usage, o.ranks >= 1 && o.ranks <= kMaxRanks, "--ranks: expected 1 to {}; got {}", kMaxRanks, o.ranks);
   MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
                 "plan: --csv and --svg need --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
   MOEBIUS_CHECK(usage, (o.trace.empty() && o.html.empty()) || (o.sweep.empty() && !o.search),
@@ -151,7 +151,7 @@ void add_plan(Cli& cli) {
                    "with --search: memory that a rank may use; 0: memory.fit, else 95 % of the machine's")
       ->capture_default_str();
   command
-      ->add_option("--most-tp", o->limits.most_tp,
+      ->add_option("--most-tp", o->limits.max_tp,
                    "with --search: the largest tp and etp; 0: the ranks of a domain, at most 8")
       ->capture_default_str();
   command

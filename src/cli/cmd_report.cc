@@ -34,8 +34,8 @@ void check(const Options& o) {
                 "report: expected --out FILE.html or --csv FILE.csv; got neither");
   check_ending("--out", o.out, ".html");
   check_ending("--csv", o.csv, ".csv");
-  MOEBIUS_CHECK(usage, o.runs.size() <= kMostRuns, "report: expected at most {} runs; got {}; write several pages",
-                kMostRuns, o.runs.size());
+  MOEBIUS_CHECK(usage, o.runs.size() <= kMaxRuns, "report: expected at most {} runs; got {}; write several pages",
+                kMaxRuns, o.runs.size());
   MOEBIUS_CHECK(usage, o.csv.empty() || o.runs.size() == 1,
                 "report --csv: expected one run; got {}; write a file for each", o.runs.size());
 }
@@ -55,11 +55,11 @@ std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& 
   return runs;
 }
 
-void warn_of_left_out(Log& log, const RunFolder& folder) {
-  const LeftOut& left = folder.data().left_out;
+void warn_of_skipped_lines(Log& log, const RunFolder& folder) {
+  const SkippedLines& left = folder.data().skipped_lines;
   if (left.damaged + left.out_of_order > 0)
-    log.warn("{}: {} damaged lines and {} of steps that came before were left out", folder.metrics_path(), left.damaged,
-             left.out_of_order);
+    log.warn("{}: skipped {} damaged lines, and {} lines whose step is not above the one before", folder.metrics_path(),
+             left.damaged, left.out_of_order);
 }
 
 int run_report(Log& log, const Options& o) {
@@ -68,7 +68,7 @@ int run_report(Log& log, const Options& o) {
   for (const std::string& path : o.runs) {
     folders.push_back(std::make_unique<RunFolder>(path));
     folders.back()->poll();
-    warn_of_left_out(log, *folders.back());
+    warn_of_skipped_lines(log, *folders.back());
   }
   nlohmann::ordered_json result, runs = nlohmann::ordered_json::array();
   const std::vector<ShownRun> shown = shown_runs(folders);
@@ -76,7 +76,7 @@ int run_report(Log& log, const Options& o) {
     runs.push_back({{"name", run.name},
                     {"steps", run.data.steps},
                     {"last_step", run.data.last_step},
-                    {"damaged_lines", run.data.left_out.damaged}});
+                    {"damaged_lines", run.data.skipped_lines.damaged}});
   result["runs"] = runs;
   if (!o.out.empty()) {
     const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -104,7 +104,7 @@ int train(const TrainArgs& args, Cli& cli) {
   });
   if (recipe.error && launch.kind != Launch::Kind::mpi && launch.kind != Launch::Kind::tcp)
     std::rethrow_exception(recipe.error);
-  std::atomic<int> signal{0};  // of all ranks, which agree on it
+  std::atomic<int> signal{0};  // the signal on which all ranks agree; 0: none
   run_ranks(launch, options, [&](Transport& world) { signal = train_rank(world, recipe, launch_text(launch), cli); });
   return signal == 0 ? 0 : 128 + signal;
 }

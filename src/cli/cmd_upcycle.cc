@@ -19,9 +19,9 @@ int run(const Options& o, Log& log) {
   check_shard_bytes(o.spec.shard_bytes);
   if (o.spec.granularity > 0 && o.spec.top_k % o.spec.granularity != 0) {
     log.warn(
-        "top-k {} is no multiple of granularity {}: of some copies not all slices are chosen, and the model starts "
-        "away from the dense one; the router's rows of a copy are equal, so which slices are chosen is a tie that "
-        "transformers may break otherwise",
+        "top-k {} is not a multiple of granularity {}: only some slices of a copy are chosen, so the model does not "
+        "start equal to the dense one; slices of a copy have equal router rows, so this choice is a tie that "
+        "transformers may break differently",
         o.spec.top_k, o.spec.granularity);
   }
   const UpcycleResult result = upcycle(o.spec);

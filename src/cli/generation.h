@@ -47,7 +47,7 @@ class ModelTokenizer {
  private:
   std::string who_;
   const GenerationOptions& o_;
-  std::string own_;  // of the model: a folder or "bytes"
+  std::string own_;  // the tokenizer of the model: a folder or "bytes"
   std::unique_ptr<Tokenizer> tokenizer_, of_chats_;
   std::optional<ChatTemplate> template_;
 };

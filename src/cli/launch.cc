@@ -78,10 +78,11 @@ std::string secret_of(const Environment& environment) {
   if (is_set(environment, kFile)) secret = secret_in_file(kFile, text_of(environment, kFile));
   while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) secret.pop_back();
   const bool is_given = is_set(environment, kText) || is_set(environment, kFile);
-  MOEBIUS_CHECK(usage, !is_given || std::ssize(secret) >= kShortestSecret,
-                "launch: {} must have at least {} characters, which nobody can guess; got {}; openssl rand -hex 32 "
-                "prints one",
-                is_set(environment, kFile) ? "the file of MOEBIUS_SECRET_FILE" : kText, kShortestSecret, secret.size());
+  MOEBIUS_CHECK(
+      usage, !is_given || std::ssize(secret) >= kShortestSecret,
+      "launch: {} must be a secret of at least {} characters that is hard to guess; got {}; openssl rand -hex 32 "
+      "prints one",
+      is_set(environment, kFile) ? "the file of MOEBIUS_SECRET_FILE" : kText, kShortestSecret, secret.size());
   return secret;
 }
 
@@ -134,8 +135,8 @@ int launcher_rank(const Environment& environment) {
   }
 }
 
-void check_alone(const std::string& command, const Launch& launch) {
-  if (launch.kind == Launch::Kind::alone) return;
+void check_single_process(const std::string& command, const Launch& launch) {
+  if (launch.kind == Launch::Kind::single) return;
   const std::string text = fmt::format(
       "moebius {} is one process; got several from a launcher ({}); "
       "start it without the launcher, or unset what it set",
@@ -145,7 +146,7 @@ void check_alone(const std::string& command, const Launch& launch) {
 
 Launch launch_threads(int64_t num_ranks, const Launch& detected) {
   MOEBIUS_CHECK(usage, num_ranks >= 1, "--ranks: expected at least 1; got {}", num_ranks);
-  MOEBIUS_CHECK(usage, detected.kind == Launch::Kind::alone,
+  MOEBIUS_CHECK(usage, detected.kind == Launch::Kind::single,
                 "--ranks {} makes the ranks threads of one process; "
                 "got several processes from a launcher ({}); leave --ranks out",
                 num_ranks, detected.evidence);

@@ -8,21 +8,22 @@ namespace moebius {
 
 struct Launch {
   enum class Kind {
-    alone,
+    single,   // one process, without a launcher
     mpi,      // ranks are processes of an MPI world
     tcp,      // ranks are processes that find each other over TCP: torchrun, a container per rank, a loop of a shell
     threads,  // ranks are threads of this process: for debugging
   };
-  Kind kind = Kind::alone;
+  Kind kind = Kind::single;
   int num_ranks = 1;     // number of ranks, by the launcher
-  int rank = 0;          // of this process, if known before the ranks have met
-  int local_rank = 0;    // among the ranks of its machine, if the launcher gives it
-  std::string evidence;  // "OMPI_COMM_WORLD_SIZE=4"
-  // For tcp:
-  std::string master_addr, host,
-      run;  // of rank 0; of this rank, or empty: as others see it; names the run among others
+  int rank = 0;          // rank of this process, if it is known before the rendezvous
+  int local_rank = 0;    // index among the ranks of its machine, if the launcher gives it
+  std::string evidence;  // the variable that shows the launcher: "OMPI_COMM_WORLD_SIZE=4"
+  // With Kind::tcp:
+  std::string master_addr;  // address of rank 0
+  std::string host;         // address of this rank for the others; empty: that of its connection to rank 0
+  std::string run;          // a name that distinguishes this job from others
   int master_port = 0;
-  std::string secret;      // which connections between ranks prove; empty if none was given
+  std::string secret;      // the secret of the job (docs/guide/ranks.md); empty if none was given
   bool has_store = false;  // torchrun's agent keeps a store at master_addr:master_port
 };
 
@@ -41,7 +42,7 @@ int launcher_rank(const Environment& environment);
 
 // For a command that runs in one process. Throws Error{usage} if a launcher started several, since they
 // would do the same work and write the same files. Only the error of the first process has a text.
-void check_alone(const std::string& command, const Launch& launch);
+void check_single_process(const std::string& command, const Launch& launch);
 
 // Returns the ranks that `--ranks` asks for, as threads. Throws Error{usage} if a launcher has
 // started several processes.

@@ -18,7 +18,7 @@ Environment of(std::map<std::string, std::string> variables) {
 TEST(Launch, AloneUnlessALauncherSaysOtherwise) {
   for (const auto& one : {of({}), of({{"OMPI_COMM_WORLD_SIZE", "1"}}), of({{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
                           of({{"PMI_SIZE", ""}}), of({{"SLURM_NTASKS", "8"}})}) {
-    EXPECT_EQ(detect_launch(one).kind, Launch::Kind::alone);
+    EXPECT_EQ(detect_launch(one).kind, Launch::Kind::single);
     EXPECT_EQ(detect_launch(one).num_ranks, 1);
   }
 }
@@ -82,14 +82,15 @@ TEST(Launch, TheSecretOfTheJob) {
   EXPECT_EQ(detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("secret")}}))).secret, "a secret of twenty..");
   expect_error(
       ErrorKind::usage,
-      "launch: MOEBIUS_SECRET must have at least 16 characters, which nobody can guess; got 5; openssl rand -hex 32",
+      "launch: MOEBIUS_SECRET must be a secret of at least 16 characters that is hard to guess; got 5; openssl rand "
+      "-hex 32",
       [] {
         detect_launch(of(with({{"MOEBIUS_SECRET", "short"}})));
       });
   std::ofstream(dir.path("empty")) << "\n";
   expect_error(ErrorKind::usage,
-               "launch: the file of MOEBIUS_SECRET_FILE must have at least 16 characters, which "
-               "nobody can guess; got 0",
+               "launch: the file of MOEBIUS_SECRET_FILE must be a secret of at least 16 characters that is "
+               "hard to guess; got 0",
                [&] {
                  detect_launch(of(with({{"MOEBIUS_SECRET_FILE", dir.path("empty")}})));
                });
@@ -128,19 +129,19 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
 
 // Several copies of `tokenize` would print a text each, of `export` write the same files.
 TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
-  EXPECT_NO_THROW(check_alone("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
+  EXPECT_NO_THROW(check_single_process("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
   expect_error(
       ErrorKind::usage,
       "moebius tokenize is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
       "the launcher, or unset what it set",
       [] {
-        check_alone("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
+        check_single_process("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
       });
   expect_error(ErrorKind::usage, "(SLURM_STEP_NUM_TASKS=4)", [] {
-    check_alone("export", detect_launch(of({{"SLURM_STEP_NUM_TASKS", "4"}})));
+    check_single_process("export", detect_launch(of({{"SLURM_STEP_NUM_TASKS", "4"}})));
   });
   try {
-    check_alone("export", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}})));
+    check_single_process("export", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}})));
     ADD_FAILURE() << "expected an error";
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(), "");  // the first rank says it
@@ -160,7 +161,7 @@ TEST(Launch, ThreadsAreForOneProcess) {
   const Launch launch = launch_threads(3, {});
   EXPECT_EQ(launch.kind, Launch::Kind::threads);
   EXPECT_EQ(launch.num_ranks, 3);
-  EXPECT_EQ(launch_threads(1, {}).kind, Launch::Kind::alone);
+  EXPECT_EQ(launch_threads(1, {}).kind, Launch::Kind::single);
   expect_error(ErrorKind::usage, "--ranks: expected at least 1; got 0", [] { launch_threads(0, {}); });
   expect_error(ErrorKind::usage, "--ranks: expected at most 1024; got 1025", [] { launch_threads(1025, {}); });
   expect_error(ErrorKind::usage, "got several processes from a launcher (PMI_SIZE=2); leave --ranks out", [] {

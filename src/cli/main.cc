@@ -85,7 +85,7 @@ void keep_rank_of_mpi() {
 void check_launch(const CLI::App& app) {
   for (const char* command :
        {"chat", "forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle", "report", "watch"})
-    if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
+    if (app.got_subcommand(command)) check_single_process(command, detect_launch(process_environment()));
 }
 
 // Returns the command line up to the command that was asked for, as in "moebius checkpoint ls".

@@ -20,7 +20,7 @@ void add_dtype_option(CLI::App& command, std::string& dtype) {
 }
 
 void add_threads_option(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "number of CPU threads; 0: as many as the CPUs that this process may use")
+  command.add_option("--threads", threads, "number of CPU threads; 0: one for each CPU that this process may use")
       ->capture_default_str();
 }
 

@@ -70,7 +70,7 @@ WorldOptions world_options(std::optional<double> timeout_s, const std::function<
 
 void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body) {
   switch (launch.kind) {
-    case Launch::Kind::alone: {
+    case Launch::Kind::single: {
       const std::unique_ptr<Transport> self = make_self_transport();
       return body(*self);
     }
@@ -88,7 +88,7 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
 
 std::string launch_text(const Launch& launch) {
   switch (launch.kind) {
-    case Launch::Kind::alone:
+    case Launch::Kind::single:
       return "one rank";
     case Launch::Kind::threads:
       return fmt::format("{} ranks, threads of this process", launch.num_ranks);

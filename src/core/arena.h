@@ -1,4 +1,4 @@
-// The step stack is the only memory that moves during a step.
+// The step stack is the only memory that is allocated and freed during a step.
 // It allocates last in, first out, from one planned buffer; a scope frees what was allocated
 // inside it. On the null device the stack only measures: the high-water mark of a dry run is the
 // size to plan.

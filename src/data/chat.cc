@@ -126,8 +126,8 @@ Chat read_chat(std::string_view line, const std::string& who) {
                   "{}: expected an object in \"chat_template_kwargs\"; got {}; correct or drop the line", who,
                   more->type_name());
     for (const auto& [key, value] : more->items()) chat.more.emplace_back(key, jinja::value_of(value));
-  } catch (const jinja::Fault& fault) {
-    MOEBIUS_FAIL(input, "{}: {}; correct or drop the line", who, fault.what());
+  } catch (const jinja::TemplateError& error) {
+    MOEBIUS_FAIL(input, "{}: {}; correct or drop the line", who, error.what());
   }
   return chat;
 }

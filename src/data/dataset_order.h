@@ -74,7 +74,7 @@ class DatasetOrder {
   // Returns the positions p in [1, seq_len] of the sample where a document begins, in rising order
   // and without duplicates. Position 0 is never listed, even where a document begins there.
   std::vector<int32_t> document_starts(const Sample& sample) const;
-  // Says for i in [0, seq_len) whether the loss is on token i + 1 of the sample, for a dataset that
+  // Returns for i in [0, seq_len) whether token i + 1 of the sample has a loss. REQUIRES: the dataset
   // has targets.
   // The loss is never on the first token of a document, because no token before it predicts it.
   std::vector<bool> targets(const Sample& sample) const;

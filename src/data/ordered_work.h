@@ -1,5 +1,5 @@
-// Runs work on a stream in several threads and keeps the order of the stream: the item taken first
-// is given first.
+// Runs work on a stream in several threads and keeps the order of the stream: items are written
+// in the order in which they were read.
 #pragma once
 
 #include <condition_variable>
@@ -14,16 +14,16 @@
 
 namespace moebius {
 
-// Repeats give(work(take())) until take() returns nothing.
-// take() and give() run in the order of the stream, one at a time. work() runs in all threads at
+// Calls write(work(read())) until read() returns nothing.
+// read() and write() run in the order of the stream, one at a time. work() runs in all threads at
 // once. A thread holds one item.
-// The first error in the order of the stream ends the work, after all results before it were given.
+// The first error in the order of the stream ends the work, after all results before it were written.
 // run() throws that error.
-//   std::optional<Item> take();   Result work(Item&&);   void give(Result&&);
-template <class Take, class Work, class Give>
+//   std::optional<Item> read();   Result work(Item&&);   void write(Result&&);
+template <class Read, class Work, class Write>
 class OrderedWork {
  public:
-  OrderedWork(Take take, Work work, Give give) : take_(take), work_(work), give_(give) {}
+  OrderedWork(Read read, Work work, Write write) : read_(read), work_(work), write_(write) {}
 
   void run(ThreadPool& pool) {
     pool.run(pool.size(), [&](int64_t, int) {
@@ -34,7 +34,7 @@ class OrderedWork {
   }
 
  private:
-  using Item = typename std::invoke_result_t<Take>::value_type;
+  using Item = typename std::invoke_result_t<Read>::value_type;
   using Result = std::invoke_result_t<Work, Item&&>;
   struct Turn {
     int64_t number = -1;  // position in the stream; below 0 at its end
@@ -43,7 +43,7 @@ class OrderedWork {
   };
 
   bool one() {
-    Turn turn = take_next();
+    Turn turn = read_next();
     if (turn.number < 0) return false;
     std::optional<Result> result;
     if (turn.item) {
@@ -53,49 +53,49 @@ class OrderedWork {
         turn.error = std::current_exception();
       }
     }
-    return give_in_turn(turn, std::move(result));
+    return write_in_order(turn, std::move(result));
   }
 
-  Turn take_next() {
-    const std::lock_guard lock(taking_);
+  Turn read_next() {
+    const std::lock_guard lock(reading_);
     Turn turn;
     if (ended_) return turn;
     try {
-      turn.item = take_();
+      turn.item = read_();
     } catch (...) {
       turn.error = std::current_exception();
     }
     ended_ = !turn.item;
-    if (turn.item || turn.error) turn.number = num_taken_++;
+    if (turn.item || turn.error) turn.number = num_read_++;
     return turn;
   }
 
   // Returns false when the stream has failed.
-  bool give_in_turn(const Turn& turn, std::optional<Result> result) {
-    std::unique_lock lock(giving_);
-    turn_.wait(lock, [&] { return num_given_ == turn.number; });
+  bool write_in_order(const Turn& turn, std::optional<Result> result) {
+    std::unique_lock lock(writing_);
+    turn_.wait(lock, [&] { return num_written_ == turn.number; });
     if (!failed_) failed_ = turn.error;
     if (!failed_) {
       try {
-        give_(std::move(*result));
+        write_(std::move(*result));
       } catch (...) {
         failed_ = std::current_exception();
       }
     }
-    ++num_given_;
+    ++num_written_;
     turn_.notify_all();
     return !failed_;
   }
 
-  Take take_;
+  Read read_;
   Work work_;
-  Give give_;
-  std::mutex taking_;
+  Write write_;
+  std::mutex reading_;
   bool ended_ = false;
-  int64_t num_taken_ = 0;
-  std::mutex giving_;
+  int64_t num_read_ = 0;
+  std::mutex writing_;
   std::condition_variable turn_;
-  int64_t num_given_ = 0;
+  int64_t num_written_ = 0;
   std::exception_ptr failed_;
 };
 

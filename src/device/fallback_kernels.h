@@ -22,8 +22,8 @@ struct FallbackKernels {
 
 // why: what the faster kernels require, and what they got. The accelerator of s keeps the first note of each op.
 inline void note_fallback_kernel(const Stream& s, std::string_view op, const std::string& why) {
-  FallbackKernels& slow = s.accelerator().state<FallbackKernels>();
-  if (!slow.why.contains(op)) slow.why.emplace(op, why);
+  FallbackKernels& noted = s.accelerator().state<FallbackKernels>();
+  if (!noted.why.contains(op)) noted.why.emplace(op, why);
 }
 
 // Notes that rows of `width` elements are read one element at a time.
@@ -48,10 +48,10 @@ inline void note_odd_vocab(const Stream& s, std::string_view op, DType dtype, in
 
 // Returns "fallback kernels: attention_bwd, attention_fwd: why; gemm: why"; empty when nothing was
 // noted. compute: the dtype that the run computes in.
-std::string fallback_kernels_text(const FallbackKernels& slow, DType compute);
-// Joins the texts of several ranks, whose stages may differ. `said` is by rank.
+std::string fallback_kernels_text(const FallbackKernels& noted, DType compute);
+// Joins the texts of several ranks, whose stages may differ. by_rank: a text for each rank.
 // A text that all ranks share is returned once; otherwise each text comes with the ranks
 // that have it.
-std::vector<std::string> fallback_kernels_of_ranks(const std::vector<std::string>& said);
+std::vector<std::string> fallback_kernels_of_ranks(const std::vector<std::string>& by_rank);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// A point in the work of a GPU's stream that the host can wait for, while later work of the stream goes on.
+// A point in the work of a GPU's stream that the host can wait for, while later work of the stream continues.
 #pragma once
 
 #include <memory>

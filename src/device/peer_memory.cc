@@ -30,7 +30,7 @@ void* map_file(int descriptor, int64_t num_bytes) {
 ProcessId this_process() {
   struct stat found {};
   const bool known = ::stat("/proc/self/ns/pid", &found) == 0;
-  return {.number = ::getpid(), .space = known ? static_cast<int64_t>(found.st_ino) : 0};
+  return {.number = ::getpid(), .pid_namespace = known ? static_cast<int64_t>(found.st_ino) : 0};
 }
 
 struct PeerMemory::Pages {
@@ -87,7 +87,7 @@ PeerMemory::PeerMemory(const PeerHandle& h) {
     pages_->kind = Pages::Kind::other_gpu;
     return;
   }
-  MOEBIUS_CHECK(usage, h.process.space == this_process().space,
+  MOEBIUS_CHECK(usage, h.process.pid_namespace == this_process().pid_namespace,
                 "peer memory: process {} numbers processes in another way (another container or machine), so its "
                 "memory cannot be mapped",
                 h.process.number);

@@ -19,7 +19,7 @@ namespace moebius {
 
 // A process of this machine: its pid, and the pid namespace (a container may have its own).
 struct ProcessId {
-  int64_t number = 0, space = 0;
+  int64_t number = 0, pid_namespace = 0;
   bool operator==(const ProcessId&) const = default;
 };
 ProcessId this_process();

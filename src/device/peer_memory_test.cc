@@ -56,7 +56,7 @@ TEST(PeerMemory, SaysWhyItCannotBeMapped) {
   };
   EXPECT_THAT(why(), ::testing::StartsWith(
                          fmt::format("peer memory: memory of process {} cannot be mapped: ", handle.process.number)));
-  handle.process.space = 1;
+  handle.process.pid_namespace = 1;
   EXPECT_THAT(why(), ::testing::HasSubstr("numbers processes in another way (another container or machine)"));
 }
 

@@ -72,7 +72,7 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
 struct Band {
   std::vector<uint8_t> packed;
   std::vector<float> scale;
-  int64_t first_row = 0, first_col = 0;  // of the source, in the band
+  int64_t first_row = 0, first_col = 0;  // where the source begins in the band
   int64_t scales_of_row = 0;
 };
 

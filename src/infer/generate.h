@@ -34,7 +34,7 @@ struct Generated {
 
 // The tokens and the time of Generator::run.
 struct GenerateTimes {
-  int64_t prompt_tokens = 0;  // that were fed
+  int64_t prompt_tokens = 0;  // tokens of prompts that were computed, without cached ones
   double prompt_s = 0;        // with the first token of each text
   int64_t tokens = 0;         // the later ones
   double tokens_s = 0;

@@ -33,21 +33,21 @@ std::string TextStream::add(int32_t id) {
   if (now.size() <= before.size() || now.ends_with("\xEF\xBF\xBD")) return "";
   first_ = read_;
   read_ = ids_.size();
-  hold(now.substr(before.size()));
-  return give(is_stopped_ ? held_.size() : held_.size() - length_of_begun(held_, stops_));
+  hold_back(now.substr(before.size()));
+  return emit(is_stopped_ ? held_.size() : held_.size() - length_of_begun(held_, stops_));
 }
 
 std::string TextStream::rest() {
   if (!is_stopped_) {
     const std::span<const int32_t> recent = std::span(ids_).subspan(first_);
     const std::string before = tokenizer_.decode(recent.first(read_ - first_)), now = tokenizer_.decode(recent);
-    if (now.size() > before.size()) hold(now.substr(before.size()));
+    if (now.size() > before.size()) hold_back(now.substr(before.size()));
     first_ = read_ = ids_.size();
   }
-  return give(held_.size());
+  return emit(held_.size());
 }
 
-void TextStream::hold(const std::string& piece) {
+void TextStream::hold_back(const std::string& piece) {
   held_ += piece;
   size_t end = std::string::npos;
   for (const std::string& stop : stops_) end = std::min(end, held_.find(stop));
@@ -56,7 +56,7 @@ void TextStream::hold(const std::string& piece) {
   is_stopped_ = true;
 }
 
-std::string TextStream::give(size_t count) {
+std::string TextStream::emit(size_t count) {
   const std::string piece = held_.substr(0, count);
   held_.erase(0, count);
   text_ += piece;

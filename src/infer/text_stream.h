@@ -24,8 +24,8 @@ class TextStream {
   const std::string& text() const { return text_; }  // all that was returned so far
 
  private:
-  std::string give(size_t count);
-  void hold(const std::string& piece);
+  std::string emit(size_t count);
+  void hold_back(const std::string& piece);
 
   const Tokenizer& tokenizer_;
   std::vector<std::string> stops_;

@@ -10,14 +10,14 @@ namespace moebius::jinja {
 
 // An error of a template, without its place. Template::render and Template::parse turn it into an
 // Error that names the place.
-class Fault : public std::runtime_error {
+class TemplateError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct Limits {
   int64_t steps = 20'000'000;        // expressions, statements, and items or 256 bytes of text that they read
-  int64_t bytes = int64_t{1} << 29;  // of all texts and items that are made
+  int64_t bytes = int64_t{1} << 29;  // bytes of all texts and items that a rendering makes
   int depth = 1000;                  // expressions, statements and macros that are active at once
 };
 
@@ -27,18 +27,20 @@ class Budget {
 
   void step(int64_t count = 1) {
     steps_ += count;
-    if (steps_ > limits_.steps) throw Fault("expected at most " + std::to_string(limits_.steps) + " steps; got more");
+    if (steps_ > limits_.steps)
+      throw TemplateError("expected at most " + std::to_string(limits_.steps) + " steps; got more");
   }
   void read_text(size_t num_bytes) { step(static_cast<int64_t>(num_bytes / 256)); }
   void make(size_t num_bytes) {
     bytes_ += static_cast<int64_t>(num_bytes);
     if (bytes_ > limits_.bytes || num_bytes > static_cast<size_t>(limits_.bytes))
-      throw Fault("expected at most " + std::to_string(limits_.bytes >> 20) + " MiB of texts and lists; got more");
+      throw TemplateError("expected at most " + std::to_string(limits_.bytes >> 20) +
+                          " MiB of texts and lists; got more");
   }
   void enter() {
     if (depth_ == limits_.depth)
-      throw Fault("expected at most " + std::to_string(limits_.depth) +
-                  " expressions and macros in each other; got more");
+      throw TemplateError("expected at most " + std::to_string(limits_.depth) +
+                          " expressions and macros in each other; got more");
     ++depth_;
   }
   void leave() { --depth_; }
@@ -50,7 +52,7 @@ class Budget {
 };
 
 // While an object of this class exists, one more expression, statement or macro counts as active. Its constructor
-// throws Fault beyond Limits::depth.
+// throws TemplateError beyond Limits::depth.
 class Nested {
  public:
   explicit Nested(Budget& budget) : budget_(budget) { budget_.enter(); }

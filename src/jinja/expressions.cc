@@ -32,7 +32,7 @@ bool reads_safe_text(std::string_view name) {
   return name == "safe" || name == "string" || name == "length" || name == "count" || name == "tojson";
 }
 
-[[noreturn]] void fail_undefined(const Value& value) { throw Fault(value.why_undefined()); }
+[[noreturn]] void fail_undefined(const Value& value) { throw TemplateError(value.why_undefined()); }
 
 std::string object_name(const Value& object) {
   return object.is_none() ? "None" : fmt::format("{} object", object.type_name());
@@ -51,9 +51,9 @@ int64_t position(int64_t index, int64_t size) {
 // Returns the items that list[start:stop:step] has, by their positions.
 std::vector<int64_t> sliced(int64_t size, const Value& start, const Value& stop, const Value& step) {
   for (const Value* part : {&start, &stop, &step})
-    if (!part->is_none() && !part->is_integer()) throw Fault("slice indices must be integers or None");
+    if (!part->is_none() && !part->is_integer()) throw TemplateError("slice indices must be integers or None");
   const int64_t stride = step.is_none() ? 1 : step.integer();
-  if (stride == 0) throw Fault("slice step cannot be zero");
+  if (stride == 0) throw TemplateError("slice step cannot be zero");
   const auto bound = [&](const Value& part, int64_t otherwise) {
     if (part.is_none()) return otherwise;
     int64_t at = part.integer();
@@ -79,7 +79,7 @@ double floor_mod(double a, double b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-[[noreturn]] void fail_overflow() { throw Fault("expected a result of 64 bits; got a larger integer"); }
+[[noreturn]] void fail_overflow() { throw TemplateError("expected a result of 64 bits; got a larger integer"); }
 
 Value integer_power(int64_t base, int64_t exponent) {
   if (exponent < 0) return std::pow(static_cast<double>(base), static_cast<double>(exponent));
@@ -98,7 +98,7 @@ Value of_integers(Expr::Op op, int64_t a, int64_t b) {
   if (op == Expr::Op::multiply && __builtin_mul_overflow(a, b, &result)) fail_overflow();
   if (op == Expr::Op::power) return integer_power(a, b);
   if (op == Expr::Op::divide || op == Expr::Op::floor_divide || op == Expr::Op::modulo) {
-    if (b == 0) throw Fault("division by zero");
+    if (b == 0) throw TemplateError("division by zero");
     if (op == Expr::Op::divide) return static_cast<double>(a) / static_cast<double>(b);
     if (b == -1) return op == Expr::Op::modulo ? Value(int64_t{0}) : of_integers(Expr::Op::subtract, 0, a);
     result = op == Expr::Op::floor_divide ? floor_div(a, b) : a - floor_div(a, b) * b;
@@ -111,10 +111,10 @@ Value of_reals(Expr::Op op, double a, double b) {
   if (op == Expr::Op::subtract) return a - b;
   if (op == Expr::Op::multiply) return a * b;
   if (op == Expr::Op::power) {
-    if ((a < 0 && std::trunc(b) != b) || (a == 0 && b < 0)) throw Fault("expected a real power; got none");
+    if ((a < 0 && std::trunc(b) != b) || (a == 0 && b < 0)) throw TemplateError("expected a real power; got none");
     return std::pow(a, b);
   }
-  if (b == 0) throw Fault("division by zero");
+  if (b == 0) throw TemplateError("division by zero");
   if (op == Expr::Op::divide) return a / b;
   return op == Expr::Op::floor_divide ? std::floor((a - floor_mod(a, b)) / b + 0.5) : floor_mod(a, b);
 }
@@ -176,10 +176,10 @@ Value Runtime::eval_node(const Expr& expr) {
     case Op::concat:
       return eval_items(expr);
     case Op::attribute:
-      return attribute(eval(*expr.kids[0]), expr.name);
+      return attribute(eval(*expr.children[0]), expr.name);
     case Op::item: {
-      const Value object = eval(*expr.kids[0]);
-      return item(object, eval(*expr.kids[1]));
+      const Value object = eval(*expr.children[0]);
+      return item(object, eval(*expr.children[1]));
     }
     case Op::slice:
       return eval_slice(expr);
@@ -189,18 +189,18 @@ Value Runtime::eval_node(const Expr& expr) {
     case Op::test:
       return eval_call(expr);
     case Op::logical_not:
-      return !truth(eval(*expr.kids[0]));
+      return !truth(eval(*expr.children[0]));
     case Op::logical_and: {
-      Value left = eval(*expr.kids[0]);
-      return truth(left) ? eval(*expr.kids[1]) : left;
+      Value left = eval(*expr.children[0]);
+      return truth(left) ? eval(*expr.children[1]) : left;
     }
     case Op::logical_or: {
-      Value left = eval(*expr.kids[0]);
-      return truth(left) ? left : eval(*expr.kids[1]);
+      Value left = eval(*expr.children[0]);
+      return truth(left) ? left : eval(*expr.children[1]);
     }
     case Op::conditional:
-      if (truth(eval(*expr.kids[1]))) return eval(*expr.kids[0]);
-      if (expr.kids[2]) return eval(*expr.kids[2]);
+      if (truth(eval(*expr.children[1]))) return eval(*expr.children[0]);
+      if (expr.children[2]) return eval(*expr.children[2]);
       return Value::undefined("the inline if-expression evaluated to false and no else section was defined");
     case Op::compare:
       return eval_compare(expr);
@@ -210,14 +210,14 @@ Value Runtime::eval_node(const Expr& expr) {
 }
 
 Value Runtime::eval_number(const Expr& expr) {
-  Value left = eval(*expr.kids[0]);
+  Value left = eval(*expr.children[0]);
   if (expr.op != Expr::Op::negative && expr.op != Expr::Op::positive) {
-    const Value right = eval(*expr.kids[1]);
+    const Value right = eval(*expr.children[1]);
     line_ = expr.line;
     return binary(expr.op, left, right);
   }
   if (left.is_undefined()) fail_undefined(left);
-  if (!left.is_number()) throw Fault(fmt::format("bad operand type for unary -: '{}'", left.type_name()));
+  if (!left.is_number()) throw TemplateError(fmt::format("bad operand type for unary -: '{}'", left.type_name()));
   const bool minus = expr.op == Expr::Op::negative;
   if (left.is<double>()) return minus ? -left.real() : left.real();
   return of_integers(minus ? Expr::Op::subtract : Expr::Op::add, 0, left.integer());
@@ -243,7 +243,7 @@ Value Runtime::binary(Expr::Op op, const Value& a, const Value& b) {
     if (other.is_list()) return Value::list(repeated(budget_, other.items(), count));
     if (other.is_tuple()) return Value::tuple(repeated(budget_, other.items(), count));
   }
-  throw Fault(
+  throw TemplateError(
       fmt::format("unsupported operand types for {}: '{}' and '{}'", symbol_of(op), a.type_name(), b.type_name()));
 }
 
@@ -260,15 +260,15 @@ Value Runtime::add_texts(const Value& a, const Value& b) {
 Value Runtime::eval_items(const Expr& expr) {
   if (expr.op == Expr::Op::dict) {
     auto dict = std::make_shared<Dict>();
-    for (size_t i = 0; i < expr.kids.size(); i += 2) {
-      Value key = eval(*expr.kids[i]);
-      dict->set(std::move(key), eval(*expr.kids[i + 1]));
+    for (size_t i = 0; i < expr.children.size(); i += 2) {
+      Value key = eval(*expr.children[i]);
+      dict->set(std::move(key), eval(*expr.children[i + 1]));
     }
-    budget_.make(expr.kids.size() * sizeof(Value));
+    budget_.make(expr.children.size() * sizeof(Value));
     return DictPtr(dict);
   }
   std::vector<Value> items;
-  for (const ExprPtr& kid : expr.kids) items.push_back(eval(*kid));
+  for (const ExprPtr& child : expr.children) items.push_back(eval(*child));
   if (expr.op == Expr::Op::tuple) return Value::tuple(std::move(items));
   if (expr.op == Expr::Op::list) return list(std::move(items));
   std::string joined;
@@ -277,9 +277,9 @@ Value Runtime::eval_items(const Expr& expr) {
 }
 
 Value Runtime::eval_compare(const Expr& expr) {
-  Value left = eval(*expr.kids[0]);
+  Value left = eval(*expr.children[0]);
   for (size_t i = 0; i < expr.operators.size(); ++i) {
-    Value right = eval(*expr.kids[i + 1]);
+    Value right = eval(*expr.children[i + 1]);
     line_ = expr.line;
     const std::string& op = expr.operators[i];
     bool holds = false;
@@ -301,15 +301,15 @@ Value Runtime::eval_compare(const Expr& expr) {
 }
 
 Value Runtime::eval_slice(const Expr& expr) {
-  const Value object = eval(*expr.kids[0]);
+  const Value object = eval(*expr.children[0]);
   std::vector<Value> parts;
-  for (size_t i = 1; i < 4; ++i) parts.push_back(expr.kids[i] ? eval(*expr.kids[i]) : Value(None{}));
+  for (size_t i = 1; i < 4; ++i) parts.push_back(expr.children[i] ? eval(*expr.children[i]) : Value(None{}));
   line_ = expr.line;
   if (object.is_undefined()) fail_undefined(object);
   const auto* iterable = dynamic_cast<const Iterable*>(object.object());
   const bool is_range = iterable != nullptr && iterable->kind() == Iterable::Kind::range;
   if (!object.is_text() && !object.is_list() && !object.is_tuple() && !is_range)
-    throw Fault(fmt::format("'{}' has no slices", object_name(object)));
+    throw TemplateError(fmt::format("'{}' has no slices", object_name(object)));
   const std::vector<Value> items = is_range ? iterable->items() : items_of(budget_, object);
   std::vector<Value> chosen;
   for (const int64_t at : sliced(std::ssize(items), parts[0], parts[1], parts[2])) chosen.push_back(items[at]);
@@ -360,14 +360,14 @@ Value Runtime::item(const Value& object, const Value& key) {
 
 Arguments Runtime::arguments_of(const Expr& expr, size_t first) {
   Arguments arguments;
-  for (size_t i = first; i < expr.kids.size(); ++i) arguments.positional.push_back(eval(*expr.kids[i]));
+  for (size_t i = first; i < expr.children.size(); ++i) arguments.positional.push_back(eval(*expr.children[i]));
   for (const Keyword& keyword : expr.keywords) arguments.named.emplace_back(keyword.name, eval(*keyword.value));
   return arguments;
 }
 
 // Evaluates calls, filters and tests. `more`: arguments besides those in the call.
 Value Runtime::eval_call(const Expr& expr, const Arguments* more) {
-  const Value first = eval(*expr.kids[0]);
+  const Value first = eval(*expr.children[0]);
   Arguments arguments = arguments_of(expr, 1);
   if (more != nullptr) arguments.named.insert(arguments.named.end(), more->named.begin(), more->named.end());
   line_ = expr.line;
@@ -385,17 +385,18 @@ Value Runtime::eval_call(const Expr& expr, const Arguments* more) {
 Value Runtime::call(const Value& callee, const Arguments& arguments) {
   budget_.step();
   if (callee.is_undefined()) fail_undefined(callee);
-  if (callee.object() == nullptr) throw Fault(fmt::format("'{}' object is not callable", callee.type_name()));
+  if (callee.object() == nullptr) throw TemplateError(fmt::format("'{}' object is not callable", callee.type_name()));
   const ObjectPtr keep = callee.object_ptr();
   return keep->call(*this, arguments);
 }
 
 Value Runtime::filter(const std::string& name, const Value& input, const Arguments& arguments) {
   const Filter found = find_filter(name);
-  if (found == nullptr) throw Fault(fmt::format("expected a known filter; got \"{}\"", name));
+  if (found == nullptr) throw TemplateError(fmt::format("expected a known filter; got \"{}\"", name));
   if (input.is_text()) budget_.read_text(input.text().size() * 16);
   if (input.is_safe_text() && !reads_safe_text(name))
-    throw Fault(fmt::format("expected no filter {} after the filter safe; got it, which is not supported", name));
+    throw TemplateError(
+        fmt::format("expected no filter {} after the filter safe; got it, which is not supported", name));
   return found(*this, input, arguments);
 }
 

@@ -30,9 +30,9 @@ std::optional<double> real_of(std::string_view text) {
 
 Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("int", arguments, {"default", "base"});
-  if (p.integer_or(1, 10) != 10) throw Fault("int: expected base 10; got another, which is not supported");
+  if (p.integer_or(1, 10) != 10) throw TemplateError("int: expected base 10; got another, which is not supported");
   const Value otherwise = p.get(0, int64_t{0});
-  if (input.is_undefined()) throw Fault(input.why_undefined());
+  if (input.is_undefined()) throw TemplateError(input.why_undefined());
   if (input.is_integer()) return input.integer();
   std::optional<double> real;
   if (input.is<double>()) real = input.real();
@@ -45,13 +45,13 @@ Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
     real = real_of(input.text());
   }
   if (!real || !std::isfinite(*real)) return otherwise;
-  if (std::abs(*real) >= 0x1p63) throw Fault("int: expected an integer of 64 bits; got a larger one");
+  if (std::abs(*real) >= 0x1p63) throw TemplateError("int: expected an integer of 64 bits; got a larger one");
   return static_cast<int64_t>(*real);
 }
 
 Value to_real(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("float", arguments, {"default"});
-  if (input.is_undefined()) throw Fault(input.why_undefined());
+  if (input.is_undefined()) throw TemplateError(input.why_undefined());
   if (input.is_number()) return input.real();
   const std::optional<double> real = input.is_text() ? real_of(input.text()) : std::nullopt;
   return real ? Value(*real) : p.get(0, 0.0);
@@ -71,8 +71,8 @@ Value length(Runtime& runtime, const Value& input, const Arguments&) { return le
 
 Value absolute(Runtime&, const Value& input, const Arguments&) {
   if (input.is<double>()) return std::abs(input.real());
-  if (!input.is_integer()) throw Fault(fmt::format("abs: expected a number; got '{}'", input.type_name()));
-  if (input.integer() == INT64_MIN) throw Fault("abs: expected an integer of 64 bits; got a larger one");
+  if (!input.is_integer()) throw TemplateError(fmt::format("abs: expected a number; got '{}'", input.type_name()));
+  if (input.integer() == INT64_MIN) throw TemplateError("abs: expected an integer of 64 bits; got a larger one");
   return std::abs(input.integer());
 }
 
@@ -81,14 +81,14 @@ Value rounded(Runtime&, const Value& input, const Arguments& arguments) {
   const Parameters p("round", arguments, {"precision", "method"});
   const int64_t digits = p.integer_or(0, 0);
   const std::string method = p.text_or(1, "common");
-  if (!input.is_number()) throw Fault(fmt::format("round: expected a number; got '{}'", input.type_name()));
-  if (digits < 0 || digits > 15) throw Fault(fmt::format("round: expected 0 to 15 digits; got {}", digits));
+  if (!input.is_number()) throw TemplateError(fmt::format("round: expected a number; got '{}'", input.type_name()));
+  if (digits < 0 || digits > 15) throw TemplateError(fmt::format("round: expected 0 to 15 digits; got {}", digits));
   if (method == "common") {
     if (input.is_integer()) return input.integer();
     return std::stod(fmt::format("{:.{}f}", input.real(), digits));
   }
   const double scale = std::pow(10.0, static_cast<double>(digits)), scaled = input.real() * scale;
-  if (method != "ceil" && method != "floor") throw Fault("round: expected common, ceil or floor");
+  if (method != "ceil" && method != "floor") throw TemplateError("round: expected common, ceil or floor");
   return (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;
 }
 
@@ -113,7 +113,7 @@ bool holds(Runtime&, const Value& value, const Arguments&) {
 
 const Value& operand(const char* test, const Arguments& arguments) {
   if (arguments.positional.size() != 1 || !arguments.named.empty())
-    throw Fault(fmt::format("test {}: expected one argument; got {}", test, arguments.positional.size()));
+    throw TemplateError(fmt::format("test {}: expected one argument; got {}", test, arguments.positional.size()));
   return arguments.positional[0];
 }
 
@@ -132,16 +132,17 @@ bool is_sequence(Runtime&, const Value& v, const Arguments&) {
 // Returns value % by for a test, with the sign of `by` as in Python.
 double remainder_of(const char* test, const Value& value, const Value& by) {
   for (const Value* each : {&value, &by})
-    if (!each->is_number()) throw Fault(fmt::format("test {}: expected a number; got '{}'", test, each->type_name()));
+    if (!each->is_number())
+      throw TemplateError(fmt::format("test {}: expected a number; got '{}'", test, each->type_name()));
   if (value.is_integer() && by.is_integer()) {
     const int64_t divisor = by.integer();
-    if (divisor == 0) throw Fault("division by zero");
+    if (divisor == 0) throw TemplateError("division by zero");
     const int64_t left = divisor == -1 ? 0 : value.integer() % divisor;
     return static_cast<double>(left != 0 && (left < 0) != (divisor < 0) ? left + divisor : left);
   }
   const auto real = [](const Value& v) { return v.is<double>() ? v.real() : static_cast<double>(v.integer()); };
   const double divisor = real(by);
-  if (divisor == 0) throw Fault("division by zero");
+  if (divisor == 0) throw TemplateError("division by zero");
   const double left = std::fmod(real(value), divisor);
   return left != 0 && (left < 0) != (divisor < 0) ? left + divisor : left;
 }
@@ -211,11 +212,11 @@ Test find_test(const std::string& name) {
 void check_filter_name(const std::string& name) {
   if (find_filter(name) != nullptr) return;
   if (std::find(kOtherFilters.begin(), kOtherFilters.end(), name) != kOtherFilters.end())
-    throw Fault(fmt::format("expected a filter of chat templates; got \"{}\", which is not supported", name));
+    throw TemplateError(fmt::format("expected a filter of chat templates; got \"{}\", which is not supported", name));
 }
 
 void check_test_name(const std::string& name) {
-  if (find_test(name) == nullptr) throw Fault(fmt::format("expected a known test; got \"{}\"", name));
+  if (find_test(name) == nullptr) throw TemplateError(fmt::format("expected a known test; got \"{}\"", name));
 }
 
 }  // namespace moebius::jinja

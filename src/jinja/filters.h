@@ -12,8 +12,8 @@ namespace moebius::jinja {
 using Filter = Value (*)(Runtime&, const Value& input, const Arguments&);
 using Test = bool (*)(Runtime&, const Value& value, const Arguments&);
 
-// Throws Fault with the name for a filter of Jinja that is not supported, and for an unknown test. An unknown filter
-// fails only when it runs, as in Jinja, so that a branch that does not run may contain it.
+// Throws TemplateError with the name, for a filter of Jinja that is not supported and for an unknown test. An unknown
+// filter fails only when it runs, as in Jinja, so that a branch that does not run may contain it.
 void check_filter_name(const std::string& name);
 void check_test_name(const std::string& name);
 Filter find_filter(const std::string& name);  // returns null for other names

@@ -81,8 +81,8 @@ Value sort(Runtime& runtime, const Value& input, const Arguments& arguments) {
 Value dictsort(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Parameters p("dictsort", arguments, {"case_sensitive", "by", "reverse"});
   const std::string by = p.text_or(1, "key");
-  if (by != "key" && by != "value") throw Fault("dictsort: expected by \"key\" or \"value\"");
-  if (!input.is_dict()) throw Fault(fmt::format("dictsort: expected a dict; got '{}'", input.type_name()));
+  if (by != "key" && by != "value") throw TemplateError("dictsort: expected by \"key\" or \"value\"");
+  if (!input.is_dict()) throw TemplateError(fmt::format("dictsort: expected a dict; got '{}'", input.type_name()));
   Items pairs;
   for (const auto& [key, value] : input.dict().items()) pairs.push_back(Value::tuple({key, value}));
   return runtime.list(sorted(runtime, pairs, p.truth_or(2, false), [&](const Value& pair) {
@@ -155,7 +155,7 @@ Value first(Runtime& runtime, const Value& input, const Arguments&) {
 
 Value last(Runtime& runtime, const Value& input, const Arguments&) {
   const auto* iterable = dynamic_cast<const Iterable*>(input.object());
-  if (iterable != nullptr && !iterable->has_length()) throw Fault("'generator' object is not reversible");
+  if (iterable != nullptr && !iterable->has_length()) throw TemplateError("'generator' object is not reversible");
   const Items items = items_of(runtime.budget(), input);
   return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }
@@ -171,7 +171,7 @@ Value reverse(Runtime& runtime, const Value& input, const Arguments&) {
 
 Value items(Runtime& runtime, const Value& input, const Arguments&) {
   if (input.is_undefined()) return runtime.generator({});
-  if (!input.is_dict()) throw Fault(fmt::format("items: expected a dict; got '{}'", input.type_name()));
+  if (!input.is_dict()) throw TemplateError(fmt::format("items: expected a dict; got '{}'", input.type_name()));
   Items pairs;
   for (const auto& [key, value] : input.dict().items()) pairs.push_back(Value::tuple({key, value}));
   return runtime.generator(std::move(pairs));
@@ -180,7 +180,8 @@ Value items(Runtime& runtime, const Value& input, const Arguments&) {
 Value batch(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Parameters p("batch", arguments, {"linecount", "fill_with"});
   const int64_t count = p.integer(0);
-  if (count < 1 || count > 1'000'000) throw Fault(fmt::format("batch: expected 1 to 1000000 items; got {}", count));
+  if (count < 1 || count > 1'000'000)
+    throw TemplateError(fmt::format("batch: expected 1 to 1000000 items; got {}", count));
   Items batches, current;
   for (const Value& item : items_of(runtime.budget(), input)) {
     if (std::ssize(current) == count) batches.push_back(runtime.list(std::exchange(current, {})));
@@ -242,7 +243,8 @@ Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
 // select and reject, of items or of an attribute of each.
 Value choose(Runtime& runtime, const Value& input, const Arguments& arguments, bool by_attribute, bool wanted) {
   const size_t used = by_attribute ? 1 : 0;
-  if (arguments.positional.size() < used) throw Fault("selectattr: expected the name of an attribute; got none");
+  if (arguments.positional.size() < used)
+    throw TemplateError("selectattr: expected the name of an attribute; got none");
   const bool has_test = arguments.positional.size() > used;
   const std::string test = has_test ? runtime.str(arguments.positional[used]) : "";
   Items chosen;

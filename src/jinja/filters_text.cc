@@ -28,8 +28,8 @@ std::string mapped(std::string_view text, char32_t (*map)(char32_t, bool after_l
   for (size_t at = 0; at < text.size();) {
     const char32_t c = next_char(text, &at);
     if (has_special_case(c))
-      throw Fault(fmt::format("expected characters whose cases are one character each; got U+{:04X}",
-                              static_cast<uint32_t>(c)));
+      throw TemplateError(fmt::format("expected characters whose cases are one character each; got U+{:04X}",
+                                      static_cast<uint32_t>(c)));
     append_utf8(map(c, after_letter), &out);
     const auto code = static_cast<utf8proc_int32_t>(c);
     after_letter = utf8proc_tolower(code) != utf8proc_toupper(code);
@@ -80,7 +80,7 @@ Value replace(Runtime& runtime, const Value& input, const Arguments& arguments) 
 
 Value indent(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Parameters p("indent", arguments, {"width", "first", "blank"});
-  if (!input.is_text()) throw Fault(fmt::format("indent: expected a string; got '{}'", input.type_name()));
+  if (!input.is_text()) throw TemplateError(fmt::format("indent: expected a string; got '{}'", input.type_name()));
   std::string before;
   if (p.has(0) && p.at(0).is_text())
     before = p.text(0);
@@ -98,7 +98,7 @@ Value indent(Runtime& runtime, const Value& input, const Arguments& arguments) {
 }
 
 Value format(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  if (!arguments.named.empty()) throw Fault("format: expected arguments without names; got one with a name");
+  if (!arguments.named.empty()) throw TemplateError("format: expected arguments without names; got one with a name");
   return runtime.text(percent_format(runtime, runtime.str(input), Value::tuple(arguments.positional)));
 }
 
@@ -106,21 +106,22 @@ Value format(Runtime& runtime, const Value& input, const Arguments& arguments) {
 std::string converted(Runtime& runtime, const std::string& spec, const Value& value) {
   const char kind = spec.back();
   std::string numeric = spec.substr(0, spec.size() - 1);
-  if (numeric.size() > 8) throw Fault(fmt::format("expected a short format; got \"{}\"", spec));
+  if (numeric.size() > 8) throw TemplateError(fmt::format("expected a short format; got \"{}\"", spec));
   if (kind == 's' || kind == 'r') {
     const std::string text = kind == 's' ? runtime.str(value) : to_repr(runtime.budget(), value);
     if (numeric == "%") return text;
-    throw Fault(fmt::format("expected %s without a width; got \"{}\", which is not supported", spec));
+    throw TemplateError(fmt::format("expected %s without a width; got \"{}\", which is not supported", spec));
   }
-  if (!value.is_number()) throw Fault(fmt::format("%{} format: expected a number; got '{}'", kind, value.type_name()));
+  if (!value.is_number())
+    throw TemplateError(fmt::format("%{} format: expected a number; got '{}'", kind, value.type_name()));
   if (kind == 'd' || kind == 'i') {
-    if (value.is<double>() && std::abs(value.real()) >= 0x1p63) throw Fault("expected an integer of 64 bits");
+    if (value.is<double>() && std::abs(value.real()) >= 0x1p63) throw TemplateError("expected an integer of 64 bits");
     return fmt::sprintf(numeric + "d", value.is<double>() ? static_cast<int64_t>(value.real()) : value.integer());
   }
   if (std::string_view("xXo").find(kind) != std::string_view::npos && value.is_integer() && value.integer() >= 0)
     return fmt::sprintf(spec, value.integer());
   if (std::string_view("feEgG").find(kind) != std::string_view::npos) return fmt::sprintf(spec, value.real());
-  throw Fault(fmt::format("expected a format of s, r, d, i, x, X, o, f, e or g; got \"{}\"", spec));
+  throw TemplateError(fmt::format("expected a format of s, r, d, i, x, X, o, f, e or g; got \"{}\"", spec));
 }
 
 }  // namespace
@@ -219,18 +220,18 @@ std::string percent_format(Runtime& runtime, const std::string& format, const Va
       continue;
     }
     const size_t end = format.find_first_not_of("0123456789.+- #", i + 1);
-    if (end == std::string::npos) throw Fault("incomplete format");
+    if (end == std::string::npos) throw TemplateError("incomplete format");
     if (format[end] == '%') {
       out += '%';
     } else {
-      if (format[end] == '(') throw Fault("expected formats without names; got %(...), which is not supported");
-      if (next == values.size()) throw Fault("not enough arguments for format string");
+      if (format[end] == '(') throw TemplateError("expected formats without names; got %(...), which is not supported");
+      if (next == values.size()) throw TemplateError("not enough arguments for format string");
       out += converted(runtime, format.substr(i, end + 1 - i), values[next++]);
     }
     i = end;
   }
   if (next < values.size() && (arguments.is_tuple() || !arguments.is_dict()))
-    throw Fault("not all arguments converted during string formatting");
+    throw TemplateError("not all arguments converted during string formatting");
   return out;
 }
 

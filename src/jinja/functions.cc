@@ -16,9 +16,9 @@ Value range(Runtime& runtime, const Arguments& arguments) {
   const Parameters p("range", arguments, {"start", "stop", "step"});
   const int64_t start = given > 1 ? p.integer(0) : 0, stop = given > 1 ? p.integer(1) : p.integer(0),
                 step = p.integer_or(2, 1);
-  if (step == 0) throw Fault("range: expected a step other than 0");
+  if (step == 0) throw TemplateError("range: expected a step other than 0");
   const double length = (static_cast<double>(stop) - static_cast<double>(start)) / static_cast<double>(step);
-  if (length > kMaxRange) throw Fault(fmt::format("range: expected at most {} numbers; got more", kMaxRange));
+  if (length > kMaxRange) throw TemplateError(fmt::format("range: expected at most {} numbers; got more", kMaxRange));
   std::vector<Value> numbers;
   for (int64_t i = start; step > 0 ? i < stop : i > stop;) {
     numbers.emplace_back(i);
@@ -31,7 +31,7 @@ Value range(Runtime& runtime, const Arguments& arguments) {
 // Sets fields from one dict, or from named arguments.
 template <class Set>
 void each_field(Runtime& runtime, const Arguments& arguments, const Set& set) {
-  if (arguments.positional.size() > 1) throw Fault("expected at most one argument without a name");
+  if (arguments.positional.size() > 1) throw TemplateError("expected at most one argument without a name");
   for (const Value& from : arguments.positional) {
     if (from.is_dict()) {
       for (const auto& [key, value] : from.dict().items()) set(key, value);
@@ -39,7 +39,8 @@ void each_field(Runtime& runtime, const Arguments& arguments, const Set& set) {
     }
     for (const Value& pair : items_of(runtime.budget(), from)) {
       const std::vector<Value> two = items_of(runtime.budget(), pair);
-      if (two.size() != 2) throw Fault(fmt::format("expected pairs of key and value; got {} items", two.size()));
+      if (two.size() != 2)
+        throw TemplateError(fmt::format("expected pairs of key and value; got {} items", two.size()));
       set(two[0], two[1]);
     }
   }
@@ -61,13 +62,13 @@ Value namespace_function(Runtime& runtime, const Arguments& arguments) {
 
 Value raise_exception(Runtime& runtime, const Arguments& arguments) {
   const Parameters p("raise_exception", arguments, {"message"});
-  throw Fault(fmt::format("the template refuses this: {}", runtime.str(p.at(0))));
+  throw TemplateError(fmt::format("the template refuses this: {}", runtime.str(p.at(0))));
 }
 
 Value strftime_now(Runtime& runtime, const Arguments& arguments) {
   const Parameters p("strftime_now", arguments, {"format"});
   const std::string format = p.text(0);
-  if (format.size() > 256) throw Fault("strftime_now: expected a format of at most 256 bytes");
+  if (format.size() > 256) throw TemplateError("strftime_now: expected a format of at most 256 bytes");
   std::array<char, 4096> buffer{};
   const size_t length =
       format.empty() ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &runtime.now());
@@ -77,7 +78,7 @@ Value strftime_now(Runtime& runtime, const Arguments& arguments) {
 class Cycler : public Object {
  public:
   explicit Cycler(const std::vector<Value>& items) : state_(std::make_shared<State>(State{items})) {
-    if (items.empty()) throw Fault("cycler: expected items; got none");
+    if (items.empty()) throw TemplateError("cycler: expected items; got none");
     depth_ = Value::list(items).depth() + 1;
   }
   std::string_view type_name() const override { return "Cycler"; }
@@ -126,39 +127,40 @@ Value global_function(const std::string& name) {
   if (name == "joiner") return function(joiner);
   if (name == "cycler")
     return function([](Runtime&, const Arguments& a) -> Value { return std::make_shared<Cycler>(a.positional); });
-  if (name == "lipsum") throw Fault("expected a function of chat templates; got lipsum, which is not supported");
+  if (name == "lipsum")
+    throw TemplateError("expected a function of chat templates; got lipsum, which is not supported");
   return {};
 }
 
 Parameters::Parameters(std::string who, const Arguments& arguments, std::vector<std::string> names)
     : who_(std::move(who)), names_(std::move(names)), values_(names_.size()) {
   if (arguments.positional.size() > names_.size())
-    throw Fault(
+    throw TemplateError(
         fmt::format("{}: expected at most {} arguments; got {}", who_, names_.size(), arguments.positional.size()));
   for (size_t i = 0; i < arguments.positional.size(); ++i) values_[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
     const auto it = std::find(names_.begin(), names_.end(), name);
-    if (it == names_.end()) throw Fault(fmt::format("{}: expected no argument \"{}\"; got it", who_, name));
+    if (it == names_.end()) throw TemplateError(fmt::format("{}: expected no argument \"{}\"; got it", who_, name));
     const Value*& slot = values_[static_cast<size_t>(it - names_.begin())];
-    if (slot != nullptr) throw Fault(fmt::format("{}: expected \"{}\" once; got it twice", who_, name));
+    if (slot != nullptr) throw TemplateError(fmt::format("{}: expected \"{}\" once; got it twice", who_, name));
     slot = &value;
   }
 }
 
 const Value& Parameters::at(size_t i) const {
-  if (!has(i)) throw Fault(fmt::format("{}: expected the argument \"{}\"; got none", who_, names_[i]));
+  if (!has(i)) throw TemplateError(fmt::format("{}: expected the argument \"{}\"; got none", who_, names_[i]));
   return *values_[i];
 }
 
 std::string Parameters::text(size_t i) const {
   if (!at(i).is_text())
-    throw Fault(fmt::format("{}: expected a string as \"{}\"; got '{}'", who_, names_[i], at(i).type_name()));
+    throw TemplateError(fmt::format("{}: expected a string as \"{}\"; got '{}'", who_, names_[i], at(i).type_name()));
   return at(i).text();
 }
 
 int64_t Parameters::integer(size_t i) const {
   if (!at(i).is_integer())
-    throw Fault(fmt::format("{}: expected an integer as \"{}\"; got '{}'", who_, names_[i], at(i).type_name()));
+    throw TemplateError(fmt::format("{}: expected an integer as \"{}\"; got '{}'", who_, names_[i], at(i).type_name()));
   return at(i).integer();
 }
 

@@ -66,7 +66,7 @@ class Writer {
     }
     if (value.is_list() || value.is_tuple()) return list(value.items(), depth);
     if (value.is_dict()) return dict(value.dict(), depth);
-    throw Fault(fmt::format("Object of type {} is not JSON serializable", value.type_name()));
+    throw TemplateError(fmt::format("Object of type {} is not JSON serializable", value.type_name()));
   }
 
  private:
@@ -106,7 +106,7 @@ class Writer {
   std::string key_text(const Value& key) {
     if (key.is_text()) return quoted(key.text(), style_.ascii);
     if (!key.is_number() && !key.is_none())
-      throw Fault(fmt::format("keys must be str, int, float, bool or None, not {}", key.type_name()));
+      throw TemplateError(fmt::format("keys must be str, int, float, bool or None, not {}", key.type_name()));
     return '"' + write(key) + '"';
   }
 
@@ -146,7 +146,7 @@ Value tojson(Runtime& runtime, const Value& input, const Arguments& arguments) {
   }
   if (!p.is_none(2)) {
     const std::vector<Value> separators = items_of(runtime.budget(), p.at(2));
-    if (separators.size() != 2) throw Fault("tojson: expected two separators");
+    if (separators.size() != 2) throw TemplateError("tojson: expected two separators");
     style.item_separator = runtime.str(separators[0]);
     style.key_separator = runtime.str(separators[1]);
   }

@@ -110,7 +110,7 @@ class Lexer {
 
   void comment() {
     const size_t end = source_.find("#}", at_ + 2);
-    if (end == std::string::npos) throw Fault("expected #} to end a comment; got the end of the template");
+    if (end == std::string::npos) throw TemplateError("expected #} to end a comment; got the end of the template");
     const char sign = source_[end - 1];
     const bool has_sign = end > at_ + 2;
     advance(end + 2 - at_);
@@ -136,7 +136,7 @@ class Lexer {
     if (strips) skip_spaces();
     for (size_t from = at_;;) {
       const size_t begin = source_.find("{%", from);
-      if (begin == std::string::npos) throw Fault("expected {% endraw %}; got the end of the template");
+      if (begin == std::string::npos) throw TemplateError("expected {% endraw %}; got the end of the template");
       size_t at = begin + 2;
       if (at < source_.size() && (source_[at] == '-' || source_[at] == '+')) ++at;
       at = spaces_from(at);
@@ -164,7 +164,7 @@ class Lexer {
     std::vector<char> open;
     for (;;) {
       skip_spaces();
-      if (at_ == source_.size()) throw Fault("expected the end of a tag; got the end of the template");
+      if (at_ == source_.size()) throw TemplateError("expected the end of a tag; got the end of the template");
       if (open.empty() && end_of_tag(is_print)) return;
       token(&open);
     }
@@ -194,10 +194,11 @@ class Lexer {
       return advance(2);
     }
     if (std::string_view("+-/*%~[](){}><=.:|,;").find(c) == std::string_view::npos)
-      throw Fault(fmt::format("expected an expression; got the character '{}'", c));
+      throw TemplateError(fmt::format("expected an expression; got the character '{}'", c));
     if (c == '(' || c == '[' || c == '{') open->push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
     if (c == ')' || c == ']' || c == '}') {
-      if (open->empty() || open->back() != c) throw Fault(fmt::format("expected matching brackets; got '{}'", c));
+      if (open->empty() || open->back() != c)
+        throw TemplateError(fmt::format("expected matching brackets; got '{}'", c));
       open->pop_back();
     }
     add(Token::Kind::symbol, std::string(1, c));
@@ -246,7 +247,7 @@ class Lexer {
     try {
       add(Token::Kind::integer, std::to_string(std::stoll(digits, nullptr, base)));
     } catch (const std::logic_error&) {
-      throw Fault(fmt::format("expected a number of base {} in 64 bits; got \"{}\"", base, digits));
+      throw TemplateError(fmt::format("expected a number of base {} in 64 bits; got \"{}\"", base, digits));
     }
   }
 
@@ -255,7 +256,7 @@ class Lexer {
     const int line = line_;
     std::string text;
     for (advance(1);;) {
-      if (at_ >= source_.size()) throw Fault("expected the end of a string; got the end of the template");
+      if (at_ >= source_.size()) throw TemplateError("expected the end of a string; got the end of the template");
       const char c = source_[at_];
       advance(1);
       if (c == quote) break;
@@ -267,7 +268,7 @@ class Lexer {
     tokens_.push_back({Token::Kind::text_literal, std::move(text), line});
   }
   void escape(std::string* text) {
-    if (at_ >= source_.size()) throw Fault("expected the end of a string; got the end of the template");
+    if (at_ >= source_.size()) throw TemplateError("expected the end of a string; got the end of the template");
     const char c = source_[at_];
     advance(1);
     constexpr std::string_view kNames = "ntrabfv0\\'\"", kValues("\n\t\r\a\b\f\v\0\\'\"", 11);
@@ -275,7 +276,7 @@ class Lexer {
     if (c == 'x') return code_point(2, text);
     if (c == 'u') return code_point(4, text);
     if (c == 'U') return code_point(8, text);
-    if (c == 'N') throw Fault("expected no character by its name, \\N{...}; write it out");
+    if (c == 'N') throw TemplateError("expected no character by its name, \\N{...}; write it out");
     if (c >= '0' && c <= '7') {
       --at_;
       char32_t value = 0;
@@ -294,10 +295,10 @@ class Lexer {
   void code_point(size_t num_digits, std::string* text) {
     const std::string digits(source_.substr(at_, num_digits));
     if (digits.size() < num_digits || !std::all_of(digits.begin(), digits.end(), is_hex))
-      throw Fault(fmt::format("expected {} hexadecimal digits in a string; got \"{}\"", num_digits, digits));
+      throw TemplateError(fmt::format("expected {} hexadecimal digits in a string; got \"{}\"", num_digits, digits));
     const auto value = static_cast<char32_t>(std::stoul(digits, nullptr, 16));
     if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000))
-      throw Fault(fmt::format("expected a character of Unicode in a string; got \"{}\"", digits));
+      throw TemplateError(fmt::format("expected a character of Unicode in a string; got \"{}\"", digits));
     append_utf8(value, text);
     advance(num_digits);
   }

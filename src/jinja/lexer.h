@@ -27,7 +27,7 @@ struct Token {
   int line;
 };
 
-// Throws Fault for text that is no token. Then *line is the line of the error.
+// Throws TemplateError for text that is no token. Then *line is the line of the error.
 std::vector<Token> tokens_of(std::string_view source, int* line);
 
 bool is_python_space(char32_t character);  // as str.isspace() of Python

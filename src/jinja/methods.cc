@@ -23,7 +23,7 @@ Value begins_or_ends(const Value& self, const Arguments& arguments, bool begins)
   const std::vector<Value> options = p.at(0).is_tuple() ? p.at(0).items() : std::vector<Value>{p.at(0)};
   return std::any_of(options.begin(), options.end(), [&](const Value& option) {
     if (!option.is_text())
-      throw Fault(fmt::format("expected a string or a tuple of strings; got '{}'", option.type_name()));
+      throw TemplateError(fmt::format("expected a string or a tuple of strings; got '{}'", option.type_name()));
     return begins ? self.text().starts_with(option.text()) : self.text().ends_with(option.text());
   });
 }
@@ -64,7 +64,7 @@ std::vector<std::string> words_of(std::string_view text, int64_t most, bool from
 }
 
 std::vector<std::string> parts_of(std::string_view text, std::string_view between, int64_t most, bool from_right) {
-  if (between.empty()) throw Fault("empty separator");
+  if (between.empty()) throw TemplateError("empty separator");
   std::vector<std::string> parts;
   while (most < 0 || std::ssize(parts) < most) {
     const size_t at = from_right ? text.rfind(between) : text.find(between);
@@ -101,7 +101,7 @@ Value rsplit(Runtime& r, const Value& self, const Arguments& a) { return split_w
 Value splitlines(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Parameters p("splitlines", arguments, {"keepends"});
   if (p.truth_or(0, false))
-    throw Fault("splitlines: expected lines without ends; got keepends, which is not supported");
+    throw TemplateError("splitlines: expected lines without ends; got keepends, which is not supported");
   return texts(runtime, lines_of(self.text()));
 }
 
@@ -125,7 +125,7 @@ Value join(Runtime& runtime, const Value& self, const Arguments& arguments) {
   std::string out;
   bool first = true;
   for (const Value& item : items_of(runtime.budget(), p.at(0))) {
-    if (!item.is_text()) throw Fault(fmt::format("join: expected strings; got '{}'", item.type_name()));
+    if (!item.is_text()) throw TemplateError(fmt::format("join: expected strings; got '{}'", item.type_name()));
     runtime.budget().make(self.text().size() + item.text().size());
     if (!std::exchange(first, false)) out += self.text();
     out += item.text();
@@ -144,7 +144,7 @@ Value find(Runtime& r, const Value& self, const Arguments& a) { return place_of(
 Value rfind(Runtime& r, const Value& self, const Arguments& a) { return place_of(r, self, a, true); }
 Value index(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const int64_t at = place_of(runtime, self, arguments, false);
-  if (at < 0) throw Fault("substring not found");
+  if (at < 0) throw TemplateError("substring not found");
   return at;
 }
 
@@ -184,7 +184,7 @@ Value isspace(Runtime&, const Value& self, const Arguments&) { return all_charac
 Value isdigit(Runtime&, const Value& self, const Arguments&) {
   return all_characters(self, [](char32_t c) {
     if (c >= 0x80 && is_numeric(c))
-      throw Fault("isdigit: expected digits of ASCII; got others, which are not supported");
+      throw TemplateError("isdigit: expected digits of ASCII; got others, which are not supported");
     return c >= U'0' && c <= U'9';
   });
 }
@@ -206,23 +206,23 @@ Value format(Runtime& runtime, const Value& self, const Arguments& arguments) {
       out += text[i++];
       continue;
     }
-    if (c == '}') throw Fault("Single '}' encountered in format string");
+    if (c == '}') throw TemplateError("Single '}' encountered in format string");
     if (c != '{') {
       out += c;
       continue;
     }
     const size_t end = text.find('}', i);
-    if (end == std::string::npos) throw Fault("expected '}' before end of string");
+    if (end == std::string::npos) throw TemplateError("expected '}' before end of string");
     const std::string field = text.substr(i + 1, end - i - 1);
     if (field.find_first_of("!:.[{") != field.npos)
-      throw Fault(fmt::format("format: expected fields such as {{}}, {{0}} or {{name}}; got {{{}}}", field));
+      throw TemplateError(fmt::format("format: expected fields such as {{}}, {{0}} or {{name}}; got {{{}}}", field));
     const bool is_number = field.empty() || field.find_first_not_of("0123456789") == field.npos;
     const Value* found = nullptr;
     const size_t at = field.empty() ? next++ : is_number ? std::stoul(field.substr(0, 9)) : 0;
     if (is_number && at < arguments.positional.size()) found = &arguments.positional[at];
     for (const auto& [name, value] : arguments.named)
       if (!is_number && name == field) found = &value;
-    if (found == nullptr) throw Fault(fmt::format("format: expected a value for {{{}}}; got none", field));
+    if (found == nullptr) throw TemplateError(fmt::format("format: expected a value for {{{}}}; got none", field));
     out += runtime.str(*found);
     i = end;
   }
@@ -231,7 +231,8 @@ Value format(Runtime& runtime, const Value& self, const Arguments& arguments) {
 
 Value get(Runtime&, const Value& self, const Arguments& arguments) {
   const Parameters p("get", arguments, {"key", "default"});
-  if (p.at(0).is_list() || p.at(0).is_dict()) throw Fault(fmt::format("unhashable type: '{}'", p.at(0).type_name()));
+  if (p.at(0).is_list() || p.at(0).is_dict())
+    throw TemplateError(fmt::format("unhashable type: '{}'", p.at(0).type_name()));
   const Value* found = self.dict().find(p.at(0));
   return found != nullptr ? *found : p.get(1, None{});
 }
@@ -266,7 +267,7 @@ Value index_of_item(Runtime& runtime, const Value& self, const Arguments& argume
   const Parameters p("index", arguments, {"value"});
   for (size_t i = 0; i < self.items().size(); ++i)
     if (equal(runtime.budget(), self.items()[i], p.at(0))) return static_cast<int64_t>(i);
-  throw Fault("value is not in list");
+  throw TemplateError("value is not in list");
 }
 
 using Methods = std::unordered_map<std::string_view, Method>;
@@ -338,11 +339,12 @@ bool method_of(const Value& object, const std::string& name, Value* method) {
   if (it == methods->end() || is_copy_of_tuple) {
     if (!is_refused(object, name)) return false;
     *method = std::make_shared<Function>(name, [name](Runtime&, const Arguments&) -> Value {
-      throw Fault(fmt::format("expected no method {}; it changes its object, or is not supported", name));
+      throw TemplateError(fmt::format("expected no method {}; it changes its object, or is not supported", name));
     });
     return true;
   }
-  if (object.is_safe_text()) throw Fault("expected no method of a text after the filter safe; that is not supported");
+  if (object.is_safe_text())
+    throw TemplateError("expected no method of a text after the filter safe; that is not supported");
   const Method body = it->second;
   *method = std::make_shared<Function>(
       name,

@@ -9,8 +9,8 @@
 namespace moebius::jinja {
 namespace {
 
-constexpr int kMaxBlocks = 60;                 // of tags in each other
-constexpr size_t kMaxBytes = size_t{4} << 20;  // of a template
+constexpr int kMaxBlocks = 60;                 // nested block tags
+constexpr size_t kMaxBytes = size_t{4} << 20;  // the size of a template
 
 std::string shown(const Token& token) {
   switch (token.kind) {
@@ -41,7 +41,8 @@ bool mentions(const ExprPtr& expr, std::string_view name) { return mentions(expr
 bool mentions(const Expr* expr, std::string_view name) {
   if (expr == nullptr) return false;
   if (expr->op == Expr::Op::name && expr->name == name) return true;
-  return std::any_of(expr->kids.begin(), expr->kids.end(), [&](const ExprPtr& kid) { return mentions(kid, name); }) ||
+  return std::any_of(expr->children.begin(), expr->children.end(),
+                     [&](const ExprPtr& child) { return mentions(child, name); }) ||
          std::any_of(expr->keywords.begin(), expr->keywords.end(),
                      [&](const Keyword& keyword) { return mentions(keyword.value, name); });
 }
@@ -63,26 +64,26 @@ class Parser {
 
   Body run() {
     Body body = statements({});
-    if (tokens_.now().kind != Token::Kind::end) tokens_.fail("no end of a block that was not begun");
+    if (tokens_.current().kind != Token::Kind::end) tokens_.fail("no end of a block that was not begun");
     return body;
   }
 
  private:
   using Ends = std::vector<std::string_view>;
   bool at_end_of(const Ends& ends) const {
-    return tokens_.now().kind == Token::Kind::block_begin &&
+    return tokens_.current().kind == Token::Kind::block_begin &&
            std::any_of(ends.begin(), ends.end(), [&](std::string_view end) {
-             return tokens_.after().kind == Token::Kind::name && tokens_.after().text == end;
+             return tokens_.peek().kind == Token::Kind::name && tokens_.peek().text == end;
            });
   }
 
   // Statements up to a tag of one of these names, or to the end of the template if there are none.
   Body statements(const Ends& ends) {
     if (++blocks_ > kMaxBlocks)
-      throw Fault(fmt::format("expected at most {} tags in each other; got more", kMaxBlocks));
+      throw TemplateError(fmt::format("expected at most {} tags in each other; got more", kMaxBlocks));
     Body body;
     while (!at_end_of(ends)) {
-      if (tokens_.now().kind == Token::Kind::end) {
+      if (tokens_.current().kind == Token::Kind::end) {
         if (!ends.empty()) tokens_.fail(fmt::format("{{% {} %}}", fmt::join(ends, " %} or {% ")));
         break;
       }
@@ -128,8 +129,8 @@ class Parser {
     constexpr std::array<std::string_view, 9> kRefused{"include", "import", "from",  "extends",   "block",
                                                        "do",      "trans",  "debug", "autoescape"};
     if (std::find(kRefused.begin(), kRefused.end(), tag) != kRefused.end())
-      throw Fault(fmt::format("expected a tag of chat templates; got {{% {} %}}, which is not supported", tag));
-    throw Fault(fmt::format("expected a known tag; got {{% {} %}}", tag));
+      throw TemplateError(fmt::format("expected a tag of chat templates; got {{% {} %}}, which is not supported", tag));
+    throw TemplateError(fmt::format("expected a known tag; got {{% {} %}}", tag));
   }
 
   void condition(Statement* s) {
@@ -157,7 +158,7 @@ class Parser {
   }
 
   void leave_loop(const std::string& tag, Statement* s) {
-    if (loops_ == 0) throw Fault(fmt::format("expected {{% {} %}} in a loop; got it outside", tag));
+    if (loops_ == 0) throw TemplateError(fmt::format("expected {{% {} %}} in a loop; got it outside", tag));
     s->op = tag == "break" ? Statement::Op::break_loop : Statement::Op::continue_loop;
   }
 
@@ -175,7 +176,7 @@ class Parser {
 
   void with(Statement* s) {
     s->op = Statement::Op::with;
-    while (tokens_.now().kind != Token::Kind::block_end) {
+    while (tokens_.current().kind != Token::Kind::block_end) {
       if (!s->targets.empty()) tokens_.expect_symbol(",");
       s->targets.push_back(target(false, /*one=*/true));
       tokens_.expect_symbol("=");
@@ -230,7 +231,7 @@ class Parser {
   }
 
   void generation(Statement* s) {
-    if (in_generation_) throw Fault("expected no {% generation %} in another; got one");
+    if (in_generation_) throw TemplateError("expected no {% generation %} in another; got one");
     s->op = Statement::Op::generation;
     in_generation_ = true;
     function_body(s, {"endgeneration"});
@@ -262,7 +263,7 @@ class Parser {
     simple.name = tokens_.expect_name();
     constexpr std::array<std::string_view, 6> kConstants{"true", "false", "none", "True", "False", "None"};
     if (std::find(kConstants.begin(), kConstants.end(), simple.name) != kConstants.end())
-      throw Fault(fmt::format("expected a name to assign to; got {}", simple.name));
+      throw TemplateError(fmt::format("expected a name to assign to; got {}", simple.name));
     if (with_field && tokens_.skip_symbol(".")) simple.field = tokens_.expect_name();
     return simple;
   }
@@ -276,15 +277,17 @@ class Parser {
 }  // namespace
 
 Token TokenStream::next() {
-  *line_ = now().line;
+  *line_ = current().line;
   return at_ + 1 < tokens_.size() ? tokens_[at_++] : tokens_[at_];
 }
 
 bool TokenStream::is_symbol(std::string_view symbol) const {
-  return now().kind == Token::Kind::symbol && now().text == symbol;
+  return current().kind == Token::Kind::symbol && current().text == symbol;
 }
 
-bool TokenStream::is_name(std::string_view name) const { return now().kind == Token::Kind::name && now().text == name; }
+bool TokenStream::is_name(std::string_view name) const {
+  return current().kind == Token::Kind::name && current().text == name;
+}
 
 bool TokenStream::skip_symbol(std::string_view symbol) {
   const bool found = is_symbol(symbol);
@@ -299,7 +302,7 @@ bool TokenStream::skip_name(std::string_view name) {
 }
 
 std::string TokenStream::expect_name() {
-  if (now().kind != Token::Kind::name) fail("a name");
+  if (current().kind != Token::Kind::name) fail("a name");
   return next().text;
 }
 
@@ -312,18 +315,19 @@ void TokenStream::expect_symbol(std::string_view symbol) {
 }
 
 void TokenStream::expect(Token::Kind kind, std::string_view what) {
-  if (now().kind != kind) fail(what);
+  if (current().kind != kind) fail(what);
   next();
 }
 
 void TokenStream::fail(std::string_view expected) const {
-  *line_ = now().line;
-  throw Fault(fmt::format("expected {}; got {}", expected, shown(now())));
+  *line_ = current().line;
+  throw TemplateError(fmt::format("expected {}; got {}", expected, shown(current())));
 }
 
 Body parse_template(std::string_view source, int* line) {
   if (source.size() > kMaxBytes)
-    throw Fault(fmt::format("expected a template of at most {} MiB; got {} bytes", kMaxBytes >> 20, source.size()));
+    throw TemplateError(
+        fmt::format("expected a template of at most {} MiB; got {} bytes", kMaxBytes >> 20, source.size()));
   return Parser(tokens_of(source, line), line).run();
 }
 

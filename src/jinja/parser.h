@@ -8,7 +8,7 @@
 
 namespace moebius::jinja {
 
-// Throws Fault for a syntax error and for what is not supported. Then *line is the line of the error.
+// Throws TemplateError for a syntax error and for what is not supported. Then *line is the line of the error.
 Body parse_template(std::string_view source, int* line);
 
 // A cursor over the tokens of a template.
@@ -16,9 +16,9 @@ class TokenStream {
  public:
   TokenStream(std::vector<Token> tokens, int* line) : tokens_(std::move(tokens)), line_(line) {}
 
-  const Token& now() const { return tokens_[at_]; }
-  const Token& after(size_t count = 1) const { return tokens_[std::min(at_ + count, tokens_.size() - 1)]; }
-  int line() const { return now().line; }
+  const Token& current() const { return tokens_[at_]; }
+  const Token& peek(size_t count = 1) const { return tokens_[std::min(at_ + count, tokens_.size() - 1)]; }
+  int line() const { return current().line; }
   Token next();
   bool is_symbol(std::string_view symbol) const;
   bool is_name(std::string_view name) const;
@@ -51,9 +51,9 @@ class ExprParser {
 
  private:
   ExprPtr conditional();
-  ExprPtr either();
-  ExprPtr both();
-  ExprPtr negated();
+  ExprPtr or_expression();
+  ExprPtr and_expression();
+  ExprPtr not_expression();
   ExprPtr comparison();
   ExprPtr sum();
   ExprPtr concat();
@@ -62,7 +62,7 @@ class ExprParser {
   ExprPtr unary(bool with_filter);
   ExprPtr filtered(ExprPtr expr);
   ExprPtr subscript(ExprPtr expr);
-  ExprPtr subscribed(ExprPtr of, int line);
+  ExprPtr item_or_slice(ExprPtr of, int line);
   ExprPtr call(ExprPtr callee);
   ExprPtr test(ExprPtr expr);
   ExprPtr list();

@@ -9,24 +9,25 @@
 namespace moebius::jinja {
 namespace {
 
-constexpr int kMaxNesting = 60;  // of brackets
-constexpr int kMaxChain = 250;   // of operators, filters and subscripts on one value
+constexpr int kMaxNesting = 60;  // nested brackets
+constexpr int kMaxChain = 250;   // operators, filters and subscripts on one value
 
-ExprPtr make(Expr::Op op, int line, std::vector<ExprPtr> kids, std::string name = "") {
+ExprPtr make(Expr::Op op, int line, std::vector<ExprPtr> children, std::string name = "") {
   Expr expr{.op = op, .line = line};
   expr.name = std::move(name);
-  for (const ExprPtr& kid : kids)
-    if (kid) expr.depth = std::max(expr.depth, kid->depth + 1);
-  if (expr.depth > kMaxChain) throw Fault(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
-  expr.kids = std::move(kids);
+  for (const ExprPtr& child : children)
+    if (child) expr.depth = std::max(expr.depth, child->depth + 1);
+  if (expr.depth > kMaxChain)
+    throw TemplateError(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
+  expr.children = std::move(children);
   return std::make_unique<const Expr>(std::move(expr));
 }
 
 template <class... Kids>
-ExprPtr node(Expr::Op op, int line, Kids... kid) {
-  std::vector<ExprPtr> kids;
-  (kids.push_back(std::move(kid)), ...);
-  return make(op, line, std::move(kids));
+ExprPtr node(Expr::Op op, int line, Kids... child) {
+  std::vector<ExprPtr> children;
+  (children.push_back(std::move(child)), ...);
+  return make(op, line, std::move(children));
 }
 
 ExprPtr constant(int line, Value value) {
@@ -39,7 +40,7 @@ Value integer_of(const std::string& digits) {
   try {
     return int64_t{std::stoll(digits)};
   } catch (const std::out_of_range&) {
-    throw Fault(fmt::format("expected integers of 64 bits; got {}", digits));
+    throw TemplateError(fmt::format("expected integers of 64 bits; got {}", digits));
   }
 }
 
@@ -47,14 +48,15 @@ Value real_of(const std::string& digits) {
   try {
     return std::stod(digits);
   } catch (const std::out_of_range&) {
-    throw Fault(fmt::format("expected numbers that a float holds; got {}", digits));
+    throw TemplateError(fmt::format("expected numbers that a float holds; got {}", digits));
   }
 }
 
 class Level {
  public:
   explicit Level(int& depth) : depth_(depth) {
-    if (depth_ == kMaxNesting) throw Fault(fmt::format("expected at most {} nested brackets; got more", kMaxNesting));
+    if (depth_ == kMaxNesting)
+      throw TemplateError(fmt::format("expected at most {} nested brackets; got more", kMaxNesting));
     ++depth_;
   }
   ~Level() { --depth_; }
@@ -67,8 +69,8 @@ class Level {
 }  // namespace
 
 bool ExprParser::at_tuple_end() const {
-  const Token& now = tokens_.now();
-  return now.kind == Token::Kind::print_end || now.kind == Token::Kind::block_end || tokens_.is_symbol(")");
+  const Token& current = tokens_.current();
+  return current.kind == Token::Kind::print_end || current.kind == Token::Kind::block_end || tokens_.is_symbol(")");
 }
 
 ExprPtr ExprParser::tuple(bool with_conditional, bool explicit_parentheses) {
@@ -89,14 +91,14 @@ ExprPtr ExprParser::tuple(bool with_conditional, bool explicit_parentheses) {
 
 ExprPtr ExprParser::expression(bool with_conditional) {
   const Level level(depth_);
-  return with_conditional ? conditional() : either();
+  return with_conditional ? conditional() : or_expression();
 }
 
 ExprPtr ExprParser::conditional() {
   int line = tokens_.line();
-  ExprPtr value = either();
+  ExprPtr value = or_expression();
   while (tokens_.skip_name("if")) {
-    ExprPtr condition = either(), otherwise;
+    ExprPtr condition = or_expression(), otherwise;
     if (tokens_.skip_name("else")) {
       const Level level(depth_);
       otherwise = conditional();
@@ -107,38 +109,38 @@ ExprPtr ExprParser::conditional() {
   return value;
 }
 
-ExprPtr ExprParser::either() {
-  ExprPtr left = both();
+ExprPtr ExprParser::or_expression() {
+  ExprPtr left = and_expression();
   while (tokens_.is_name("or")) {
     const int line = tokens_.next().line;
-    ExprPtr right = both();
+    ExprPtr right = and_expression();
     left = node(Expr::Op::logical_or, line, std::move(left), std::move(right));
   }
   return left;
 }
 
-ExprPtr ExprParser::both() {
-  ExprPtr left = negated();
+ExprPtr ExprParser::and_expression() {
+  ExprPtr left = not_expression();
   while (tokens_.is_name("and")) {
     const int line = tokens_.next().line;
-    ExprPtr right = negated();
+    ExprPtr right = not_expression();
     left = node(Expr::Op::logical_and, line, std::move(left), std::move(right));
   }
   return left;
 }
 
-ExprPtr ExprParser::negated() {
+ExprPtr ExprParser::not_expression() {
   if (!tokens_.is_name("not")) return comparison();
   const Level level(depth_);
   const int line = tokens_.next().line;
-  ExprPtr operand = negated();
+  ExprPtr operand = not_expression();
   return node(Expr::Op::logical_not, line, std::move(operand));
 }
 
 ExprPtr ExprParser::comparison() {
   const int line = tokens_.line();
-  std::vector<ExprPtr> kids;
-  kids.push_back(sum());
+  std::vector<ExprPtr> children;
+  children.push_back(sum());
   std::vector<std::string> operators;
   for (;;) {
     constexpr std::array<std::string_view, 6> kSymbols{"==", "!=", "<", ">", "<=", ">="};
@@ -147,19 +149,19 @@ ExprPtr ExprParser::comparison() {
       operators.emplace_back(*symbol);
     } else if (tokens_.skip_name("in")) {
       operators.emplace_back("in");
-    } else if (tokens_.is_name("not") && tokens_.after().kind == Token::Kind::name && tokens_.after().text == "in") {
+    } else if (tokens_.is_name("not") && tokens_.peek().kind == Token::Kind::name && tokens_.peek().text == "in") {
       tokens_.next();
       tokens_.next();
       operators.emplace_back("not in");
     } else {
       break;
     }
-    kids.push_back(sum());
+    children.push_back(sum());
   }
-  if (operators.empty()) return std::move(kids.front());
+  if (operators.empty()) return std::move(children.front());
   Expr expr{.op = Expr::Op::compare, .line = line};
-  for (const ExprPtr& kid : kids) expr.depth = std::max(expr.depth, kid->depth + 1);
-  expr.kids = std::move(kids);
+  for (const ExprPtr& child : children) expr.depth = std::max(expr.depth, child->depth + 1);
+  expr.children = std::move(children);
   expr.operators = std::move(operators);
   return std::make_unique<const Expr>(std::move(expr));
 }
@@ -176,10 +178,10 @@ ExprPtr ExprParser::sum() {
 
 ExprPtr ExprParser::concat() {
   const int line = tokens_.line();
-  std::vector<ExprPtr> kids;
-  kids.push_back(product());
-  while (tokens_.skip_symbol("~")) kids.push_back(product());
-  return kids.size() == 1 ? std::move(kids.front()) : make(Expr::Op::concat, line, std::move(kids));
+  std::vector<ExprPtr> children;
+  children.push_back(product());
+  while (tokens_.skip_symbol("~")) children.push_back(product());
+  return children.size() == 1 ? std::move(children.front()) : make(Expr::Op::concat, line, std::move(children));
 }
 
 ExprPtr ExprParser::product() {
@@ -222,7 +224,7 @@ ExprPtr ExprParser::unary(bool with_filter) {
 }
 
 ExprPtr ExprParser::primary() {
-  const Token token = tokens_.now();
+  const Token token = tokens_.current();
   switch (token.kind) {
     case Token::Kind::name:
       tokens_.next();
@@ -232,7 +234,7 @@ ExprPtr ExprParser::primary() {
       return make(Expr::Op::name, token.line, {}, token.text);
     case Token::Kind::text_literal: {
       std::string text;
-      while (tokens_.now().kind == Token::Kind::text_literal) text += tokens_.next().text;
+      while (tokens_.current().kind == Token::Kind::text_literal) text += tokens_.next().text;
       return constant(token.line, std::move(text));
     }
     case Token::Kind::integer:
@@ -303,23 +305,23 @@ ExprPtr ExprParser::filtered(ExprPtr expr) {
 ExprPtr ExprParser::subscript(ExprPtr expr) {
   const Token token = tokens_.next();
   if (token.text == ".") {
-    const Token& name = tokens_.now();
+    const Token& name = tokens_.current();
     if (name.kind == Token::Kind::name) {
-      std::vector<ExprPtr> kids;
-      kids.push_back(std::move(expr));
-      return make(Expr::Op::attribute, token.line, std::move(kids), tokens_.next().text);
+      std::vector<ExprPtr> children;
+      children.push_back(std::move(expr));
+      return make(Expr::Op::attribute, token.line, std::move(children), tokens_.next().text);
     }
     if (name.kind != Token::Kind::integer) tokens_.fail("a name or a number");
     ExprPtr index = constant(token.line, integer_of(tokens_.next().text));
     return node(Expr::Op::item, token.line, std::move(expr), std::move(index));
   }
-  ExprPtr item = subscribed(std::move(expr), token.line);
-  if (tokens_.is_symbol(",")) throw Fault("expected one subscript; got several, which is not supported");
+  ExprPtr item = item_or_slice(std::move(expr), token.line);
+  if (tokens_.is_symbol(",")) throw TemplateError("expected one subscript; got several, which is not supported");
   tokens_.expect_symbol("]");
   return item;
 }
 
-ExprPtr ExprParser::subscribed(ExprPtr of, int line) {
+ExprPtr ExprParser::item_or_slice(ExprPtr of, int line) {
   ExprPtr start;
   if (!tokens_.is_symbol(":")) {
     start = expression();
@@ -338,28 +340,28 @@ void ExprParser::call_arguments(Expr* call) {
     if (!first) tokens_.expect_symbol(",");
     if (tokens_.is_symbol(")")) break;
     if (tokens_.is_symbol("*") || tokens_.is_symbol("**"))
-      throw Fault("expected arguments one by one; got * or **, which is not supported");
-    if (tokens_.now().kind == Token::Kind::name && tokens_.after().kind == Token::Kind::symbol &&
-        tokens_.after().text == "=") {
+      throw TemplateError("expected arguments one by one; got * or **, which is not supported");
+    if (tokens_.current().kind == Token::Kind::name && tokens_.peek().kind == Token::Kind::symbol &&
+        tokens_.peek().text == "=") {
       std::string name = tokens_.next().text;
       tokens_.next();
       call->keywords.push_back({std::move(name), expression()});
     } else {
       if (!call->keywords.empty()) tokens_.fail("an argument with a name");
-      call->kids.push_back(expression());
+      call->children.push_back(expression());
     }
   }
   tokens_.expect_symbol(")");
-  for (const ExprPtr& kid : call->kids)
-    if (kid) call->depth = std::max(call->depth, kid->depth + 1);
+  for (const ExprPtr& child : call->children)
+    if (child) call->depth = std::max(call->depth, child->depth + 1);
   for (const Keyword& keyword : call->keywords) call->depth = std::max(call->depth, keyword.value->depth + 1);
   if (call->depth > kMaxChain)
-    throw Fault(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
+    throw TemplateError(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
 }
 
 ExprPtr ExprParser::call(ExprPtr callee) {
   Expr expr{.op = Expr::Op::call, .line = tokens_.line()};
-  expr.kids.push_back(std::move(callee));
+  expr.children.push_back(std::move(callee));
   call_arguments(&expr);
   return std::make_unique<const Expr>(std::move(expr));
 }
@@ -371,10 +373,10 @@ ExprPtr ExprParser::filters(ExprPtr input, bool begins_without_pipe) {
     expr.name = tokens_.expect_name();
     check_filter_name(expr.name);
     if (input) expr.depth = input->depth + 1;
-    expr.kids.push_back(std::move(input));
+    expr.children.push_back(std::move(input));
     if (tokens_.is_symbol("(")) call_arguments(&expr);
     if (expr.depth > kMaxChain)
-      throw Fault(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
+      throw TemplateError(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
     input = std::make_unique<const Expr>(std::move(expr));
   }
   return input;
@@ -388,18 +390,19 @@ ExprPtr ExprParser::test(ExprPtr expr) {
   test.name = tokens_.expect_name();
   check_test_name(test.name);
   test.depth = expr->depth + 1;
-  test.kids.push_back(std::move(expr));
-  const Token& now = tokens_.now();
-  const bool is_literal = now.kind == Token::Kind::text_literal || now.kind == Token::Kind::integer ||
-                          now.kind == Token::Kind::real || tokens_.is_symbol("[") || tokens_.is_symbol("{");
+  test.children.push_back(std::move(expr));
+  const Token& current = tokens_.current();
+  const bool is_literal = current.kind == Token::Kind::text_literal || current.kind == Token::Kind::integer ||
+                          current.kind == Token::Kind::real || tokens_.is_symbol("[") || tokens_.is_symbol("{");
   const bool is_operator = tokens_.is_name("else") || tokens_.is_name("or") || tokens_.is_name("and");
   if (tokens_.is_symbol("(")) {
     call_arguments(&test);
-  } else if (is_literal || (now.kind == Token::Kind::name && !is_operator)) {
+  } else if (is_literal || (current.kind == Token::Kind::name && !is_operator)) {
     if (tokens_.is_name("is")) tokens_.fail("one test; a second one needs brackets");
-    test.kids.push_back(postfix(primary()));
+    test.children.push_back(postfix(primary()));
   }
-  if (test.depth > kMaxChain) throw Fault(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
+  if (test.depth > kMaxChain)
+    throw TemplateError(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
   ExprPtr result = std::make_unique<const Expr>(std::move(test));
   return is_negated ? node(Expr::Op::logical_not, line, std::move(result)) : std::move(result);
 }

@@ -40,8 +40,9 @@ class Loop : public Object {
 
   Value call(Runtime&, const Arguments& arguments) override {
     if (!recurse_)
-      throw Fault("expected a loop with \"recursive\" for loop(...); got one without, or one that has ended");
-    if (arguments.positional.size() != 1 || !arguments.named.empty()) throw Fault("loop: expected one argument");
+      throw TemplateError("expected a loop with \"recursive\" for loop(...); got one without, or one that has ended");
+    if (arguments.positional.size() != 1 || !arguments.named.empty())
+      throw TemplateError("loop: expected one argument");
     return recurse_(arguments.positional[0]);
   }
 
@@ -76,7 +77,7 @@ class Loop : public Object {
   Value cycle() const {
     const int64_t index = index0_;
     return std::make_shared<Function>("loop.cycle", [index](Runtime&, const Arguments& a) {
-      if (a.positional.empty()) throw Fault("loop.cycle: expected items; got none");
+      if (a.positional.empty()) throw TemplateError("loop.cycle: expected items; got none");
       return a.positional[static_cast<size_t>(index) % a.positional.size()];
     });
   }
@@ -138,7 +139,7 @@ class Macro : public Object {
     std::vector<Value> rest;
     for (size_t i = known; i < arguments.positional.size(); ++i) rest.push_back(arguments.positional[i]);
     if (!rest.empty() && !s_.uses_varargs)
-      throw Fault(
+      throw TemplateError(
           fmt::format("macro {}: expected at most {} arguments; got {}", name_, known, arguments.positional.size()));
     if (s_.uses_varargs) scope.set("varargs", Value::tuple(std::move(rest)));
     auto kwargs = std::make_shared<Dict>();
@@ -149,7 +150,8 @@ class Macro : public Object {
         scope.set("caller", value);
         continue;
       }
-      if (!s_.uses_kwargs) throw Fault(fmt::format("macro {}: expected no argument \"{}\"; got it", name_, name));
+      if (!s_.uses_kwargs)
+        throw TemplateError(fmt::format("macro {}: expected no argument \"{}\"; got it", name_, name));
       kwargs->set(name, value);
     }
     if (s_.uses_caller && scope.variables.end() == std::find_if(scope.variables.begin(), scope.variables.end(),
@@ -189,7 +191,7 @@ bool Namespace::attribute(Runtime&, const std::string& name, Value* value) {
 
 void Namespace::set(const std::string& name, Value value) {
   if (name.starts_with('_'))
-    throw Fault(fmt::format("expected fields of a namespace without '_' before; got {}", name));
+    throw TemplateError(fmt::format("expected fields of a namespace without '_' before; got {}", name));
   fields_.set(name, std::move(value));
 }
 
@@ -358,7 +360,7 @@ Runtime::Flow Runtime::run_loop(const Statement& s, const Value& over) {
       return text(recurse(s, scope_, deeper));
     });
   Value item;
-  bool is_any_whole = false;  // as in Jinja, a loop whose rounds were all cut short goes on with {% else %}
+  bool is_any_whole = false;  // false: {% else %} runs too; as in Jinja, also if every iteration was cut short
   Flow flow = Flow::normal;
   while (flow != Flow::break_loop && loop->next(&item)) {
     budget_.step();
@@ -424,20 +426,22 @@ void Runtime::assign(const Target& target, const Value& value) {
   if (!target.parts.empty()) {
     const std::vector<Value> items = items_of(budget_, value);
     if (items.size() != target.parts.size())
-      throw Fault(fmt::format("expected {} values to unpack; got {}", target.parts.size(), items.size()));
+      throw TemplateError(fmt::format("expected {} values to unpack; got {}", target.parts.size(), items.size()));
     for (size_t i = 0; i < items.size(); ++i) assign(target.parts[i], items[i]);
     return;
   }
   if (target.field.empty()) return scope_->set(target.name, value);
   auto* space = dynamic_cast<Namespace*>(lookup(target.name).object());
   if (space == nullptr)
-    throw Fault(fmt::format("cannot assign attribute on non-namespace object: {}.{}", target.name, target.field));
+    throw TemplateError(
+        fmt::format("cannot assign attribute on non-namespace object: {}.{}", target.name, target.field));
   space->set(target.field, value);
 }
 
 Value Runtime::through_filters(const Expr* filters, Value text) {
   if (filters == nullptr) return text;
-  const Value input = filters->kids[0] ? through_filters(filters->kids[0].get(), std::move(text)) : std::move(text);
+  const Value input =
+      filters->children[0] ? through_filters(filters->children[0].get(), std::move(text)) : std::move(text);
   return filter(filters->name, input, arguments_of(*filters, 1));
 }
 

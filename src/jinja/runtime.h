@@ -140,10 +140,10 @@ class Function : public Object {
 // The arguments of a call to such a function, by the names of its parameters.
 class Parameters {
  public:
-  // Throws Fault for too many arguments, and for one with an unknown name.
+  // Throws TemplateError for too many arguments, and for one with an unknown name.
   Parameters(std::string who, const Arguments& arguments, std::vector<std::string> names);
   bool has(size_t i) const { return values_[i] != nullptr; }
-  const Value& at(size_t i) const;  // throws Fault if the argument is missing
+  const Value& at(size_t i) const;  // throws TemplateError if the argument is missing
   Value get(size_t i, Value otherwise) const { return has(i) ? *values_[i] : std::move(otherwise); }
   std::string text(size_t i) const;
   std::string text_or(size_t i, const char* otherwise) const { return has(i) ? text(i) : otherwise; }

@@ -22,19 +22,19 @@ struct Expr {
   enum class Op {
     constant,     // value
     name,         // name
-    list,         // kids
-    tuple,        // kids
-    dict,         // kids: key, value, key, value, ...
-    attribute,    // kids[0].name
-    item,         // kids[0][kids[1]]
-    slice,        // kids[0][kids[1]:kids[2]:kids[3]]; a kid may be null
-    call,         // kids[0](kids[1], ..., keywords)
-    filter,       // kids[0] | name(kids[1], ..., keywords); in a filter block kids[0] is null
-    test,         // kids[0] is name(kids[1], ...)
-    logical_not,  // kids[0]
+    list,         // children
+    tuple,        // children
+    dict,         // children: key, value, key, value, ...
+    attribute,    // children[0].name
+    item,         // children[0][children[1]]
+    slice,        // children[0][children[1]:children[2]:children[3]]; a child may be null
+    call,         // children[0](children[1], ..., keywords)
+    filter,       // children[0] | name(children[1], ..., keywords); in a filter block children[0] is null
+    test,         // children[0] is name(children[1], ...)
+    logical_not,  // children[0]
     logical_and,
     logical_or,
-    conditional,  // kids[0] if kids[1] else kids[2]; the last may be null
+    conditional,  // children[0] if children[1] else children[2]; the last may be null
     negative,
     positive,
     add,
@@ -44,15 +44,15 @@ struct Expr {
     floor_divide,
     modulo,
     power,
-    concat,   // kids, as text
-    compare,  // kids[0] operators[0] kids[1] operators[1] kids[2] ...
+    concat,   // children, as text
+    compare,  // children[0] operators[0] children[1] operators[1] children[2] ...
   };
   Op op;
   int line;
   int depth = 1;  // height of the tree of this expression
   std::string name = {};
   Value value = {};
-  std::vector<ExprPtr> kids = {};
+  std::vector<ExprPtr> children = {};
   std::vector<Keyword> keywords = {};
   std::vector<std::string> operators = {};  // "==", "in", "not in", ...
 };

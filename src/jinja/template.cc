@@ -34,7 +34,7 @@ Template Template::parse(std::string_view text, const std::string& who) {
   int line = 1;
   try {
     made.tree_ = std::make_unique<const Tree>(Tree{parse_template(text, &line)});
-  } catch (const Fault& fault) {
+  } catch (const TemplateError& fault) {
     MOEBIUS_FAIL(input, "{}:{}: {}; correct the template", who, line, fault.what());
   }
   made.has_generation_ = jinja::has_generation(made.tree_->body);
@@ -48,7 +48,7 @@ Rendered Template::render(const Dict& variables, const std::tm& now, const Limit
     for (const OutputSpan& span : runtime.generated()) rendered.generated.push_back({span.begin, span.end});
     rendered.knows_generated = !runtime.lost_generation();
     return rendered;
-  } catch (const Fault& fault) {
+  } catch (const TemplateError& fault) {
     MOEBIUS_FAIL(input, "{}:{}: {}", who_, runtime.line(), fault.what());
   }
 }

@@ -16,7 +16,7 @@ int depth_of(const std::vector<Value>& items) {
   int depth = 0;
   for (const Value& item : items) depth = std::max(depth, item.depth());
   if (depth >= Value::kMaxDepth)
-    throw Fault(fmt::format("expected lists and dicts nested at most {} deep; got more", Value::kMaxDepth));
+    throw TemplateError(fmt::format("expected lists and dicts nested at most {} deep; got more", Value::kMaxDepth));
   return depth + 1;
 }
 
@@ -116,7 +116,7 @@ bool Value::is_same_object(const Value& other) const {
 }
 
 void Dict::set(Value key, Value value) {
-  if (key.is_list() || key.is_dict()) throw Fault(fmt::format("unhashable type: '{}'", key.type_name()));
+  if (key.is_list() || key.is_dict()) throw TemplateError(fmt::format("unhashable type: '{}'", key.type_name()));
   depth_ = std::max(depth_, depth_of({key, value}));
   if (const Value* found = find(key)) {
     const auto same = [&](const Item& item) { return &item.second == found; };
@@ -141,7 +141,9 @@ const Value* Dict::find(const Value& key) const {
   return nullptr;
 }
 
-Value Object::call(Runtime&, const Arguments&) { throw Fault(fmt::format("'{}' object is not callable", type_name())); }
+Value Object::call(Runtime&, const Arguments&) {
+  throw TemplateError(fmt::format("'{}' object is not callable", type_name()));
+}
 
 Iterable::Iterable(Kind kind, std::vector<Value> items)
     : kind_(kind), items_(std::move(items)), depth_(depth_of(items_)) {}
@@ -198,19 +200,21 @@ int compare(Budget& budget, const Value& a, const Value& b) {
   if ((a.is_list() && b.is_list()) || (a.is_tuple() && b.is_tuple()))
     return compare_items(budget, a.items(), b.items());
   for (const Value* value : {&a, &b})
-    if (value->is_undefined()) throw Fault(value->why_undefined());
-  throw Fault(fmt::format("expected values with an order; got '{}' and '{}'", a.type_name(), b.type_name()));
+    if (value->is_undefined()) throw TemplateError(value->why_undefined());
+  throw TemplateError(fmt::format("expected values with an order; got '{}' and '{}'", a.type_name(), b.type_name()));
 }
 
 bool contains(Budget& budget, const Value& container, const Value& value) {
   if (container.is_dict()) {
     budget.step();
-    if (value.is_list() || value.is_dict()) throw Fault(fmt::format("unhashable type: '{}'", value.type_name()));
+    if (value.is_list() || value.is_dict())
+      throw TemplateError(fmt::format("unhashable type: '{}'", value.type_name()));
     return container.dict().find(value) != nullptr;
   }
   if (container.is_text()) {
-    if (value.is_undefined()) throw Fault(value.why_undefined());
-    if (!value.is_text()) throw Fault(fmt::format("expected a string left of \"in\"; got '{}'", value.type_name()));
+    if (value.is_undefined()) throw TemplateError(value.why_undefined());
+    if (!value.is_text())
+      throw TemplateError(fmt::format("expected a string left of \"in\"; got '{}'", value.type_name()));
     budget.read_text(container.text().size());
     return memmem(container.text().data(), container.text().size(), value.text().data(), value.text().size()) !=
            nullptr;
@@ -256,7 +260,7 @@ std::vector<Value> items_of(Budget& budget, const Value& value) {
     budget.step(std::ssize(iterable->items()));
     return iterable->take_all();
   }
-  throw Fault(fmt::format("'{}' object is not iterable", value.type_name()));
+  throw TemplateError(fmt::format("'{}' object is not iterable", value.type_name()));
 }
 
 int64_t length_of(Budget& budget, const Value& value) {
@@ -269,7 +273,7 @@ int64_t length_of(Budget& budget, const Value& value) {
   }
   const auto* iterable = dynamic_cast<const Iterable*>(value.object());
   if (iterable && iterable->has_length()) return std::ssize(iterable->items());
-  throw Fault(fmt::format("object of type '{}' has no len()", value.type_name()));
+  throw TemplateError(fmt::format("object of type '{}' has no len()", value.type_name()));
 }
 
 }  // namespace moebius::jinja

@@ -3,7 +3,7 @@
 //
 // Lists, tuples, dicts and strings never change, as in the sandbox of Jinja. So they are shared, and
 // contain no cycles. They are nested at most kMaxDepth deep.
-// Integers have 64 bits. A result outside them is a Fault, where Python would continue.
+// Integers have 64 bits. A result outside them throws TemplateError, where Python would continue.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ class Value {
   Value(std::shared_ptr<T> object)  // NOLINT
       requires std::is_base_of_v<Object, T> : v_(ObjectPtr(std::move(object))) {}
   static Value undefined(std::string why);
-  // Returns a list of these items; Fault if it would be nested too deep.
+  // Returns a list of these items. Throws TemplateError if it would be nested too deep.
   static Value list(std::vector<Value> items);
   static Value tuple(std::vector<Value> items);
   static Value safe_text(std::string text);
@@ -108,7 +108,7 @@ class Value {
 class Dict {
  public:
   using Item = std::pair<Value, Value>;
-  // Replaces the value of a key that exists. Fault for a key that Python cannot hash.
+  // Replaces the value of a key that exists. Throws TemplateError for a key that Python cannot hash.
   void set(Value key, Value value);
   const Value* find(const Value& key) const;
   const Value* find(const std::string& key) const;
@@ -165,19 +165,19 @@ class Iterable : public Object {
 
 bool truth(const Value& value);
 bool equal(Budget& budget, const Value& a, const Value& b);
-// Less than zero, zero or more, as a is less than, equal to or more than b. Fault when Python cannot
+// Less than zero, zero or more, as a is less than, equal to or more than b. Throws TemplateError when Python cannot
 // order them.
 int compare(Budget& budget, const Value& a, const Value& b);
-// Returns whether value is in container. Fault when Python would raise a TypeError.
+// Returns whether value is in container. Throws TemplateError when Python would raise a TypeError.
 bool contains(Budget& budget, const Value& container, const Value& value);
 // Returns the items of anything that can be iterated over: characters of a string, keys of a dict, none for
-// what is undefined. Fault for other values.
+// what is undefined. Throws TemplateError for other values.
 std::vector<Value> items_of(Budget& budget, const Value& value);
-int64_t length_of(Budget& budget, const Value& value);  // throws Fault for a value without a length
+int64_t length_of(Budget& budget, const Value& value);  // throws TemplateError for a value without a length
 std::vector<std::string> characters_of(std::string_view text);
 int64_t count_characters(std::string_view text);
 
-// Returns Python's str(value), and "" for an undefined value. Throws Fault for objects, since Python
+// Returns Python's str(value), and "" for an undefined value. Throws TemplateError for objects, since Python
 // prints their address.
 std::string to_text(Budget& budget, const Value& value);
 std::string to_repr(Budget& budget, const Value& value);

@@ -110,7 +110,7 @@ std::string to_repr(Budget& budget, const Value& value) {
   if (value.is_list()) return items_repr(budget, value.items(), '[', ']');
   if (value.is_tuple()) return items_repr(budget, value.items(), '(', ')');
   if (value.is_dict()) return dict_repr(budget, value.dict());
-  throw Fault(fmt::format("expected a value with a text; got an object of type '{}'", value.type_name()));
+  throw TemplateError(fmt::format("expected a value with a text; got an object of type '{}'", value.type_name()));
 }
 
 }  // namespace moebius::jinja

@@ -20,14 +20,14 @@ using Names = std::vector<std::pair<std::string, Kind>>;
 
 const Names<PlanSystem> kSystems{{"moebius", PlanSystem::moebius}, {"megatron", PlanSystem::megatron}};
 const Names<PlanDispatcher> kDispatchers{
-    {"recipe", PlanDispatcher::of_recipe},  {"allgather", PlanDispatcher::allgather},
-    {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
-    {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
-const Names<PlanGraphs> kGraphs{{"recipe", PlanGraphs::of_recipe},
+    {"recipe", PlanDispatcher::from_recipe}, {"allgather", PlanDispatcher::allgather},
+    {"alltoall", PlanDispatcher::alltoall},  {"deepep", PlanDispatcher::deepep},
+    {"hybridep", PlanDispatcher::hybridep},  {"direct", PlanDispatcher::direct}};
+const Names<PlanGraphs> kGraphs{{"recipe", PlanGraphs::from_recipe},
                                 {"none", PlanGraphs::none},
                                 {"partial", PlanGraphs::partial},
                                 {"full", PlanGraphs::full}};
-const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
+const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::from_recipe},
                                        {"fp8_block", PlanPrecision::fp8_block},
                                        {"fp8_tensor", PlanPrecision::fp8_tensor},
                                        {"mxfp8", PlanPrecision::mxfp8},
@@ -35,7 +35,7 @@ const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
 const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation::memory_efficient},
                                            {"plain", PlanPermutation::plain}};
 const Names<PlanRecompute> kRecomputes{
-    {"recipe", PlanRecompute::of_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
+    {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 
 template <class Kind>
@@ -83,7 +83,7 @@ PlanLoad load_of(const std::string& text) {
   if (text == "balanced") return {};
   if (text.starts_with("zipf:")) return {.zipf = number("load", text.substr(5), 0, 10), .text = text};
   if (text.starts_with("rank:")) return {.stated = number("load", text.substr(5), 1, 1e6), .text = text};
-  std::error_code unreadable;  // of a name that the system refuses
+  std::error_code unreadable;  // set for a name that the system refuses; it is no file then
   MOEBIUS_CHECK(usage, std::filesystem::exists(text, unreadable),
                 "--assume load: expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; "
                 "got \"{}\", which is no file",

@@ -8,26 +8,26 @@
 
 namespace moebius {
 
-// The dispatcher that is assumed. of_recipe: the one that the engine would use. alltoall sends a row for each chosen
+// The dispatcher that is assumed. from_recipe: the one that the engine would use. alltoall sends a row for each chosen
 // expert. deepep, hybridep and direct send a token once to each rank that has any of its experts, and once to each
 // other domain.
-enum class PlanDispatcher : int { of_recipe, allgather, alltoall, deepep, hybridep, direct };
-// of_recipe: run.graph of a run of Moebius, and none of Megatron.
-enum class PlanGraphs : int { of_recipe, none, partial, full };
-enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
-// The rows that Megatron keeps of an MoE layer for its weights' gradient. memory_efficient multiplies by a token's
-// weight before the second product, plain after it, and so keeps the experts' outputs (arXiv 2603.07685).
+enum class PlanDispatcher : int { from_recipe, allgather, alltoall, deepep, hybridep, direct };
+// from_recipe: run.graph of a run of Moebius, and none of Megatron.
+enum class PlanGraphs : int { from_recipe, none, partial, full };
+enum class PlanPrecision : int { from_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
+// The place where Megatron multiplies rows of experts by their routing weights. memory_efficient multiplies before the
+// second product. plain multiplies after it, and so keeps the experts' outputs for backward (arXiv 2603.07685).
 enum class PlanPermutation : int { memory_efficient, plain };
 
 // Megatron can recompute more than memory.recompute names: the activation of the experts (its moe_act), or the whole
 // MoE layer with its exchange (its moe).
-enum class PlanRecompute : int { of_recipe, activation, moe };
+enum class PlanRecompute : int { from_recipe, activation, moe };
 
 // The imbalance: the rows of the busiest rank of ep, relative to the mean.
 struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
-  double stated = 0;          // > 0: the imbalance itself
+  double stated = 0;          // > 0: the imbalance itself (load=rank:X)
   std::string text = "balanced";
   // Returns the imbalance of a layer with `experts` experts on `ep` ranks.
   double busiest_rank(int64_t experts, int64_t ep) const;
@@ -35,25 +35,25 @@ struct PlanLoad {
 
 struct Assumptions {
   PlanSystem system = PlanSystem::moebius;
-  PlanDispatcher dispatcher = PlanDispatcher::of_recipe;
-  PlanGraphs graphs = PlanGraphs::of_recipe;
-  PlanPrecision precision = PlanPrecision::of_recipe;
+  PlanDispatcher dispatcher = PlanDispatcher::from_recipe;
+  PlanGraphs graphs = PlanGraphs::from_recipe;
+  PlanPrecision precision = PlanPrecision::from_recipe;
   PlanPermutation permutation = PlanPermutation::memory_efficient;
-  PlanRecompute recompute = PlanRecompute::of_recipe;
-  bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows overlaps with the other pass
+  PlanRecompute recompute = PlanRecompute::from_recipe;
+  bool merged_overlap = false;  // expert_overlap = merged: rows are exchanged during a pass of another micro-batch
   PlanLoad load;
-  double jitter = -1;    // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
+  double jitter = -1;    // standard deviation of a rank's step time, relative to its mean; below 0: the machine's
   double straggler = 0;  // the additional relative time of the slowest rank, besides jitter
-  double tokens = 0;     // to be trained, for the days and GPU-hours; 0: these are not printed
+  double tokens = 0;     // tokens of the whole run, for its days and GPU-hours; 0: these are not printed
 
-  // Returns the time of the slowest of so many ranks, relative to the mean.
+  // Returns the step time of the slowest of these ranks, relative to the mean.
   double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
 // Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
 // recompute, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows
 // of the busiest rank over the mean.
-// Throws Error{usage} that lists the known ones for an unknown key or value; Error{io} or Error{input} for FILE.
+// Throws Error{usage} for an unknown key or value, with the known ones; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);
 

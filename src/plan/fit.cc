@@ -17,7 +17,7 @@ using nlohmann::json;
 constexpr double kPrior = 0.05;  // a share that is 30 % from its measured value costs as much as a row that is 7 % off
 constexpr int kRounds = 12;
 constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)
-constexpr int64_t kMostRanks = int64_t{1} << 24;
+constexpr int64_t kMaxRanks = int64_t{1} << 24;
 constexpr double kLongest = 0.3;  // step of a round, in ln(share)
 
 // The fitted values: the shares, and one value of the machine. Megatron's rows determine the exposed host time of a
@@ -90,8 +90,8 @@ double measured_of(const json& row, const FitRow& r, const std::string& at) {
 
 int64_t ranks_of(const json& row, const std::string& at) {
   if (!row.contains("ranks")) return 1;
-  MOEBIUS_CHECK(input, row["ranks"].is_number_integer() && row["ranks"] >= 1 && row["ranks"] <= kMostRanks,
-                "{}: expected a whole number from 1 to {} in \"ranks\"; got {}", at, kMostRanks, row["ranks"].dump());
+  MOEBIUS_CHECK(input, row["ranks"].is_number_integer() && row["ranks"] >= 1 && row["ranks"] <= kMaxRanks,
+                "{}: expected a whole number from 1 to {} in \"ranks\"; got {}", at, kMaxRanks, row["ranks"].dump());
   return row["ranks"].get<int64_t>();
 }
 

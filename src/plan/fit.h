@@ -65,7 +65,7 @@ ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, d
 // Pairs of fitted rows of one recipe, and those of them that are predicted in the order that was measured.
 struct OrderSummary {
   int64_t pairs = 0, kept = 0;
-  std::string broken;  // of the pairs in the wrong order, the one whose measurements differ most
+  std::string broken;  // the pair in the wrong order whose measurements differ most
 };
 OrderSummary order_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted);
 std::string fit_text(const FitResult& result);

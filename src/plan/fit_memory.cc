@@ -282,7 +282,7 @@ class Fitting {
 
   PartLibrary& library_;
   const RunSpec& run_;
-  std::vector<EngineSpec> specs_;  // of each dispatcher that a run may take
+  std::vector<EngineSpec> specs_;  // one for each dispatcher that a run may choose
   StageLayout layout_;
   PlanMachine machine_;
   const Assumptions& assume_;

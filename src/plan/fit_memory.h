@@ -14,10 +14,10 @@ namespace moebius {
 
 struct MemoryFit {
   RunSpec run;             // the given run with its recompute chosen; memory.automatic is false
-  int64_t fit_bytes = 0;   // that a rank may use
-  int64_t bytes = 0;       // that the fullest rank needs
+  int64_t fit_bytes = 0;   // memory limit of a rank
+  int64_t bytes = 0;       // memory of the rank that needs the most
   int64_t kept_bytes = 0;  // the same with nothing recomputed
-  double more = 0;         // relative increase of the slowest rank's time of passes over that with nothing recomputed
+  double more = 0;         // relative increase of the slowest rank's pass time, compared with nothing recomputed
   // Returns a text such as "memory.recompute = [...]: 78.9 GiB of 80GiB a rank; 131 GiB with nothing recomputed; passes
   // take +4.1 % of time"
   std::string text() const;

@@ -44,7 +44,7 @@ std::vector<int64_t> sets_at_peak(const RankProgram& program) {
 }  // namespace
 
 EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_model) {
-  MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMostRanks, "plan: expected 1 to {} ranks; got {}", kMostRanks, ranks);
+  MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMaxRanks, "plan: expected 1 to {} ranks; got {}", kMaxRanks, ranks);
   std::optional<RunSpec> completed;  // a search's runs are whole, and a copy takes as long as a check
   if (asked.train.micro_batch == 0 || asked.train.seq_len == 0) {
     completed = asked;

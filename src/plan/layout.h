@@ -1,5 +1,5 @@
-// A layout to predict: the values of a recipe that decide memory and time, and how many sets of saved tensors each
-// stage has at a time. These are the values that an engine would be built with.
+// The layout of a prediction: the spec that an engine would be built with, and the number of sets of saved tensors that
+// each pipeline stage needs.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 namespace moebius {
 
 // The maximum number of ranks of a plan.
-inline constexpr int64_t kMostRanks = int64_t{1} << 24;
+inline constexpr int64_t kMaxRanks = int64_t{1} << 24;
 
 // Returns the spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
@@ -24,10 +24,10 @@ EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, bool checks_mo
 // The memory use of a pipeline's schedule: the saved tensors and buffers of a rank.
 struct PipelineUse {
   std::vector<int64_t> num_saved;      // [virtual stage]: sets of saved tensors, each stage at its own peak
-  std::vector<int64_t> num_in_flight;  // [virtual stage]: those in use when the sum over the stages is at its maximum
+  std::vector<int64_t> num_in_flight;  // [virtual stage]: sets in use when the sum over all stages is at its maximum
   std::vector<std::vector<int64_t>> in_use;  // sets_in_use() (parallel/pipeline/placement.h)
   std::vector<bool> splits;                  // [virtual stage]: other passes may come between its two backward passes
-  int64_t num_buffers = 0;                   // of messages
+  int64_t num_buffers = 0;                   // message buffers
 };
 // REQUIRES: spec is resolved, pp_rank is inside its mesh.
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);

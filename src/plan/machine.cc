@@ -16,16 +16,16 @@ namespace {
 
 using nlohmann::json;
 
-// Throws Error{usage} with the file unless it is a number with a source, from least to most.
-double figure(const std::string& where, const std::string& key, const json& value, double least, double most) {
+// Throws Error{usage} with the file unless it is a number with a source, from min to max.
+double figure(const std::string& where, const std::string& key, const json& value, double min, double max) {
   const bool is_pair = value.is_object() && value.contains("is") && value["is"].is_number();
   MOEBIUS_CHECK(usage, is_pair, "machine {}: {} must be {{ is = NUMBER, from = \"SOURCE\" }}; got {}", where, key,
                 value.dump());
   const bool has_source = value.contains("from") && value["from"].is_string() && value["from"] != "";
   MOEBIUS_CHECK(usage, has_source, "machine {}: {} has no source; add from = \"SOURCE\"", where, key);
   const double number = value["is"].get<double>();
-  MOEBIUS_CHECK(usage, number >= least && number <= most, "machine {}: {} must be from {} to {}; got {}", where, key,
-                least, most, number);
+  MOEBIUS_CHECK(usage, number >= min && number <= max, "machine {}: {} must be from {} to {}; got {}", where, key, min,
+                max, number);
   return number;
 }
 
@@ -40,7 +40,7 @@ void read_shares(const RecipeEntry& e, PlanSystem system, PlanMachine& m) {
     MOEBIUS_CHECK(usage, e.value.contains(key),
                   "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing", e.where, e.key,
                   key);
-    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], kLeastShare, kMostShare);
+    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], kMinShare, kMaxShare);
     m.sources[e.key + "." + key] = e.value[key]["from"].get<std::string>();
   }
   m.has_shares[static_cast<size_t>(system)] = true;
@@ -81,7 +81,7 @@ void read_entry(const RecipeEntry& e, PlanMachine& m) {
     for (const MachineFigure& f : machine_figures()) {
       known.push_back(fmt::format("{}.{}", f.table, f.key));
       if (known.back() != e.key) continue;
-      m.*f.value = figure(e.where, e.key, e.value, f.least, f.most);
+      m.*f.value = figure(e.where, e.key, e.value, f.min, f.max);
       const bool is_count = f.value == &PlanMachine::threads || f.value == &PlanMachine::domain_ranks ||
                             f.value == &PlanMachine::host_ranks || f.value == &PlanMachine::multiprocessors;
       MOEBIUS_CHECK(usage, !is_count || std::floor(m.*f.value) == m.*f.value,

@@ -1,6 +1,6 @@
-// The planner's model of a machine: rates and sizes of a rank's device, its links, and the share of each rate that
-// kernels reach. A machine is a TOML file; machines/ has some, and `moebius bench machine` writes one. Every value has
-// its source beside it:
+// The planner's model of a machine: rates and sizes of a rank's device and of its links, and shares. A share is the
+// part of a rate that kernels reach. A machine is a TOML file; machines/ has some, and `moebius bench machine` writes
+// one. Every value has its source beside it:
 //   bf16_tflops = { is = 989, from = "NVIDIA's data sheet, without sparsity" }
 #pragma once
 
@@ -19,18 +19,18 @@ const char* name_of(PlanSystem system);
 
 // The shares of a machine's rates that are fitted: at most one for each kernel class and machine.
 enum class Share : int {
-  products,            // of bf16_tflops, dense products
-  experts,             // of bf16_tflops, grouped products
-  low_precision,       // of fp8_tflops, products and experts in 8 bits
-  attention_forward,   // of bf16_tflops
-  attention_backward,  // of bf16_tflops
-  memory,              // of memory_tb_s
-  inside,              // of inside_gb_s
-  across,              // of across_gb_s
+  products,            // dense products, relative to bf16_tflops
+  experts,             // grouped products, relative to bf16_tflops
+  low_precision,       // products and experts in 8 bits, relative to fp8_tflops
+  attention_forward,   // relative to bf16_tflops
+  attention_backward,  // relative to bf16_tflops
+  memory,              // kernels bound by memory, relative to memory_tb_s
+  inside,              // communication inside a domain, relative to inside_gb_s
+  across,              // communication between domains, relative to across_gb_s
 };
 inline constexpr int kNumShares = 8;
 // The range of a share. It can be above 1, since a card may run faster than its data sheet says.
-inline constexpr double kLeastShare = 0.001, kMostShare = 1.5;
+inline constexpr double kMinShare = 0.001, kMaxShare = 1.5;
 const char* name_of(Share share);
 using Shares = std::array<double, kNumShares>;
 
@@ -39,21 +39,21 @@ struct PlanMachine {
   bool is_gpu = true;
   // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
-  double exponentials_t_s = 0;  // T exponentials a second; 0: the shares of attention have them, as on a CPU
-  double f32_tflops = 0;        // of scalar arithmetic; 0 as before
-  double multiprocessors = 0;   // of a GPU
-  double portable = 1;          // of the rate of products that kernels without the GPU's own instructions reach
-  double threads = 0;           // of a CPU, whose rates and memory these are; 0: a GPU
+  double exponentials_t_s = 0;  // 1e12 exponentials a second; 0: included in the shares of attention, as on a CPU
+  double f32_tflops = 0;        // rate of scalar arithmetic; 0: included in the shares of attention
+  double multiprocessors = 0;   // number of multiprocessors of a GPU
+  double portable = 1;          // rate of portable kernels relative to the share of products
+  double threads = 0;           // CPU threads that the rates and the memory are for; 0: a GPU
   double kernel_us = 0;         // from the end of a kernel to the start of the next one's work
-  double spread = 0;            // standard deviation of ranks' speeds, over their mean
-  double domain_ranks = 1;      // joined by the fast links
-  double inside_gb_s = 0, across_gb_s = 0;  // for each direction and rank, inside a domain and between two
+  double spread = 0;            // standard deviation of the speeds of ranks, relative to their mean
+  double domain_ranks = 1;      // ranks of a domain, which fast links join
+  double inside_gb_s = 0, across_gb_s = 0;  // of each rank and direction, inside a domain and between two
   double inside_us = 0, across_us = 0;      // latency of a collective call
   double layer_us = 0;                      // host time of a pass of a layer that is exposed without a CUDA graph
-  double link_gb_s = 0;                     // between a rank's device and its host, a direction
-  double host_memory_gb = 0;                // of a host, for all of its ranks
-  double read_gb_s = 0, write_gb_s = 0;     // of the files of a host
-  double host_ranks = 1;                    // that share them
+  double link_gb_s = 0;                     // between a rank's device and its host, in each direction
+  double host_memory_gb = 0;                // memory of a host, for all of its ranks
+  double read_gb_s = 0, write_gb_s = 0;     // rates of the drives of a host
+  double host_ranks = 1;                    // ranks of a host, which share its memory and drives
   std::array<Shares, kNumSystems> shares{};
   std::array<bool, kNumSystems> has_shares{};
   std::map<std::string, std::string> sources;  // "rank.bf16_tflops", "share.moebius.memory": where it is from
@@ -63,8 +63,8 @@ struct PlanMachine {
   double memory_bytes() const { return memory_gb * 1e9; }
   // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
-  // Returns the machine of a rank that has so many threads of this CPU, and shares the rest with other ranks. A GPU
-  // belongs to one rank, and is returned unchanged.
+  // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.
+  // A GPU belongs to one rank, and its machine is returned unchanged.
   PlanMachine of_rank(int64_t threads_of_rank) const;
   // Returns the values of [rank], [links] and [host] that were not measured or whose measurement was noisy, each as
   // "rank.kernel_us: its source".
@@ -76,13 +76,13 @@ struct MachineFigure {
   const char* table;
   const char* key;
   double PlanMachine::*value;
-  double least, most;
+  double min, max;
 };
 const std::vector<MachineFigure>& machine_figures();
 
 // Reads a machine file's text, TOML or the same as JSON; `name` is the file in messages.
-// Throws Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
-// or is absurd; and for keys that are not known, with the nearest.
+// Throws Error{usage} with file, table and key for a figure that is missing, is not a number, has no source or is out
+// of range. Throws it also for an unknown key, with the nearest known one.
 PlanMachine parse_machine(const std::string& text, const std::string& name);
 // Loads machines/NAME.toml below `folder`, or the file at a path.
 // Throws Error{usage} with the known names if there is neither. Throws Error{io} if the file cannot be read.

@@ -412,7 +412,7 @@ const PartWork& LayoutParts::layer(int64_t layer) {
            is_offloaded_[static_cast<size_t>(other)] == is_offloaded_[static_cast<size_t>(layer)] &&
            (spec_.recompute.ranges.empty() || spec_.recompute.of(other) == spec_.recompute.of(layer));
   };
-  int64_t first = names_layers_ ? layer : 0;  // of its kind
+  int64_t first = names_layers_ ? layer : 0;  // the layer that represents its kind
   while (first < layer && !is_alike(first)) ++first;
   const PartWork*& part = layers_[static_cast<size_t>(first)];
   const std::optional<EngineSpec>& moved = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
@@ -430,7 +430,7 @@ const PartWork& LayoutParts::ends(const StageSpec& stage) {
 }
 
 const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& stage) {
-  return times_alone_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
+  return times_only_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
 }
 
 // Two threads may run the same part, and the first one's is kept.

@@ -49,7 +49,7 @@ struct SentWork {
   Axis axis = Axis::world;
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
-  double wire_bytes = 0;  // of all calls
+  double wire_bytes = 0;  // sum over all calls
 };
 
 // The work of a pass, in the order of its first calls.
@@ -68,20 +68,20 @@ struct MatrixWork {
   PassWork each;                 // Newton-Schulz of a whole matrix, and the exchange of its shards
 };
 
-// A parameter of this rank.
+// A parameter of this rank; fields as in Param (model/params.h).
 struct ParamSize {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   int64_t numel = 0;
-  int64_t copies_bytes = 0;  // of quantised copies, and of the scales of quantised weights
-  int64_t num_scales = 0;    // of those
+  int64_t copies_bytes = 0;  // bytes of quantised copies, and of the scales of quantised weights
+  int64_t num_scales = 0;    // number of those scales
   ParamKind kind = ParamKind::matrix;
   bool has_grad = false;
   bool trainable = false;
   bool tied_copy = false;
   bool sums_apart = false;  // Param::sums_apart
   bool grad_stored_first = false;
-  bool has_blocks = false;           // of 8-bit codes: core/block_code.h
+  bool has_blocks = false;           // its states may be 8-bit codes (core/block_code.h)
   bool of_matrices = false;          // is_of_matrices() (parallel/optim/optimizer.h)
   bool fuses_grad = false;           // Param::fuses_grad
   UpdateScratch scratch;             // of its update
@@ -91,8 +91,8 @@ struct ParamSize {
 // The memory for the rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
 struct RowsWork {
   int64_t scratch_bytes = 0;
-  int64_t spill_bytes = 0;    // of the host's memory, for the worst-case imbalance
-  bool counts_ranks = false;  // there are counts of all ranks of the world
+  int64_t spill_bytes = 0;    // host memory for the worst-case imbalance
+  bool counts_ranks = false;  // the rank holds counts of all ranks of the world
   int64_t pages_of_pass = 0, stash_columns = 0;
 };
 
@@ -103,19 +103,19 @@ struct SimplerParts {
 };
 
 struct PartWork {
-  SimplerParts simpler;              // nulls, or in place of the passes below
-  RecomputeSpec recompute;           // of its layer
+  SimplerParts simpler;              // of a composed part, which has no passes below; otherwise nulls
+  RecomputeSpec recompute;           // what its layer recomputes
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
-  OpWork leave;                      // of a layer: the additional work of the last layer of a stage without the norm
+  OpWork leave;                      // additional work if the layer is the last one of a stage without the final norm
   int64_t saved_bytes = 0;           // of one micro-batch in flight, on the device
   // The tensors of a layer that memory.offload moves, in order: elements and their dtype.
   std::vector<std::pair<int64_t, DType>> offloaded;
-  int64_t output_bytes = 0;  // held once
+  int64_t output_bytes = 0;  // held once, whatever the number of micro-batches in flight
   int64_t metrics_bytes = 0;
-  int64_t logits = 0;             // of QK-clip: elements of MaxLogits::all()
-  int64_t window_bytes = 0;       // of the direct dispatcher: all parts of a rank share one window
+  int64_t logits = 0;             // with QK-clip: elements of MaxLogits::all()
+  int64_t window_bytes = 0;       // with the direct dispatcher: all parts of a rank share one window
   RowsWork rows;                  // zeros without MoE layers
   std::vector<ParamSize> params;  // in the order of declaration
   double offloaded_bytes() const;
@@ -149,11 +149,11 @@ class PartLibrary {
     bool measures_precision = false;
   };
   ThreadPool& pool(int threads);
-  // The part of that key in `known`, which make() makes if there is none.
+  // Returns the part of this key in `known`. If there is none, it calls make() and keeps the result.
   template <class Make>
   const PartWork& known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key, Make&& make);
 
-  std::mutex mutex_;  // of all below; no part is run while it is held
+  std::mutex mutex_;  // protects all members below; it is not held while a part is run
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
   std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;
@@ -166,7 +166,7 @@ class LayoutParts {
   LayoutParts(PartLibrary& library, const EngineSpec& spec);
   const EngineSpec& spec() const { return spec_; }
   // Uses PartLibrary::timed_part() from now on.
-  void time_alone() { times_alone_ = true; }
+  void use_times_only() { times_only_ = true; }
   // Returns the part of a layer. Layers of one kind share it; memory.offload may apply to some of them.
   const PartWork& layer(int64_t layer);
   // Returns the part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
@@ -181,7 +181,7 @@ class LayoutParts {
   const PartWork& part_of(const EngineSpec& spec, const StageSpec& stage);
   PartLibrary& library_;
   const EngineSpec& spec_;
-  bool times_alone_ = false;
+  bool times_only_ = false;
   const size_t policy_;
   const bool names_layers_;  // layers of a kind may differ
   std::optional<EngineSpec> on_device_,
@@ -192,7 +192,7 @@ class LayoutParts {
   std::vector<std::pair<StageSpec, const PartWork*>> ends_;
 };
 
-// Returns the bytes of so many micro-batches, Life::batch.
+// Returns the bytes of `count` micro-batches in Life::batch.
 int64_t batch_bytes(const EngineSpec& spec, int64_t count);
 
 }  // namespace moebius

@@ -34,7 +34,7 @@ class Predicting {
 
   Prediction run(const PredictOptions& options) {
     check_nodes_of_machine(context_);
-    if (options.memory == PredictOptions::Memory::none && options.composes) parts_.time_alone();
+    if (options.memory == PredictOptions::Memory::none && options.composes) parts_.use_times_only();
     time_stages();
     add_memory(options);
     add_passes(options);
@@ -45,7 +45,7 @@ class Predicting {
   }
   double run_passes(bool composes) {
     check_nodes_of_machine(context_);
-    if (composes) parts_.time_alone();
+    if (composes) parts_.use_times_only();
     time_stages();
     add_passes({.simulate = false});
     add_totals();
@@ -131,11 +131,11 @@ void Predicting::add_memory(const PredictOptions& options) {
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
     PipelineUse use = parts_.pipeline(r);
     const bool is_megatron = context_.assume.system == PlanSystem::megatron;
-    if (is_megatron) use.num_saved = sets_of_megatron(context_, use);
+    if (is_megatron) use.num_saved = megatron_sets_in_flight(context_, use);
     result_.memory.push_back(rank_memory(parts_, layout_, use, r));
     if (is_megatron) {
       RankMemory& memory = result_.memory.back();
-      memory.life[static_cast<size_t>(Life::saved)] += beside_of_megatron(context_, layout_, use, r);
+      memory.life[static_cast<size_t>(Life::saved)] += megatron_extra_bytes(context_, layout_, use, r);
       memory.life[static_cast<size_t>(Life::comm)] = 0;  // it reduces gradients in their own buffer
     }
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
@@ -443,7 +443,7 @@ void check_machine(const PlanMachine& machine, const Assumptions& assume) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
                 name_of(assume.system));
-  const bool is_low = assume.precision != PlanPrecision::of_recipe,
+  const bool is_low = assume.precision != PlanPrecision::from_recipe,
              is_4_bits = assume.precision == PlanPrecision::nvfp4;
   MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,
                 "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",

@@ -66,7 +66,7 @@ std::string phases_text(const Prediction& p) {
 std::string files_text(const Prediction& p) {
   const FileWork& f = p.files;
   return fmt::format(
-      "files      {} of tokens a step; {} a checkpoint, written in {}, read in {}; a save holds up {}, {} saves\n",
+      "files      {} of tokens a step; {} a checkpoint, written in {}, read in {}; a save stops training for {}, {} saves\n",
       bytes_text(std::llround(f.data_bytes)), bytes_text(std::llround(f.checkpoint_bytes)), seconds_text(f.save_s),
       seconds_text(f.load_s), seconds_text(f.stall_s), f.saves);
 }
@@ -133,10 +133,11 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
                       p.fullest_rank().pp_rank, bytes_text(std::llround(p.memory_bytes)),
                       p.fits() ? "fits" : "does not fit");
   if (p.host_bytes > 0)
-    text += fmt::format("host       {} of a rank at the most, of {}: {}\n", bytes_text(std::llround(p.host_bytes)),
-                        bytes_text(std::llround(p.host_memory_bytes)), p.host_fits() ? "fits" : "does not fit");
+    text += fmt::format("host       {} of the rank that needs the most, of {}: {}\n",
+                        bytes_text(std::llround(p.host_bytes)), bytes_text(std::llround(p.host_memory_bytes)),
+                        p.host_fits() ? "fits" : "does not fit");
   text += fmt::format("bubble     {:.1f} % of the passes\n", 100 * p.bubble);
-  text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which takes {}\n",
+  text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which costs {}\n",
                       p.imbalance, seconds_text(p.imbalance_s));
   text += files_text(p);
   return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, machine, assume);

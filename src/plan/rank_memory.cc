@@ -37,7 +37,7 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
   }
 }
 
-// Returns the matrices of which the elements from begin to end have some.
+// Returns the number of matrices that have elements in [begin, end).
 int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
   const int64_t first = std::max(begin, m.begin), last = std::min(end, m.begin + m.count * m.numel) - 1;
   return first > last ? 0 : (last - m.begin) / m.numel - (first - m.begin) / m.numel + 1;
@@ -105,7 +105,7 @@ void add_saved(RankMemory& m, LayoutParts& parts, const StageLayout& layout, con
   }
 }
 
-// The most magnitudes that ranks exchange: one for each block of quantised weights in a bucket, of each rank.
+// Returns the maximum number of magnitudes in an exchange: one per rank and block of quantised weights of a bucket.
 int64_t most_magnitudes(const EngineSpec& spec, const std::vector<ParamBucket>& buckets) {
   int64_t most = 0;
   for (const ParamBucket& bucket : buckets) {
@@ -116,7 +116,7 @@ int64_t most_magnitudes(const EngineSpec& spec, const std::vector<ParamBucket>& 
   return most;
 }
 
-// Buffers that sharded layers use in turn (parallel/sharding/layer_buffers.h): each as large as the largest of its
+// Adds the buffers that sharded layers share (parallel/sharding/layer_buffers.h), each as large as the largest of its
 // layers. Returns the bytes of the largest.
 int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int64_t>& bytes_of_layer, bool overlap) {
   std::array<int64_t, 2> buffers{};
@@ -254,7 +254,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Returns the gradients of an embedding that stages share: each of these stages receives those of the others
+// Returns the bytes for gradients of a tied embedding: each stage that has it receives those of the other stages
 // (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
                             const std::vector<HeldParam>& params) {
@@ -272,7 +272,7 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   return (std::ssize(holders) - 1) * bytes;
 }
 
-// The largest logits of all ranks of dp_cp (parallel/optim/qk_clipping.h).
+// Returns the bytes for the largest logits of all dp_cp ranks (parallel/optim/qk_clipping.h).
 int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const int64_t ranks = group_size(parts.spec().mesh, Axis::dp_cp);
   int64_t logits = 0;
@@ -280,7 +280,7 @@ int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int
   return ranks == 1 ? 0 : div_ceil(ranks * logits * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
 }
 
-// The step stack: the largest of the passes, of that exchange, and of the optimizer.
+// Returns the bytes of the step stack: the maximum of the passes, of that exchange, and of the optimizer.
 int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
                     const std::vector<HeldParam>& params) {
   const EngineSpec& spec = parts.spec();

@@ -12,30 +12,30 @@ namespace moebius {
 
 struct RankMemory {
   int64_t pp_rank = 0;
-  std::array<int64_t, kNumLives> life{};  // bytes
-  int64_t beside_bytes = 0;               // on a GPU: workspaces and kernels
-  int64_t spill_bytes = 0;                // of the host: rows of experts beyond their budget, at the worst
-  int64_t total() const;                  // of the device: all of it but Life::host and spill_bytes
+  std::array<int64_t, kNumLives> life{};  // planned bytes by life
+  int64_t beside_bytes = 0;               // device memory outside the plan: workspaces and kernels of a GPU
+  int64_t spill_bytes = 0;                // host memory for expert rows beyond their budget, in the worst case
+  int64_t total() const;                  // device memory: everything but Life::host and spill_bytes
   int64_t host_bytes() const { return of(Life::host) + spill_bytes; }
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 
 // The parameters of a rank, and the bytes that their exchange sends.
 struct RankParams {
-  int64_t owned = 0;         // elements that it updates
-  int64_t held = 0;          // elements that have a gradient
-  int64_t stored_first = 0;  // those of them that the first micro-batch of a step stores
-  int64_t sums_apart = 0;    // those of them whose gradients are accumulated in bf16
-  // Bytes that the exchange of gradients and of weights sends, by axis, and its buckets; without what is sharded
-  // (plan/sharding/sharded_layers.h).
+  int64_t owned = 0;         // elements that this rank's optimizer updates
+  int64_t held = 0;          // elements of this rank that have a gradient
+  int64_t stored_first = 0;  // elements whose gradients the first micro-batch of a step stores
+  int64_t sums_apart = 0;    // elements whose gradients are accumulated in bf16
+  // Bytes that this rank sends, by axis, to reduce gradients and gather weights, and the number of buckets. Sharded
+  // layers are not included (plan/sharding/sharded_layers.h).
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
   std::map<Axis, int64_t> grad_buckets, weight_buckets;
-  // With Muon: elements of matrices that it updates, the work of whole matrices, and what ranks exchange before it.
+  // With Muon: elements of the matrices that it updates, the work on whole matrices, and the exchange before that.
   int64_t owned_of_matrices = 0;
   PassWork matrices;
   std::map<Axis, double> matrix_wire_bytes;
   std::map<Axis, int64_t> matrix_buckets;
-  // With precision.weights = "recipe": elements that it quantises, and what ranks exchange before it.
+  // With precision.weights = "recipe": elements that it quantises, and the exchange of magnitudes before that.
   int64_t quantised = 0;
   std::map<Axis, double> magnitude_wire_bytes;
   std::map<Axis, int64_t> magnitude_buckets;

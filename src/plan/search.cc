@@ -23,12 +23,12 @@
 namespace moebius {
 namespace {
 
-// A domain of fast links with more ranks is of several hosts, and the direct dispatcher reaches those of one.
-constexpr int64_t kMostOfHost = 8;
-// Layouts whose passes are timed at a time, and those whose memory is chosen, whatever the threads. A few of them would
-// not have been needed.
+// The maximum number of ranks of one host. A larger domain of fast links spans hosts, and direct needs a single host.
+constexpr int64_t kMaxRanksOfHost = 8;
+// The number of layouts whose passes are timed at once, and whose memory is chosen at once. They do not depend on the
+// number of threads, so the result does not either. The last batch may time a few layouts in vain.
 constexpr int64_t kTimed = 128, kRound = 16;
-// A bound adds up the times of composed parts (plan/cost/composed_part.h), whose last digits differ from those of whole ones.
+// A bound adds the times of composed parts (plan/cost/composed_part.h), whose last digits differ from a dry run's.
 constexpr double kRounding = 1 - 1e-9;
 
 PrecisionRecipe recipe_of(const std::string& name) {
@@ -81,16 +81,16 @@ class Search {
     return origin != asked_.provenance.end() && origin->second != "default";
   }
 
-  // Megatron's runs keep what their recipes say: Moebius' ways to save memory are not theirs.
+  // For Megatron the recipe's values are kept, since these keys are Moebius' own ways to save memory.
   SearchLimits limits() const {
     const auto domain = static_cast<int64_t>(machine_.of_rank(run_.threads).domain_ranks);
     const bool is_own = assume_.system == PlanSystem::moebius;
-    // Long sequences have so many layouts that every choice beside theirs costs a search too much.
-    const bool is_short = run_.train.seq_len < 2 * kShortestOfRank;
+    // Long sequences have so many cp layouts that a search of these choices too would take too long.
+    const bool is_short = run_.train.seq_len < 2 * kMinCpTokens;
     SearchLimits limits{
-        .most_tp = options_.most_tp > 0 ? options_.most_tp : std::min<int64_t>(domain, kMostOfHost),
-        .most_direct = domain <= kMostOfHost ? domain : 1,
-        .most_two_level = machine_.is_gpu ? 0 : domain,
+        .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min<int64_t>(domain, kMaxRanksOfHost),
+        .max_direct_ranks = domain <= kMaxRanksOfHost ? domain : 1,
+        .max_two_level_ranks = machine_.is_gpu ? 0 : domain,
         .domain_ranks = domain,
         .system = assume_.system,
         .load = assume_.load,
@@ -123,7 +123,7 @@ class Search {
     return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
   }
 
-  // Bytes that a rank may have in its host's memory; on a CPU its own memory is that of the host.
+  // Returns the host memory limit of a rank that needs `bytes` of its device. On a CPU both are the same memory.
   double host_limit(double bytes) const {
     return machine_.is_gpu ? machine_.host_memory_of_rank() : std::max(0.0, bytes_ - bytes);
   }
@@ -163,22 +163,22 @@ class Search {
   double bytes_ = 0, least_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
   std::vector<size_t> group_;            // [legal_]
-  // The bound of a layout whose memory is not chosen yet. Of equal bounds those that are not sharp come first, and then
-  // the order of legal_ decides.
+  // A lower bound of the step time of a layout whose memory is not chosen yet. Equal bounds are ordered by is_sharp,
+  // and then by their index.
   struct Bound {
     double step_s = 0;
-    bool is_sharp = false;  // of the whole step; else without its update
-    size_t index = 0;       // of legal_
+    bool is_sharp = false;  // true: bound of the whole step; false: of its passes
+    size_t index = 0;       // index of the layout in legal_
     auto operator<=>(const Bound&) const = default;
   };
-  std::vector<Bound> untimed_;  // the lowest last; of least_seconds()
+  std::vector<Bound> untimed_;  // bounds by least_seconds(), the lowest last
   std::priority_queue<Bound, std::vector<Bound>, std::greater<>> timed_;
   ThreadPool pool_;
   SearchResult result_;
 };
 
-// Bytes that the fullest rank has at least: weights, gradients and the optimizer's share of an average rank, but for
-// what may be on the host or on other ranks.
+// Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
+// what may be offloaded to the host or sharded over other ranks.
 double Search::least_weights(const Candidate& c, const ShardingChoice& sharding) const {
   const ParallelSpec& p = c.parallel;
   const ModelSpec& m = run_.model;
@@ -190,9 +190,9 @@ double Search::least_weights(const Candidate& c, const ShardingChoice& sharding)
                          static_cast<double>(m.hidden_size * m.moe_intermediate_size);
   const double experts_here = experts / static_cast<double>(p.ep * p.etp);
   const double held = ((all - experts) / static_cast<double>(p.tp) + experts_here) / static_cast<double>(p.pp);
-  // Layers that are sharded are whole while they run: in two buffers where a rank has several and overlaps, and the
-  // gradients that arrive in one more.
-  // Where no other rank has the experts of this one, they are not sharded.
+  // A sharded layer is gathered while it runs. A rank has two buffers for this if it has several layers and overlaps,
+  // and one more buffer for gradients that arrive.
+  // Experts that no other rank holds are not sharded.
   const double layer =
       p.ep * p.etp * p.pp == ranks_ ? 0 : experts_here / static_cast<double>(std::max<int64_t>(1, moe_layers));
   const double buffers = p.overlap && moe_layers >= 2 * p.pp ? 2 : 1, arriving = p.overlap ? 1 : 0;
@@ -207,7 +207,7 @@ double Search::least_weights(const Candidate& c, const ShardingChoice& sharding)
   return weight * held_weights + grad * held_grads + state * all / static_cast<double>(ranks_);
 }
 
-// Returns what must be sharded of a layout that does not fit otherwise: nothing where the run's own choice fits.
+// Returns the least sharding with which the weights of a layout may fit: the run's own if that suffices.
 ShardingChoice Search::needed_sharding(const Candidate& c) const {
   const ShardingChoice own{c.memory.fsdp, c.memory.shard_gradients}, most = sharding_choices(c.recipe).back();
   if (least_weights(c, own) <= bytes_) return own;
@@ -216,8 +216,8 @@ ShardingChoice Search::needed_sharding(const Candidate& c) const {
   return {own.fsdp || !all_weights_fit, own.shard_gradients || !all_gradients_fit};
 }
 
-// Recompute, pages of rows and states on the host only add time, so the time without them bounds it from below. Without
-// the update of a step the bound is lower.
+// Returns a lower bound of the step time. Recompute, budgets of rows and offload only add time, so the bound is the
+// time without them. updates: false leaves out the update of a step, for a lower bound that is computed faster.
 double Search::bound_seconds(const Candidate& c, bool updates) const {
   const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
   if (!options_.prunes) return kRounding * timed(c, bounds).step_s;
@@ -229,7 +229,7 @@ double Search::bound_seconds(const Candidate& c, bool updates) const {
   return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_, /*composes=*/true);
 }
 
-// Calls body() and returns true, or false where the run's checks refuse a layout.
+// Calls body(). Returns whether the checks of a run accepted the layout.
 template <class Body>
 bool passes_checks(Body&& body) {
   try {
@@ -241,7 +241,7 @@ bool passes_checks(Body&& body) {
   }
 }
 
-// run: run_ in any layout, which becomes that of c.
+// Returns whether the checks of a run accept the candidate. run: a copy of run_; its layout becomes that of c.
 bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
   set_layout(run, run_, c);
   return passes_checks([&] {
@@ -250,9 +250,9 @@ bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
   });
 }
 
-// Seconds that a step takes at least, found without running a part: the products of all layers at the machine's highest
-// rate, the copies that all-to-all launches for ranks of etp, and the bubble. The slowest rank of a pipeline has at
-// least the mean of its ranks.
+// Returns a lower bound of the step time that needs no dry run: the products of all layers at the highest rate,
+// the copies that all-to-all launches for ranks of etp, and the bubble. The slowest rank of a pipeline takes at least
+// the mean time of its ranks.
 double Search::least_seconds(const Candidate& c) const {
   const ModelSpec& m = run_.model;
   const bool trains_all = run_.train.freeze.empty() && !run_.lora.is_on() && run_.num_mtp() == m.num_mtp_layers;
@@ -261,11 +261,11 @@ double Search::least_seconds(const Candidate& c) const {
   const int64_t tokens = c.micro_batch * run_.train.seq_len / (p.tp * p.cp), ranks_of_experts = p.ep * p.etp;
   const Shares& shares = of_rank_.of(assume_.system);
   const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
-  const bool may_be_low = c.recipe != PrecisionRecipe::none || assume_.precision != PlanPrecision::of_recipe;
+  const bool may_be_low = c.recipe != PrecisionRecipe::none || assume_.precision != PlanPrecision::from_recipe;
   const double low =
       may_be_low ? std::max(of_rank_.fp8_tflops, of_rank_.nvfp4_tflops) * share(Share::low_precision) : 0;
   const double rate = std::max(low, of_rank_.bf16_tflops * std::max(share(Share::products), share(Share::experts)));
-  constexpr double kProducts = 0.99;  // of the model's FLOPs without attention; a few of them are of norms
+  constexpr double kProducts = 0.99;  // share of products in the model's FLOPs without attention; norms are the rest
   double seconds = kProducts * static_cast<double>(tokens) * m.train_flops_per_token(0) / (rate * 1e12);
   const int64_t chunk = expert_chunk(tokens, ranks_of_experts);
   if (p.dispatcher == DispatcherKind::alltoall && p.etp > 1 && chunk * m.top_k >= ranks_of_experts) {
@@ -315,7 +315,7 @@ void Search::time_next() {
   std::vector<size_t> next;
   for (; !untimed_.empty() && std::ssize(next) < kTimed; untimed_.pop_back()) next.push_back(untimed_.back().index);
   std::sort(next.begin(), next.end());
-  std::vector<size_t> begins{0};  // of the groups
+  std::vector<size_t> begins{0};  // where each group begins in `next`
   for (size_t i = 1; i <= next.size(); ++i)
     if (i == next.size() || group_[next[i]] != group_[next[i - 1]]) begins.push_back(i);
   std::vector<char> is_refused(next.size());
@@ -336,7 +336,7 @@ void Search::time_next() {
   }
 }
 
-// Times the steps of the next layouts whose bounds are those of their passes.
+// Replaces the bounds of the next layouts, which are of their passes, by bounds of the whole step.
 void Search::sharpen() {
   std::vector<size_t> next;
   for (; !timed_.empty() && !timed_.top().is_sharp && std::ssize(next) < kRound; timed_.pop())
@@ -367,8 +367,8 @@ std::vector<size_t> Search::next_round() {
   return round;
 }
 
-// Takes a round of layouts at a time, from the lowest bound on. Once a bound is above the time of the last layout that
-// is kept, no other can be better.
+// Chooses the memory of the layouts in rounds, from the lowest bound on. Once a bound is above the time of the worst
+// layout that is kept, no later layout can be better.
 void Search::choose() {
   for (size_t i = 0; i < legal_.size(); ++i) untimed_.push_back({.step_s = legal_[i].step_s, .index = i});
   std::sort(untimed_.begin(), untimed_.end(), std::greater<>());
@@ -395,7 +395,7 @@ void Search::choose() {
   result_.num_slower += static_cast<int64_t>(timed_.size() + untimed_.size());
 }
 
-// The phases of a step; both passes are one, since the slowest rank of another layout may hold the loss.
+// Returns the phases to compare. Both passes are one phase, since the slowest rank may or may not have the loss.
 std::map<std::string, double> compared_phases(const Prediction& p) {
   std::map<std::string, double> phases;
   for (const auto& [name, seconds] : p.phases)
@@ -417,7 +417,7 @@ std::string difference(const Prediction& p, const Prediction& best) {
   return text;
 }
 
-// Says what the search had of hosts, where it may use them.
+// Returns a text about the host memory limit; empty if the search may not offload.
 std::string Search::host_text() const {
   if (!machine_.is_gpu || offload_choices(run_, limits_).size() == 1) return "";
   return fmt::format(", and {:.4g} GB of the host's memory for states", machine_.host_memory_of_rank() / 1e9);
@@ -457,8 +457,8 @@ SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const
 
 std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
-      "{} layouts of {} ranks: {} do not fit in {} a rank whatever is recomputed or on the host, {} are slower whatever fits; {} "
-      "more are refused by the run's rules; {} predictions\n",
+      "{} layouts of {} ranks: {} do not fit in {} a rank with any recompute or offload, {} cannot be among the best; "
+      "{} more are refused by the checks of a run; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);
   int place = 0;

@@ -10,34 +10,34 @@
 namespace moebius {
 
 struct SearchOptions {
-  double memory_gb = 0;              // of a rank, and at most memory.fit; 0: memory.fit, or 95 % of the machine's
-  int64_t most_tp = 0;               // of tp and etp; 0: the ranks of a domain, at most 8
-  std::vector<std::string> recipes;  // names of precision.recipe to choose from; empty: the run's own alone
-  int64_t keep = 10;                 // of the best
-  int threads = 1;                   // the result does not depend on them
+  double memory_gb = 0;              // memory limit of a rank, at most memory.fit; 0: memory.fit, else 95 % of a device
+  int64_t max_tp = 0;                // of tp and etp; 0: the ranks of a domain, at most 8
+  std::vector<std::string> recipes;  // values of precision.recipe to try; empty: only the run's own
+  int64_t keep = 10;                 // number of layouts to return, the best first
+  int threads = 1;                   // the result does not depend on it
   bool prunes = true;                // false: memory is chosen for every layout; the result is the same
 };
 
 struct FoundLayout {
-  std::vector<std::string> set;  // "parallel.ep=8": the keys that make the recipe this layout
+  std::vector<std::string> set;  // the layout as recipe keys: "parallel.ep=8"
   Prediction prediction;
-  std::string why_worse;  // than the best: the phases that take longer
+  std::string why_worse;  // the phases that take longer than with the best layout
 };
 
 struct SearchResult {
   std::vector<FoundLayout> layouts;  // best first
   int64_t num_legal = 0;             // layouts that these ranks can hold
-  int64_t num_too_large = 0;         // of them, beyond the memory whatever is recomputed or on the host
-  int64_t num_slower = 0;            // of them, that cannot be among the best whatever fits
-  int64_t num_refused = 0;           // other layouts, which the run's checks refuse
-  int64_t num_timed = 0;             // predictions made
-  double memory_bytes = 0;           // that a rank may use
+  int64_t num_too_large = 0;         // legal layouts that do not fit, whatever is recomputed or on the host
+  int64_t num_slower = 0;            // legal layouts that cannot be among the best, whatever fits
+  int64_t num_refused = 0;           // layouts that the checks of a run refuse; they are not in num_legal
+  int64_t num_timed = 0;             // number of predictions that the search made
+  double memory_bytes = 0;           // memory limit of a rank
 };
 
-// Searched are the layouts of plan/search_space.h, every set of memory.recompute, memory.expert_rows, and what is on the
-// host or in shares of other ranks. All but the first two are the run's where the recipe or --set names them. Everything else is the run's.
-// Error{usage} when no layout is legal or none fits, with the least that one needs; for a recipe that is not known with
-// the known ones.
+// Searches the layouts of plan/search_space.h with every set of memory.recompute, the budgets of memory.expert_rows,
+// and the choices of offload and sharding. Keys that the recipe or --set names keep their values, but not recompute.
+// Throws Error{usage} if no layout is legal, if none fits (with the least memory that one needs), or for an unknown
+// recipe (with the known ones).
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options);
 

@@ -18,12 +18,12 @@ namespace {
 
 constexpr int64_t kMicroBatches[] = {1, 2, 3, 4, 6, 8, 12, 16};
 constexpr int64_t kVirtual[] = {1, 2, 3, 4, 6, 8, 12};
-// Rows that all-to-all plans for, over the even share: what a balanced run needs, with some room.
+// The rows that all-to-all plans for, relative to the even share: what a balanced run needs, with a margin.
 constexpr double kRowsFactor = 1.5;
-// Room above the rows of the busiest rank, whose load changes from step to step.
-constexpr double kRoom = 1.25;
+// The margin above the rows of the busiest rank, whose load changes from step to step.
+constexpr double kRowsMargin = 1.25;
 
-// Ascending.
+// Returns the divisors of n up to `most`, ascending.
 std::vector<int64_t> divisors(int64_t n, int64_t most) {
   std::vector<int64_t> all;
   for (int64_t d = 1; d * d <= n; ++d) {
@@ -37,10 +37,10 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 
 bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
 
-// The rows of the busiest rank with room above them, over the even share, in quarters.
-double rows_with_room(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
+// Returns the rows to plan for, relative to the even share: those of the busiest rank with a margin, rounded up to 1/4.
+double rows_with_margin(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
   const double busiest = limits.load.busiest_rank(run.model.num_experts, p.ep);
-  return std::ceil(4 * kRoom * busiest) / 4;
+  return std::ceil(4 * kRowsMargin * busiest) / 4;
 }
 
 class Space {
@@ -53,9 +53,9 @@ class Space {
 
   std::vector<std::vector<Candidate>> all() {
     const ModelSpec& m = run_.model;
-    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kShortestOfRank);
+    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kMinCpTokens);
     for (const int64_t pp : divisors(ranks_, m.num_layers)) {
-      for (const int64_t tp : divisors(ranks_ / pp, limits_.most_tp)) {
+      for (const int64_t tp : divisors(ranks_ / pp, limits_.max_tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;
         for (const int64_t cp : divisors(ranks_ / (pp * tp), most_cp))
           if (is_power_of_two(cp)) add_experts(layout_of(tp, cp, pp));
@@ -84,7 +84,7 @@ class Space {
     const ModelSpec& m = run_.model;
     if (m.num_moe_layers() == 0) return add_dispatchers(p);
     const int64_t here = ranks_ / p.pp;
-    for (const int64_t etp : divisors(here, limits_.most_tp)) {
+    for (const int64_t etp : divisors(here, limits_.max_tp)) {
       for (const int64_t ep : divisors(m.num_experts, here)) {
         if (here % (etp * ep) != 0 || m.moe_intermediate_size % etp != 0) continue;
         p.ep = ep;
@@ -98,8 +98,8 @@ class Space {
     const bool exchanges = p.ep * p.etp > 1;
     std::vector<DispatcherKind> kinds{DispatcherKind::automatic};
     if (exchanges) kinds = {DispatcherKind::allgather, DispatcherKind::alltoall};
-    if (exchanges && p.ep * p.etp <= limits_.most_direct) kinds.push_back(DispatcherKind::direct);
-    if (p.ranks_per_node <= limits_.most_two_level && has_nodes(p.ep, p.etp, p.ranks_per_node))
+    if (exchanges && p.ep * p.etp <= limits_.max_direct_ranks) kinds.push_back(DispatcherKind::direct);
+    if (p.ranks_per_node <= limits_.max_two_level_ranks && has_nodes(p.ep, p.etp, p.ranks_per_node))
       kinds.push_back(DispatcherKind::two_level);
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
@@ -110,7 +110,7 @@ class Space {
     }
   }
 
-  // The ways in which the ranks of cp exchange rows; run.check() refuses those that the heads do not allow.
+  // Adds each method of context parallelism; run.check() refuses those that the heads do not allow.
   void add_exchanges(ParallelSpec p) {
     if (p.cp == 1) return add_batches(p);
     for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
@@ -122,7 +122,7 @@ class Space {
     if (p.cp_inner > 1) add_batches(p);
   }
 
-  // The most ranks of cp that a domain holds and that may share the heads; 1: there are no two levels.
+  // Returns the largest cp_inner that fits in a domain and divides the heads; 1: hierarchical is not possible.
   int64_t inner_ranks(const ParallelSpec& p) const {
     const int64_t most = std::min(p.cp / 2, limits_.domain_ranks / p.tp);
     int64_t inner = 1;
@@ -163,10 +163,10 @@ class Space {
   double rows_factor(const ParallelSpec& p) const {
     if (p.dispatcher != DispatcherKind::alltoall) return 0;
     if (run_.moe.rank_rows_factor > 0) return run_.moe.rank_rows_factor;
-    return std::max(kRowsFactor, rows_with_room(run_, p, limits_));
+    return std::max(kRowsFactor, rows_with_margin(run_, p, limits_));
   }
 
-  // In a group are those with as many tokens of a rank, which share what attention or experts do (plan/cost/composed_part.h).
+  // Candidates with the same number of tokens per rank form a group: they share parts (plan/cost/composed_part.h).
   static std::string key_of(const ParallelSpec& p, int64_t micro_batch, PrecisionRecipe recipe) {
     const int64_t common = std::gcd(p.cp, micro_batch);
     return fmt::format("{} {} {} {}", p.tp, p.cp / common, micro_batch / common, static_cast<int>(recipe));
@@ -175,7 +175,7 @@ class Space {
   const RunSpec& run_;
   int64_t ranks_;
   SearchLimits limits_;
-  std::vector<ShardingChoice> sharding_;  // of each recipe: the fastest
+  std::vector<ShardingChoice> sharding_;  // [recipe]: the fastest choice
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 
@@ -212,7 +212,7 @@ std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& p, const
   const double own = run.memory.expert_rows;
   if (!limits.chooses_rows) return {own};
   const double busiest = limits.load.busiest_rank(run.model.num_experts, p.ep);
-  return {0, own >= busiest ? own : rows_with_room(run, p, limits)};
+  return {0, own >= busiest ? own : rows_with_margin(run, p, limits)};
 }
 
 std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits) {
@@ -278,7 +278,7 @@ void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   run.graph = of.graph && c.parallel.dispatcher != DispatcherKind::alltoall;
 }
 
-// A key that the recipe has already as it must be is left out, but for those that make a layout.
+// The keys of the layout are always in the list; other keys only if their values differ from the recipe's.
 std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   const ParallelSpec &p = c.parallel, &own = run.parallel;
   const RunSpec found = run_of(run, c);
@@ -316,7 +316,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   return set;
 }
 
-// Names of a model that it has no layer for are refused, so they are left out.
+// A name whose layers the model does not have would be refused, so it is left out.
 std::vector<bool RecomputeSpec::*> recompute_names(const ModelSpec& m) {
   std::vector<bool RecomputeSpec::*> names{&RecomputeSpec::norm, &RecomputeSpec::qkv, &RecomputeSpec::attention};
   if (m.kv_lora_rank > 0) names.push_back(&RecomputeSpec::mla_up_proj);
@@ -326,15 +326,16 @@ std::vector<bool RecomputeSpec::*> recompute_names(const ModelSpec& m) {
   return names;
 }
 
-// The stages before the last get as many layers each as they can; the last gets so many that the longest
-// stage is shortest.
+// Chooses the number of layers in the last stage so that the longest stage is as short as possible, and divides the
+// other layers evenly.
 std::string balanced_layout(const ModelSpec& m, int64_t num_stages) {
   const int64_t S = num_stages, mtp = m.num_mtp_layers;
   const double heads = head_in_layers(m) * static_cast<double>(1 + mtp), all = static_cast<double>(m.num_layers + mtp);
-  const bool apart = mtp > 0 && S > 2 && heads > (all + heads) / static_cast<double>(S);  // L has a stage of its own
-  const int64_t layers = m.num_layers + (apart ? mtp : 0);
+  const bool has_head_stage =
+      mtp > 0 && S > 2 && heads > (all + heads) / static_cast<double>(S);  // L has a stage of its own
+  const int64_t layers = m.num_layers + (has_head_stage ? mtp : 0);
   int64_t last = 0;
-  for (int64_t n = 1; n < layers && !apart; ++n) {
+  for (int64_t n = 1; n < layers && !has_head_stage; ++n) {
     const auto longest = [&](int64_t in_last) {
       return std::max(static_cast<double>(div_ceil(layers - in_last, S - 1)),
                       static_cast<double>(in_last + mtp) + heads);
@@ -344,9 +345,9 @@ std::string balanced_layout(const ModelSpec& m, int64_t num_stages) {
   const int64_t before = layers - last, each = div_ceil(before, S - 1), shorter = each * (S - 1) - before;
   std::string text = "E";
   for (int64_t s = 0; s < S; ++s) {
-    const bool is_last = s == S - 1, has_mtp = apart ? s == S - 2 : is_last;
+    const bool is_last = s == S - 1, has_mtp = has_head_stage ? s == S - 2 : is_last;
     const int64_t units = is_last ? last : s < shorter ? each - 1 : each;
-    const int64_t in_stage = units - (apart && has_mtp ? mtp : 0);
+    const int64_t in_stage = units - (has_head_stage && has_mtp ? mtp : 0);
     if (s > 0) text += " |";
     if (in_stage > 0) text += fmt::format(" t*{}", in_stage);
     if (has_mtp && mtp > 0)

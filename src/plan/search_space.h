@@ -9,11 +9,11 @@
 
 namespace moebius {
 
-// Context parallelism pays where a rank keeps long sequences: with fewer tokens of each there is none.
-inline constexpr int64_t kShortestOfRank = 4096;
+// The minimum number of tokens of a sequence on each cp rank. Shorter parts do not repay their exchange.
+inline constexpr int64_t kMinCpTokens = 4096;
 
-// The tensors that a rank keeps, and their place. No choice but shard_gradients changes a bit of a run, and that one
-// only the order in which gradients of several micro-batches are added.
+// The tensors that a rank keeps, and their place. Only shard_gradients changes results: it changes the order in which
+// the gradients of several micro-batches are added.
 struct MemoryChoice {
   RecomputeSpec recompute;
   OffloadSpec activations;       // memory.offload and memory.offload_fraction
@@ -26,9 +26,9 @@ struct MemoryChoice {
   bool operator==(const MemoryChoice&) const = default;
 };
 
-// A layout of a search, and what else is chosen with it.
+// A layout, and the other keys that a search chooses with it.
 struct Candidate {
-  ParallelSpec parallel;  // with the dispatcher, and a layout of stages where pp > 1
+  ParallelSpec parallel;  // includes the dispatcher, and the layers of each stage where pp > 1
   int64_t micro_batch = 1;
   PrecisionRecipe recipe = PrecisionRecipe::none;
   double rows_factor = 0;  // moe.rank_rows_factor
@@ -37,57 +37,57 @@ struct Candidate {
 };
 
 struct SearchLimits {
-  int64_t most_tp = 8;
-  int64_t most_direct = 1;               // ranks that the direct dispatcher reaches: those of one host
-  int64_t most_two_level = 0;            // ranks of a node of the two-level dispatcher, which is for CPUs alone
+  int64_t max_tp = 8;
+  int64_t max_direct_ranks = 1;          // ranks that the direct dispatcher reaches: those of one host
+  int64_t max_two_level_ranks = 0;       // ranks of a node of the two-level dispatcher, which is for CPUs alone
   int64_t domain_ranks = 1;              // joined by fast links, where hierarchical cp exchanges rows for heads
-  std::vector<PrecisionRecipe> recipes;  // of the products, to choose from; empty: the run's own alone
+  std::vector<PrecisionRecipe> recipes;  // recipes of quantised products to try; empty: only the run's own
   PlanSystem system = PlanSystem::moebius;
-  PlanLoad load;  // rows are planned for it
-  // The search chooses them; else they are the run's.
+  PlanLoad load;  // the load of experts for which rows are planned
+  // The search chooses these keys if true; otherwise they keep the run's values.
   bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true;
 };
 
-// tp, cp and its exchange, pp, vpp, ep, etp, the dispatcher, micro-batches and recipes. Nothing is recomputed, and
-// memory is that of the first of each of the choices below.
-// Groups of candidates that share their parts (plan/part.h).
+// Returns every layout: tp, cp and its method, pp, vpp, ep, etp, dispatcher, micro-batch and recipe. Nothing is
+// recomputed, and each other memory choice is the first one that the functions below return.
+// The candidates of a group share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
 
-// The budgets of memory.expert_rows to choose from, the fastest first: 0, which plans for the worst case, and the
-// run's own, or a larger one where the busiest rank of the assumed load would have more rows than that.
-// One value where no rank could have more than the budget: with ep = etp = 1.
+// Returns the values of memory.expert_rows to try, the fastest first. The first is 0, which plans for the worst case.
+// The second is the run's own, or a larger one if the busiest rank of the assumed load would have more rows than that.
+// With ep = etp = 1 there is one value, since no rank can have more rows than the budget.
 std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& layout, const SearchLimits& limits);
 
-// Where masters, moments and sums of gradients are, the fastest first. Only a GPU has another place for them.
+// The place of masters and moments, and of sums of gradients: the device or the host.
 struct OffloadChoice {
   bool offload = false, offload_grad = false;
 };
 std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits);
 
-// The activations that go to the host, the fastest first: the run's own, and on a GPU the inputs of layers, which are then
-// recomputed, and all activations of all layers and of half of them.
+// Returns the values of memory.offload to try, the fastest first: the run's own; on a GPU also the inputs of layers
+// whose rest is recomputed, and all activations, of all layers or of half of them.
 std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits);
 
-// The weights and sums of gradients of layers that a rank keeps a share of, the fastest first: nothing, and each that the
-// run's rules allow with these products (config/check/sharding_check.h).
+// The sharding of layers: parallel.fsdp and parallel.shard_gradients. sharding_choices() returns the values to try, the
+// fastest first: none, and each that the checks of a run allow with this recipe (config/check/sharding_check.h).
 struct ShardingChoice {
   bool fsdp = false, shard_gradients = false;
 };
 std::vector<ShardingChoice> sharding_choices(const RunSpec& run, PrecisionRecipe recipe, const SearchLimits& limits);
 
-// The run in that layout. A GPU's steps with all-to-all, whose counts it reads back, are eager. Keys that would do nothing
-// there have their defaults. With states on the host a save makes no copy of them.
+// Returns the run in that layout. On a GPU, all-to-all reads counts back, so run.graph becomes false. Keys that have no
+// effect in this layout get their defaults. With optimizer states on the host, checkpoint.async becomes false.
 RunSpec run_of(const RunSpec& run, const Candidate& candidate);
 // Makes `run`, which is `of` in any layout, into run_of(of, candidate).
 void set_layout(RunSpec& run, const RunSpec& of, const Candidate& candidate);
-// The keys that make the recipe so: "parallel.ep=8".
+// Returns the candidate as recipe keys: "parallel.ep=8".
 std::vector<std::string> keys_of(const RunSpec& run, const Candidate& candidate);
 
-// The names of memory.recompute that the model has a layer for, `layer` left out.
+// Returns the names of memory.recompute that apply to the model, without `layer`.
 std::vector<bool RecomputeSpec::*> recompute_names(const ModelSpec& model);
 
-// The stages of a pipeline as a layout in which the longest stage is as short as it can be, with the
-// heads counted by their arithmetic. Multi-token prediction is one stage before heads that fill a stage.
+// Returns the stage layout whose longest stage is as short as possible. Heads count by their arithmetic. If the heads
+// fill a stage of their own, multi-token prediction is the stage before it.
 // REQUIRES: 2 <= num_stages <= layers.
 std::string balanced_layout(const ModelSpec& model, int64_t num_stages);
 

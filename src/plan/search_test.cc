@@ -316,16 +316,16 @@ TEST(Search, KeepsToMemoryFit) {
 // Direct reaches the ranks of one host: a domain of more than 8 ranks is of several.
 TEST(Search, TriesEveryDispatcher) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
-  const auto kinds = [&](int64_t most_direct) {
+  const auto kinds = [&](int64_t max_direct_ranks) {
     std::set<DispatcherKind> found;
-    for (const auto& group : search_space(run, 4, {.most_direct = most_direct}))
+    for (const auto& group : search_space(run, 4, {.max_direct_ranks = max_direct_ranks}))
       for (const Candidate& c : group) found.insert(c.parallel.dispatcher);
     return found;
   };
   using enum DispatcherKind;
   EXPECT_THAT(kinds(8), ElementsAre(automatic, allgather, alltoall, direct));
   EXPECT_THAT(kinds(1), ElementsAre(automatic, allgather, alltoall));
-  const SearchLimits limits{.most_direct = 8};
+  const SearchLimits limits{.max_direct_ranks = 8};
   for (const auto& group : search_space(run, 4, limits))
     for (const Candidate& c : group)
       if (c.parallel.dispatcher == direct) {
@@ -337,7 +337,7 @@ TEST(Search, TriesEveryDispatcher) {
 TEST(Search, TriesNodesOfCpus) {
   const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
   const auto has_two_level = [&](int64_t most) {
-    for (const auto& group : search_space(run, 4, {.most_two_level = most}))
+    for (const auto& group : search_space(run, 4, {.max_two_level_ranks = most}))
       for (const Candidate& c : group)
         if (c.parallel.dispatcher == DispatcherKind::two_level) return true;
     return false;

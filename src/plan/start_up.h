@@ -11,9 +11,9 @@ namespace moebius {
 // which its first rank sends to the others (NCCL).
 struct StartUp {
   double messages_rank_0 = 0;  // sent and received
-  double messages_rank = 0;    // the most of another rank
-  double connections = 0;      // that rank 0 holds; another holds one
-  double table_bytes = 0;      // that rank 0 sends to all ranks together
+  double messages_rank = 0;    // the maximum of any other rank
+  double connections = 0;      // connections of rank 0; every other rank has one
+  double table_bytes = 0;      // bytes of the address table, which rank 0 sends, to all ranks together
   double seconds = 0;          // until the last rank has the table
 };
 

@@ -110,7 +110,7 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
     count = std::min(count * keys[k].values.size(), kMostPoints + 1);
     for (auto v = keys[k].values.begin(); v != keys[k].values.end(); ++v)
       MOEBIUS_CHECK(usage, std::find(keys[k].values.begin(), v, *v) == v,
-                    "--sweep {}: {} is given twice; leave one of both out", keys[k].key, *v);
+                    "--sweep {}: {} is given twice; leave one of them out", keys[k].key, *v);
     for (size_t other = 0; other < k; ++other)
       MOEBIUS_CHECK(usage, keys[k].key != keys[other].key,
                     "--sweep: {} is given twice; give its values in one --sweep {}=...", keys[k].key, keys[k].key);

@@ -19,9 +19,9 @@ struct SweptKey {
 SweptKey parse_sweep(const std::string& text);
 
 struct SweptPoint {
-  std::vector<std::string> values;  // of the keys
+  std::vector<std::string> values;  // one for each key of the sweep
   std::optional<Prediction> prediction;
-  std::vector<std::string> set;  // of a search: the best layout's keys
+  std::vector<std::string> set;  // with --search: the best layout as recipe keys
   std::string refused;           // the error's first line, where no prediction could be made
 };
 

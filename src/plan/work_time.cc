@@ -17,8 +17,8 @@ constexpr double kBf16 = 2;
 constexpr double kQuantizerBytes = 1;
 
 bool is_quantized(const std::string& op, const TimeContext& c) {
-  if (products_precision(c.spec, c.assume, c.machine) == PlanPrecision::of_recipe) return false;
-  const bool is_assumed = c.assume.precision != PlanPrecision::of_recipe;
+  if (products_precision(c.spec, c.assume, c.machine) == PlanPrecision::from_recipe) return false;
+  const bool is_assumed = c.assume.precision != PlanPrecision::from_recipe;
   if (op == "expert_wgrad" && !is_assumed && c.spec.precision.weight_gradients == WeightGradientPrecision::compute)
     return false;
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
@@ -91,7 +91,7 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
   time.kernels[static_cast<size_t>(op.kind)] += seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
-  if (c.assume.precision != PlanPrecision::of_recipe && is_quantized(op.name, c))
+  if (c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c))
     time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
 }
 
@@ -119,7 +119,7 @@ PassTime saved_compute(const PassTime& pass, const PassTime& shorter) {
 
 void add_rows(PassTime& time, const TimeContext& c, const RowsSent& sent) {
   if (sent.wire_bytes == 0) return;
-  const auto axis = static_cast<size_t>(axis_of_rows(c.spec.mesh));
+  const auto axis = static_cast<size_t>(expert_axis(c.spec.mesh));
   time.groups[axis] += sent.seconds;
   time.wire_bytes[axis] += sent.wire_bytes;
   time.messages += sent.messages;
@@ -128,7 +128,7 @@ void add_rows(PassTime& time, const TimeContext& c, const RowsSent& sent) {
 double seconds_of_rows(const PassTime& time) {
   double seconds = 0;
   for (int i = 0; i < kNumAxes; ++i)
-    if (carries_rows(static_cast<Axis>(i))) seconds += time.groups[static_cast<size_t>(i)];
+    if (is_expert_axis(static_cast<Axis>(i))) seconds += time.groups[static_cast<size_t>(i)];
   return seconds;
 }
 
@@ -145,7 +145,8 @@ void merge(PassTime& time, const TimeContext& c) {
   const double compute = time.compute();
   const double passes = static_cast<double>(c.spec.num_micro_batches * c.spec.pipeline.num_virtual);
   time.hidden = merged_passes(c.spec) / passes * std::min(sent, compute);
-  const double left = rows_sent(c, RowsWay::to_experts).left_bytes + rows_sent(c, RowsWay::back).left_bytes;
+  const double left =
+      rows_sent(c, RowDirection::to_experts).outgoing_bytes + rows_sent(c, RowDirection::back).outgoing_bytes;
   const double moved = 2 * left / memory_rate(c);
   const double more = taken_by_groups(c.machine, sending_multiprocessors(c)) * time.hidden + moved * time.hidden / sent;
   for (double& seconds : time.kernels) seconds *= 1 + more / compute;
@@ -169,7 +170,7 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
   return time -= pass_time(c, of.neither->*pass);
 }
 
-// Adds the work that Megatron does anew before it needs the results: the experts' activation, or all of an MoE layer.
+// Adds the work that Megatron recomputes in the backward pass: the experts' activation, or all of an MoE layer.
 // num_moe: MoE layers of the part, whose ops are those of all.
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
@@ -183,7 +184,7 @@ void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int6
     for (const OpWork& op : pass->ops)
       if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
   add_memory(t.backward, c, static_cast<double>(num_moe) * moved_bytes(c));
-  for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
+  for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
 }
 
 // Moebius posts the receive of a pass before the preceding pass runs (parallel/pipeline/schedule.h). NCCL's kernel for
@@ -195,7 +196,7 @@ void slow_beside_receives(PassTime& time, const TimeContext& c) {
 
 double host_share(const TimeContext& c) {
   PlanGraphs graphs = c.assume.graphs;
-  if (graphs == PlanGraphs::of_recipe)
+  if (graphs == PlanGraphs::from_recipe)
     graphs = c.assume.system == PlanSystem::moebius && c.spec.graph ? PlanGraphs::full : PlanGraphs::none;
   if (graphs == PlanGraphs::full) return 0;
   return graphs == PlanGraphs::partial ? 0.5 : 1;
@@ -251,7 +252,7 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
       return {m.etp * m.ep, 1};
     case Axis::edp:
       return {m.edp, m.etp * m.ep};
-    case Axis::etp_edp:  // etp neighbours, and those etp ep ranks on: as many of a domain as of ranks that are ep apart
+    case Axis::etp_edp:  // blocks of etp ranks at a stride of etp * ep: on average one rank in ep
       return {m.etp * m.edp, m.ep};
     case Axis::pp:  // two neighbours
     case Axis::pp_back:
@@ -307,7 +308,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
   const double rows = expert_rows(c);
   for (const OpWork& op : work.ops) add_op(time, c, op, rows);
   for (const SentWork& sent : work.sent) {
-    if (carries_rows(sent.axis) && !sends_own_messages(c)) continue;
+    if (is_expert_axis(sent.axis) && !sends_counted_messages(c)) continue;
     const RankSpan span = span_of_messages(c, sent);
     const double n = static_cast<double>(sent.calls);
     const auto axis = static_cast<size_t>(sent.axis);
@@ -329,8 +330,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   }
   const int64_t num_moe = !is_moe ? 0 : is_layer ? 1 : c.spec.shape.num_mtp;  // the part has all modules
   for (int64_t i = 0; i < num_moe; ++i) {
-    add_rows(t.forward, c, rows_of_forward(c));
-    add_rows(t.backward, c, rows_of_backward(c));
+    add_rows(t.forward, c, forward_rows_sent(c));
+    add_rows(t.backward, c, backward_rows_sent(c));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, static_cast<double>(num_moe) * moved_bytes(c));
@@ -340,9 +341,9 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
-  // A whole layer that Megatron recomputes sends its rows once more.
+  // If Megatron recomputes a whole layer, it sends the rows again.
   if (part.recompute.layer && c.assume.system == PlanSystem::megatron) {
-    for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, rows_of_forward(c));
+    for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;
   }
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
@@ -371,13 +372,13 @@ double group_messages(const RankSpan& span, GroupCall call) {
 }
 
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine) {
-  if (assume.precision != PlanPrecision::of_recipe) return assume.precision;
+  if (assume.precision != PlanPrecision::from_recipe) return assume.precision;
   const bool is_4_bits = spec.precision.recipe == PrecisionRecipe::nvfp4;
   // Without such products the operands are widened, and multiplied as bf16.
-  if ((is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) <= 0) return PlanPrecision::of_recipe;
+  if ((is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) <= 0) return PlanPrecision::from_recipe;
   switch (spec.precision.recipe) {
     case PrecisionRecipe::none:
-      return PlanPrecision::of_recipe;
+      return PlanPrecision::from_recipe;
     case PrecisionRecipe::fp8_block:
       return PlanPrecision::fp8_block;
     case PrecisionRecipe::fp8_tensor:

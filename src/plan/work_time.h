@@ -11,17 +11,17 @@ namespace moebius {
 // The positions of the ranks of a group: `size` ranks, each `stride` after the one before.
 struct RankSpan {
   int64_t size = 1, stride = 1;
-  int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
+  int64_t local(const PlanMachine& m) const;  // number of ranks of the span in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.
 RankSpan span_of(const MeshShape& mesh, Axis axis);
 
-// Multiprocessors of a GPU that send while compute runs beside: the default of DeepEP (arXiv 2603.07685).
+// Multiprocessors of a GPU that send while others compute: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;
 // The relative loss of products' rate during communication, divided by the share of the multiprocessors that send.
 // DeepEP's 20 of 132 cost about 20 % (arXiv 2603.07685), since the tiles do not divide evenly among the others.
 inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
-// The share of compute that is lost while a group's call runs beside it; 0 on a CPU.
+// Returns the share of compute that is lost while a collective runs at the same time; 0 on a CPU.
 double taken_by_groups(const PlanMachine& machine, double sending = kSendingMultiprocessors);
 
 // Scalar operations of the backward pass of attention for each score beside its exponential: mask, scale, the
@@ -51,13 +51,14 @@ double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call,
 // A figure of each axis; 0 where an axis has none.
 using AxisFigures = std::array<double, kNumAxes>;
 
-// Seconds of a pass, by kernel class and by axis. Groups are not hidden in it.
+// Seconds of a pass, by kernel class and by axis. `groups` is the whole time of collectives; `hidden` is the part of it
+// that overlaps with compute.
 struct PassTime {
   std::array<double, kNumKernelClasses> kernels{};
-  double host = 0;  // that a launch shows
+  double host = 0;  // host time that is exposed without a CUDA graph
   AxisFigures groups{}, wire_bytes{};
-  double messages = 0;  // that the rank sends
-  double hidden = 0;    // of the groups' time, under compute
+  double messages = 0;  // number of messages that the rank sends
+  double hidden = 0;    // part of the groups' time that overlaps with compute
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }
@@ -73,7 +74,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work);
 struct PartTime {
   PassTime forward, loss, backward, leave;
   PassTime copies;        // quantising the weights, once a step; of Moebius alone
-  PassTime stored_first;  // that the first backward pass of a step saves, as it stores gradients; of Moebius alone
+  PassTime stored_first;  // saved by the first backward pass of a step, which stores gradients; only in Moebius
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
@@ -81,7 +82,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
 double group_messages(const RankSpan& span, GroupCall call);
 
 // The experts' products and others may be in 8 bits or less: --assume precision, or precision.recipe where the
-// machine has such products. of_recipe: they are not.
+// machine has such products. from_recipe: they are not.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
 // Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)

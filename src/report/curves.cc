@@ -43,7 +43,7 @@ constexpr std::array kKnown{"loss",
                             "max_attention_logit"};
 
 // Checkpoints and restarts of a run that is alone on the page.
-std::vector<StepMark> marks_of(const Runs& runs) {
+std::vector<StepMark> run_marks(const Runs& runs) {
   std::vector<StepMark> marks;
   if (runs.size() > 1) return marks;
   bool is_first = true;
@@ -64,7 +64,7 @@ bool has_values(const Series* series) { return series && (series->min() != 0 || 
 std::string curve(const Runs& runs, const Curve& c) {
   LinePlot plot{.id = "plot-" + std::string(c.key), .title = c.title, .note = c.note, .unit = c.unit};
   plot.from_zero = c.from_zero;
-  plot.marks = marks_of(runs);
+  plot.marks = run_marks(runs);
   for (const ShownRun& run : runs)
     if (const Series* series = run.data.train.find(c.key); has_values(series))
       plot.lines.push_back({.name = runs.size() > 1 ? run.name : "", .colour = run.colour, .series = series});
@@ -72,7 +72,7 @@ std::string curve(const Runs& runs, const Curve& c) {
 }
 
 std::string loss_curve(const Runs& runs) {
-  LinePlot plot{.id = "plot-loss", .title = "Loss", .marks = marks_of(runs)};
+  LinePlot plot{.id = "plot-loss", .title = "Loss", .marks = run_marks(runs)};
   bool has_eval = false;
   for (const ShownRun& run : runs) {
     const bool alone = runs.size() == 1;
@@ -98,7 +98,7 @@ std::string bits_curve(const Runs& runs) {
 }
 
 std::string gradient_curve(const Runs& runs) {
-  LinePlot plot{.id = "plot-grad-norm", .title = "Gradient norm", .note = "before clipping", .marks = marks_of(runs)};
+  LinePlot plot{.id = "plot-grad-norm", .title = "Gradient norm", .note = "before clipping", .marks = run_marks(runs)};
   for (const ShownRun& run : runs)
     if (const Series* norm = run.data.train.find("grad_norm"))
       plot.lines.push_back({.name = runs.size() > 1 ? run.name : "", .colour = run.colour, .series = norm});
@@ -156,7 +156,7 @@ std::string other_section(const Runs& runs) {
         names.push_back(name);
   std::string figures;
   for (size_t i = 0; i < std::min(names.size(), kMostOther); ++i) {
-    LinePlot plot{.id = fmt::format("plot-other-{}", i), .title = cut_text(names[i], 40), .marks = marks_of(runs)};
+    LinePlot plot{.id = fmt::format("plot-other-{}", i), .title = cut_text(names[i], 40), .marks = run_marks(runs)};
     for (const ShownRun& run : runs)
       if (const Series* series = run.data.train.find(names[i]))
         plot.lines.push_back({.name = runs.size() > 1 ? run.name : "", .colour = run.colour, .series = series});

@@ -112,7 +112,7 @@ void draw_time_axis(Markup& out, const PlotAxis& x, double y) {
   const TimeUnit unit = time_unit(x.high - x.low);
   const PlotAxis scaled{.low = 0, .high = (x.high - x.low) / unit.seconds, .begin = x.begin, .end = x.end};
   out.leaf("path", {{"class", "base"}, {"d", fmt::format("M{} {}H{}", kLeft, place_text(y), kRight)}});
-  for (const double value : marks_of(scaled, 4))
+  for (const double value : tick_values(scaled, 4))
     out.element("text", {{"x", place_text(scaled.at(value))}, {"y", place_text(y + 18)}, {"text-anchor", "middle"}},
                 number_text(value));
   out.element("text", {{"x", place_text(kFigureWidth)}, {"y", place_text(y + 18)}, {"text-anchor", "end"}}, unit.name);
@@ -170,16 +170,16 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
       notes.push_back(fmt::format("Step {} was not finite: {}.", failed->step, found->second));
   add_not_finite(notes, data.train, "");
   add_not_finite(notes, data.eval, "eval ");
-  const LeftOut& left = data.left_out;
+  const SkippedLines& left = data.skipped_lines;
   if (left.damaged > 0)
     notes.push_back(fmt::format("metrics.jsonl has {} damaged lines, which were left out.", left.damaged));
   if (left.out_of_order > 0)
-    notes.push_back(
-        fmt::format("metrics.jsonl has {} records of steps that came before, which were left out.", left.out_of_order));
+    notes.push_back(fmt::format(
+        "metrics.jsonl has {} records whose step is not above the one before; they were skipped.", left.out_of_order));
   if (left.half_line) notes.push_back("The last line of metrics.jsonl is half-written, and was left out.");
-  if (data.events_left_out.damaged > 0)
+  if (data.skipped_event_lines.damaged > 0)
     notes.push_back(
-        fmt::format("events.jsonl has {} damaged lines, which were left out.", data.events_left_out.damaged));
+        fmt::format("events.jsonl has {} damaged lines, which were left out.", data.skipped_event_lines.damaged));
   Markup out;
   out.open("div", {{"class", "card"}}).element("h3", {}, "Files" + of_run(runs, run));
   for (const std::string& note : notes) out.element("p", {{"class", "note"}}, note);

@@ -56,7 +56,7 @@ std::string memory_bars(const Runs& runs, const ShownRun& run) {
     chart.bars.push_back({.name = "held",
                           .parts = {{.name = "peak", .value = held, .colour = 7}},
                           .note = fmt::format("{}, {:+.1f} %", number_text(held, Unit::bytes), off),
-                          .is_hot = off > 3});
+                          .is_warning = off > 3});
   }
   return figure_of(chart);
 }
@@ -150,7 +150,7 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
     Bar bar = bar_of(ranks, time);
     if (straggles && time.rank == busiest.rank) {
       bar.note = fmt::format("straggler +{:.0f} %", 100 * (time.busy_s() / median - 1));
-      bar.is_hot = true;
+      bar.is_warning = true;
     }
     chart.bars.push_back(std::move(bar));
   }

@@ -132,7 +132,7 @@ void add_header(Markup& out, const Runs& runs, const PageTime& time) {
 }  // namespace
 
 std::string page_body_of(const Runs& runs, const PageTime& time) {
-  MOEBIUS_ASSERT(!runs.empty() && runs.size() <= kMostRuns);
+  MOEBIUS_ASSERT(!runs.empty() && runs.size() <= kMaxRuns);
   Markup out;
   add_header(out, runs, time);
   out.open("main");

@@ -15,7 +15,7 @@ struct ShownRun {
   int colour = 0;         // 0 to 7
 };
 
-inline constexpr size_t kMostRuns = 8;  // of a page, since each run has its own colour
+inline constexpr size_t kMaxRuns = 8;  // on one page, since each run has its own colour
 
 struct PageTime {
   double now_s = 0;     // seconds since 1970
@@ -23,7 +23,7 @@ struct PageTime {
   std::string version;  // of the served data
 };
 
-// Returns the whole file. REQUIRES: 1 to kMostRuns runs.
+// Returns the whole file. REQUIRES: 1 to kMaxRuns runs.
 std::string page_of(const std::vector<ShownRun>& runs, const PageTime& time);
 // Returns the part that changes while a page is served: the contents of its element "page".
 std::string page_body_of(const std::vector<ShownRun>& runs, const PageTime& time);

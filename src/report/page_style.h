@@ -1,6 +1,6 @@
-// The style sheet of the page. Colours of lines keep apart for readers who are colour-blind: they differ in
-// lightness too. Names of lines have their colours, so each has the contrast of text (WCAG 2.2, AA). Colours of heat maps
-// rise in lightness contrast with the background.
+// The style sheet of the page. Colours of lines differ in lightness too, for readers who are colour-blind. The names of
+// lines have the same colours, so each colour has enough contrast for text (WCAG 2.2, AA). In heat maps a larger value
+// has more contrast with the background.
 #pragma once
 
 namespace moebius {

@@ -13,8 +13,8 @@ namespace dom = simdjson::dom;
 static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr double kGreatestNumber = 1e290;  // of an event
-constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMostRanks = 16384;
+constexpr double kMaxNumber = 1e290;  // of an event
+constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMaxRanks = 16384;
 constexpr size_t kMostEvents = 20000, kMostAxes = 16, kMostText = 2000, kMostNumbers = 64;
 
 // Returns a number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
@@ -43,8 +43,7 @@ bool numbers_of(const dom::element& value, size_t most, std::vector<double>& num
 void add_numbers(const dom::object& object, std::map<std::string, double>& numbers) {
   for (const dom::key_value_pair field : object) {
     double number = 0;
-    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS &&
-        std::abs(number) <= kGreatestNumber)
+    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS && std::abs(number) <= kMaxNumber)
       numbers[std::string(field.key.substr(0, kMostText))] = number;
   }
 }
@@ -111,7 +110,7 @@ class MetricsReader::Parser {
 bool MetricsReader::Parser::is_in_order(std::string_view kind, int64_t step) {
   int64_t& newest = kind == "train" ? train_step_ : eval_step_;
   if (step <= newest) {
-    ++run_.left_out.out_of_order;
+    ++run_.skipped_lines.out_of_order;
     return false;
   }
   newest = step;
@@ -125,7 +124,7 @@ bool MetricsReader::Parser::read_metrics(std::string_view line) {
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
       record.at_key("kind").get(kind) != simdjson::SUCCESS || record.at_key("step").get(step) != simdjson::SUCCESS)
     return false;
-  if (kind != "train" && kind != "eval") return true;  // of a later version
+  if (kind != "train" && kind != "eval") return true;  // a record kind of a later version
   if (!is_in_order(kind, step)) return true;
   if (kind == "eval") {
     read_numbers(run_.eval, step, record);
@@ -201,7 +200,7 @@ void MetricsReader::Parser::read_ranks(int64_t step, const dom::element& ranks) 
   busy_.clear();
   for (const std::string_view name : {"load_s", "passes_s", "optimizer_s", "waiting_s"}) {
     dom::element value;
-    if (phases.at_key(name).get(value) != simdjson::SUCCESS || !numbers_of(value, kMostRanks, values_)) continue;
+    if (phases.at_key(name).get(value) != simdjson::SUCCESS || !numbers_of(value, kMaxRanks, values_)) continue;
     if (busy_.empty()) busy_.resize(values_.size());
     if (busy_.size() != values_.size()) return;
     for (size_t r = 0; r < values_.size(); ++r) busy_[r] += name == "waiting_s" ? -values_[r] : values_[r];
@@ -222,7 +221,7 @@ void MetricsReader::Parser::read_axes(int64_t step, const dom::element& comm) {
     data.sent_bytes.add(step, number_at(axis, "sent_bytes"));
     data.exposed_s.add(step, number_at(axis, "exposed_s"));
     dom::element of_ranks;
-    if (axis.at_key("rank_s").get(of_ranks) == simdjson::SUCCESS && numbers_of(of_ranks, kMostRanks, values_))
+    if (axis.at_key("rank_s").get(of_ranks) == simdjson::SUCCESS && numbers_of(of_ranks, kMaxRanks, values_))
       data.rank_s.add(step, values_);
   }
 }
@@ -244,7 +243,7 @@ bool MetricsReader::Parser::read_event(std::string_view line) {
       record.at_key("step").get(event.step) != simdjson::SUCCESS)
     return false;
   if (run_.events.size() == kMostEvents) {
-    ++run_.events_left_out.out_of_order;
+    ++run_.skipped_event_lines.out_of_order;
     return true;
   }
   event.kind = kind.substr(0, kMostText);
@@ -268,11 +267,11 @@ MetricsReader::MetricsReader(RunData& run) : run_(run), parser_(std::make_unique
 MetricsReader::~MetricsReader() = default;
 
 void MetricsReader::add_metrics_line(std::string_view line) {
-  if (!parser_->read_metrics(line)) ++run_.left_out.damaged;
+  if (!parser_->read_metrics(line)) ++run_.skipped_lines.damaged;
 }
 
 void MetricsReader::add_event_line(std::string_view line) {
-  if (!parser_->read_event(line)) ++run_.events_left_out.damaged;
+  if (!parser_->read_event(line)) ++run_.skipped_event_lines.damaged;
 }
 
 }  // namespace moebius

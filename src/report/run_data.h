@@ -31,7 +31,7 @@ class NamedSeries {
 // The tables by layer of train records. A row is a layer, except in `load`, where it is an expert of a layer.
 struct MoeData {
   std::vector<int64_t> layers;  // numbers of the layers, of the newest record
-  int64_t experts = 0;          // of a layer, of the newest record
+  int64_t experts = 0;          // experts of a layer in the newest record
   Grid load;     // tokens sent to an expert over the mean of its layer; row = layer index * experts + expert
   Grid balance;  // load_max_over_mean
   Grid entropy;  // nats
@@ -69,12 +69,12 @@ struct RunEvent {
   int64_t step = 0;
   std::map<std::string, double> numbers;
   std::map<std::string, std::string> texts;
-  std::map<std::string, double> memory_bytes;  // of a start: the plan's bytes by life
-  std::map<std::string, double> mesh;          // of a start: degrees by axis
+  std::map<std::string, double> memory_bytes;  // only of a start: planned bytes by life
+  std::map<std::string, double> mesh;          // only of a start: degrees of parallelism by axis
 };
 
 // The numbers of lines of a file that were skipped.
-struct LeftOut {
+struct SkippedLines {
   int64_t damaged = 0;       // lines that are not a JSON object with a kind and a step
   int64_t out_of_order = 0;  // records whose step is not above that of the record before
   bool half_line = false;    // the last line is not complete yet
@@ -90,8 +90,8 @@ struct RunData {
   double trained_s = 0;  // sum of step_time_s
   double clip = 0;       // optimizer.clip of the recipe; 0: none
   int64_t clipped = 0;   // steps whose gradient norm was above it
-  LeftOut left_out;
-  LeftOut events_left_out;
+  SkippedLines skipped_lines;
+  SkippedLines skipped_event_lines;
   std::vector<std::pair<std::string, std::string>> recipe;  // key -> value as TOML, in the order of the file
   std::string recipe_problem;                               // the reason if there is none
   std::vector<int64_t> checkpoints;                         // steps of the checkpoints that are in the folder, sorted

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kChunk = int64_t{4} << 20, kLongestLine = int64_t{64} << 20;
-constexpr size_t kMostValue = 2000, kMostKeys = 1000;  // of a recipe: characters of a value, keys
+constexpr size_t kMaxValueChars = 2000, kMaxKeys = 1000;  // of a recipe: characters of a value, keys
 constexpr int64_t kMostRecipe = int64_t{1} << 20;
 
 // Returns the number in "step-00000100"; -1 for other names.
@@ -28,15 +28,15 @@ int64_t step_of_folder(const std::string& name) {
 }
 
 std::string shortened(std::string text) {
-  if (text.size() <= kMostValue) return text;
-  size_t end = kMostValue;
+  if (text.size() <= kMaxValueChars) return text;
+  size_t end = kMaxValueChars;
   while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // no character is cut
   return text.substr(0, end) + " ...";
 }
 
 }  // namespace
 
-LineFile::Change LineFile::look() {
+LineFile::Change LineFile::check() {
   struct stat status = {};
   if (::stat(path_.c_str(), &status) != 0) {
     const bool had = size_ > 0;
@@ -65,7 +65,7 @@ void LineFile::read_new(const std::function<void(std::string_view)>& add) {
   while (offset_ + held < size_) {
     buffer.resize(held + kChunk + MetricsReader::kPadding);
     const int64_t got = file.read_some(buffer.data() + held, std::min(kChunk, size_ - offset_ - held), offset_ + held);
-    if (got == 0) return;  // the file was truncated, which the next look() detects
+    if (got == 0) return;  // the file was truncated, which the next check() detects
     const char *line = buffer.data(), *const end = line + held + got;
     while (const auto* newline = static_cast<const char*>(std::memchr(line, '\n', end - line))) {
       add(is_too_long_ ? std::string_view() : std::string_view(line, newline - line));
@@ -102,20 +102,20 @@ void RunFolder::start_over() {
 }
 
 bool RunFolder::poll() {
-  const LineFile::Change metrics = metrics_.look(), events = events_.look();
+  const LineFile::Change metrics = metrics_.check(), events = events_.check();
   bool changed = metrics != LineFile::Change::none || events != LineFile::Change::none;
   if (metrics == LineFile::Change::replaced || events == LineFile::Change::replaced) {
     start_over();
     metrics_ = LineFile(metrics_.path());
     events_ = LineFile(events_.path());
-    metrics_.look();
-    events_.look();
+    metrics_.check();
+    events_.check();
   }
   if (read_recipe()) changed = true;
   metrics_.read_new([&](std::string_view line) { reader_->add_metrics_line(line); });
   events_.read_new([&](std::string_view line) { reader_->add_event_line(line); });
-  data_->left_out.half_line = metrics_.has_half_line();
-  data_->events_left_out.half_line = events_.has_half_line();
+  data_->skipped_lines.half_line = metrics_.has_half_line();
+  data_->skipped_event_lines.half_line = events_.has_half_line();
   if (list_checkpoints()) changed = true;
   return changed;
 }
@@ -138,7 +138,7 @@ bool RunFolder::read_recipe() {
   try {
     if (problem.empty())
       for (const RecipeEntry& entry : ::moebius::read_recipe(text, "recipe.resolved.toml"))
-        if (data_->recipe.size() < kMostKeys)
+        if (data_->recipe.size() < kMaxKeys)
           data_->recipe.emplace_back(shortened(entry.key), shortened(toml_text(entry.value)));
   } catch (const Error& e) {
     problem = e.what();

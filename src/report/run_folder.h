@@ -17,7 +17,7 @@ class LineFile {
 
   enum class Change { none, grown, replaced };
   // Checks the file for changes; a missing file counts as empty. Throws Error{input} if it is not a regular file.
-  Change look();
+  Change check();
   // Calls add(line) for each line that was completed since the last call, without its line break.
   // MetricsReader::kPadding bytes after a line may be read. A line of more than 64 MiB is passed as an empty line.
   void read_new(const std::function<void(std::string_view)>& add);

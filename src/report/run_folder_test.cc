@@ -61,8 +61,8 @@ TEST_F(ReadRun, DamagedLinesAreCountedAndLeftOut) {
           "\n\xff\xfe\n\n" +
           train_line(4, 1.0) + "\n" + train_line(5, 1.0).substr(0, 100));
   const RunFolder run = folder();
-  EXPECT_EQ(run.data().left_out.damaged, 8);
-  EXPECT_TRUE(run.data().left_out.half_line);
+  EXPECT_EQ(run.data().skipped_lines.damaged, 8);
+  EXPECT_TRUE(run.data().skipped_lines.half_line);
   EXPECT_EQ(run.data().last_step, 4);
 }
 
@@ -86,8 +86,8 @@ TEST_F(ReadRun, HostileNumbersAreNoHarm) {
       "{\"kind\":\"train\",\"step\":5,\"a\":" +
           deep + "\n" + "{\"kind\":\"train\",\"step\":9223372036854775807,\"loss\":2}\n");
   const RunFolder run = folder();
-  EXPECT_EQ(run.data().left_out.damaged, 3);
-  EXPECT_EQ(run.data().left_out.out_of_order, 2);
+  EXPECT_EQ(run.data().skipped_lines.damaged, 3);
+  EXPECT_EQ(run.data().skipped_lines.out_of_order, 2);
   EXPECT_EQ(run.data().last_step, 9223372036854775807);
   EXPECT_EQ(run.data().train.find("loss")->last(), 2);
 }
@@ -108,12 +108,12 @@ TEST_F(ReadRun, ItFollowsAFileThatGrows) {
   append(metrics(), line.substr(0, 50));
   EXPECT_TRUE(run.poll());
   EXPECT_EQ(run.data().last_step, 3);
-  EXPECT_TRUE(run.data().left_out.half_line);
+  EXPECT_TRUE(run.data().skipped_lines.half_line);
   append(metrics(), line.substr(50) + "\n" + train_line(5, 0.125) + "\n");
   EXPECT_TRUE(run.poll());
   EXPECT_EQ(run.data().last_step, 5);
   EXPECT_EQ(run.data().train.find("loss")->last(), 0.125);
-  EXPECT_FALSE(run.data().left_out.half_line);
+  EXPECT_FALSE(run.data().skipped_lines.half_line);
 }
 
 TEST_F(ReadRun, AResumeThatCutsTheFileIsReadAgain) {
@@ -128,7 +128,7 @@ TEST_F(ReadRun, AResumeThatCutsTheFileIsReadAgain) {
   write_run(dir_.path("run"), 12);  // another file of the same name, and longer
   EXPECT_TRUE(run.poll());
   EXPECT_EQ(run.data().steps, 12);
-  EXPECT_EQ(run.data().left_out.out_of_order, 0);
+  EXPECT_EQ(run.data().skipped_lines.out_of_order, 0);
 }
 
 TEST_F(ReadRun, ALineOverManyChunksIsOneLine) {
@@ -136,7 +136,7 @@ TEST_F(ReadRun, ALineOverManyChunksIsOneLine) {
   write_run(dir_.path("run"), 1,
             "{\"kind\":\"train\"," + filler + "\"step\":2,\"loss\":7}\n" + train_line(3, 8) + "\n");
   const RunFolder run = folder();
-  EXPECT_EQ(run.data().left_out.damaged, 0);
+  EXPECT_EQ(run.data().skipped_lines.damaged, 0);
   EXPECT_EQ(run.data().steps, 3);
 }
 

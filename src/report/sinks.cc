@@ -129,7 +129,7 @@ int64_t write_csv(const RunFolder& run, const std::string& path) {
   dom::parser parser(size_t{64} << 20);
   LineFile lines(run.metrics_path());
   int64_t rows = 0;
-  lines.look();
+  lines.check();
   lines.read_new([&](std::string_view line) {
     const std::string row = row_of(parser, line, columns);
     rows += !row.empty();

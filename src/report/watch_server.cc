@@ -16,7 +16,7 @@ namespace moebius {
 namespace {
 
 constexpr int kPeriodMs = 2000;
-constexpr std::chrono::milliseconds kLookAgain{500};  // the folder is not looked at more often
+constexpr std::chrono::milliseconds kPollInterval{500};  // minimum time between two reads of the folder
 constexpr const char* kHtml = "text/html; charset=utf-8";
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -41,7 +41,7 @@ class WatchedRun {
   void with_newest(Answer&& answer) {
     const std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
-    if (now - looked_ > kLookAgain) {
+    if (now - looked_ > kPollInterval) {
       looked_ = now;
       changes_ += folder_.poll();
     }

@@ -76,7 +76,7 @@ class HfTokenizer::Encoding : public WordSink {
   const HfTokenizer& of_;
   Scratch& scratch_;
   std::vector<int32_t>* ids_;
-  std::vector<size_t>* starts_;  // null: nobody asks
+  std::vector<size_t>* starts_;  // null: the caller does not need them
   std::string_view whole_;
   bool knows_starts_ = true, is_unchanged_ = false;
   size_t normalized_at_ = 0;  // where in the whole text the normalized piece begins

@@ -62,7 +62,7 @@ class HfTokenizer : public Tokenizer {
   void check_ids() const;
   std::optional<int32_t> find_eod() const;
   void check_utf8(std::string_view text) const;
-  size_t num_bytes_of(int32_t id) const;  // of the text that the token, which is not an added one, was encoded from
+  size_t num_bytes_of(int32_t id) const;  // bytes of the text of a token that is not an added one
 
   std::unique_ptr<Scratch> take_scratch() const;
   void release(std::unique_ptr<Scratch> scratch) const;

@@ -73,7 +73,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
     check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
                   "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
-                  "completion must see no prompt but its own",
+                  "completion must not attend to other prompts",
                   order_.dataset(i).prefix());
   }
 }

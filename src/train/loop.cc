@@ -60,8 +60,8 @@ std::string fingerprint_of(Control& control, const Loader& loader) {
 
 TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world)
     : run_(with_mtp_of_weights(run)),
-      alone_(world ? nullptr : make_self_transport()),
-      world_(world ? *world : *alone_),
+      self_transport_(world ? nullptr : make_self_transport()),
+      world_(world ? *world : *self_transport_),
       control_(world_),
       log_(control_.is_root() ? log : quiet_),
       signal_(signal),
@@ -134,7 +134,8 @@ void TrainingRun::log_finished() {
 void TrainingRun::log_before_steps() {
   if (first_step_ > run_.train.steps) return;  // only an evaluation is left
   log_.info("{}", data_text(run_, loader_.order()));
-  for (const StartNote& note : start_notes(run_, engine_.dispatcher(), gpus_found(), control_.size())) say(log_, note);
+  for (const StartNote& note : start_notes(run_, engine_.dispatcher(), gpus_found(), control_.size()))
+    log_note(log_, note);
 }
 
 void TrainingRun::log_start_event() {
@@ -169,7 +170,7 @@ void TrainingRun::log_after_steps(int signal) {
 
 // Does work of rank 0 while no other rank waits for it. Its error is kept until the ranks next exchange the outcome of
 // a step: in the exchange of the next step, or after an evaluation or the last step.
-void TrainingRun::on_root_alone(const std::function<void()>& body) {
+void TrainingRun::on_root_only(const std::function<void()>& body) {
   if (!control_.is_root() || root_error_) return;
   try {
     body();
@@ -221,7 +222,7 @@ void TrainingRun::end_trace() {
   Stream s = engine_.stream();
   synchronize(s);  // now the step's own phase has ended
   engine_.set_trace(nullptr);
-  on_root_alone([&] { write_file_atomic(run_.log.trace, trace_.chrome_json()); });
+  on_root_only([&] { write_file_atomic(run_.log.trace, trace_.chrome_json()); });
   trace_.clear();
 }
 
@@ -230,7 +231,7 @@ void TrainingRun::check_finite(const StepReport& report) {
   const auto between_steps = control_.between_steps();
   store_.wait();
   const std::string where = find_first_nonfinite(engine_, loader_, control_);
-  on_root_alone([&] { run_log_.write_event("failed", report.step, {{"not_finite", where}}); });
+  on_root_only([&] { run_log_.write_event("failed", report.step, {{"not_finite", where}}); });
   MOEBIUS_FAIL(
       numerics,
       "step {}: the loss is {} and the gradient norm {}; first not finite: {}. This step changed no weight; {}. "
@@ -239,7 +240,7 @@ void TrainingRun::check_finite(const StepReport& report) {
 }
 
 void TrainingRun::report_step(const StepReport& report) {
-  on_root_alone([&] { run_log_.write_step(report, ranks_); });
+  on_root_only([&] { run_log_.write_step(report, ranks_); });
   run_log_.show_progress(report);
   run_log_.watch_balance(report);
   run_log_.watch_links(ranks_);
@@ -276,7 +277,7 @@ bool TrainingRun::evaluate_if_due(int64_t step) {
 void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
   log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
             result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
-  on_root_alone([&] { run_log_.write_eval(step, result); });
+  on_root_only([&] { run_log_.write_eval(step, result); });
 }
 
 // Returns whether the metrics have the evaluation of this step already. The first rank knows.
@@ -305,7 +306,7 @@ void TrainingRun::save(int64_t step) {
   engine_.model().params().clear_masters(s);
   engine_.sample_peak_memory();
   saved_step_ = step;
-  on_root_alone([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });
+  on_root_only([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });
 }
 
 // A checkpoint that is not finite must not replace a good one.

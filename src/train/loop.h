@@ -56,15 +56,15 @@ class TrainingRun {
   void log_after_steps(int signal);
   void log_start_event();
 
-  void on_root_alone(const std::function<void()>& body);
-  // This rank says of a step: 0, the signal that it got, or that rank 0 has an error.
+  void on_root_only(const std::function<void()>& body);
+  // Returns the outcome of a step on this rank: 0, the number of its signal, or a code for an error of rank 0.
   int64_t outcome() const;
-  // Returns the signal in the largest outcome of the ranks. Throws the error of on_root_alone on all of them.
+  // Returns the signal in the largest outcome of the ranks. Throws the error of on_root_only on all of them.
   int signal_of(int64_t outcome_of_ranks);
-  int agreed_signal();  // the same, of an exchange of its own; all ranks together
+  int agreed_signal();  // exchanges the outcomes, and does the same; all ranks call it together
 
   RunSpec run_;
-  std::unique_ptr<Transport> alone_;  // only in a run on one rank
+  std::unique_ptr<Transport> self_transport_;  // only in a run on one rank
   Transport& world_;
   Control control_;
   Log quiet_{stderr, false, true};  // used by all ranks but the first
@@ -78,7 +78,7 @@ class TrainingRun {
   CheckpointStore store_;
   RunLog run_log_{run_, log_};
   MemoryForecast memory_{engine_, control_, log_};
-  std::optional<Error> root_error_;  // of on_root_alone
+  std::optional<Error> root_error_;  // of on_root_only
   std::vector<std::string> hosts_;   // the machine of each rank
   RanksReport ranks_;                // of the last step
   HostLink host_link_;               // to states on the host of a GPU

@@ -17,8 +17,10 @@ class MemoryForecast {
   // Throws Error{usage} when the host does not have the memory of plan, snapshot and rows of experts beyond
   // their budget. All ranks call it together.
   void predict(CheckpointStore& store, bool async_save);
-  void compare();                                               // logs it beside the measured peak
-  int64_t predicted_bytes() const { return predicted_bytes_; }  // of the GPU or the process; after predict()
+  void compare();  // logs it beside the measured peak
+  int64_t predicted_bytes() const {
+    return predicted_bytes_;
+  }  // memory of the GPU or the process; valid after predict()
 
  private:
   void predict_gpu(const HostMemory& host);

@@ -33,11 +33,11 @@ struct StepReport {
   int64_t dropped_tokens = 0;            // token-expert pairs, all layers
   int64_t memory_peak_bytes = 0;
   std::optional<int64_t> offload_bytes;  // with memory.offload: activations that this rank copied to the host
-  // With a budget of rows of experts (memory.expert_rows), of the ranks.
+  // With a budget of expert rows (memory.expert_rows).
   struct ExpertRowsReport {
-    int64_t spilled_rows = 0;     // rows that were recomputed in backward, of all ranks
-    double spill_time_s = 0;      // that this took the rank which it took longest
-    double peak_over_budget = 0;  // of the fullest rank: the most rows that were to be kept at a time, over the budget
+    int64_t spilled_rows = 0;     // rows that backward recomputed, over all ranks
+    double spill_time_s = 0;      // seconds of this recomputation on the slowest rank
+    double peak_over_budget = 0;  // the most rows that any rank had to keep at a time, relative to the budget
   };
   std::optional<ExpertRowsReport> expert_rows;
   // With log.precision, of the operands that quantising made in a layer, on all ranks: shares of the elements that are

@@ -31,8 +31,8 @@ struct RankTimes {
 
 struct AxisReport {
   Axis axis = Axis::tp;
-  double sent_bytes = 0;       // the most that left a rank
-  double exposed_s = 0;        // the most that a rank waited
+  double sent_bytes = 0;       // the maximum over the ranks
+  double exposed_s = 0;        // seconds of the rank that waited longest
   std::vector<double> rank_s;  // seconds that each rank waited, by world rank
 };
 
@@ -40,16 +40,16 @@ struct RanksReport {
   std::vector<RankTimes> ranks;            // by world rank
   std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
   SlowLinks slow_links;                    // without the names of hosts
-  int64_t outcome = 0;                     // the largest of the ranks
+  int64_t outcome = 0;                     // the largest TrainingRun::outcome() of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank
   // On one rank, with states on the host of its GPU: bytes per second each way (train/watch/host_link.h).
   std::optional<double> host_link_bytes_per_s;
 };
 
-// Returns the report of the last step, the same on each rank; all ranks call it together. mine: of this
-// rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks;
-// outcome: what this rank says of the step. It is one call of the group of all ranks.
+// Returns the report of the last step, the same on each rank. All ranks call it together; it makes one collective call.
+// mine: this rank's times, without waiting_s. comm: this rank's communication in these times. layers: the step's, over
+// all ranks. outcome: this rank's TrainingRun::outcome().
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
                          const std::vector<MoeLayerReport>& layers, int64_t outcome = 0);
 

@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kHistograms = 200;  // of a run, about: TensorBoard shows fewer
+constexpr int64_t kHistograms = 200;  // about so many in a run; TensorBoard shows fewer
 
 std::string duration_text(double seconds) {
   const int64_t s = static_cast<int64_t>(seconds + 0.5);
@@ -70,8 +70,8 @@ void RunLog::add_scalars(const StepReport& report) {
     scalar(prefix + "aux_loss", layer.aux_loss);
     scalar(prefix + "dropped", static_cast<double>(layer.dropped));
   }
-  const int64_t apart = std::max<int64_t>(1, run_.train.steps / kHistograms);
-  if (report.step % apart == 0 || report.step == run_.train.steps) add_histograms(report);
+  const int64_t interval = std::max<int64_t>(1, run_.train.steps / kHistograms);
+  if (report.step % interval == 0 || report.step == run_.train.steps) add_histograms(report);
 }
 
 void RunLog::add_histograms(const StepReport& report) {

@@ -30,7 +30,7 @@ class RunLog {
   // called before open().
   bool holds_eval_of(int64_t step) const;
 
-  // --- on every rank; log says which of them print ---
+  // --- called on every rank; only ranks whose Log is not quiet print ---
   void show_progress(const StepReport& report);
   void watch_balance(const StepReport& report);  // warns once when a router's scores may be collapsing
   void watch_links(const RanksReport& ranks);    // warns once when a link has been slow for kSlowSteps steps
@@ -46,10 +46,10 @@ class RunLog {
   Log& log_;
   std::optional<JsonlWriter> metrics_, events_;
   std::optional<TensorboardWriter> tensorboard_;
-  double seconds_ = 0;  // of the steps shown
+  double seconds_ = 0;  // time of the steps shown so far
   int64_t steps_shown_ = 0;
   bool warned_of_balance_ = false;
-  int64_t slow_steps_ = 0;  // since when a link has been slow without a break
+  int64_t slow_steps_ = 0;  // number of consecutive steps with a slow link
   QkClipSummary qk_clip_;   // of the steps of this process
 };
 

@@ -45,7 +45,9 @@ RunSpec with_mtp_of_weights(RunSpec run) {
   return run;
 }
 
-void say(Log& log, const StartNote& note) { note.is_warning ? log.warn("{}", note.text) : log.info("{}", note.text); }
+void log_note(Log& log, const StartNote& note) {
+  note.is_warning ? log.warn("{}", note.text) : log.info("{}", note.text);
+}
 
 int64_t RunStart::start() {
   check_base();
@@ -86,7 +88,7 @@ void RunStart::start_adapters() {
 void RunStart::start_from_random_weights() {
   Stream s = engine_.stream();
   engine_.with_memory_advice([&] { engine_.init_weights(s, run_.seed); });
-  say(log_, random_weights_note(run_));
+  log_note(log_, random_weights_note(run_));
 }
 
 void RunStart::start_from_weights() {
@@ -163,10 +165,10 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
                 "{}; or {}",
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
   if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
-  say_conversions(saved);
+  log_conversions(saved);
 }
 
-void RunStart::say_conversions(const RunSpec& saved) const {
+void RunStart::log_conversions(const RunSpec& saved) const {
   for (const RecipeKey& key : recipe_table()) {
     if (key.name != "optimizer.state" && key.name != "optimizer.master") continue;
     const nlohmann::json was = key.write(saved), is = key.write(run_);

@@ -12,11 +12,11 @@
 
 namespace moebius {
 
-// The run without multi-token prediction when the weights that it starts from have none, whatever
+// Returns the run, without multi-token prediction if the weights that it starts from have none, whatever
 // their config says.
 RunSpec with_mtp_of_weights(RunSpec run);
 
-void say(Log& log, const StartNote& note);
+void log_note(Log& log, const StartNote& note);
 
 // The parts of a run that its start needs; all of them outlive it.
 struct RunParts {
@@ -44,7 +44,7 @@ class RunStart {
   int64_t start();
 
  private:
-  void fill_weights();  // of a run that begins: all but what a checkpoint of adapters has
+  void fill_weights();  // for a new run: everything that a checkpoint of adapters does not hold
   void start_from_random_weights();
   void start_from_weights();
   void check_base() const;
@@ -54,7 +54,7 @@ class RunStart {
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
-  void say_conversions(const RunSpec& saved) const;
+  void log_conversions(const RunSpec& saved) const;
 
   const RunSpec& run_;
   Control& control_;

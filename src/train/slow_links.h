@@ -26,14 +26,14 @@ struct SlowLinks {
   SlowLink rate;        // the lowest of those that always had more bytes to send
 };
 
-// A link is slow from this many times the others' median, or from this part of it. A round trip must be at least
-// kSlowRoundTripS too, since the times of fast networks differ by more.
+// A round trip is slow if it is at least kSlowTimes times the median of the other links and at least kSlowRoundTripS,
+// since times in fast networks vary more. A rate is slow if it is at most the median divided by kSlowTimes.
 inline constexpr double kSlowTimes = 4, kSlowRoundTripS = 1e-3;
 bool is_slow_round_trip(const SlowLink& link);
 bool is_slow_rate(const SlowLink& link);
 
-// A rank says this of its connections: of the slowest by each figure the peer (-1: none) and the figure, and the median
-// of its others (0: none). If some of them are to other machines, only these count.
+// The row that a rank contributes. For the round trip and for the rate it has: the peer of its slowest connection (-1:
+// none), the value, and the median of its other connections (0: none). Connections to other machines count first.
 inline constexpr int kLinkColumns = 6;
 using LinkRow = std::array<double, kLinkColumns>;
 LinkRow link_row(std::span<const LinkMeasurement> links);

@@ -24,14 +24,14 @@ std::string unused_coefficient(const ModelSpec& model) {
 
 std::optional<StartNote> balance_note(const RunSpec& run) {
   if (run.model.num_moe_layers() == 0 || is_balanced(run.moe)) return std::nullopt;
-  return StartNote{fmt::format("moe.balance = \"none\": nothing keeps the load of the experts even{}",
+  return StartNote{fmt::format("moe.balance = \"none\": no loss or bias balances the load of the experts{}",
                                unused_coefficient(run.model))};
 }
 
 std::optional<StartNote> saves_note(const RunSpec& run) {
   if (run.checkpoint.every > 0) return std::nullopt;
   return StartNote{
-      "checkpoint.every = 0: saved after the last step and on SIGTERM alone; a run that is killed begins again"};
+      "checkpoint.every = 0: saved only after the last step and on SIGTERM; a run that is killed starts over"};
 }
 
 std::optional<StartNote> rate_note(const RunSpec& run) {

@@ -14,9 +14,9 @@ namespace moebius {
 
 using StartNote = RunNote;
 
-// On a GPU the kernels that the run has on the first of gpus, and a warning of products that precision.recipe makes
-// slower; the dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances the
-// experts, checkpoints are saved at the end alone, the learning rate is 0 in every step. Then those of run_notes().
+// Returns the notes of a run: on a GPU its kernels on the first of gpus, and a warning of products that a recipe makes
+// slower; the dispatcher and the reason for it; notes of a run that does not balance its experts, saves only at
+// its end, or has a learning rate of 0 in every step; and those of run_notes().
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
                                    int64_t num_ranks);
 

@@ -125,7 +125,7 @@ TEST(StartNotes, SavesAtTheEndAlone) {
 TEST(StartNotes, ExpertsThatNothingBalances) {
   RunSpec run = quiet_run();
   run.moe.aux = false;
-  EXPECT_EQ(all_notes(run), kLocal + "moe.balance = \"none\": nothing keeps the load of the experts even\n");
+  EXPECT_EQ(all_notes(run), kLocal + "moe.balance = \"none\": no loss or bias balances the load of the experts\n");
   run.model.source = nlohmann::json{{"router_aux_loss_coef", 0.001}};
   EXPECT_THAT(all_notes(run), HasSubstr("even (router_aux_loss_coef = 0.001 of the config.json is not used)"));
   for (bool BalanceSpec::*balance : {&BalanceSpec::bias, &BalanceSpec::sinkhorn, &BalanceSpec::force_balance}) {

@@ -58,7 +58,7 @@ std::optional<RunSpec> read_run_spec(const std::string& path) {
 
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 26;  // in memory at a time, besides the model
+constexpr int64_t kMaxElements = int64_t{1} << 26;  // in memory at a time, besides the model
 
 // The block of one part: the weights that ops read, and the masters of what this rank owns of it.
 class PartLoader {
@@ -67,8 +67,8 @@ class PartLoader {
 
   void load(size_t entry, const Param& p, const ParamPart& part) {
     const int64_t numel = part.local_shape().numel();
-    for (int64_t begin = 0; begin < numel; begin += kMostElements)
-      load(entry, p, part, {.begin = begin, .count = std::min(kMostElements, numel - begin)});
+    for (int64_t begin = 0; begin < numel; begin += kMaxElements)
+      load(entry, p, part, {.begin = begin, .count = std::min(kMaxElements, numel - begin)});
   }
   // Loads weights in few bits, a whole row of blocks at a time: unchanged if they have these blocks on
   // disk, else quantised.
@@ -81,7 +81,7 @@ class PartLoader {
     const Shape here = part.local_shape();
     const BlockSize block = block_size(layout);
     const int64_t across = div_ceil(here[1], block.cols);
-    const int64_t most = std::max(block.rows, kMostElements / here[1] / block.rows * block.rows);
+    const int64_t most = std::max(block.rows, kMaxElements / here[1] / block.rows * block.rows);
     for (int64_t begin = 0; begin < here[0]; begin += most) {
       const int64_t end = std::min(begin + most, here[0]);
       const Operand to(

@@ -27,9 +27,9 @@ std::optional<RunSpec> read_run_spec(const std::string& path);
 // elements, for a warning.
 std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path);
 
-// Checks that a folder's tensors are those of the model: the same Error{input}, before
-// any memory is asked for by sizes that a config.json or a recipe may only claim.
-// Multi-token prediction is passed over.
+// Checks that a folder's tensors are those of the model. Throws the same Error{input} as load_weights(), before memory
+// is allocated, since the sizes in a config.json or a recipe may be wrong.
+// Tensors of multi-token prediction are ignored.
 void check_weights(const std::string& path, const ModelSpec& model);
 
 }  // namespace moebius

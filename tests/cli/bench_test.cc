@@ -15,7 +15,7 @@ TEST(CliBench, UnknownNamesAreListed) {
       run_moebius(dir, {"bench", "warp"}), 2,
       "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives, step, precision or machine; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2,
-                 "--runs: expected at least 1; got 0; leave it out for as many as the median needs");
+                 "--runs: expected at least 1; got 0; leave it out for the default");
 }
 
 TEST(CliBench, DispatchSaysWhatItSends) {
@@ -127,7 +127,7 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
       {{"step", "--runs", "2"}, "bench step: expected no --runs"},
       {{"collectives", "--threads", "2"}, "bench collectives: expected no --threads"},
       {{"step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--hash"},
-       "bench step: --profile and --hash are of one rank; leave them out, or run without --ranks"}};
+       "bench step: --profile and --hash need one rank; leave them out, or run without --ranks"}};
   for (const auto& [words, text] : cases) {
     std::vector<std::string> command{"bench"};
     command.insert(command.end(), words.begin(), words.end());
@@ -139,13 +139,13 @@ TEST(CliBench, ValuesThatMeanNothingAreRefused) {
   TestDir dir;
   for (const char* exponent : {"-5", "nan", "inf", "1e4"})
     expect_refused(run_moebius(dir, {"bench", "moe-layer", "--routing", "zipf", "--zipf", exponent}), 2,
-                   "--zipf: expected 0, with which all experts are chosen alike, to 100; got ");
+                   "--zipf: expected 0 (all experts are equally popular) to 100; got ");
   expect_refused(run_moebius(dir, {"bench", "experts", "--zipf", "2"}), 2,
-                 "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing balanced");
+                 "--zipf: expected --routing zipf, since this is its exponent; got --routing balanced");
   expect_refused(run_moebius(dir, {"bench", "attention", "--head-dim", "257"}), 2,
                  "--head-dim: expected 0 to 256; got 257; 0 takes the widths of the shape");
   expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,
-                 "--window: expected at least 0; got -1; 0 lets a query see all keys before it");
+                 "--window: expected at least 0; got -1; 0 lets a query attend to all keys before it");
   expect_refused(
       run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
       "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");

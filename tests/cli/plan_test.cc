@@ -62,7 +62,7 @@ TEST(CliPlan, RefusesByName) {
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", "h300.toml"}), 2,
                  "no machine is called \"h300.toml\", and there is no such file; the folder");
   refused({"--assume", "generation=1"}, "--assume generation: generation is not predicted, only training");
-  refused({"--sweep", "parallel.ep=1,2,1"}, "--sweep parallel.ep: 1 is given twice; leave one of both out");
+  refused({"--sweep", "parallel.ep=1,2,1"}, "--sweep parallel.ep: 1 is given twice; leave one of them out");
   refused({"--memory-gb", "3"}, "need --search");
   refused({"--search", "--memory-gb", "-5"}, "--memory-gb: expected a number from 0 to 1000000; got -5");
   refused({"--search", "--memory-gb", "nan"}, "--memory-gb: expected a number");

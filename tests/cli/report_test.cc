@@ -39,7 +39,9 @@ TEST_F(CliReport, WarnsOfWhatItLeftOut) {
   write_run(dir_.path("bad"), 2, "rubbish\n");
   const Ran ran = run_moebius(dir_, {"report", "bad", "--out", "page.html"});
   EXPECT_EQ(ran.code, 0);
-  EXPECT_THAT(ran.err, HasSubstr("bad/metrics.jsonl: 1 damaged lines and 0 of steps that came before were left out"));
+  EXPECT_THAT(
+      ran.err,
+      HasSubstr("bad/metrics.jsonl: skipped 1 damaged lines, and 0 lines whose step is not above the one before"));
 }
 
 TEST_F(CliReport, RefusesWhatItCannotHonour) {

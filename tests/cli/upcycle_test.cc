@@ -67,8 +67,8 @@ TEST_F(CliUpcycle, WarnsOfTies) {
   const Ran ran =
       run_moebius(dir_, {"upcycle", kDense, "ties", "--experts", "8", "--top-k", "3", "--granularity", "2"});
   EXPECT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.err, testing::HasSubstr("top-k 3 is no multiple of granularity 2"));
-  EXPECT_THAT(ran.err, testing::HasSubstr("a tie that transformers may break otherwise"));
+  EXPECT_THAT(ran.err, testing::HasSubstr("top-k 3 is not a multiple of granularity 2"));
+  EXPECT_THAT(ran.err, testing::HasSubstr("a tie that transformers may break differently"));
 }
 
 TEST_F(CliUpcycle, TrainingResumesOnAnyRanks) {

@@ -17,7 +17,7 @@ namespace moebius {
 namespace {
 
 const std::string kMeasured = "moebius bench machine", kNoisySource = "noisy";
-constexpr double kKernelsOfLayer = 40;  // that a pass of an MoE layer launches
+constexpr double kKernelsOfLayer = 40;  // kernels that a pass of an MoE layer launches
 
 // A measurement is noisy if its median run takes this much longer than its fastest run, relative to it.
 constexpr double kNoisy = 0.1;
@@ -49,7 +49,7 @@ std::string source_of(const char* what, const MeasuredRate& rate) {
 }
 
 void set_share(PlanMachine& m, Share share, double value, const std::string& from) {
-  m.of(PlanSystem::moebius)[static_cast<size_t>(share)] = std::clamp(value, kLeastShare, kMostShare);
+  m.of(PlanSystem::moebius)[static_cast<size_t>(share)] = std::clamp(value, kMinShare, kMaxShare);
   m.sources[fmt::format("share.moebius.{}", name_of(share))] = from;
 }
 
@@ -116,10 +116,10 @@ std::vector<CollectiveLine> measured_gathers(DeviceKind device, int64_t ranks) {
 
 void check_figures(const PlanMachine& m) {
   for (const MachineFigure& f : machine_figures())
-    MOEBIUS_CHECK(usage, m.*f.value >= f.least && m.*f.value <= f.most,
+    MOEBIUS_CHECK(usage, m.*f.value >= f.min && m.*f.value <= f.max,
                   "bench machine: {}.{} was measured as {:.4g}; expected {} to {}; end other work on the machine, and "
                   "measure again",
-                  f.table, f.key, m.*f.value, f.least, f.most);
+                  f.table, f.key, m.*f.value, f.min, f.max);
 }
 
 // Returns the time of an op that does next to nothing.

@@ -18,10 +18,10 @@ struct MachineMeasurements {
   double memory_bytes = 0;                   // of the device
   double host_memory_bytes = 0;              // of the host
   double multiprocessors = 0;                // of a GPU
-  double datasheet_flops_per_s = 0;          // of bf16 products; 0: not known, and the measured rate stands for it
+  double datasheet_flops_per_s = 0;          // rate of bf16 products; 0: unknown, the measured rate is used instead
   BenchReport products, experts, attention;  // bench_gemm(), bench_experts(), bench_attention()
   HeadWidths heads;                          // of the measured attention
-  double kernel_us = 0;                      // of an op that does next to nothing
+  double kernel_us = 0;                      // time of an op with almost no work
   int64_t ranks = 1;
   std::vector<CollectiveLine> gathers;  // all_gather among the ranks, the smallest message first; empty for one rank
 };
@@ -29,9 +29,9 @@ struct MachineMeasurements {
 // Runs the workloads on the spec's device, and with several ranks (threads of this process) their collectives.
 MachineMeasurements measure_machine(const BenchSpec& spec, int64_t ranks);
 
-// The machine file. What cannot be measured is said to be so in its source. A source of measured products says how far
-// their runs differ, and "noisy" where they differ much.
-// Error{usage} with the figure where a measured one is outside the values that a machine file may have.
+// Returns the machine file. The source of a value says if it was not measured. For products it says how much longer the
+// median run took than the fastest, and "noisy" from 10 % on.
+// Throws Error{usage} with the figure if a measured value is out of the range that a machine file allows.
 PlanMachine machine_of(const MachineMeasurements& measured);
 
 // Prints it as TOML, with --json as JSON. Warns of noisy measurements, and of other work on a CPU.

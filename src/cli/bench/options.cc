@@ -100,7 +100,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
       ->capture_default_str();
   command.add_option("--head-dim", o.spec.head_dim, "attention: width of every head; 0: the widths of the shape")
       ->capture_default_str();
-  command.add_option("--window", o.spec.mask.window, "attention: number of keys that a query sees; 0: all before it")
+  command
+      .add_option("--window", o.spec.mask.window, "attention: number of keys that a query attends to; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command.add_option("--sequences", o.spec.sequences, "attention: sequences; 0: those of --shape")
@@ -142,15 +143,15 @@ void check_bench_options(const CLI::App& command, BenchOptions& o) {
   MOEBIUS_CHECK(usage, is_among(o.name, kWorkloads), "bench: expected {}; got \"{}\"", listed(kWorkloads, "or"),
                 o.name);
   check_taken(command, o.name);
-  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1,
-                "--runs: expected at least 1; got {}; leave it out for as many as the median needs", *o.runs);
+  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}; leave it out for the default",
+                *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.kernels = kernel_choice(o.kernels);
   MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
-                "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing {}", o.routing);
+                "--zipf: expected --routing zipf, since this is its exponent; got --routing {}", o.routing);
   const double exponent = o.spec.routing.exponent;
   MOEBIUS_CHECK(usage, exponent >= 0 && exponent <= kLargestExponent,
-                "--zipf: expected 0, with which all experts are chosen alike, to {}; got {}; leave it out for 1",
+                "--zipf: expected 0 (all experts are equally popular) to {}; got {}; leave it out for 1",
                 kLargestExponent, exponent);
 }
 

@@ -36,7 +36,7 @@ std::string pair_text(double plain_ms, double quantised_ms) {
   return fmt::format("{:.3f} / {:.3f}", plain_ms, quantised_ms);
 }
 
-std::string verdict(double ratio) {
+std::string ratio_text(double ratio) {
   return ratio > 1 ? fmt::format("{:.3f}  loses", ratio) : fmt::format("{:.3f}", ratio);
 }
 
@@ -49,7 +49,7 @@ void print_line(const PrecisionLine& line, int64_t micro_batches) {
   const PassTimes &p = line.plain, &q = line.quantised;
   fmt::print("{:<64} {:>19} {:>19} {:>19} {:>9.3f}  {}\n", name, pair_text(p.forward_ms, q.forward_ms),
              pair_text(p.backward_input_ms, q.backward_input_ms), pair_text(p.backward_weight_ms, q.backward_weight_ms),
-             line.weights_ms, verdict(line.ratio(micro_batches)));
+             line.weights_ms, ratio_text(line.ratio(micro_batches)));
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ void print_precision(const BenchOptions& o, const RunSpec& run, const PrecisionB
   fmt::print("{:<64} {:>19} {:>19} {:>19} {:>9}  {}\n", "of a micro-batch", "forward", "backward_input",
              "backward_weight", "weights", "ratio");
   for (const PrecisionLine& line : bench.lines) print_line(line, bench.micro_batches);
-  fmt::print("all of them, by their counts: {} of the time in {}\n", verdict(bench.ratio()),
+  fmt::print("all of them, by their counts: {} of the time in {}\n", ratio_text(bench.ratio()),
              name_of(run.precision.compute));
 }
 

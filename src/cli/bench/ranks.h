@@ -8,7 +8,7 @@ namespace moebius {
 struct RanksBenchOptions {
   std::string machine, recipe;
   int64_t ranks = 1, steps = 3;  // ranks: threads of this process; 1: the launcher's ranks
-  int threads = 0;               // of a rank; 0: its share of the machine
+  int threads = 0;               // CPU threads of a rank; 0: its share of the machine
   bool json = false;
 };
 

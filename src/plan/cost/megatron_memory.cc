@@ -4,13 +4,13 @@
 
 namespace moebius {
 
-std::vector<int64_t> sets_of_megatron(const TimeContext& c, const PipelineUse& use) {
+std::vector<int64_t> megatron_sets_in_flight(const TimeContext& c, const PipelineUse& use) {
   std::vector<int64_t> sets = use.num_in_flight;
   if (c.assume.merged_overlap && c.spec.num_micro_batches > 1) ++*std::max_element(sets.begin(), sets.end());
   return sets;
 }
 
-int64_t beside_of_megatron(const TimeContext& c, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
+int64_t megatron_extra_bytes(const TimeContext& c, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
   const EngineSpec& spec = c.spec;
   const ModelSpec& m = spec.model;
   const MeshShape& mesh = spec.mesh;
@@ -18,8 +18,8 @@ int64_t beside_of_megatron(const TimeContext& c, const StageLayout& layout, cons
   const double rows = tokens * static_cast<double>(m.top_k);
   const double D = static_cast<double>(m.hidden_size), F = static_cast<double>(m.moe_intermediate_size);
   const PlanPrecision precision = products_precision(spec, c.assume, c.machine);
-  const double input_bytes = precision == PlanPrecision::of_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
-  const bool is_of_recipe = c.assume.recompute == PlanRecompute::of_recipe;
+  const double input_bytes = precision == PlanPrecision::from_recipe ? 2 : precision == PlanPrecision::nvfp4 ? 0.5 : 1;
+  const bool is_of_recipe = c.assume.recompute == PlanRecompute::from_recipe;
   const auto of_moe = [&](const RecomputeSpec& again) {
     // An MoE layer that is recomputed saves only its input, and not the two products of the experts.
     if (c.assume.recompute == PlanRecompute::moe) return -(again.expert_up ? 0 : 2 * rows * F * 2);

@@ -5,13 +5,13 @@
 
 namespace moebius {
 
-// The recompute of the part's layer: a decoder layer, or at the ends those of multi-token prediction.
+// Returns the recompute of the part's layer: a decoder layer, or a module of multi-token prediction.
 RecomputeSpec recompute_of(const EngineSpec& spec, const StageSpec& stage);
 
-// The kinds of layers that a part has something of.
+// The kinds of layers that a part contains.
 struct PartUses {
   bool attention = true;  // a layer, or modules of multi-token prediction
-  bool experts = true;    // of those
+  bool experts = true;    // a layer with experts, or such modules
   bool dense = true;      // a layer without experts, or such modules
   bool window = false;    // all parts of a rank know its window, and the memory of rows
 };

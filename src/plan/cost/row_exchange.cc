@@ -12,7 +12,7 @@ namespace {
 
 // Returns whether the rows are those of the dispatcher of the recipe, run by the engine.
 bool is_own(const TimeContext& c) {
-  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius;
+  return c.assume.dispatcher == PlanDispatcher::from_recipe && c.assume.system == PlanSystem::moebius;
 }
 
 bool is_own_direct(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::direct; }
@@ -23,10 +23,10 @@ double tokens_of(const TimeContext& c) {
   return static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
 }
 
-double row_bytes(const TimeContext& c, RowsWay way) {
+double row_bytes(const TimeContext& c, RowDirection direction) {
   const int64_t D = c.spec.model.hidden_size;
   const DType compute = c.spec.precision.compute;
-  if (way == RowsWay::back) return static_cast<double>(D * size_of(compute));
+  if (direction == RowDirection::back) return static_cast<double>(D * size_of(compute));
   return static_cast<double>(WireRows(c.spec.precision, compute, D).num_bytes());
 }
 
@@ -51,7 +51,7 @@ double direct_rows(const TimeContext& c, const DispatchShape& s) {
              : s.T * static_cast<double>(s.W - 1);
 }
 
-DispatchShape shape_of(const TimeContext& c, RowsWay way) {
+DispatchShape shape_of(const TimeContext& c, RowDirection direction) {
   const MeshShape& mesh = c.spec.mesh;
   const ModelSpec& m = c.spec.model;
   return {.T = tokens_of(c),
@@ -61,13 +61,13 @@ DispatchShape shape_of(const TimeContext& c, RowsWay way) {
           .W = mesh.ep * mesh.etp,
           .ep = mesh.ep,
           .node = mesh.ranks_per_node,
-          .element_bytes = row_bytes(c, way) / static_cast<double>(m.hidden_size)};
+          .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size)};
 }
 
 // Returns what the engine writes to windows of other ranks in each call: all of direct's rows, and of two-level those
 // inside a node, whose messages across have been counted.
-DispatchCost written(const TimeContext& c, RowsWay way) {
-  const DispatchShape s = shape_of(c, way);
+DispatchCost written(const TimeContext& c, RowDirection direction) {
+  const DispatchShape s = shape_of(c, direction);
   if (is_own_direct(c)) return direct_dispatch_cost(s, direct_rows(c, s));
   const double inside = static_cast<double>(s.W - s.W / s.node) * even_rows_of_part(s, s.ep);
   return two_level_dispatch_cost(s, 0, inside).inside;
@@ -75,17 +75,17 @@ DispatchCost written(const TimeContext& c, RowsWay way) {
 
 RowsSent written_bytes(const TimeContext& c, double bytes) {
   const RankSpan span =
-      is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, axis_of_rows(c.spec.mesh));
+      is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, expert_axis(c.spec.mesh));
   if (span.size <= 1) return {};
   const double seconds = group_seconds(c, span, GroupCall::all_to_all, busiest_rank(c) * bytes);
-  return {.seconds = seconds, .wire_bytes = bytes, .left_bytes = bytes};
+  return {.seconds = seconds, .wire_bytes = bytes, .outgoing_bytes = bytes};
 }
 
 RowsSent of_allgather(const TimeContext& c, const RankSpan& span, double row) {
   const GroupCost cost = all_gather_cost(static_cast<double>(span.size) * tokens_of(c) * row, span.size);
   return {.seconds = group_seconds(c, span, GroupCall::all_gather, cost.wire_bytes),
           .wire_bytes = cost.wire_bytes,
-          .left_bytes = cost.wire_bytes};
+          .outgoing_bytes = cost.wire_bytes};
 }
 
 RowsSent of_alltoall(const TimeContext& c, const RankSpan& span, double row) {
@@ -94,7 +94,7 @@ RowsSent of_alltoall(const TimeContext& c, const RankSpan& span, double row) {
   const double bytes = pairs * row * (n - 1) / n;
   return {.seconds = busiest_rank(c) * group_seconds(c, span, GroupCall::all_to_all, bytes),
           .wire_bytes = bytes,
-          .left_bytes = bytes};
+          .outgoing_bytes = bytes};
 }
 
 // Once to each rank inside, where it is handed on; once to each domain across.
@@ -106,21 +106,21 @@ RowsSent of_one_sided(const TimeContext& c, const RankSpan& span, double row) {
   const double latency = (domains > 1 ? c.machine.across_us : c.machine.inside_us) * 1e-6;
   return {.seconds = busiest_rank(c) * seconds + latency,
           .wire_bytes = domains > 1 ? across : inside,
-          .left_bytes = inside};
+          .outgoing_bytes = inside};
 }
 
 // Returns what other software, or an assumed dispatcher, sends. The groups counted what the engine's own send.
 RowsSent both_ways(const TimeContext& c) {
-  if (sends_own_messages(c)) return {};
-  RowsSent sent = rows_sent(c, RowsWay::to_experts);
-  return sent += rows_sent(c, RowsWay::back);
+  if (sends_counted_messages(c)) return {};
+  RowsSent sent = rows_sent(c, RowDirection::to_experts);
+  return sent += rows_sent(c, RowDirection::back);
 }
 
 }  // namespace
 
-bool carries_rows(Axis axis) { return axis == Axis::ep || axis == Axis::etp_ep; }
+bool is_expert_axis(Axis axis) { return axis == Axis::ep || axis == Axis::etp_ep; }
 
-Axis axis_of_rows(const MeshShape& mesh) { return mesh.etp > 1 ? Axis::etp_ep : Axis::ep; }
+Axis expert_axis(const MeshShape& mesh) { return mesh.etp > 1 ? Axis::etp_ep : Axis::ep; }
 
 void check_nodes_of_machine(const TimeContext& c) {
   if (!is_own_two_level(c) || c.spec.mesh.ep * c.spec.mesh.etp == 1) return;
@@ -131,31 +131,31 @@ void check_nodes_of_machine(const TimeContext& c) {
                 c.spec.mesh.ranks_per_node, c.machine.name, c.machine.domain_ranks, c.spec.threads);
 }
 
-bool sends_own_messages(const TimeContext& c) { return is_own(c) && !is_own_direct(c); }
+bool sends_counted_messages(const TimeContext& c) { return is_own(c) && !is_own_direct(c); }
 
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent) {
   const MeshShape& mesh = c.spec.mesh;
-  if (carries_rows(sent.axis) && is_own_two_level(c)) return {mesh.nodes_of_experts(), mesh.ranks_per_node};
+  if (is_expert_axis(sent.axis) && is_own_two_level(c)) return {mesh.nodes_of_experts(), mesh.ranks_per_node};
   return span_of(mesh, sent.axis);
 }
 
 PlanDispatcher dispatcher_of(const TimeContext& c) {
   if (writes_to_windows(c)) return PlanDispatcher::direct;
-  return c.assume.dispatcher == PlanDispatcher::of_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
+  return c.assume.dispatcher == PlanDispatcher::from_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
 }
 
 RowsSent& RowsSent::operator+=(const RowsSent& o) {
   seconds += o.seconds;
   wire_bytes += o.wire_bytes;
   messages += o.messages;
-  left_bytes += o.left_bytes;
+  outgoing_bytes += o.outgoing_bytes;
   return *this;
 }
 
-RowsSent rows_sent(const TimeContext& c, RowsWay way) {
-  const RankSpan span = span_of(c.spec.mesh, axis_of_rows(c.spec.mesh));
+RowsSent rows_sent(const TimeContext& c, RowDirection direction) {
+  const RankSpan span = span_of(c.spec.mesh, expert_axis(c.spec.mesh));
   if (span.size == 1) return {};
-  const double row = row_bytes(c, way);
+  const double row = row_bytes(c, direction);
   RowsSent sent;
   if (dispatcher_of(c) == PlanDispatcher::allgather)
     sent = of_allgather(c, span, row);
@@ -167,16 +167,16 @@ RowsSent rows_sent(const TimeContext& c, RowsWay way) {
   return sent;
 }
 
-RowsSent rows_of_forward(const TimeContext& c) {
+RowsSent forward_rows_sent(const TimeContext& c) {
   if (!writes_to_windows(c)) return both_ways(c);
-  const DispatchCost there = written(c, RowsWay::to_experts), back = written(c, RowsWay::back);
+  const DispatchCost there = written(c, RowDirection::to_experts), back = written(c, RowDirection::back);
   RowsSent sent = written_bytes(c, there.announce.wire_bytes + there.dispatch.wire_bytes);
   return sent += written_bytes(c, back.combine.wire_bytes);
 }
 
-RowsSent rows_of_backward(const TimeContext& c) {
+RowsSent backward_rows_sent(const TimeContext& c) {
   if (!writes_to_windows(c)) return both_ways(c);
-  const DispatchCost there = written(c, RowsWay::to_experts), back = written(c, RowsWay::back);
+  const DispatchCost there = written(c, RowDirection::to_experts), back = written(c, RowDirection::back);
   RowsSent sent = written_bytes(c, there.dispatch.wire_bytes);
   sent += written_bytes(c, there.combine_bwd.wire_bytes);
   return sent += written_bytes(c, back.dispatch_bwd.wire_bytes);

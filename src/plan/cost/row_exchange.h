@@ -1,6 +1,6 @@
-// The exchange of rows between a layer's tokens and their experts on other ranks: the bytes that travel, and
-// their time. The groups of the dry run have counted the messages of the engine's all-gather, all-to-all and two-level dispatchers.
-// Counted here is what is written to the memory of other ranks, and what dispatchers of other software send.
+// The bytes and the time of dispatch and combine: the exchange of rows between tokens and their experts on other ranks.
+// The groups of the dry run count the messages of the engine's all-gather, all-to-all and two-level dispatchers. This
+// file computes the rest: one-sided writes to other ranks, and what dispatchers of other software send.
 #pragma once
 
 #include "plan/work_time.h"
@@ -8,34 +8,35 @@
 namespace moebius {
 
 // Returns whether the axis is that of the ranks that share experts.
-bool carries_rows(Axis axis);
-// That axis of a mesh.
-Axis axis_of_rows(const MeshShape& mesh);
+bool is_expert_axis(Axis axis);
+// Returns the axis of the ranks that share experts.
+Axis expert_axis(const MeshShape& mesh);
 
-// Error{usage} where the two-level dispatcher has nodes of more ranks than share a host of the machine.
+// Throws Error{usage} if a node of the two-level dispatcher has more ranks than a host of the machine.
 void check_nodes_of_machine(const TimeContext& c);
 
-// Returns whether the messages that the engine's groups counted on that axis travel.
-bool sends_own_messages(const TimeContext& c);
-// The ranks between which messages travel: all of the axis, or those of two-level one of each node.
+// Returns whether the run sends the messages that the dry run counted on the expert axis.
+bool sends_counted_messages(const TimeContext& c);
+// Returns the ranks that exchange these messages: all of the axis; with two-level one rank of each node.
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent);
 
-// The dispatcher whose rows travel.
+// Returns the dispatcher that sends the rows.
 PlanDispatcher dispatcher_of(const TimeContext& c);
 
-// To the experts rows may travel in 8 bits (precision.dispatch); their sums return in precision.compute.
-enum class RowsWay : int { to_experts, back };
+// Rows may be sent to the experts in 8 bits (precision.dispatch). Their sums are sent back in precision.compute.
+enum class RowDirection : int { to_experts, back };
 struct RowsSent {
   double seconds = 0, wire_bytes = 0;
   double messages = 0;
-  double left_bytes = 0;  // to ranks in and out of the domain: read from this rank's memory
+  double outgoing_bytes = 0;  // to all other ranks; they are read from this rank's memory
   RowsSent& operator+=(const RowsSent& o);
 };
-// One way of a layer's tokens, with an assumed dispatcher or one of other software. Zeros where all experts are here.
-RowsSent rows_sent(const TimeContext& c, RowsWay way);
-// The same of all that an MoE layer sends in a pass. Zeros where the groups counted it. Backward are the ways of dy and
-// dx, and Moebius dispatches x once more, whatever is recomputed.
-RowsSent rows_of_forward(const TimeContext& c);
-RowsSent rows_of_backward(const TimeContext& c);
+// Returns the exchange of a layer's rows in one direction, with an assumed dispatcher or that of other software. It is
+// zero if all experts are on this rank.
+RowsSent rows_sent(const TimeContext& c, RowDirection direction);
+// Return all that an MoE layer sends in a pass; zero if the groups have counted it. The backward pass sends dy and dx,
+// and in Moebius also x again, whatever is recomputed.
+RowsSent forward_rows_sent(const TimeContext& c);
+RowsSent backward_rows_sent(const TimeContext& c);
 
 }  // namespace moebius

@@ -5,17 +5,17 @@
 
 namespace moebius {
 
-// Returns the bytes in device memory: gradient, master and moments are read; all but the gradient, and a bf16 weight, are
-// written; and the sum of squares reads the gradient once more.
+// Returns the bytes in device memory. The update reads gradient, master and moments, and writes master, moments and a
+// bf16 weight. The gradient norm reads the gradient once more.
 double update_bytes(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from the host's memory. It writes as many to it.
 double host_update_bytes(const OptimizerSpec& optimizer);
 
-// Muon reads and writes these bytes beyond update_bytes(), for an element of a matrix: u is cleared, two steps of SGD add momentum to it,
-// and it is copied (parallel/optim/muon.cc).
+// The bytes that Muon moves for an element of a matrix in addition to update_bytes(). It clears u, adds momentum to it
+// in two steps of SGD, and copies it (parallel/optim/muon.cc).
 constexpr double kMomentumBytes = 44;
-// The owner of a quantised element moves these bytes: the master is read for the magnitudes of blocks and again for the element,
-// which is written in place of a bf16 weight (parallel/sharding/bucket_exchange.cc).
+// The bytes that the owner of a quantised element moves, less those of a bf16 weight. It reads the master twice, for
+// the magnitude of its block and to quantise it, and writes one byte (parallel/sharding/bucket_exchange.cc).
 constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
 // Each gradient that the first micro-batch does not store is cleared.
 constexpr double kClearBytes = 4;

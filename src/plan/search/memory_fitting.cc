@@ -7,16 +7,16 @@
 namespace moebius {
 namespace {
 
-// Choices of memory that are tried for a layout, beside the one that needs least.
+// The maximum number of memory choices to try for a layout, besides the one that needs the least memory.
 constexpr int kMostChoices = 6;
-// A choice whose estimate is at most so much above the memory, or above the time of those kept, is tried.
+// A choice is tried if its estimates exceed the memory limit, or the time of the layouts kept, by at most this factor.
 constexpr double kEstimateError = 1.02;
 
-// Finds what one candidate keeps, and where.
+// Finds the memory choice of one candidate: what its ranks keep, and where.
 class MemoryFitting {
  public:
   MemoryFitting(const MemoryLimits& search, const Candidate& c) : search_(search), c_(c) {}
-  // With the choice that fits and costs least.
+  // Returns the candidate with the choice that fits and costs the least time.
   FittedMemory result() {
     if (const auto choice = found()) {
       fitted_.candidate = c_;
@@ -27,14 +27,14 @@ class MemoryFitting {
   }
 
  private:
-  // Time and bytes of a choice, or what it adds to another.
+  // The estimated time and memory of a choice.
   struct Estimate {
     MemoryChoice choice;
     double step_s = 0, bytes = 0, host_bytes = 0;
   };
   std::optional<MemoryChoice> found();
   void find_useful_shardings();
-  // The choices of a place that may need least, of the first budget of rows and of the others.
+  // Returns the choices that may need the least memory, for each budget of rows.
   std::vector<MemoryChoice> least_choices() const;
   bool may_be_fast(const Prediction& plain);
   bool least_may_fit();
@@ -52,7 +52,7 @@ class MemoryFitting {
            e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
   }
 
-  // Returns the step with that choice, and the memory of the ranks that may be the fullest.
+  // Returns the prediction with this choice, with the memory of only those ranks that may be the fullest.
   const Prediction& timed(const MemoryChoice& choice) {
     const auto known =
         std::find_if(predicted_.begin(), predicted_.end(), [&](const auto& p) { return p.first == choice; });
@@ -97,11 +97,11 @@ void MemoryFitting::find_useful_shardings() {
   }
 }
 
-// A candidate has the fastest choice at first.
+// Returns the choice; nothing if none fits or all that fit are too slow. The candidate begins with the fastest choice.
 std::optional<MemoryChoice> MemoryFitting::found() {
   const Prediction& plain = timed(c_.memory);
   if (try_choice(c_.memory)) return c_.memory;
-  // A choice frees at most all of this memory of the fullest rank; what else a rank holds it keeps.
+  // No choice frees more than this memory of the fullest rank.
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   const RankMemory& rank = plain.fullest_rank();
   int64_t freed = rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows);
@@ -129,8 +129,8 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   return std::nullopt;
 }
 
-// Whole layers need least, and then shares of what they hold, and their inputs on the host. A short stage may need more
-// with their buffers.
+// The least memory is that of recomputing whole layers, perhaps with sharded layers or with their inputs on the host.
+// In a stage of few layers the buffers of sharding or offload may need more than they save.
 std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   std::vector<MemoryChoice> choices;
@@ -153,8 +153,8 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   return choices;
 }
 
-// Returns false if all places of states and shardings of layers that may fit are too slow, even if recompute and budgets
-// of rows freed all that passes save and took no time. Few estimates decide this for most layouts.
+// Returns false if every offload of states and every sharding that may fit is too slow, even if recompute and budgets
+// of rows took no time and freed all saved tensors. So few estimates rule out most layouts.
 bool MemoryFitting::may_be_fast(const Prediction& plain) {
   double saved = 0;
   for (const RankMemory& rank : plain.memory)
@@ -171,7 +171,8 @@ bool MemoryFitting::may_be_fast(const Prediction& plain) {
   return all.empty() || std::any_of(all.begin(), all.end(), is_fast);
 }
 
-// A look at what needs least spares the estimates of all other choices. Inputs on the host free no more than is saved.
+// Returns whether the choices with the least memory may fit; if not, no others are estimated. The inputs of layers,
+// when offloaded, free at most Life::saved.
 bool MemoryFitting::least_may_fit() {
   double bytes = 1e300, without_saved = 1e300;
   for (const MemoryChoice& least : least_choices()) {
@@ -197,7 +198,7 @@ MemoryFitting::Estimate MemoryFitting::sum(Estimate e, const Estimate& with, con
   return e;
 }
 
-// Every set of names, whose times and bytes are taken to add up.
+// Returns an estimate for every set of names of memory.recompute: the sum of the effects of its names.
 std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
   const Estimate plain = estimate(c_.memory);
   std::vector<Estimate> all{plain};
@@ -213,7 +214,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
   return all;
 }
 
-// The same with each other budget of rows, which has no part in what else is recomputed than the rows themselves.
+// Returns `all` with each other budget of rows. Its effect depends on no recompute except that of the rows (expert_up).
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std::vector<Estimate>& all) {
   std::vector<Estimate> more;
   for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
@@ -234,7 +235,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std
   return more;
 }
 
-// The same with states in each other place, where they need as much whatever is recomputed.
+// Returns `all` with each other place of optimizer states, whose effect does not depend on recompute.
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_places(const std::vector<Estimate>& all,
                                                                       const Estimate& plain) {
   std::vector<Estimate> more;
@@ -253,7 +254,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_places(const std:
   return more;
 }
 
-// The same with each other sharding of layers, which needs as much whatever is recomputed and wherever states are.
+// Returns `all` with each other sharding, whose effect does not depend on recompute or on the place of states.
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_sharding(const std::vector<Estimate>& all,
                                                                         const Estimate& plain) {
   std::vector<Estimate> more;
@@ -267,7 +268,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_sharding(const st
   return more;
 }
 
-// The inputs of layers on the host where all else of a layer is recomputed, and all activations where nothing is.
+// Returns the choices with offload: inputs of layers that are recomputed as a whole, or all activations.
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host() {
   std::vector<Estimate> more;
   for (size_t i = 1; i < search_.activations.size(); ++i) {
@@ -279,7 +280,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host
   return more;
 }
 
-// The fastest that should fit by their estimates, and then the one of them that should need least.
+// Returns the fastest choices whose estimates fit, and after them the one whose estimate needs the least memory.
 std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
   std::vector<Estimate> all = estimates_of_recompute();
   const Estimate plain = all[0];

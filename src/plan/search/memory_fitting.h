@@ -20,21 +20,21 @@ struct MemoryLimits {
   const std::map<PrecisionRecipe, std::vector<ShardingChoice>>& sharding;
   std::vector<OffloadSpec> activations;  // activation_choices()
   std::function<Prediction(const Candidate&, PredictOptions)> timed;
-  std::function<double(double)> host_limit;  // bytes that a rank with so many on its device may have of its host
-  double bytes = 0;                          // that a rank may use
-  double slowest_s = std::numeric_limits<double>::infinity();  // a layout that takes as long need not be found
-  bool prunes = true;  // false: all choices of a layout are looked at, even if the one that needs least does not fit
+  std::function<double(double)> host_limit;                    // device bytes of a rank -> host bytes that it may use
+  double bytes = 0;                                            // device memory limit of a rank
+  double slowest_s = std::numeric_limits<double>::infinity();  // layouts that take this long or longer are dropped
+  bool prunes = true;  // false: tries all choices of a layout, even if the one with the least memory does not fit
 };
 
 // A candidate with its memory.
 struct FittedMemory {
-  std::optional<Candidate> candidate;  // none: nothing fits, or what fits is too slow
-  double least_bytes = 1e300;          // of what did not fit
-  bool is_slower = false;              // what should fit is slower than MemoryLimits::slowest_s
-  int64_t num_timed = 0;               // predictions made
+  std::optional<Candidate> candidate;  // none: no choice fits, or those that fit are too slow
+  double least_bytes = 1e300;          // the least memory of the choices that do not fit
+  bool is_slower = false;              // the choices that should fit are slower than MemoryLimits::slowest_s
+  int64_t num_timed = 0;               // number of predictions made
 };
 
-// The candidate with the choice that fits and costs least.
+// Returns the candidate with the memory choice that fits and costs the least time.
 FittedMemory fit_memory_of(const MemoryLimits& limits, const Candidate& candidate);
 
 }  // namespace moebius

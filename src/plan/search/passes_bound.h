@@ -5,8 +5,8 @@
 
 namespace moebius {
 
-// Returns the seconds of a step without the optimizer, and without what a step exchanges once or for sharded layers: at
-// most predict()'s step_s with `simulate` off. composes: as PredictOptions's. Errors are those of predict().
+// Returns the seconds of a step without the optimizer, without the exchanges that a step makes once, and without those
+// of sharded layers: at most step_s of predict() with `simulate` off. composes: see PredictOptions. Errors: see predict().
 // REQUIRES: run.model.check() has passed.
 double passes_seconds(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                       const Assumptions& assume, bool composes);

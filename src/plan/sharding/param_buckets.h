@@ -12,7 +12,7 @@ namespace moebius {
 
 struct HeldParam {
   const ParamSize* size = nullptr;
-  int64_t layer = -1;  // of the rank's layers, counted from 0; -1: none
+  int64_t layer = -1;  // index among the rank's layers; -1: not in a layer
   const ParamSize* operator->() const { return size; }
   bool is_frozen() const { return !size->has_grad && size->kind != ParamKind::state; }
 };
@@ -22,8 +22,8 @@ struct ParamBucket {
   Axis axis = Axis::dp_cp;
   DType dtype = DType::bf16;
   bool sums_apart = false;
-  int64_t layer = -1;           // HeldParam::layer of all of them, where layers are apart
-  bool shards_weights = false;  // a rank keeps only its share
+  int64_t layer = -1;           // HeldParam::layer of all of them, if each layer has its own buckets
+  bool shards_weights = false;  // a rank keeps only its share of the weights
   bool shards_gradients = false;
   std::vector<HeldParam> params;
   int64_t sum = 0, numel = 0;  // numel: with padding
@@ -39,7 +39,7 @@ struct RankHeld {
   std::vector<ParamBucket> trained, frozen;  // buckets_of(), frozen_buckets_of()
 };
 RankHeld held_by(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
-// Returns whether a parameter is frozen and its rank keeps a share of it alone.
+// Returns whether a parameter is frozen and its rank keeps only a share of it.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);
 // Returns those of frozen weights that are sharded.

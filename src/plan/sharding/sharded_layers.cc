@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// The traffic of a layer alone, whose buckets end with it.
+// Returns the traffic of one layer, whose buckets hold no other layer.
 LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
   std::vector<HeldParam> params;
   for (const ParamSize& p : layer.params) params.push_back({&p, 0});
@@ -73,7 +73,7 @@ class ShardedStep {
     done_.sums.resize(layers.size());
   }
 
-  // Layers [begin, end) are a stage.
+  // Runs the forward passes of a stage, which has the layers [begin, end).
   void forward(size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (i + 1 < end) gather_early(i + 1);
@@ -89,7 +89,8 @@ class ShardedStep {
       sum_gradients(i);
     }
   }
-  // Ends a micro-batch before `left` others. Returns whether these were added, as the next begins as this one began.
+  // Ends a micro-batch; `left` more follow. If the next one begins in the same state as this one did, adds the times of
+  // all that follow, and returns true.
   bool ends_micro_batch(int64_t left) {
     if (closes_) {
       wait_until(summed_, done_.gradients_s);
@@ -120,7 +121,7 @@ class ShardedStep {
   struct Done {
     std::vector<double> first_gathers, gathers, sums;  // [layer]
     double weights_s = 0, gradients_s = 0;
-    // Adds what was done since `before`, so many times. First gathers are not done again.
+    // Adds `times` times what was done since `before`, except the first gathers of a step.
     void add(const Done& before, double times) {
       for (size_t i = 0; i < gathers.size(); ++i) {
         gathers[i] += times * (gathers[i] - before.gathers[i]);
@@ -130,8 +131,8 @@ class ShardedStep {
       gradients_s += times * (gradients_s - before.gradients_s);
     }
   };
-  // All that the next micro-batch depends on: the layers of the buffers, and the times until the link is free, the last sum
-  // has arrived, and those layers have.
+  // The state on which the next micro-batch depends: the layers in the buffers, and the seconds until the link is free,
+  // until the last sum of gradients has arrived, and until the layers in the buffers have arrived.
   struct State {
     std::vector<size_t> buffers;
     std::vector<double> waits;

@@ -15,11 +15,11 @@ struct LayerTraffic {
   struct Sent {
     double wire_bytes = 0;
     int64_t calls = 0;
-    int64_t ranks = 0;  // that exchange; 0: all of the axis
+    int64_t ranks = 0;  // number of ranks that exchange; 0: all of the axis
   };
-  std::map<Axis, Sent> weights;        // of one gather
-  std::map<Axis, Sent> first_weights;  // of the first gather in a step, where it is over more ranks; else empty
-  std::map<Axis, Sent> gradients;      // of the sum of one micro-batch
+  std::map<Axis, Sent> weights;        // one gather
+  std::map<Axis, Sent> first_weights;  // the first gather in a step, if it is over more ranks; else empty
+  std::map<Axis, Sent> gradients;      // the sum of gradients after one micro-batch
 };
 
 // Returns the layers of a rank in the order of its stages. Empty where nothing is sharded.
@@ -35,18 +35,18 @@ struct LayerSeconds {
 struct LayerExchange {
   AxisFigures bytes{}, seconds{};
   double messages = 0;
-  double all_s = 0;      // that they take
-  double exposed_s = 0;  // that passes wait for them
+  double all_s = 0;      // seconds that they take
+  double exposed_s = 0;  // seconds that passes wait for them
 };
 
 struct ShardedTime {
   LayerExchange weights, gradients;
 };
 
-// Runs the passes of a step through the buffers of the layers, with one link that carries one exchange at a time. Gathers
+// Simulates the passes of a step with the buffers of the layers. One link carries one exchange at a time. Gathers
 // begin one layer early where c.spec.overlap is set, but not before the first layer of a stage. A rank with one stage
 // runs each micro-batch's forward pass and then its backward pass; one with several takes the stages in turn.
-// Micro-batches that begin as the one before take as long, so only the first few are run.
+// If a micro-batch begins in the same state as the one before, all later ones take the same time and are not run.
 // stages: the layers of each virtual stage. REQUIRES: as many passes as layers.
 ShardedTime sharded_time(const TimeContext& c, const std::vector<LayerTraffic>& layers,
                          const std::vector<LayerSeconds>& passes, const std::vector<int64_t>& stages);

@@ -46,7 +46,7 @@ PlotAxis value_axis(double low, double high, double usual) {
   return axis;
 }
 
-std::vector<double> marks_of(const PlotAxis& axis, int about) {
+std::vector<double> tick_values(const PlotAxis& axis, int about) {
   std::vector<double> marks;
   if (axis.is_log) {
     const double decades = std::round(std::log10(axis.high) - std::log10(axis.low));
@@ -64,7 +64,7 @@ std::vector<double> marks_of(const PlotAxis& axis, int about) {
   return marks;
 }
 
-std::vector<int64_t> step_marks(int64_t low, int64_t high, int about) {
+std::vector<int64_t> step_ticks(int64_t low, int64_t high, int about) {
   if (high <= low) return {low};
   const double range = static_cast<double>(high) - static_cast<double>(low);
   const auto step = static_cast<int64_t>(std::max(1.0, round_step(range / about)));

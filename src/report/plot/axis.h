@@ -19,9 +19,9 @@ struct PlotAxis {
 // above 0 and the greatest is 100 times the `usual` one or more.
 PlotAxis value_axis(double low, double high, double usual);
 // Returns about `about` tick marks with a step of 1, 2 or 5 times a power of ten; on a logarithmic axis powers of ten.
-std::vector<double> marks_of(const PlotAxis& axis, int about);
+std::vector<double> tick_values(const PlotAxis& axis, int about);
 // Returns tick marks at whole numbers; one if low and high are equal.
-std::vector<int64_t> step_marks(int64_t low, int64_t high, int about);
+std::vector<int64_t> step_ticks(int64_t low, int64_t high, int about);
 
 std::string step_text(int64_t step);   // "1500", "150 k", "2.5 M"
 std::string place_text(double place);  // with at most one digit after the point

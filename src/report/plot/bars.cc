@@ -50,7 +50,7 @@ void draw_bar(Markup& out, const BarChart& chart, const Bar& bar, double y, doub
   const std::string note = bar.note.empty() ? number_text(sum_of(bar), chart.unit) : bar.note;
   out.element(
       "text",
-      {{"class", bar.is_hot ? "hot" : "strong"}, {"x", place_text(x + 6)}, {"y", place_text(y + height / 2 + 4)}},
+      {{"class", bar.is_warning ? "hot" : "strong"}, {"x", place_text(x + 6)}, {"y", place_text(y + height / 2 + 4)}},
       note);
 }
 

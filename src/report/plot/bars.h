@@ -17,8 +17,8 @@ struct BarPart {
 struct Bar {
   std::string name;
   std::vector<BarPart> parts;
-  std::string note;     // printed after the bar; empty: the sum of its parts
-  bool is_hot = false;  // the note is a warning
+  std::string note;         // printed after the bar; empty: the sum of its parts
+  bool is_warning = false;  // the note is a warning
 };
 
 struct BarChart {

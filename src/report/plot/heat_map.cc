@@ -83,7 +83,7 @@ void draw_column_names(Markup& out, const HeatMap& map, int64_t num_columns, dou
     out.element("text", {{"x", place_text(x)}, {"y", place_text(y)}, {"text-anchor", "middle"}}, text);
   };
   if (!map.steps.empty()) {
-    for (const int64_t step : step_marks(map.steps.front().first, map.steps.back().second, 4))
+    for (const int64_t step : step_ticks(map.steps.front().first, map.steps.back().second, 4))
       name(place_of_step(map, step, w), step_text(step));
     return;
   }

@@ -20,7 +20,7 @@ struct HeatMap {
   std::string id, title, note;
   std::string row, column;                         // the names of the axes: "layer", "step"
   std::vector<std::string> rows, columns;          // their names
-  std::vector<std::pair<int64_t, int64_t>> steps;  // of each column, instead of names
+  std::vector<std::pair<int64_t, int64_t>> steps;  // first and last step of each column, instead of names
   std::vector<double> values;                      // [rows, columns], NaN: none
   HeatScale scale = HeatScale::rising;
   double low = 0, high = 1;

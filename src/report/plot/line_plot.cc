@@ -87,7 +87,7 @@ void draw_axes(Markup& out, const LinePlot& plot, const Frame& frame) {
   PlotAxis in_base = frame.y;
   in_base.low /= base;
   in_base.high /= base;
-  for (const double mark : marks_of(in_base, 4)) {
+  for (const double mark : tick_values(in_base, 4)) {
     const double value = mark * base, y = in_base.at(mark);
     rules += fmt::format("M{} {}H{}", place_text(kLeft), place_text(y), place_text(kRight));
     out.element("text", {{"x", place_text(kLeft - 8)}, {"y", place_text(y + 4)}, {"text-anchor", "end"}},
@@ -98,7 +98,7 @@ void draw_axes(Markup& out, const LinePlot& plot, const Frame& frame) {
   constexpr double kLargest = 9.2e18;  // an int64
   const auto first = static_cast<int64_t>(std::min(frame.x.low, kLargest));
   const auto last = static_cast<int64_t>(std::min(frame.x.high, kLargest));
-  for (const int64_t step : step_marks(first, last, 4)) {
+  for (const int64_t step : step_ticks(first, last, 4)) {
     const double x = frame.x.at(static_cast<double>(step));
     out.element("text", {{"x", place_text(x)}, {"y", place_text(kBottom + 20)}, {"text-anchor", "middle"}},
                 step_text(step));

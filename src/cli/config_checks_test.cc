@@ -1,4 +1,4 @@
-#include "cli/config_verdict.h"
+#include "cli/config_checks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The lines that `moebius config` prints about a recipe beside its values. They say whether the run
+// The lines that `moebius config` prints about a recipe besides its values. They say whether the run
 // fits, how often it reads its data, what the recipe lacks, and whether the model can be exported.
 #pragma once
 
@@ -12,9 +12,10 @@
 
 namespace moebius {
 
-struct MemoryVerdict {
-  int64_t needed_bytes = 0;  // host memory of all ranks together; or memory of a rank's GPU beside its context
-  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU to ask, and the host would do
+struct MemoryCheck {
+  int64_t needed_bytes =
+      0;  // on CPUs the host memory of all ranks; on GPUs the memory of a rank's GPU, without context
+  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU here, and the host suffices
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
@@ -30,11 +31,11 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
 // for one rank.
 std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
 
-// Returns the verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
+// Checks the memory of the rank that needs the most. All ranks of a run on the CPU count as on
 // this machine. available: bytes of host memory here. A run on GPUs compares `pinned` with it, as `train` does when it
 // starts; a run on the CPU compares what all of its ranks need.
-MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
-                             int64_t available);
+MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
+                              int64_t available);
 
 // Returns one line with the tokens of the run, and one for each existing dataset of data.train that says how often it
 // is read.

@@ -1,4 +1,4 @@
-#include "cli/config_verdict.h"
+#include "cli/config_checks.h"
 
 #include <fmt/format.h>
 
@@ -44,8 +44,8 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   return pinned.bytes <= available ? text : text + ": this host has too little memory for it, with any GPU";
 }
 
-MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks, const PinnedMemory& pinned, int64_t available) {
-  MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
+MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemory& pinned, int64_t available) {
+  MemoryCheck v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
                        num_ranks == 1 ? "" : " by a rank that does not share it");
   if (Accelerator::count() > 0) {
@@ -101,16 +101,16 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
   return most;
 }
 
-MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
-                             int64_t available) {
-  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks, pinned, available);
+MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
+                              int64_t available) {
+  if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, num_ranks, pinned, available);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
-  MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
+  MemoryCheck v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;
   v.text = fmt::format("{}: {} are needed{}, {} are available on this machine", *v.fits ? "yes" : "no",
                        bytes_text(v.needed_bytes), num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks) : "",
                        bytes_text(available));
-  if (!*v.fits) v.text += "; docs/design/memory.md says what costs less";
+  if (!*v.fits) v.text += "; docs/design/memory.md lists settings that need less";
   return v;
 }
 
