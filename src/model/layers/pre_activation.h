@@ -1,5 +1,4 @@
-// The pre-activations of a gated layer, which forward saves for backward, and from which backward recomputes the
-// activations.
+// The pre-activations of a gated layer: forward saves them for backward, which recomputes the activation from them.
 //
 // With precision.activations = "recipe" they are saved in 8 bits, with a scale for each 128 elements of a row
 // (ops/quantize/quantized_rows.h). Forward computes with the numbers that its product gave, which are on the step stack.
