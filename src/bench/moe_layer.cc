@@ -162,9 +162,16 @@ void BenchMoeLayer::backward(Stream& s) {
 int64_t BenchMoeLayer::kept_bytes() const {
   const Route& r = saved_.router.route;
   int64_t bytes = 0;
-  const std::initializer_list<Tensor> kept{
-      x_TD,       experts_saved().h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
-      r.counts_E, r.offsets_E1,          r.row_token_R,           r.row_pair_R, r.pair_row_TK};
+  const std::initializer_list<Tensor> kept{x_TD,
+                                           experts_saved().h_R2F.numbers(),
+                                           saved_.router.logits_TE,
+                                           r.topk_TK,
+                                           r.weight_TK,
+                                           r.counts_E,
+                                           r.offsets_E1,
+                                           r.row_token_R,
+                                           r.row_pair_R,
+                                           r.pair_row_TK};
   for (const Tensor& t : kept) bytes += t.num_bytes();
   return bytes;
 }
@@ -198,7 +205,7 @@ void BenchMoeLayer::experts_forward(Step& step) {
   const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
                y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
   run(step,
-      ExpertUp{.h_R2F = experts_saved().h_R2F,
+      ExpertUp{.h_R2F = experts_saved().h_R2F.numbers(),
                .a_RF = a_RF,
                .x_TD = in.source,
                .w1_e2FD = w1_.w,
@@ -230,7 +237,7 @@ void BenchMoeLayer::experts_backward(Step& step) {
                   .dout_TD = grads.source,
                   .w2_eDF = w2_.w,
                   .b2_eC = bias("mlp.experts.down_proj_bias"),
-                  .h_R2F = experts_saved().h_R2F,
+                  .h_R2F = experts_saved().h_R2F.numbers(),
                   .weight_R = grads.weight_R,
                   .rows = grads.rows,
                   .activation = shape_.activation},

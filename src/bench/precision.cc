@@ -18,18 +18,23 @@ class TimedLayer {
  public:
   TimedLayer(const RunSpec& run, const PrecisionSpec& precision)
       : run_(run), precision_(precision), shape_{.batch = run.train.micro_batch, .seq = run.train.seq_len} {
-    batch_.first_of_step = true;
-    plan_.split_backward(true);  // each backward pass is timed alone
+    batch_.training = true;
     declare_micro_batch(plan_, shape_, batch_);
   }
   TimedLayer(const TimedLayer&) = delete;
   virtual ~TimedLayer() = default;
 
-  PassTimes time(BenchDevice& device) {
+  // The times of a micro-batch that begins a step, or of a later one.
+  PassTimes time(BenchDevice& device, bool first_of_step) {
+    batch_.first_of_step = first_of_step;
     make_copies(device.stream());
-    return {.forward_ms = time(device, &TimedLayer::forward),
-            .backward_input_ms = time(device, &TimedLayer::backward_input),
-            .backward_weight_ms = time(device, &TimedLayer::backward_weight)};
+    PassTimes t{.forward_ms = time(device, &TimedLayer::forward), .backward_input_ms = time_input(device)};
+    t.backward_weight_ms = time(device, &TimedLayer::backward) - t.backward_input_ms;
+    return t;
+  }
+  double time_input(BenchDevice& device) {
+    make_copies(device.stream());
+    return time(device, &TimedLayer::backward_input);
   }
   double time_weights(BenchDevice& device) {
     BenchLine line;
@@ -40,7 +45,7 @@ class TimedLayer {
  protected:
   virtual void forward(Step& step) = 0;
   virtual void backward_input(Step& step) = 0;
-  virtual void backward_weight(Step& step) = 0;
+  virtual void backward(Step& step) = 0;  // both backward passes
 
   LayerContext context() {
     return {.params = params_,
@@ -65,7 +70,7 @@ class TimedLayer {
   void bind(BenchDevice& device, const std::vector<const Tensor*>& inputs) {
     target_ = device.stream().device();
     Stream dry(DeviceKind::null, device.pool(), nullptr, target_);
-    for (const Pass pass : {&TimedLayer::forward, &TimedLayer::backward_input, &TimedLayer::backward_weight})
+    for (const Pass pass : {&TimedLayer::forward, &TimedLayer::backward_input, &TimedLayer::backward})
       run_pass(dry, pass);
     plan_.bind(target_, high_water_);
     params_.init(device.stream(), run_.seed);
@@ -118,7 +123,10 @@ class TimedProjection final : public TimedLayer {
  private:
   void forward(Step& step) override { linear_.forward(step, y_, x_); }
   void backward_input(Step& step) override { linear_.backward_input(step, x_, y_); }
-  void backward_weight(Step& step) override { linear_.backward_weight(step, y_, x_); }
+  void backward(Step& step) override {
+    backward_input(step);
+    linear_.backward_weight(step, y_, x_);
+  }
 
   Linear linear_;
   Tensor x_, y_;  // a gradient has the memory of its activation
@@ -146,7 +154,9 @@ class TimedExperts final : public TimedLayer {
  private:
   void forward(Step& step) override { experts_->forward(step, y_TD_, x_TD_, route_, *saved_); }
   void backward_input(Step& step) override { experts_->backward_input(step, dx_TD_, dweight_TK_, dy_TD_, *saved_); }
-  void backward_weight(Step& step) override { experts_->backward_weight(step, *saved_); }
+  void backward(Step& step) override {
+    experts_->backward(step, dx_TD_, dweight_TK_, dy_TD_, *saved_, RoutedExperts::ConcurrentWork());
+  }
 
   BenchShape shape_;
   std::unique_ptr<RoutedExperts> experts_;
@@ -199,15 +209,39 @@ std::unique_ptr<TimedLayer> make_timed(const RunSpec& run, const PrecisionSpec& 
   return std::make_unique<TimedProjection>(run, precision, device, spec);
 }
 
-PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& what) {
+// The mean over the micro-batches of a step.
+PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batches) {
+  PassTimes t = layer.time(device, /*first_of_step=*/true);
+  if (micro_batches == 1) return t;
+  const PassTimes later = layer.time(device, /*first_of_step=*/false);
+  const auto n = static_cast<double>(micro_batches);
+  const auto mean = [&](double of_first, double of_later) { return (of_first + (n - 1) * of_later) / n; };
+  return {.forward_ms = mean(t.forward_ms, later.forward_ms),
+          .backward_input_ms = mean(t.backward_input_ms, later.backward_input_ms),
+          .backward_weight_ms = mean(t.backward_weight_ms, later.backward_weight_ms)};
+}
+
+// Counts all that quantises operands of weight gradients as a part of backward_weight.
+void move_to_backward_weight(PassTimes& t, double input_ms_without) {
+  t.backward_weight_ms += t.backward_input_ms - input_ms_without;
+  t.backward_input_ms = input_ms_without;
+}
+
+PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& what, int64_t micro_batches) {
   PrecisionLine line{
       .name = what.name, .shape = to_string(what.spec.shape), .count = what.count, .is_kept = what.is_kept};
   const PrecisionSpec plain{.compute = run.precision.compute};
-  line.plain = make_timed(run, plain, device, what)->time(device);
+  line.plain = time_step(*make_timed(run, plain, device, what), device, micro_batches);
   if (what.is_kept) return line;
-  const std::unique_ptr<TimedLayer> quantised = make_timed(run, run.precision, device, what);
-  line.quantised = quantised->time(device);
-  line.weights_ms = quantised->time_weights(device);
+  {
+    const std::unique_ptr<TimedLayer> quantised = make_timed(run, run.precision, device, what);
+    line.quantised = time_step(*quantised, device, micro_batches);
+    line.weights_ms = quantised->time_weights(device);
+  }
+  if (run.precision.weight_gradients == WeightGradientPrecision::compute) return line;
+  PrecisionSpec input_alone = run.precision;
+  input_alone.weight_gradients = WeightGradientPrecision::compute;
+  move_to_backward_weight(line.quantised, make_timed(run, input_alone, device, what)->time_input(device));
   return line;
 }
 
@@ -236,7 +270,8 @@ PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
   PrecisionBench bench{.recipe = run.precision.recipe,
                        .rows = run.train.micro_batch * run.train.seq_len,
                        .micro_batches = run.train.global_batch / run.train.micro_batch};
-  for (const Timed& what : timed_products(run)) bench.lines.push_back(time_line(run, device, what));
+  for (const Timed& what : timed_products(run))
+    bench.lines.push_back(time_line(run, device, what, bench.micro_batches));
   return bench;
 }
 

@@ -11,8 +11,12 @@
 
 namespace moebius {
 
-// Medians of the three passes of a layer, as a micro-batch runs them: activations and gradients are
-// quantised in their passes.
+// Medians of the passes of a layer, as a micro-batch runs them: activations and gradients are quantised in their
+// passes, and the two backward passes follow each other, so that one pass may quantise what both read.
+//
+// backward_input has operands of weight gradients that are not quantised, and backward_weight is the rest of both
+// passes. So quantising these operands is part of backward_weight, whichever pass does it.
+// backward_weight is a mean over the micro-batches of a step, the first of which stores what the others add.
 struct PassTimes {
   double forward_ms = 0, backward_input_ms = 0, backward_weight_ms = 0;
   double total_ms() const { return forward_ms + backward_input_ms + backward_weight_ms; }

@@ -271,8 +271,10 @@ void check_whole_tensors(const RunSpec& s) {
 // Checks the keys about weights and rows in the recipe's format, and about its statistics in the metrics.
 void check_held_in_recipe(const RunSpec& s) {
   const bool weights = s.precision.weights == PrecisionChoice::recipe,
-             dispatch = s.precision.dispatch == PrecisionChoice::recipe;
-  for (const char* key : {weights ? "precision.weights" : "", dispatch ? "precision.dispatch" : ""}) {
+             dispatch = s.precision.dispatch == PrecisionChoice::recipe,
+             activations = s.precision.activations == PrecisionChoice::recipe;
+  for (const char* key : {weights ? "precision.weights" : "", dispatch ? "precision.dispatch" : "",
+                          activations ? "precision.activations" : ""}) {
     if (*key == 0) continue;
     MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::fp8_block,
                   "{} = \"recipe\" is for precision.recipe = \"fp8_block\", whose blocks have one scale in both "
@@ -297,8 +299,8 @@ void check_held_in_recipe(const RunSpec& s) {
 
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none) {
-    for (const char* key :
-         {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch", "log.precision"})
+    for (const char* key : {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch",
+                            "precision.activations", "log.precision"})
       refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
     return;
   }

@@ -59,7 +59,7 @@ TEST(Check, RecipesOfPrecision) {
               HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
-  for (const char* key : {"precision.weights", "precision.dispatch"}) {
+  for (const char* key : {"precision.weights", "precision.dispatch", "precision.activations"}) {
     const std::string held = std::string(key) + "=recipe";
     EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", held}).check(1));
     EXPECT_THAT(check_error({held}),

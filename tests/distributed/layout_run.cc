@@ -139,6 +139,7 @@ PrecisionSpec precision_of(const LayoutModel& what) {
   precision.weight_gradients = WeightGradientPrecision::compute;
   if (what.narrow_rows) precision.dispatch = PrecisionChoice::recipe;
   if (what.held_in_8_bits) precision.weights = PrecisionChoice::recipe;
+  if (what.saved_in_8_bits) precision.activations = PrecisionChoice::recipe;
   return precision;
 }
 

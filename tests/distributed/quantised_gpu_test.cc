@@ -30,6 +30,8 @@ struct Way {
   bool graph = false, overlap = false, fsdp = false;
   DispatcherKind dispatcher = DispatcherKind::allgather;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
+  PrecisionChoice activations = PrecisionChoice::compute;
+  double expert_rows = 0;
 };
 
 EngineSpec spec_of(Transport& world, const MeshShape& mesh, const Way& way) {
@@ -37,6 +39,8 @@ EngineSpec spec_of(Transport& world, const MeshShape& mesh, const Way& way) {
   spec.precision.weights = way.weights;
   spec.precision.dispatch = way.dispatch;
   spec.precision.weight_gradients = way.weight_gradients;
+  spec.precision.activations = way.activations;
+  spec.expert_rows = way.expert_rows;
   // The norm is a sum over the elements of each owner, and weights of 8 bits have other owners.
   spec.optimizer->clip = 0;
   spec.bucket_numel = 20'000;  // several in each layer
@@ -106,6 +110,25 @@ TEST_P(QuantisedOnGpuRanks, ShardedLayersChangeNoBit) {
         if (graph && !captures()) continue;
         EXPECT_EQ(train({.weights = weights, .graph = graph, .overlap = true, .fsdp = true}), expected)
             << "in 8 bits " << (weights == PrecisionChoice::recipe) << " graph " << graph;
+      }
+    }
+  });
+}
+
+// Rows are rounded in the same way whether they are kept by each layer, in the pool of a budget, or recomputed.
+TEST_P(QuantisedOnGpuRanks, ActivationsInEightBitsAreTheSameWithABudgetOfRows) {
+  run_ranks(num_ranks(), [](Transport& world) {
+    const auto train = [&](double budget, bool graph, PrecisionChoice activations = PrecisionChoice::recipe) {
+      return train_on(
+          world, GetParam().mesh,
+          {.graph = graph, .dispatcher = GetParam().dispatcher, .activations = activations, .expert_rows = budget});
+    };
+    const std::vector<double> expected = train(0, false);
+    EXPECT_NE(train(0, false, PrecisionChoice::compute), expected);
+    for (const double budget : {0.0, 1.0, 0.5}) {
+      for (const bool graph : {false, true}) {
+        if (graph && !captures()) continue;
+        EXPECT_EQ(train(budget, graph), expected) << "budget " << budget << " graph " << graph;
       }
     }
   });

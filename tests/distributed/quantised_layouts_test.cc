@@ -1,5 +1,5 @@
 // A model with products of fp8_block on every kind of layout: each rank's blocks are those of one rank. Weights may be
-// held, and rows travel, in 8 bits.
+// held, rows travel, and pre-activations be saved, in 8 bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,9 @@ void PrintTo(const QuantisedLayoutCase& c, std::ostream* out) { *out << c.name <
 constexpr auto kAllToAll = DispatcherKind::alltoall, kDirect = DispatcherKind::direct,
                kAllGather = DispatcherKind::allgather;
 const LayoutModel kNarrow{.quantised = true, .narrow_rows = true}, kHeld{.quantised = true, .held_in_8_bits = true},
-    kBoth{.quantised = true, .narrow_rows = true, .held_in_8_bits = true}, kTied{.tied = true, .quantised = true};
+    kBoth{.quantised = true, .narrow_rows = true, .held_in_8_bits = true}, kTied{.tied = true, .quantised = true},
+    kSaved{.quantised = true, .saved_in_8_bits = true},
+    kAll{.quantised = true, .narrow_rows = true, .held_in_8_bits = true, .saved_in_8_bits = true};
 
 const QuantisedLayoutCase kCases[] = {
     {"dp2", 2, {}},
@@ -63,6 +65,13 @@ const QuantisedLayoutCase kCases[] = {
     {"etp2_ep2_alltoall_narrow", 4, {.ep = 2, .etp = 2, .dispatcher = kAllToAll}, kNarrow},
     {"etp2_ep2_direct_both", 4, {.ep = 2, .etp = 2, .dispatcher = kDirect}, kBoth},
     {"pp2_ep2_both", 4, {.pp = 2, .ep = 2, .dispatcher = kAllGather}, kBoth},
+    {"dp2_saved", 2, {}, kSaved},
+    {"tp2_saved", 2, {.tp = 2}, kSaved},
+    {"cp2_saved", 2, {.cp = 2}, kSaved},
+    {"pp2_vpp2_saved", 2, {.pp = 2, .vpp = 2}, kSaved},
+    {"ep2_direct_saved", 2, {.ep = 2, .dispatcher = kDirect}, kSaved},
+    {"etp2_ep2_alltoall_saved", 4, {.ep = 2, .etp = 2, .dispatcher = kAllToAll}, kSaved},
+    {"pp2_ep2_all", 4, {.pp = 2, .ep = 2, .dispatcher = kAllGather}, kAll},
     {"tp2_cp2_pp2_ep4", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4, .dispatcher = kAllGather}},
 };
 

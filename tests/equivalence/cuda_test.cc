@@ -326,6 +326,36 @@ TEST_F(QuantisedOnGpu, RowsInEightBitsAreThoseOfEagerStepsAndOfTheCpu) {
   EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
 }
 
+TEST_F(QuantisedOnGpu, ActivationsInEightBitsAreThoseOfEagerStepsAndOfTheCpu) {
+  const auto saved = [](DeviceKind device, bool graph = true, WeightGradientPrecision of_dw = {}) {
+    EngineSpec saved = spec(device, graph);
+    saved.precision.activations = PrecisionChoice::recipe;
+    saved.precision.weight_gradients = of_dw;
+    return saved;
+  };
+  for (const auto of_dw : {WeightGradientPrecision::recipe, WeightGradientPrecision::compute}) {
+    Engine captured(saved(DeviceKind::cuda, true, of_dw)), plain(spec(DeviceKind::cuda));
+    const std::vector<double> expected = train(initialised(captured), 4);
+    EXPECT_LT(captured.plan().bytes(Life::saved), plain.plan().bytes(Life::saved));
+    EXPECT_NE(train(initialised(plain), 4), expected);
+    EngineSpec recomputes = saved(DeviceKind::cuda, true, of_dw), apart = saved(DeviceKind::cuda, true, of_dw),
+               on_host = saved(DeviceKind::cuda, true, of_dw);
+    recomputes.recompute.layer = true;
+    apart.fusion = false;
+    on_host.offload.tensors.expert_up = on_host.offload.tensors.mlp = true;
+    for (const EngineSpec& other : {saved(DeviceKind::cuda, false, of_dw), recomputes, apart, on_host}) {
+      Engine engine(other);
+      EXPECT_EQ(train(initialised(engine), 4), expected);
+      EXPECT_EQ(masters(engine), masters(captured));
+    }
+  }
+  EngineSpec plain = spec(DeviceKind::cpu);
+  plain.precision = {.compute = DType::f32};
+  const auto gpu = losses_of(saved(DeviceKind::cuda)), cpu = losses_of(saved(DeviceKind::cpu)),
+             exact = losses_of(plain);
+  EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+}
+
 // The bound is that of OnGpu: a run is the curve of f32 with noise, here that of FP8, which the CPU's own run shows.
 TEST_F(QuantisedOnGpu, LossesAreThoseOfTheCpu) {
   EngineSpec plain = spec(DeviceKind::cpu);

@@ -46,9 +46,11 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
 
 // Tests each name of memory.recompute separately, and "layer", which is all of them. Less memory is
 // kept, and no bit changes.
-void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {}) {
+void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {},
+                                     PrecisionChoice activations = {}) {
   EngineSpec spec = tiny_engine(model, 2, dtype, 2);
   spec.precision.recipe = recipe;
+  spec.precision.activations = activations;
   Engine kept(spec);
   const std::vector<double> expected = train(kept, 2, 4);
   for (const auto& [name, flag] : kRecomputeNames) {
@@ -97,9 +99,11 @@ TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
 
 // Tests each name of memory.offload separately. What is on the host takes no memory of the device but in two slots, and
 // no bit changes.
-void expect_offload_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {}) {
+void expect_offload_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {},
+                                   PrecisionChoice activations = {}) {
   EngineSpec spec = tiny_engine(model, 2, dtype, 2);
   spec.precision.recipe = recipe;
+  spec.precision.activations = activations;
   Engine kept(spec);
   const std::vector<double> expected = train(kept, 2, 4);
   const auto expect_same = [&](const OffloadSpec& offload, const RecomputeSpec& recompute = {}) {
@@ -222,6 +226,14 @@ INSTANTIATE_TEST_SUITE_P(Recipes, QuantisedTraining,
                          ::testing::Values(PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor,
                                            PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4),
                          [](const auto& info) { return name_of(info.param); });
+
+TEST(ActivationsInEightBits, RecomputeAndOffloadChangeNoBit) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    expect_recompute_changes_no_bit(tiny_model(), dtype, PrecisionRecipe::fp8_block, PrecisionChoice::recipe);
+    expect_offload_changes_no_bit(tiny_model(), dtype, PrecisionRecipe::fp8_block, PrecisionChoice::recipe);
+  }
+  expect_recompute_changes_no_bit(mtp_model(), DType::bf16, PrecisionRecipe::fp8_block, PrecisionChoice::recipe);
+}
 
 TEST(QuantisedPatterns, APatternThatKeepsNothingIsAnError) {
   EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 1);

@@ -353,6 +353,11 @@ std::vector<KeyText> other_texts() {
        "The dtype in which rows travel to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
        "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes the "
        "numbers of a run. Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
+      {"precision.activations",
+       "How forward keeps the pre-activations of experts and of gated MLPs for backward: `compute` in "
+       "`precision.compute`; `recipe` in 8 bits with scales, about half the bytes. With `recipe` backward computes the "
+       "activations and their derivatives from rounded numbers, also where it recomputes them, which changes the numbers "
+       "of a run. `recipe` is for `fp8_block`."},
       {"precision.keep", "Patterns (`*`, `?`) of the names of parameters whose products are not quantised."},
       {"memory.recompute",
        "The activations that backward recomputes instead of keeping them "

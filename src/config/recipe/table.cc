@@ -374,6 +374,7 @@ std::vector<RecipeKey> policy_keys() {
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
       precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
       precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
+      precision.named("activations", &PrecisionSpec::activations, precision_choices()),
       precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
       fit_key(),

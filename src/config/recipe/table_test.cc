@@ -52,7 +52,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "parallel.fsdp parallel.fsdp_shard parallel.layout "
       "parallel.overlap parallel.pp parallel.ranks_per_node parallel.schedule parallel.shard_gradients "
       "parallel.sums parallel.tp parallel.vpp "
-      "precision.compute precision.dispatch precision.keep precision.recipe precision.weight_gradients "
+      "precision.activations precision.compute precision.dispatch precision.keep precision.recipe precision.weight_gradients "
       "precision.weights "
       "run.device run.dir run.graph run.kernels run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "

@@ -51,6 +51,7 @@ class Linear {
   const Param& param() const { return w_; }
   const Adapter& adapter() const { return adapter_; }
 
+  bool is_quantised() const { return !precision_.is_plain(); }  // its products
   // Returns whether an adapter adds a term. Then other ops must not compute the products with W.
   bool has_adapter() const { return !adapter_.is_empty(); }
   // Returns the operands of forward and backward_input, for ops that fuse the product with other work. Quantised

@@ -38,10 +38,11 @@ Mlp::Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden)
       fusion_(c.fusion),
       is_inference_(c.params.use() == ModelUse::inference),
       gate_up_(c, gate_up_spec(c, prefix, hidden)),
-      down_(c, down_spec(c, prefix, hidden)) {}
+      down_(c, down_spec(c, prefix, hidden)),
+      saves_in_8_bits_(saves_in_8_bits(c, gate_up_.linear().is_quantised() && down_.linear().is_quantised())) {}
 
 void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved, bool RecomputeSpec::*what) const {
-  saved.h_T2F.declare(plan, prefix + ".h", {T_, 2 * F_}, dtype_, what);
+  saved.h_T2F.declare(plan, prefix + ".h", {T_, 2 * F_}, dtype_, what, saves_in_8_bits_);
   saved.dy_TD.declare(plan, prefix + ".dy", {T_, D_}, dtype_);
   saved.dh_T2F.declare(plan, prefix + ".dh", {T_, 2 * F_}, dtype_);
   saved.a_TF.declare(plan, prefix + ".a", {T_, F_}, dtype_);
@@ -53,6 +54,7 @@ void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.h_T2F.open(step.stack);
   const Tensor a_TF = step.alloc({x_tD.dim(0) * tp_, F_}, dtype_);
   up(step, a_TF, x_tD, saved);
+  saved.h_T2F.save(step, a_TF.dim(0), {});
   down_.forward(step, y_tD, a_TF);
 }
 
@@ -98,7 +100,7 @@ void Mlp::backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const {
   saved.dh_T2F.open(step.stack);
   saved.a_TF.open(step.stack);
   StackScope scope(step.stack);
-  const Tensor da_TF = step.alloc({T, F_}, dtype_), h_T2F = saved.h_T2F.rows(0, T);
+  const Tensor da_TF = step.alloc({T, F_}, dtype_), h_T2F = saved.h_T2F.for_backward(step, T, {});
   if (down_.linear().has_adapter()) {
     down_.backward_input(step, da_TF, saved.dy_TD);
     swiglu_bwd(step.stream, {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = h_T2F});

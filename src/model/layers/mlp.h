@@ -5,10 +5,10 @@
 
 #include <vector>
 
-#include "memory/saved_tensor.h"
 #include "memory/wgrad_input.h"
 #include "model/layer_context.h"
 #include "model/layers/linear.h"
+#include "model/layers/pre_activation.h"
 
 namespace moebius {
 
@@ -16,7 +16,7 @@ class Mlp {
  public:
   struct Saved {
     Tensor x_tD;  // the caller's
-    SavedTensor h_T2F;
+    PreActivation h_T2F;
     WgradInput dy_TD, dh_T2F, a_TF;
   };
   // hidden: the inner width F of all tp ranks. The parameters are prefix.gate_proj and up_proj (one matrix, this rank's
@@ -48,6 +48,7 @@ class Mlp {
   bool is_inference_;  // rows may be few
   ColumnLinear gate_up_;
   RowLinear down_;
+  bool saves_in_8_bits_;  // h
 };
 
 }  // namespace moebius

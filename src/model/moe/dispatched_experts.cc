@@ -25,8 +25,8 @@ ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// The groups of rows sorted by expert, for an operand that is read in place and for one that is transposed. Rows that
-// are read by token are all present; otherwise the last offset gives their number.
+// The groups of rows sorted by expert, for an operand read in place and for one that is transposed. Rows that are read
+// by token are all present; otherwise the last offset gives their number.
 RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
 RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
 RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
@@ -85,7 +85,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
                      !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats;
-  if (c.expert_rows) c.expert_rows->add_adapters(w1_adapter_.low_columns(), w2_adapter_.low_columns());
+  saves_in_8_bits_ = saves_in_8_bits(c, !w1_precision_.is_plain() && !w2_precision_.is_plain());
+  if (c.expert_rows) c.expert_rows->add_layer(w1_adapter_.low_columns(), w2_adapter_.low_columns(), saves_in_8_bits_);
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
   b2_ = &c.params.declare(b2_spec(c, prefix));
@@ -100,9 +101,9 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
   if (rows_) {
     saved.h_R2F.declare_in_place({R, 2 * F_}, dtype_);
-    rows_->declare_saved(plan, prefix, saved.held);
+    rows_->declare_saved(plan, prefix, saved.held, saves_in_8_bits_);
   } else {
-    saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
+    saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up, saves_in_8_bits_);
   }
   saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
   saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
@@ -154,6 +155,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
+  if (!rows_) saved.h_R2F.save(step, R, in.rows.offsets_e1);
   down(step, y_RD, a_RF, in, saved);
   dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
@@ -274,6 +276,8 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
   const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
+  const bool reads_packed = emits_quantised_ && saved.h_R2F.in_8_bits();
+  saved.h_bwd_R2F = reads_packed ? Tensor{} : saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
   if (emits_quantised_)
     backward_down_quantised(step, dweight_R, weight_R, dx_RD, saved);
   else
@@ -346,7 +350,7 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weigh
                    .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
                    .w2_eDF = w2_operands_.w_for_dx(step),
                    .b2_eC = b2_ ? b2_->w : Tensor{},
-                   .h_R2F = saved.h_R2F,
+                   .h_R2F = saved.h_bwd_R2F,
                    .weight_R = weight_R,
                    .b2_first = b2_first_,
                    .rows = saved.grad_rows,
@@ -372,10 +376,12 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
                           .dweight_R = dweight_R,
                           .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
                           .w2_eDF = w2_operands_.w_for_dx(step),
-                          .h_R2F = saved.h_R2F,
+                          .h_R2F = saved.h_bwd_R2F,
                           .weight_R = weight_R,
                           .rows = saved.grad_rows,
                           .g_RF = memory_of_g()};
+  if (saved.h_R2F.in_8_bits())
+    op.h_rows_RB = saved.h_R2F.packed_for_backward(step, of_dh[0], saved.grad_rows.offsets_e1);
   if (saved.has_columns) {
     op.dh_columns = saved.dh_columns;
     op.sa_columns = saved.sa_columns;
@@ -424,7 +430,7 @@ void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor we
   d_low_rank_activation(step.stream, {.dh_R2F = saved.dh_R2F,
                                       .dweight_R = dweight_R,
                                       .g_RF = g_RF,
-                                      .h_R2F = saved.h_R2F,
+                                      .h_R2F = saved.h_bwd_R2F,
                                       .weight_R = weight_R,
                                       .offsets_e1 = saved.grad_rows.offsets_e1,
                                       .activation = activation_});

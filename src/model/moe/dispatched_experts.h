@@ -7,6 +7,7 @@
 
 #include "memory/saved_tensor.h"
 #include "memory/wgrad_input.h"
+#include "model/layers/pre_activation.h"
 #include "model/layers/precision_of.h"
 #include "model/lora/adapter.h"
 #include "model/moe/dispatcher.h"
@@ -22,8 +23,9 @@ class DispatchedExperts final : public RoutedExperts {
   struct Saved final : RoutedExperts::Saved {
     std::unique_ptr<DispatchHandle> handle;
     Tensor x_TD;  // the caller's
-    SavedTensor h_R2F;
+    PreActivation h_R2F;
     ExpertRows::Held held;  // with a budget of rows
+    Tensor h_bwd_R2F;       // h as backward_down reads it; empty if the op reads it in 8 bits
     // For backward_weight: the rows of x and dy at the experts, with their indices and weights.
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
@@ -102,6 +104,7 @@ class DispatchedExperts final : public RoutedExperts {
   bool has_dropout_ = false;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
+  bool saves_in_8_bits_ = false;  // h
   const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
   WireRows wire_;

@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "config/check/expert_rows_bound.h"
+#include "model/layers/pre_activation.h"
+#include "model/moe/row_blocks.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/quantize/quantized_rows.h"
 
 namespace moebius {
 namespace {
@@ -79,7 +82,8 @@ ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRow
       moe_layers_(moe_layers(model)),
       world_(mesh.group(Axis::world)) {}
 
-void ExpertRows::add_adapters(int64_t w1_columns, int64_t w2_columns) {
+void ExpertRows::add_layer(int64_t w1_columns, int64_t w2_columns, bool in_8_bits) {
+  h_columns_ = std::max(h_columns_, in_8_bits ? packed_columns(2 * F_, dtype_) : 2 * F_);
   low1_ = std::max(low1_, w1_columns);
   low2_ = std::max(low2_, w2_columns);
 }
@@ -142,7 +146,8 @@ void ExpertRows::end_of_step(Stream& s) const {
   if (keeps_) fill_zero(s, counts_W3_);
 }
 
-void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const {
+void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held, bool in_8_bits) const {
+  held.in_8_bits = in_8_bits;
   held.keeps = !recomputes_rows(plan.recompute());
   if (!held.keeps) return;
   plan.declare(held.page_Q, prefix + ".pages", {div_ceil(R_, kStashPageRows)}, DType::i32, Life::saved);
@@ -150,9 +155,21 @@ void ExpertRows::declare_saved(MemoryPlan& plan, const std::string& prefix, Held
 }
 
 template <class Copy>
-void ExpertRows::for_each_kept(Copy&& copy) const {
-  copy(scratch_.h, 0);
-  if (low1_ > 0) copy(scratch_.low, 2 * F_);
+void ExpertRows::for_each_kept(const Held& held, Copy&& copy) const {
+  copy(held.in_8_bits ? packed_h() : scratch_.h, 0);
+  if (low1_ > 0) copy(scratch_.low, h_columns_);
+}
+
+Tensor ExpertRows::packed_h() const { return first_elements(scratch_.dh, {R_, packed_columns(2 * F_, dtype_)}); }
+
+void ExpertRows::pack(Stream& s, const Held& held, const Tensor& offsets_e1) const {
+  if (!held.in_8_bits) return;
+  pack_quantized_rows(s, {.rows_TB = packed_bytes(packed_h()), .x_TD = scratch_.h, .offsets_e1 = offsets_e1});
+}
+
+void ExpertRows::unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const {
+  if (!held.in_8_bits) return;
+  unpack_quantized_rows(s, {.x_TD = scratch_.h, .rows_TB = packed_bytes(packed_h()), .offsets_e1 = offsets_e1});
 }
 
 int64_t ExpertRows::expected_rows() const { return std::min(R_, pages_of_chunk_ * kStashPageRows); }
@@ -166,7 +183,8 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
                   .state_2 = state_2_,
                   .counts_3 = counts_here(),
                   .offsets_e1 = offsets_e1});
-  for_each_kept([&](const Tensor& x_RC, int64_t first) {
+  pack(s, held, offsets_e1);
+  for_each_kept(held, [&](const Tensor& x_RC, int64_t first) {
     stash_rows(s, {.pool_SM = pool_SM_,
                    .x_RC = x_RC,
                    .page_Q = held.page_Q,
@@ -178,7 +196,7 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
 
 ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   Stream& s = step.stream;
-  for_each_kept([&](const Tensor& x_RC, int64_t first) {
+  for_each_kept(held, [&](const Tensor& x_RC, int64_t first) {
     unstash_rows(s, {.x_RC = x_RC,
                      .pool_SM = pool_SM_,
                      .page_Q = held.page_Q,

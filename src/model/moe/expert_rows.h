@@ -56,7 +56,8 @@ class ExpertRows {
   ExpertRows(const ExpertRows&) = delete;
 
   // Called by the constructors of layers, with the columns of A x of the adapters of W1 and W2.
-  void add_adapters(int64_t w1_columns, int64_t w2_columns);
+  // in_8_bits: the layer saves h in 8 bits (model/layers/pre_activation.h).
+  void add_layer(int64_t w1_columns, int64_t w2_columns, bool in_8_bits);
   // Called once, after the layers are constructed. The plan must outlive this.
   void declare(MemoryPlan& plan);
   // Called once, after the plan is bound: marks all pages free.
@@ -78,22 +79,29 @@ class ExpertRows {
   struct Held {
     Tensor page_Q, held_3;
     bool keeps = false;  // backward does not recompute all rows of this layer
+    bool in_8_bits = false;
   };
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held) const;
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held, bool in_8_bits) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that
-  // offsets say: all that were not kept, often none.
+  // offsets say: all that were not kept, often none. With in_8_bits all rows of h are rounded.
   template <class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
-    if (!held.keeps) return compute(step, offsets_e1);
+    if (!held.keeps) {
+      compute(step, offsets_e1);
+      pack(step.stream, held, offsets_e1);
+      return unpack(step.stream, held, offsets_e1);
+    }
     StackScope scope(step.stack);
     const Spilled spilled = begin_unstash(step, held, offsets_e1);
     // Usually there are no such rows, so they are not counted as work.
     Stream uncounted = without_trace(step.stream);
     Step quiet{uncounted, step.stack, step.batch};
     compute(quiet, spilled.offsets_e1);
+    pack(uncounted, held, spilled.offsets_e1);
     end_spill(step.stream, {.counts_3 = counts_here(), .since_1 = spilled.since_1});
+    unpack(step.stream, held, offsets_e1);
   }
 
   // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
@@ -105,7 +113,7 @@ class ExpertRows {
   void end_of_step(Stream& s) const;    // called after they were read
 
   int64_t pages_of_pass() const { return pages_of_chunk_ * chunks_; }
-  int64_t stash_columns() const { return keeps_ ? 2 * F_ + low1_ : 0; }
+  int64_t stash_columns() const { return keeps_ ? h_columns_ + low1_ : 0; }
 
  private:
   struct Spilled {
@@ -113,7 +121,11 @@ class ExpertRows {
   };
   // Calls copy(tensor of the scratch, its first column in the pool) for each tensor that outlives the layer.
   template <class Copy>
-  void for_each_kept(Copy&& copy) const;
+  void for_each_kept(const Held& held, Copy&& copy) const;
+  // With in_8_bits, h in 8 bits is in the memory of dh, which other passes do not use yet. These do nothing without.
+  Tensor packed_h() const;
+  void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
+  void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   int64_t expected_rows() const;  // of a pass with a full budget
   Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
@@ -125,6 +137,7 @@ class ExpertRows {
   std::vector<int64_t> moe_layers_;  // of the model
   bool keeps_ = true;                // some of them keep rows: on all ranks alike
   int64_t low1_ = 0, low2_ = 0;
+  int64_t h_columns_ = 0;  // of h in the pool: the most of a layer
   Scratch scratch_;
   Group& world_;
   Tensor pool_SM_, free_P_, state_2_, counts_W3_;

@@ -125,6 +125,74 @@ INSTANTIATE_TEST_SUITE_P(Layouts, QuantisedMoeRanks,
                                               name_of(std::get<1>(info.param)), gathers ? "allgather" : "alltoall");
                          });
 
+// Pre-activations are saved in 8 bits.
+const PrecisionSpec kSavedInEightBits = {.recipe = PrecisionRecipe::fp8_block, .activations = PrecisionChoice::recipe};
+
+class MoeSavedInEightBits : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {
+ protected:
+  MoeCase c() const {
+    const auto& [index, dispatcher] = GetParam();
+    return {.mesh = kQuantisedLayouts[index].mesh,
+            .dispatcher = dispatcher,
+            .dtype = DType::bf16,
+            .seq = 40,
+            .shared = true,
+            .gate_std = 8,
+            .precision = kSavedInEightBits,
+            .hidden = 256};
+  }
+};
+
+TEST_P(MoeSavedInEightBits, EqualsOneRank) {
+  MoeCase in_f32 = c();
+  in_f32.dtype = DType::f32;
+  in_f32.seq = 8;
+  in_f32.shared_gate = false;
+  in_f32.gate_std = 0.5;
+  expect_same(in_f32, 2e-6);
+  const Outcome rounded = testing::on_one_rank(in_f32);
+  in_f32.precision.activations = PrecisionChoice::compute;
+  const Outcome plain = testing::on_one_rank(in_f32);
+  EXPECT_EQ(rounded.at("step 1 y"), plain.at("step 1 y")) << "forward computes with numbers that are not rounded";
+  EXPECT_NE(rounded.at("step 1 dx"), plain.at("step 1 dx"));
+  EXPECT_LT(distance(rounded.at("step 1 dx"), plain.at("step 1 dx")), 0.1);
+}
+
+// Rows are rounded wherever they come from: kept, recomputed, in pages of a budget, and beyond them.
+TEST_P(MoeSavedInEightBits, WhateverIsRecomputed) {
+  const auto run = [](const MoeCase& c) {
+    std::map<int, Outcome> all;
+    testing::on_moe_ranks(c, [&](const MoeRank& rank, int number) { all[number] = rank.outcome(); });
+    return all;
+  };
+  for (const WeightGradientPrecision of_dw : {WeightGradientPrecision::recipe, WeightGradientPrecision::compute}) {
+    MoeCase way = c();
+    way.precision.weight_gradients = of_dw;
+    const auto want = run(way);
+    way.recompute.expert_up = way.recompute.shared_expert = true;
+    EXPECT_EQ(run(way), want);
+    way.expert_rows = 0.5;
+    EXPECT_EQ(run(way), want);
+    way.recompute = {};
+    for (const double budget : {1.25, 0.5, 1e-9}) {
+      way.expert_rows = budget;
+      EXPECT_EQ(run(way), want) << "budget " << budget;
+    }
+    way.expert_rows = 0;
+    way.overlap = ExpertOverlap::layer;
+    EXPECT_EQ(run(way), want);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MoeSavedInEightBits,
+                         ::testing::Combine(::testing::Range<size_t>(0, kQuantisedLayouts.size()),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall,
+                                                              DispatcherKind::direct)),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", kQuantisedLayouts[std::get<0>(info.param)].name,
+                                              name_of(std::get<1>(info.param)));
+                         });
+
 // Rows travel in 8 bits, and no product is quantised.
 const PrecisionSpec kInEightBits = {
     .recipe = PrecisionRecipe::fp8_block, .dispatch = PrecisionChoice::recipe, .keep = {"*"}};

@@ -4,6 +4,7 @@
 #include "ops/grouped_gemm/block_scaled.h"
 #include "ops/op_checks.h"
 #include "ops/quantize/quantize.h"
+#include "ops/quantize/quantized_rows.h"
 
 namespace moebius {
 namespace {
@@ -20,13 +21,15 @@ void check_blocks(const char* name, const Operand& q, const Shape& shape, bool t
 }
 
 void check(const DExpertDownQuantised& a, const Stream& s) {
-  check_matrix(kWho, "h", a.h_R2F);
-  const DType dtype = a.h_R2F.dtype;
-  const int64_t R = a.h_R2F.dim(0), F = a.h_R2F.dim(1) / 2, e = a.rows.offsets_e1.numel() - 1;
+  check_matrix(kWho, "g", a.g_RF);
+  const DType dtype = a.g_RF.dtype;
+  const int64_t R = a.num_rows(), F = a.num_columns(), e = a.rows.offsets_e1.numel() - 1;
   check_quantised(kWho, "dout", a.dout_TD, a.dout_TD.data.shape, false);
   check_quantised(kWho, "w2", a.w2_eDF, {e, a.dout_TD.data.dim(1), F}, true);
-  check_tensor(kWho, "h", a.h_R2F, dtype, {R, 2 * F});
-  check_tensor(kWho, "g", a.g_RF, dtype, {R, F});
+  if (a.is_packed())
+    check_tensor(kWho, "h_rows", a.h_rows_RB, DType::u8, {R, quantized_row_bytes(2 * F)});
+  else
+    check_tensor(kWho, "h", a.h_R2F, dtype, {R, 2 * F});
   check_tensor(kWho, "weight", a.weight_R, DType::f32, {R});
   check_tensor(kWho, "dweight", a.dweight_R, DType::f32, {R});
   check_tensor(kWho, "offsets", a.rows.offsets_e1, DType::i32, {e + 1});
@@ -67,7 +70,8 @@ class ScratchSpace {
   int64_t used_ = 0;
 };
 
-Shape sa_shape(const DExpertDownQuantised& a) { return {a.h_R2F.dim(0), a.h_R2F.dim(1) / 2}; }
+Shape h_shape(const DExpertDownQuantised& a) { return {a.num_rows(), 2 * a.num_columns()}; }
+Shape sa_shape(const DExpertDownQuantised& a) { return {a.num_rows(), a.num_columns()}; }
 
 DExpertDown plain_op(const DExpertDownQuantised& a) {
   return {.dh_R2F = a.dh_R2F,
@@ -84,9 +88,14 @@ DExpertDown plain_op(const DExpertDownQuantised& a) {
 void run_apart(Stream& s, const DExpertDownQuantised& a) {
   DExpertDown op = plain_op(a);
   ScratchSpace space(a.scratch);
+  const DType dtype = a.g_RF.dtype;
   if (!a.has_plain()) {
-    op.dh_R2F = space.take(a.h_R2F.shape, a.h_R2F.dtype);
-    op.sa_RF = space.take(sa_shape(a), a.h_R2F.dtype);
+    op.dh_R2F = space.take(h_shape(a), dtype);
+    op.sa_RF = space.take(sa_shape(a), dtype);
+  }
+  if (a.is_packed()) {
+    op.h_R2F = space.take(h_shape(a), dtype);
+    unpack_quantized_rows(s, {.x_TD = op.h_R2F, .rows_TB = a.h_rows_RB, .offsets_e1 = a.rows.offsets_e1});
   }
   op.scratch = space.rest();
   d_expert_down(s, op);
@@ -103,8 +112,8 @@ Cost product_cost(const DExpertDownQuantised& a) {
 
 Cost pass_cost(const DExpertDownQuantised& a) {
   return {10.0 * static_cast<double>(a.g_RF.numel()),
-          bytes_of(a.g_RF) + bytes_of(a.h_R2F) + bytes_of(a.dh_rows) + bytes_of(a.dh_columns) + bytes_of(a.sa_columns) +
-              bytes_of(a.dh_R2F) + bytes_of(a.sa_RF) + 2 * bytes_of(a.weight_R)};
+          bytes_of(a.g_RF) + bytes_of(a.h_R2F) + bytes_of(a.h_rows_RB) + bytes_of(a.dh_rows) + bytes_of(a.dh_columns) +
+              bytes_of(a.sa_columns) + bytes_of(a.dh_R2F) + bytes_of(a.sa_RF) + 2 * bytes_of(a.weight_R)};
 }
 
 }  // namespace
@@ -122,15 +131,15 @@ void d_expert_down_quantised(Stream& s, const DExpertDownQuantised& a) {
 }
 
 int64_t DExpertDownQuantised::scratch_bytes(const DExpertDownQuantised& a, const Stream& s) {
-  const int64_t R = a.h_R2F.dim(0), F = a.h_R2F.dim(1) / 2;
-  if (s.target() == DeviceKind::cuda) return div_ceil(F, kGroupAlign) * R * size_of(DType::f32);
+  const DType dtype = a.g_RF.dtype;
+  if (s.target() == DeviceKind::cuda)
+    return div_ceil(a.num_columns(), kGroupAlign) * a.num_rows() * size_of(DType::f32);
   DExpertDown op = plain_op(a);
-  op.dh_R2F = {.shape = a.h_R2F.shape, .dtype = a.h_R2F.dtype};
-  op.sa_RF = {.shape = sa_shape(a), .dtype = a.h_R2F.dtype};
+  op.dh_R2F = op.h_R2F = {.shape = h_shape(a), .dtype = dtype};
+  op.sa_RF = {.shape = sa_shape(a), .dtype = dtype};
   int64_t bytes = DExpertDown::scratch_bytes(op, s);
-  if (!a.has_plain())
-    bytes +=
-        ScratchSpace::aligned(op.dh_R2F.shape, op.dh_R2F.dtype) + ScratchSpace::aligned(op.sa_RF.shape, op.sa_RF.dtype);
+  if (!a.has_plain()) bytes += ScratchSpace::aligned(h_shape(a), dtype) + ScratchSpace::aligned(sa_shape(a), dtype);
+  if (a.is_packed()) bytes += ScratchSpace::aligned(h_shape(a), dtype);
   return bytes;
 }
 

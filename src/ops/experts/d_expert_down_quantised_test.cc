@@ -2,6 +2,7 @@
 #include "ops/experts/d_expert_down_quantised.h"
 
 #include "ops/experts/experts_quantised_testing.h"
+#include "ops/quantize/quantized_rows.h"
 
 namespace moebius {
 namespace {
@@ -68,15 +69,17 @@ class DExpertDownQuantisedTest : public testing::DeviceTest<ExpertCase> {
     return o;
   }
 
-  Outputs run(bool columns, bool plain) {
+  // h: the pre-activations; packed: read in 8 bits instead of h.
+  Outputs run(bool columns, bool plain, const Tensor& h, const Tensor& packed = {}) {
     Outputs o(p_);
     Array g = Array::poisoned({p_.R, p_.c.F}, p_.c.dtype);
     DExpertDownQuantised op{.dh_rows = o.dh_rows.operand(),
                             .dweight_R = o.dweight.tensor(),
                             .dout_TD = dout_.q.operand(),
                             .w2_eDF = w2_.q.operand(),
-                            .h_R2F = p_.h.tensor(),
+                            .h_R2F = h,
                             .weight_R = p_.weight.tensor(),
+                            .h_rows_RB = packed,
                             .rows = p_.rows(),
                             .g_RF = g.tensor()};
     if (columns) op.dh_columns = o.dh_columns.operand(), op.sa_columns = o.sa_columns.operand();
@@ -99,7 +102,7 @@ TEST_P(DExpertDownQuantisedTest, HasTheBitsOfSeparatePasses) {
   const Outputs want = run_apart();
   for (const auto& [columns, plain] : {std::pair{true, false}, {false, true}, {true, true}}) {
     SCOPED_TRACE(fmt::format("columns {} plain {}", columns, plain));
-    const Outputs got = run(columns, plain);
+    const Outputs got = run(columns, plain, p_.h.tensor());
     EXPECT_TRUE(got.dh_rows == want.dh_rows);
     EXPECT_TRUE(!columns || got.dh_columns == want.dh_columns);
     EXPECT_TRUE(!columns || got.sa_columns == want.sa_columns);
@@ -112,6 +115,30 @@ TEST_P(DExpertDownQuantisedTest, HasTheBitsOfSeparatePasses) {
       testing::Values a = got.dweight.values(), b = want.dweight.values();
       a.resize(a.size() - static_cast<size_t>(c().spare)), b.resize(a.size());
       testing::expect_close("dweight", a, b, 0x1p-19, 1e-6);
+    }
+  }
+}
+
+// Rows in 8 bits are what the op reads of their values.
+TEST_P(DExpertDownQuantisedTest, ReadsPackedRows) {
+  const int64_t bytes = quantized_row_bytes(2 * p_.c.F);
+  Array rows = Array::poisoned({p_.R, bytes / 4}, DType::i32), values = Array::poisoned({p_.R, 2 * p_.c.F}, p_.c.dtype);
+  Tensor packed = rows.tensor();
+  packed.shape = {p_.R, bytes};
+  packed.dtype = DType::u8;
+  pack_quantized_rows(s_, {.rows_TB = packed, .x_TD = p_.h.tensor(), .offsets_e1 = p_.offsets.tensor()});
+  unpack_quantized_rows(s_, {.x_TD = values.tensor(), .rows_TB = packed, .offsets_e1 = p_.offsets.tensor()});
+  for (const auto& [columns, plain] : {std::pair{true, false}, {false, true}}) {
+    SCOPED_TRACE(fmt::format("columns {} plain {}", columns, plain));
+    const Outputs want = run(columns, plain, values.tensor()), got = run(columns, plain, {}, packed);
+    EXPECT_TRUE(got.dh_rows == want.dh_rows);
+    EXPECT_TRUE(!columns || got.dh_columns == want.dh_columns);
+    EXPECT_TRUE(!columns || got.sa_columns == want.sa_columns);
+    EXPECT_TRUE(!plain || got.dh.bytes() == want.dh.bytes());
+    EXPECT_TRUE(!plain || got.sa.bytes() == want.sa.bytes());
+    EXPECT_EQ(got.dweight.bytes(), want.dweight.bytes());
+    if (c().name != std::string("no_rows") && plain) {
+      EXPECT_NE(got.dh.bytes(), run(columns, plain, p_.h.tensor()).dh.bytes());
     }
   }
 }

@@ -21,6 +21,7 @@ template <class Op>
 void run(Stream& s, const char* who, const Op& a, void (*on_cpu)(Stream&, const Op&),
          void (*on_cuda)(Stream&, const Op&)) {
   check(who, a.rows_TB, a.x_TD);
+  if (!a.offsets_e1.empty()) check_tensor(who, "offsets", a.offsets_e1, DType::i32, a.offsets_e1.shape);
   OpScope scope(s, who, cost(a));
   if (a.x_TD.empty()) return;
   run_on_device(s, on_cpu, on_cuda, a);

@@ -84,6 +84,44 @@ TEST(QuantizedRows, HaveTheValuesOfDequantize) {
   });
 }
 
+// Rows outside of the offsets keep their bytes, and are not read. Those inside are as without offsets.
+TEST(QuantizedRows, OffsetsNameTheRows) {
+  testing::on_each_device([](Stream& s) {
+    for (const int64_t D : {12, 130, 256}) {
+      for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, 7}, {3, 150}, {129, 290}, {5, 5}, {300, 300}}) {
+        SCOPED_TRACE(fmt::format("{} columns, rows {} to {}", D, first, last));
+        constexpr int64_t kRows = 300;
+        const auto row = [](int64_t r) { return static_cast<int32_t>(r); };
+        Array offsets = Array::of_ints({3}, {row(first), row((first + last) / 2), row(last)});
+        Array x = numbers(kRows, D, DType::bf16);
+        const int64_t bytes = quantized_row_bytes(D);
+        const auto as_rows = [&](Array& a) {
+          Tensor rows = a.tensor();
+          rows.shape = {kRows, bytes};
+          rows.dtype = DType::u8;
+          return rows;
+        };
+        Array all = packed(s, x), some = Array::poisoned({kRows, bytes / 4}, DType::i32);
+        pack_quantized_rows(s, {.rows_TB = as_rows(some), .x_TD = x.tensor(), .offsets_e1 = offsets.tensor()});
+        Array values = Array::poisoned({kRows, D}, DType::bf16), wanted = Array::poisoned({kRows, D}, DType::bf16);
+        const auto poison = values.bytes();
+        unpack_quantized_rows(s, {.x_TD = values.tensor(), .rows_TB = as_rows(all), .offsets_e1 = offsets.tensor()});
+        unpack_quantized_rows(s, {.x_TD = wanted.tensor(), .rows_TB = as_rows(all)});
+        const auto got = some.bytes(), want = all.bytes(), got_x = values.bytes(), want_x = wanted.bytes();
+        // The padding of a row is not written.
+        const int64_t written = D + 4 * div_ceil(D, int64_t{128});
+        for (int64_t t = 0; t < kRows; ++t) {
+          const bool is_named = t >= first && t < last;
+          for (int64_t b = 0; b < written; ++b)
+            ASSERT_EQ(got[t * bytes + b], is_named ? want[t * bytes + b] : 0xff) << "row " << t << " byte " << b;
+          for (int64_t b = 0; b < 2 * D; ++b)
+            ASSERT_EQ(got_x[t * 2 * D + b], is_named ? want_x[t * 2 * D + b] : poison[t * 2 * D + b]) << "row " << t;
+        }
+      }
+    }
+  });
+}
+
 TEST(QuantizedRows, AnyTeamHasTheSameBits) {
   testing::expect_same_bits_for_any_team([](Stream& s) {
     Array x = numbers(50, 300, DType::bf16), rows = packed(s, x);

@@ -4,6 +4,8 @@
 // transposed layout begins a block of 128 columns (core/quantized.h). A row is in 16 lanes, 8 columns in each, so that
 // the scale of a row of dgate or dup is the largest of 16 lanes. Transposed results wait in shared memory, as bf16,
 // and leave one after the other (ops/quantize/sm90/tile.h).
+#include <cuda_fp16.h>
+
 #include "device/cuda/cuda.h"
 #include "ops/cuda/swiglu.h"
 #include "ops/experts/cuda/experts.h"
@@ -27,6 +29,8 @@ constexpr int kSharedBytes = kTiles * kTileWords * 4;
 
 struct Problem {
   const uint16_t *g, *h;
+  const uint8_t* packed;  // of the kernel with packed h
+  int64_t packed_bytes;   // of a row of it
   const float* weight;
   const int32_t* offsets;
   int num_groups;
@@ -84,7 +88,23 @@ __device__ __forceinline__ void store_row(const Problem& p, const uint4& v, int6
   if (col % kQuantizeTile == 0) p.dh_scales[row * (2 * p.F / kQuantizeTile) + col / kQuantizeTile] = scale.scale;
 }
 
-template <bool kColumns>
+// Two E4M3 times their scale, in bf16.
+__device__ __forceinline__ uint32_t values_of(uint32_t pair, float scale) {
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
+  const float2 v = __half22float2(*reinterpret_cast<const __half2*>(&halves));
+  return pack_bf16(v.x * scale, v.y * scale);
+}
+
+// The 8 columns of a packed row that begin at col, in the block of 128 columns of that number.
+__device__ __forceinline__ uint4 load_packed(const Problem& p, int64_t row, int64_t col, int64_t block) {
+  const uint8_t* from = p.packed + row * p.packed_bytes;
+  const uint2 v = __ldcs(reinterpret_cast<const uint2*>(from + col));
+  const float scale = __ldg(reinterpret_cast<const float*>(from + 2 * p.F) + block);
+  return {values_of(v.x, scale), values_of(v.x >> 16, scale), values_of(v.y, scale), values_of(v.y >> 16, scale)};
+}
+
+template <bool kColumns, bool kPacked>
 __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem p) {
   extern __shared__ __align__(16) uint32_t tiles[];
   const int64_t at = int64_t{blockIdx.y} * kQuantizeTile, first_col = int64_t{blockIdx.x} * kQuantizeTile;
@@ -105,8 +125,13 @@ __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem 
     float weight = 0;
     if (is_there) {
       g = load(p.g + row * p.F + col);
-      gate = load(p.h + row * 2 * p.F + col);
-      up = load(p.h + row * 2 * p.F + p.F + col);
+      if constexpr (kPacked) {
+        gate = load_packed(p, row, col, blockIdx.x);
+        up = load_packed(p, row, p.F + col, gridDim.x + blockIdx.x);
+      } else {
+        gate = load(p.h + row * 2 * p.F + col);
+        up = load(p.h + row * 2 * p.F + p.F + col);
+      }
       weight = __ldg(p.weight + row);
     }
     Gradient d = gradient_of(g, gate, up, weight);
@@ -158,12 +183,14 @@ __global__ void add_partials_kernel(float* dweight, const float* partial, const 
 }  // namespace
 
 void d_gated_quantised(Stream& s, const DExpertDownQuantised& a) {
-  const int64_t R = a.h_R2F.dim(0), F = a.h_R2F.dim(1) / 2, e = a.rows.offsets_e1.numel() - 1;
+  const int64_t R = a.num_rows(), F = a.num_columns(), e = a.rows.offsets_e1.numel() - 1;
   const auto halves = [](const Tensor& t) { return static_cast<uint16_t*>(t.data); };
   const auto bytes = [](const Operand& q) { return static_cast<uint8_t*>(q.data.data); };
   const auto scales = [](const Operand& q) { return static_cast<float*>(q.scales.data); };
   const Problem p{.g = halves(a.g_RF),
                   .h = halves(a.h_R2F),
+                  .packed = static_cast<const uint8_t*>(a.h_rows_RB.data),
+                  .packed_bytes = a.is_packed() ? a.h_rows_RB.dim(1) : 0,
                   .weight = static_cast<const float*>(a.weight_R.data),
                   .offsets = a.rows.offsets_e1.ptr<int32_t>(),
                   .num_groups = static_cast<int>(e),
@@ -181,12 +208,13 @@ void d_gated_quantised(Stream& s, const DExpertDownQuantised& a) {
                   .partial = static_cast<float*>(a.scratch.data)};
   const dim3 grid(static_cast<unsigned>(F / kQuantizeTile), static_cast<unsigned>(p.width / kQuantizeTile));
   if (a.has_columns()) {
-    check_cuda(
-        cudaFuncSetAttribute(d_gated_quantised_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        "d_expert_down_quantised");
-    d_gated_quantised_kernel<true><<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
+    const auto kernel = a.is_packed() ? d_gated_quantised_kernel<true, true> : d_gated_quantised_kernel<true, false>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+               "d_expert_down_quantised");
+    kernel<<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
   } else if (R > 0) {
-    d_gated_quantised_kernel<false><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
+    const auto kernel = a.is_packed() ? d_gated_quantised_kernel<false, true> : d_gated_quantised_kernel<false, false>;
+    kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   }
   check_launch("d_expert_down_quantised");
   if (R == 0) return;

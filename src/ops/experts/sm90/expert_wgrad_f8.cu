@@ -19,6 +19,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
+#include "ops/experts/sm90/expert_wgrad_variants.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
 
@@ -154,11 +155,41 @@ struct RowScales {
   const float* of[2];
 };
 
+// The order in which the two warpgroups multiply: each waits for its turn before a product, and gives it to the other.
+// Named barrier 1 + group is a group's turn. begin() gives the first turn to group 0, and end() takes back the last.
+template <WgradTurns kTurns>
+struct ProductTurns {
+  static constexpr bool kInTurns = kTurns != WgradTurns::free;
+  uint32_t group;
+
+  __device__ __forceinline__ void begin() const {
+    if (kInTurns && group == 1) arrive(1);
+  }
+  __device__ __forceinline__ void end() const {
+    if (kInTurns && group == 0) wait();
+  }
+  __device__ __forceinline__ void before_product() const {
+    if (kInTurns) wait();
+  }
+  __device__ __forceinline__ void issued() const {
+    if (kTurns == WgradTurns::after_issue) arrive(2 - group);
+  }
+  __device__ __forceinline__ void completed() const {
+    if (kTurns == WgradTurns::after_product) arrive(2 - group);
+  }
+
+ private:
+  __device__ __forceinline__ void wait() const { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
+  __device__ __forceinline__ static void arrive(uint32_t barrier) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory");
+  }
+};
+
 // Sets sum to the product of a tile, num_k slots. Elements [64 half, 64 half + 64) are the columns
 // of a half, as the registers of WgmmaE4m3 have them.
-template <GroupedGemmConfig kConfig>
+template <GroupedGemmConfig kConfig, WgradTurns kTurns>
 __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConfig>& ring, SlotCursor<kConfig>& at,
-                                         uint32_t group, int32_t num_k, const RowScales& scales) {
+                                         const ProductTurns<kTurns>& turns, int32_t num_k, const RowScales& scales) {
   using Shared = GemmShared<kConfig>;
   const uint32_t quad = threadIdx.x % 4;
   float rows[2] = {__ldg(scales.of[0]), __ldg(scales.of[1])};
@@ -171,15 +202,17 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConf
     mbarrier_wait(ring.full(slot), at.parity);
     const float next[2] = {k + 1 < num_k ? __ldg(scales.of[0] + k + 1) : 0.0f,
                            k + 1 < num_k ? __ldg(scales.of[1] + k + 1) : 0.0f};
-    const uint64_t a = wgmma_operand<Major::k>(ring.a(slot) + group * (Shared::kSlotBytesA / 2));
+    const uint64_t a = wgmma_operand<Major::k>(ring.a(slot) + turns.group * (Shared::kSlotBytesA / 2));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint64_t b = wgmma_operand<Major::k>(ring.b(slot) + half * Shared::kHalfBytesB);
+      turns.before_product();
       hold_registers(acc);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) WgmmaE4m3::multiply(acc, a + 2 * step, b + 2 * step, step > 0);
       wgmma_commit();
+      turns.issued();
       uint4 columns[4];
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
@@ -190,6 +223,7 @@ __device__ __forceinline__ void multiply(float (&sum)[128], const SlotRing<kConf
       }
       wgmma_wait<0>();
       hold_registers(acc);
+      turns.completed();
       if (half == 1) {
         __syncwarp();  // every lane has read its scales
         ring.release(slot);
@@ -231,10 +265,12 @@ __device__ __forceinline__ void write_sums(const WgradParams& p, uint32_t stagin
   });
 }
 
-template <GroupedGemmConfig kConfig>
+template <GroupedGemmConfig kConfig, WgradTurns kTurns>
 __device__ void consume(const WgradParams& p, const SlotRing<kConfig>& ring) {
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
   const uint32_t staging = ring.shared + GemmShared<kConfig>::kStaging + warp * kStagingBytesWarp;
+  const ProductTurns<kTurns> turns{group};
+  turns.begin();
   SlotCursor<kConfig> at;
   WgradWalk<kConfig> walk(p);
   for (WgradTile tile; walk.next(tile);) {
@@ -246,16 +282,18 @@ __device__ void consume(const WgradParams& p, const SlotRing<kConfig>& ring) {
       scales.of[i] = p.scales_a + of_row * p.blocks_k + tile.first_k;
     }
     float sum[128];
-    multiply(sum, ring, at, group, tile.num_k, scales);
+    multiply(sum, ring, at, turns, tile.num_k, scales);
     write_sums(p, staging, sum, row, tile.n * kConfig.tile_n, tile.expert);
   }
+  turns.end();
   if (lane == 0) tma_wait<0>();
 }
 
 // A kernel takes its config by a type: nvcc does not launch one that has it as an argument.
-template <GroupedGemmConfig kOpConfig>
+template <GroupedGemmConfig kOpConfig, WgradTurns kOpTurns>
 struct Wgrad {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
+  static constexpr WgradTurns kTurns = kOpTurns;
 };
 
 template <class Op>
@@ -273,7 +311,7 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
     if (warp > 0) copy_scales<kConfig>(p, ring, static_cast<int32_t>(warp) - 1);
   } else {
     more_registers<kConfig.consumer_registers>();
-    consume<kConfig>(p, ring);
+    consume<kConfig, Op::kTurns>(p, ring);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
@@ -285,9 +323,9 @@ struct WgradLaunch {
       persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), GemmShared<Op::kConfig>::kBytes);
 };
 
-template <GroupedGemmConfig kConfig>
+template <GroupedGemmConfig kConfig, WgradTurns kTurns>
 void launch(Stream& s, const WgradProductF8& a, const char* who) {
-  using Op = Wgrad<kConfig>;
+  using Op = Wgrad<kConfig, kTurns>;
   const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
   MOEBIUS_CHECK(usage, a.right_NR.scales.numel() < INT32_MAX, "{}: at most 2^31 scales; got {}", who,
                 to_string(a.right_NR));
@@ -320,6 +358,14 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
 
 }  // namespace
 
-void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) { launch<kSm90WgradF8>(s, a, who); }
+void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
+  launch<kSm90WgradF8, WgradTurns::free>(s, a, who);
+}
+
+void wgrad_product_f8_in_turns(Stream& s, const WgradProductF8& a, const char* who, WgradTurns turns) {
+  using enum WgradTurns;
+  if (turns == free) return launch<kSm90WgradF8, free>(s, a, who);
+  turns == after_issue ? launch<kSm90WgradF8, after_issue>(s, a, who) : launch<kSm90WgradF8, after_product>(s, a, who);
+}
 
 }  // namespace moebius::cuda::sm90

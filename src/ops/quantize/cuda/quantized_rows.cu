@@ -2,9 +2,11 @@
 #include "ops/quantize/quantized_rows.h"
 
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/cuda/vector.h"
 #include "ops/quantize/quantize_backends.h"
 #include "ops/quantize/scales.h"
+#include "ops/quantize/sm90/quantize_tiles.h"
 
 namespace moebius::cuda {
 namespace {
@@ -15,6 +17,8 @@ static_assert(kOfLane * 32 == kBlock);
 struct Packed {
   uint8_t* rows;
   int64_t num_rows, row_bytes, D, blocks;  // blocks of a row
+  const int32_t* offsets;                  // null: all rows
+  int64_t num_offsets;
 };
 
 struct Place {
@@ -28,8 +32,12 @@ __device__ __forceinline__ Place place_of(const Packed& p) {
   const int64_t at = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, row = at / p.blocks, block = at - row * p.blocks;
   const int64_t col = block * kBlock + threadIdx.x % 32 * kOfLane;
   uint8_t* bytes = p.rows + row * p.row_bytes;
-  return {
-      .is_inside = row < p.num_rows, .row = row, .col = col, .elements = bytes + col, .scale = bytes + p.D + block * 4};
+  const bool is_named = !p.offsets || (row >= p.offsets[0] && row < p.offsets[p.num_offsets - 1]);
+  return {.is_inside = row < p.num_rows && is_named,
+          .row = row,
+          .col = col,
+          .elements = bytes + col,
+          .scale = bytes + p.D + block * 4};
 }
 
 // kWhole: D is a multiple of four, and all rows begin where a lane's elements are one word. Then scales are aligned too.
@@ -87,13 +95,15 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(T* x, Packed p) {
 
 // Calls run(Packed, blocks of the grid, zero of x's type, whether lanes have whole words).
 template <class Run>
-void launch(const Tensor& rows_TB, const Tensor& x_TD, Run run) {
+void launch(const Tensor& rows_TB, const Tensor& x_TD, const Tensor& offsets_e1, Run run) {
   const int64_t D = x_TD.dim(1), blocks = div_ceil(D, int64_t{kBlock});
   const Packed p{.rows = static_cast<uint8_t*>(rows_TB.data),
                  .num_rows = x_TD.dim(0),
                  .row_bytes = rows_TB.dim(1),
                  .D = D,
-                 .blocks = blocks};
+                 .blocks = blocks,
+                 .offsets = offsets_e1.empty() ? nullptr : offsets_e1.ptr<int32_t>(),
+                 .num_offsets = offsets_e1.numel()};
   const bool whole = D % kOfLane == 0 && reinterpret_cast<uintptr_t>(p.rows) % kOfLane == 0 &&
                      reinterpret_cast<uintptr_t>(x_TD.data) % 16 == 0;
   const int grid = num_blocks(p.num_rows * blocks, kWarps);
@@ -105,7 +115,8 @@ void launch(const Tensor& rows_TB, const Tensor& x_TD, Run run) {
 }  // namespace
 
 void pack_quantized_rows(Stream& s, const PackQuantizedRows& a) {
-  launch(a.rows_TB, a.x_TD, [&](const Packed& p, int grid, auto zero, auto whole) {
+  if (uses_hopper_kernels(s) && sm90::takes_tiles(a)) return sm90::pack_tiles(s, a);
+  launch(a.rows_TB, a.x_TD, a.offsets_e1, [&](const Packed& p, int grid, auto zero, auto whole) {
     using T = decltype(zero);
     pack_kernel<T, decltype(whole)::value><<<grid, kThreads, 0, cuda_stream(s)>>>(p, a.x_TD.ptr<T>());
   });
@@ -113,7 +124,7 @@ void pack_quantized_rows(Stream& s, const PackQuantizedRows& a) {
 }
 
 void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a) {
-  launch(a.rows_TB, a.x_TD, [&](const Packed& p, int grid, auto zero, auto whole) {
+  launch(a.rows_TB, a.x_TD, a.offsets_e1, [&](const Packed& p, int grid, auto zero, auto whole) {
     using T = decltype(zero);
     unpack_kernel<T, decltype(whole)::value><<<grid, kThreads, 0, cuda_stream(s)>>>(a.x_TD.ptr<T>(), p);
   });

@@ -43,8 +43,10 @@ __device__ Place place_of(const Problem& p) {
   const int64_t at = tile_row(p) * kTile, col = tile_col(p) * kTile;
   const int cols = clamp_to_tile(p.x_cols - col);
   if (!p.offsets) return {at, col, clamp_to_tile(p.x_rows - at), cols};
-  if constexpr (!kTransposed)
-    return {at, col, clamp_to_tile(min(p.x_rows, int64_t{p.offsets[p.num_groups]}) - at), cols};
+  if constexpr (!kTransposed) {
+    const int64_t row = p.offsets[0] + at;
+    return {row, col, clamp_to_tile(min(p.x_rows, int64_t{p.offsets[p.num_groups]}) - row), cols};
+  }
   const int group = group_of_columns(p.offsets, p.num_groups, at);
   const int64_t first = p.offsets[group] + at - group_begin(p.offsets[group], group);
   return {first, col, clamp_to_tile(p.offsets[group + 1] - first), cols};
@@ -169,6 +171,29 @@ void quantize_tiles(Stream& s, const Quantize& a) {
                           : (is_square ? quantize_tiles_kernel<false, true> : quantize_tiles_kernel<false, false>);
   kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   check_launch("quantize");
+}
+
+bool takes_tiles(const PackQuantizedRows& a) {
+  return a.x_TD.dtype == DType::bf16 && a.x_TD.dim(1) % 8 == 0 && is_aligned(a.x_TD) && is_aligned(a.rows_TB);
+}
+
+// A packed row is a row of elements and a row of scales, with the bytes of a packed row from one to the next.
+void pack_tiles(Stream& s, const PackQuantizedRows& a) {
+  const int64_t D = a.x_TD.dim(1), row_bytes = a.rows_TB.dim(1);
+  auto* rows = static_cast<uint8_t*>(a.rows_TB.data);
+  const Problem p{.data = rows,
+                  .scales = reinterpret_cast<float*>(rows + D),
+                  .x = static_cast<const uint16_t*>(a.x_TD.data),
+                  .offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>(),
+                  .x_rows = a.x_TD.dim(0),
+                  .x_cols = D,
+                  .width = row_bytes,
+                  .scale_cols = row_bytes / int64_t{sizeof(float)},
+                  .num_groups = static_cast<int>(a.offsets_e1.numel() - 1)};
+  const dim3 grid(static_cast<unsigned>(div_ceil(D, int64_t{kTile})),
+                  static_cast<unsigned>(div_ceil(p.x_rows, int64_t{kTile})));
+  quantize_tiles_kernel<false, false><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
+  check_launch("pack_quantized_rows");
 }
 
 }  // namespace moebius::cuda::sm90
