@@ -118,6 +118,12 @@ void refuse_foreign_keys(const RunSpec& spec) {
 
 json read_config_json(const std::string& dir) {
   const std::string path = dir + "/config.json";
+  std::error_code unreadable;
+  MOEBIUS_CHECK(
+      io, std::filesystem::exists(dir, unreadable) || unreadable,
+      "{}: cannot read the model's config.json; there is no folder {}, and nothing is downloaded; give the path "
+      "of a model's folder",
+      path, dir);
   const json config = json::parse(read_text(path, "the model's config.json"), nullptr, false);
   MOEBIUS_CHECK(input, config.is_object(), "{}: expected a JSON object; the file is not one; fetch it again", path);
   return config;

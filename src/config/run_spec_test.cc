@@ -228,7 +228,7 @@ TEST(Load, FilesThatCannotBeRead) {
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { load_run_spec(empty.path() + "/config.json", {}); }),
               HasSubstr("config.json: the recipe has no model; give [model]"));
   EXPECT_THAT(error_text(ErrorKind::io, [] { parse_run_spec("[model]\nhf = \"/nowhere\"", "r.toml", {}); }),
-              HasSubstr("/nowhere/config.json: cannot read the model's config.json"));
+              HasSubstr("/nowhere/config.json: cannot read the model's config.json; there is no folder"));
   const ConfigFolder broken("{");
   EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + broken.path()}); }),
               HasSubstr("/config.json: expected a JSON object; the file is not one; fetch it again"));

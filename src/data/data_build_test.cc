@@ -202,6 +202,10 @@ TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   };
   refuse(R"({"prompt":"a"})", "a.jsonl:1: expected an object with a string \"text\", or with strings \"prompt\" and");
   refuse(R"({"completion":"a"})", "got {\"completion\":\"a\"}");
+  refuse(R"({"instruction":"a","input":"","output":"b"})", "; make \"prompt\" of instruction and input, as the model");
+  refuse(R"({"prompt":"a","chosen":"b","rejected":"c"})", "; there is no training on preferences, so make");
+  refuse(R"({"prompt":[{"role":"user","content":"a"}],"completion":[{"role":"assistant","content":"b"}]})",
+         "; put the messages of both into one list, \"messages\"");
   refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
   refuse(R"({"prompt":"a","completion":"b","text":"c"})",
          "a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more");

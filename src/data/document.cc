@@ -131,11 +131,24 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
                   who, key);
 }
 
+// Returns what to do with a line in a form of other software.
+std::string_view advice(std::string_view line) {
+  const auto has = [&](std::string_view key) { return line.find(key) != line.npos; };
+  if (has("\"chosen\"") && has("\"rejected\""))
+    return "there is no training on preferences, so make a chat or a completion of the chosen answer";
+  if (has("\"instruction\"") && has("\"output\""))
+    return "make \"prompt\" of instruction and input, as the model should see them, and rename \"output\" to "
+           "\"completion\"";
+  if (has("\"prompt\"") && has("\"completion\"") && has("\"role\""))
+    return "put the messages of both into one list, \"messages\"";
+  return "correct or drop the line, or rename its keys";
+}
+
 [[noreturn]] void refuse(std::string_view line, const std::string& who) {
   MOEBIUS_FAIL(input,
                "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\", or with "
-               "a chat in \"messages\" or \"conversations\"; got {}; correct or drop the line, or rename its keys",
-               who, line.substr(0, 60));
+               "a chat in \"messages\" or \"conversations\"; got {}; {}",
+               who, line.substr(0, 60), advice(line));
 }
 
 }  // namespace

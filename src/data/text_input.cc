@@ -19,9 +19,9 @@ bool is_jsonl(std::string_view path) {
 }
 
 void refuse_other_formats(const std::string& path) {
-  // .json and .ndjson are here too, because as plain text their markup would be trained on.
-  constexpr std::array<std::string_view, 10> kOthers{".gz",    ".xz",  ".bz2", ".zip",  ".parquet",
-                                                     ".arrow", ".bin", ".npy", ".json", ".ndjson"};
+  // The last four are here because as plain text their markup would be trained on.
+  constexpr std::array<std::string_view, 12> kOthers{".gz",  ".xz",  ".bz2",  ".zip",    ".parquet", ".arrow",
+                                                     ".bin", ".npy", ".json", ".ndjson", ".csv",     ".tsv"};
   const auto other =
       std::find_if(kOthers.begin(), kOthers.end(), [&](std::string_view e) { return path.ends_with(e); });
   MOEBIUS_CHECK(usage, other == kOthers.end(),

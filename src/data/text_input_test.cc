@@ -113,6 +113,7 @@ TEST(TextInputRefuse, Lines) {
 
 TEST(TextInputRefuse, OtherFormats) {
   refuse("a.jsonl.gz", "x", "expected text, .jsonl or either with .zst; got .gz; convert it first", ErrorKind::usage);
+  refuse("a.csv", "prompt,completion\n", "got .csv; convert it first", ErrorKind::usage);
   refuse("a.parquet", "x", "got .parquet", ErrorKind::usage);
   expect_error(ErrorKind::input, "No such file", [] { TextInput("/no-such-file"); });
 }

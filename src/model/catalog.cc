@@ -61,14 +61,17 @@ std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   return runs;
 }
 
-// Returns the part of a name that is most like the pattern without the * and the dots at its ends.
-std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names) {
+// Returns the part of a name that is most like the pattern without the * and the dots at its ends. ends_only: the part is
+// the end of the name.
+std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names,
+                               bool ends_only = false) {
   const size_t begin = pattern.find_first_not_of("*."), end = pattern.find_last_not_of("*.");
   const std::string core = begin == pattern.npos ? pattern : pattern.substr(begin, end + 1 - begin);
   const int64_t count = std::count(core.begin(), core.end(), '.') + 1;
   std::string best = names.front(), its_name = best;
   for (const std::string& name : names) {
     for (const std::string& run : runs_of_parts(name, count)) {
+      if (ends_only && !name.ends_with(run)) continue;
       if (edit_distance(core, run) >= edit_distance(core, best)) continue;
       best = run;
       its_name = name;
@@ -143,6 +146,11 @@ std::vector<std::string> adaptable_matrices(const ModelSpec& model) {
 
 namespace {
 
+std::string without_weight(const std::string& target) {
+  constexpr std::string_view kWeight = ".weight";
+  return target.ends_with(kWeight) ? target.substr(0, target.size() - kWeight.size()) : target;
+}
+
 bool matches_one(const std::string& target, const std::vector<std::string>& names) {
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return is_lora_target({target}, name); });
@@ -172,7 +180,7 @@ void check_lora_targets(const ModelCatalog& whole, const LoraSpec& lora) {
         "lora.targets: expected patterns (*, ? and [classes]) of the names of matrices, or of their ends after "
         "a dot, without .weight; \"{}\" matches none that can have an adapter, the nearest is {}; correct it, or leave "
         "it out",
-        target, nearest_to_pattern(target, names));
+        target, nearest_to_pattern(without_weight(target), names, /*ends_only=*/true));
   }
 }
 

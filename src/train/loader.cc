@@ -18,12 +18,15 @@ bool is_missing(const std::string& path) {
 
 void check_is_there(const std::string& prefix, const std::string& tokenizer, const std::string& asked_by) {
   refuse_file_for_prefix(prefix, asked_by + ": " + prefix);
+  const bool is_file = std::filesystem::is_regular_file(prefix);  // text in place of a dataset
+  const std::string out = is_file ? std::filesystem::path(prefix).replace_extension().string() : prefix;
   for (const char* ending : {".bin", ".idx"}) {
     MOEBIUS_CHECK(
         input, !is_missing(prefix + ending),
         "{0}: {1}: expected {1}.bin and {1}.idx; {1}{2} is not there; correct the prefix, or make the dataset "
-        "with `moebius data build --input FILES --tokenizer {3} --out {1}`",
-        asked_by, prefix, ending, tokenizer);
+        "with `moebius data build --input {4} --tokenizer {3} --out {5}`{6}",
+        asked_by, prefix, ending, tokenizer, is_file ? prefix : "FILES", out,
+        is_file ? fmt::format(" and name {} here", out) : "");
   }
 }
 

@@ -313,7 +313,10 @@ TEST(LoraTargets, ThatMatchNothingAreNamed) {
       error({"mlp.experts.*", "mlp.experts.gate_up_proj"}),
       HasSubstr("\"mlp.experts.gate_up_proj\" gives gate_proj and up_proj of an expert one A for both, and another "
                 "pattern gives one of the two its own"));
-  EXPECT_THAT(error({"mlp.gate.weight"}), HasSubstr("without .weight; \"mlp.gate.weight\" matches none"));
+  EXPECT_THAT(
+      error({"mlp.gate.weight"}),
+      HasSubstr("without .weight; \"mlp.gate.weight\" matches none that can have an adapter, the nearest is mlp.gate "
+                "of model.layers."));
 }
 
 }  // namespace

@@ -84,7 +84,9 @@ toml::table parse_toml(const std::string& text, const std::string& name) {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {
     const auto at = e.source().begin;
-    MOEBIUS_FAIL(usage, "{}:{}:{}: not TOML: {}", name, at.line, at.column, e.description());
+    const bool is_yaml = name.ends_with(".yml") || name.ends_with(".yaml");
+    MOEBIUS_FAIL(usage, "{}:{}:{}: not TOML: {}{}", name, at.line, at.column, e.description(),
+                 is_yaml ? "; a recipe is TOML: sections such as [train], and lines such as steps = 100" : "");
   }
 }
 
