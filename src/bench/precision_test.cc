@@ -52,6 +52,15 @@ TEST(BenchPrecision, TimesEachShapeOnceAndTheExperts) {
   }
 }
 
+// Experts save what backward reads in 8 bits, and each of the two micro-batches is timed.
+TEST(BenchPrecision, TimesActivationsInEightBits) {
+  const PrecisionBench bench =
+      bench_precision(run_of({"precision.recipe=fp8_block", "precision.activations=recipe"}), 1);
+  EXPECT_EQ(bench.micro_batches, 2);
+  EXPECT_GT(line_of(bench, "experts").quantised.total_ms(), 0);
+  EXPECT_GT(line_of(bench, "experts").quantised.backward_input_ms, 0);
+}
+
 TEST(BenchPrecision, KeptProductsAreTimedOnce) {
   const PrecisionBench bench =
       bench_precision(run_of({"precision.recipe=mxfp8", "precision.keep=[\"*.self_attn.*\"]"}), 1);

@@ -80,7 +80,7 @@ struct DispatcherChoice {
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
-// Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level on GPUs or without nodes.
+// Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
 // Returns the choice for training this run. A run on a GPU with run.graph may capture its steps.

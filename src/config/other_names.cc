@@ -15,7 +15,7 @@ struct OtherName {
 
 constexpr std::string_view
     kSequenceParallel = "on wherever parallel.tp is above 1",
-    kNoLowPrecision = "precision.compute (\"bf16\" or \"f32\"), which holds for the whole model",
+    kLowPrecision = "precision.recipe = \"fp8_block\" (and fp8_tensor, mxfp8 or nvfp4 on CPUs)",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kShardedWeights = "parallel.fsdp for weights, parallel.shard_gradients for gradients",
     kShards = "parallel.fsdp_shard, the ranks that share a layer; groups of as many ranks have copies",
@@ -23,7 +23,7 @@ constexpr std::string_view
     kDatasets = "data.train, of datasets that moebius data build makes",
     kPrompts = "not there: moebius data build keeps prompts and the turns of users out of the loss",
     kQuantisedBase = "lora.base", kRootOfRank = "lora.alpha times the square root of lora.rank",
-    kPlainLora = "not there: adapters are plain LoRA of one rank",
+    kPlainLora = "not there: adapters are plain LoRA with the same rank for all matrices",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
 // Names in Hugging Face's trainers and config files, in PEFT, Unsloth, axolotl and LLaMA-Factory, and in Megatron,
@@ -56,6 +56,9 @@ constexpr OtherName kOtherNames[] = {
     {"mixed_precision", "precision.compute"},
     {"gradient_checkpointing", "memory.recompute = [\"layer\"]"},
     {"activation_checkpointing", "memory.recompute"},
+    {"gradient_accumulation_fusion", "optimizer.fuse_grad, for sums of experts in bf16"},
+    {"activation_func_fp8_input_store", "precision.activations = \"recipe\""},
+    {"fp8_param_gather", "precision.weights = \"recipe\""},
     {"warmup_ratio", "optimizer.warmup_steps"},
     {"lr_warmup_iters", "optimizer.warmup_steps"},
     {"lr_scheduler_type", "optimizer.schedule"},
@@ -177,14 +180,14 @@ constexpr OtherName kOtherNames[] = {
     {"completion_only_loss", kPrompts},
     {"assistant_only_loss", kPrompts},
     {"chat_template", "not there: moebius data build reads it from the tokenizer's folder"},
-    {"flash_attention", "not there: attention never stores its scores"},
-    {"attn_implementation", "not there: attention never stores its scores"},
+    {"flash_attention", "always on: attention never stores all of its scores"},
+    {"attn_implementation", "always on: attention never stores all of its scores"},
     {"saves_per_epoch", "checkpoint.every, in steps"},
     {"save_strategy", "checkpoint.every, in steps"},
     {"evals_per_epoch", "train.eval_every, in steps"},
     {"eval_strategy", "train.eval_every, in steps"},
-    {"fp8", kNoLowPrecision},
-    {"fp8_recipe", kNoLowPrecision},
+    {"fp8", kLowPrecision},
+    {"fp8_recipe", kLowPrecision},
     {"data_path", "data.train"},
     {"train_data_path", "data.train"},
     {"valid_data_path", "data.valid"},
@@ -199,7 +202,6 @@ constexpr OtherName kOtherNames[] = {
     {"no_save_optim", "not there: a checkpoint always has the optimizer's state"},
     // Names that say something only together with their section.
     {"lora.r", "lora.rank"},
-    {"precision.recipe", kNoLowPrecision},
     {"data.path", "data.train"},
 };
 

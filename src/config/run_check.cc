@@ -134,6 +134,19 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
+// Hopper's kernels of expert_wgrad add to sums in bf16 (ops/experts/experts.h).
+void check_fused_shape(const RunSpec& s) {
+  constexpr int64_t kMostExperts = 512, kColumns = 8;
+  const ParallelSpec& p = s.parallel;
+  const int64_t D = s.model.hidden_size, F = s.model.moe_intermediate_size / p.etp, E = s.model.num_experts / p.ep;
+  MOEBIUS_CHECK(
+      usage, s.kernels == KernelChoice::automatic && D % kColumns == 0 && F % kColumns == 0 && E <= kMostExperts,
+      "optimizer.fuse_grad = true needs Hopper's kernels, which run.kernels = \"portable\" leaves out, widths "
+      "of experts in multiples of {}, and at most {} experts on a rank; got widths of {} and {}, and {} "
+      "experts; remove fuse_grad{}",
+      kColumns, kMostExperts, D, F, E, origin(s, "optimizer.fuse_grad"));
+}
+
 void check_grad(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
   if (s.precision.compute == DType::f32)
@@ -147,10 +160,9 @@ void check_grad(const RunSpec& s) {
       "optimizer.fuse_grad = true needs sums of gradients in the memory of the GPU; set optimizer.offload_grad "
       "= false, or remove fuse_grad{}",
       origin(s, "optimizer.fuse_grad"));
-  MOEBIUS_CHECK(usage, !o.fuse_grad || s.device != DeviceKind::cuda || s.kernels == KernelChoice::automatic,
-                "optimizer.fuse_grad = true has no portable kernels; set run.kernels = \"auto\", or remove fuse_grad{}",
-                origin(s, "optimizer.fuse_grad"));
   if (s.model.num_moe_layers() == 0) refuse_idle(s, "optimizer.fuse_grad", "the model has no MoE layer; remove it");
+  if (s.lora.is_on()) refuse_idle(s, "optimizer.fuse_grad", "with lora.rank no weights of experts train; remove it");
+  if (o.fuse_grad && s.device == DeviceKind::cuda) check_fused_shape(s);
   if (s.precision.recipe != PrecisionRecipe::none)
     refuse_idle(s, "optimizer.fuse_grad",
                 "products with quantised operands write f32 gradients; set precision.recipe = \"none\", or remove it");
@@ -338,7 +350,7 @@ void check_lora(const RunSpec& s) {
                   base, origin(s, "lora.base"));
     MOEBIUS_CHECK(usage, s.precision.recipe == PrecisionRecipe::none,
                   "lora.base = \"{}\" multiplies in the dtype of the computation; got precision.recipe = \"{}\", "
-                  "which quantises weights anew; remove one of them{}",
+                  "which quantises weights again; remove one of them{}",
                   base, name_of(s.precision.recipe), origin(s, "lora.base"));
   }
   refuse_idle(s, "train.freeze", "with lora.rank above 0 all but the adapters is frozen; remove it");

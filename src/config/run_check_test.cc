@@ -152,10 +152,16 @@ TEST(Check, SumsOfGradientsInBf16) {
   EXPECT_THAT(check_error(on_host),
               HasSubstr("optimizer.fuse_grad = true needs sums of gradients in the memory of the GPU; set "
                         "optimizer.offload_grad = false, or remove fuse_grad [--set]"));
+  EXPECT_THAT(
+      check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true", "run.device=cuda",
+                   "run.kernels=portable"}),
+      HasSubstr("optimizer.fuse_grad = true needs Hopper's kernels, which run.kernels = \"portable\" leaves out"));
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
-                           "run.device=cuda", "run.kernels=portable"}),
-              HasSubstr("optimizer.fuse_grad = true has no portable kernels; set run.kernels = \"auto\", or remove "
-                        "fuse_grad [--set]"));
+                           "run.device=cuda", "model.moe_intermediate_size=12"}),
+              HasSubstr("got widths of 64 and 12"));
+  EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true", "lora.rank=4",
+                           "lora.alpha=4"}),
+              HasSubstr("optimizer.fuse_grad = true would do nothing"));
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
                            "precision.recipe=fp8_block"}),
               HasSubstr("optimizer.fuse_grad = true would do nothing: products with quantised operands write f32 "
@@ -432,7 +438,7 @@ TEST(Check, ContextParallel) {
               HasSubstr("needs a parallel.cp that is a power of two; got 3; the nearest are 2 and 4"));
   Sets pipeline = legal;
   for (const char* set : {"run.device=cuda", "precision.compute=bf16", "parallel.pp=2"}) pipeline.push_back(set);
-  EXPECT_THAT(error(pipeline, 8), HasSubstr("parallel.dynamic_cp = true is captured for each cp"));
+  EXPECT_THAT(error(pipeline, 8), HasSubstr("parallel.dynamic_cp = true needs a CUDA graph for each cp"));
   EXPECT_THAT(check_error({"data.pack_documents=true"}), HasSubstr("data.pack_documents = true would do nothing"));
 }
 

@@ -207,7 +207,8 @@ class DryStage {
             .spill_bytes = plan_.spill_bytes(),
             .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
             .pages_of_pass = rows_->pages_of_pass(),
-            .stash_columns = rows_->stash_columns()};
+            .h_columns = rows_->h_columns(),
+            .low_columns = rows_->low_columns()};
   }
   // Returns the parts of a parameter that Muon makes semi-orthogonal, neighbours of one shape together.
   std::vector<MatrixWork> matrices_of(const Param& p) {
@@ -352,8 +353,8 @@ namespace {
 // Returns whether layers of a kind may differ, since a pattern names some of them.
 bool names_layers(const EngineSpec& spec) {
   const auto has_layer = [](const std::string& pattern) { return pattern.find("layers") != pattern.npos; };
-  return std::any_of(spec.freeze.begin(), spec.freeze.end(), has_layer) ||
-         std::any_of(spec.lora.targets.begin(), spec.lora.targets.end(), has_layer);
+  const auto any = [&](const auto& patterns) { return std::any_of(patterns.begin(), patterns.end(), has_layer); };
+  return any(spec.freeze) || any(spec.lora.targets) || any(spec.precision.keep);
 }
 
 EngineSpec with_offload(EngineSpec spec, const OffloadSpec& offload) {

@@ -93,7 +93,7 @@ struct RowsWork {
   int64_t scratch_bytes = 0;
   int64_t spill_bytes = 0;    // host memory for the worst-case imbalance
   bool counts_ranks = false;  // the rank holds counts of all ranks of the world
-  int64_t pages_of_pass = 0, stash_columns = 0;
+  int64_t pages_of_pass = 0, h_columns = 0, low_columns = 0;
 };
 
 struct PartWork;

@@ -243,13 +243,15 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
             .spill_bytes = std::max(rows.spill_bytes, part.rows.spill_bytes),
             .counts_ranks = rows.counts_ranks || part.rows.counts_ranks,
             .pages_of_pass = std::max(rows.pages_of_pass, part.rows.pages_of_pass),
-            .stash_columns = std::max(rows.stash_columns, part.rows.stash_columns)};
+            .h_columns = std::max(rows.h_columns, part.rows.h_columns),
+            .low_columns = std::max(rows.low_columns, part.rows.low_columns)};
   });
   std::vector<int64_t> layers;
   for (int64_t v = 0; v < layout.num_virtual(); ++v)
     layers.push_back(moe_layers_that_keep(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp, spec.recompute));
   const int64_t pages = rows.pages_of_pass * most_in_use(use.in_use, layers);
-  add(m, Life::rows, rows.scratch_bytes + stash_bytes(pages, rows.stash_columns, spec.precision.compute));
+  add(m, Life::rows,
+      rows.scratch_bytes + stash_bytes(pages, rows.h_columns + rows.low_columns, spec.precision.compute));
   m.spill_bytes = rows.spill_bytes;
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }

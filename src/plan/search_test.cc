@@ -333,7 +333,7 @@ TEST(Search, TriesEveryDispatcher) {
       }
 }
 
-// Two-level is for CPUs, where the ranks of a node share a host of the machine.
+// Two-level is tried on CPUs alone, where the ranks of a node share a host of the machine.
 TEST(Search, TriesNodesOfCpus) {
   const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
   const auto has_two_level = [&](int64_t most) {

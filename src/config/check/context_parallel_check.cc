@@ -82,7 +82,8 @@ void check_dynamic(const RunSpec& s) {
   refuse(!p.is_hierarchical(), "has no two levels; choose another parallel.cp_comm");
   refuse(s.lora.dropout == 0, "cannot draw lora.dropout as one rank does; set lora.dropout = 0, or remove it");
   refuse(s.device == DeviceKind::cpu || p.pp == 1 || !s.graph,
-         "is captured for each cp, and the micro-batches of a pipeline have several; set run.graph = false, or remove it");
+         "needs a CUDA graph for each cp, and one graph of a pipeline has micro-batches of several; set run.graph = "
+         "false or parallel.pp = 1, or remove dynamic_cp");
 }
 
 }  // namespace

@@ -213,9 +213,11 @@ std::vector<KeyText> optimizer_texts() {
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.fuse_grad",
-       "The products that compute the weight gradients of experts add them to the sums in bf16 themselves. It saves a "
-       "pass over the gradients of each layer and micro-batch, and the memory of the experts' f32 gradients. It needs "
-       "`optimizer.grad = \"bf16\"`, and on a GPU the kernels of Hopper. Results do not depend on it, bit for bit."},
+       "The products that compute the weight gradients of experts add them to the sums in bf16 themselves. On a GPU it "
+       "saves a pass over the gradients of each layer and micro-batch, and the memory of the experts' f32 gradients. "
+       "It needs `optimizer.grad = \"bf16\"`, and on a GPU the kernels of Hopper. It is refused with "
+       "`optimizer.offload_grad`, a `precision.recipe` and `lora.rank`. Experts that compute a micro-batch in chunks "
+       "keep f32 gradients. Results do not depend on it, bit for bit, but for the sign of zero."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -280,8 +282,9 @@ std::vector<KeyText> parallel_texts() {
        "machine."},
       {"parallel.dynamic_cp",
        "Each micro-batch chooses how many neighbouring ranks of cp share its sequences, a power of two. Documents "
-       "stay whole, so short ones are not exchanged. The loss is the same. It needs `data.separate_documents` and "
-       "`data.pack_documents`; with pipeline stages on GPUs it needs `run.graph = false` too."},
+       "stay whole, so short ones are not exchanged. The loss is the same. It needs a `cp` that is a power of two, "
+       "`data.separate_documents` and `data.pack_documents`; with pipeline stages on GPUs it needs `run.graph = "
+       "false` too. `cp_comm = \"hierarchical\"` and `lora.dropout` are refused with it."},
       {"parallel.pp", "Pipeline parallelism: ranks that split the layers of the model into stages."},
       {"parallel.vpp", "Virtual pipeline stages of each rank (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
@@ -296,8 +299,9 @@ std::vector<KeyText> parallel_texts() {
        "gives all tokens to all ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs "
        "`run.graph = false`. `direct` writes to the memory of the other ranks, which must be on one machine. "
        "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; on a GPU with "
-       "`run.graph`, its messages have room for all tokens of a rank. `auto` takes, in training, `direct` if the ranks that share experts reach each other's memory; "
-       "else, on CPUs, `two_level` where that sends fewer bytes across nodes. Otherwise it takes `allgather` on a GPU "
+       "`run.graph` each message has the size of all tokens of a rank. `auto` takes, in training, `direct` if the "
+       "ranks that share experts reach each other's memory; else, on CPUs alone, `two_level` where that sends fewer "
+       "bytes across nodes. Otherwise it takes `allgather` on a GPU "
        "with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else `alltoall`. `direct` and `two_level` "
        "have the bits of `allgather`."},
       {"parallel.ranks_per_node",
@@ -356,8 +360,9 @@ std::vector<KeyText> other_texts() {
       {"precision.activations",
        "How forward keeps the pre-activations of experts and of gated MLPs for backward: `compute` in "
        "`precision.compute`; `recipe` in 8 bits with scales, about half the bytes. With `recipe` backward computes the "
-       "activations and their derivatives from rounded numbers, also where it recomputes them, which changes the numbers "
-       "of a run. `recipe` is for `fp8_block`."},
+       "activations and their derivatives from rounded numbers, also where it recomputes them, which changes the "
+       "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for "
+       "`fp8_block`."},
       {"precision.keep", "Patterns (`*`, `?`) of the names of parameters whose products are not quantised."},
       {"memory.recompute",
        "The activations that backward recomputes instead of keeping them "
@@ -385,8 +390,8 @@ std::vector<KeyText> other_texts() {
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},
       {"lora.alpha", "The term of an adapter is multiplied by `alpha` / `rank`."},
       {"lora.dropout",
-       "The probability that an element of an adapter's input is dropped in training, as in PEFT. Each matrix draws "
-       "anew, and the draws do not depend on the layout."},
+       "The probability that an element of an adapter's input is dropped in training, as in PEFT. Each matrix has a "
+       "mask of its own, and the draws do not depend on the layout."},
       {"lora.base",
        "How the frozen matrices of projections and experts are held: `compute` in the dtype of the computation, "
        "`fp8_block` in 8 bits with a scale for each block of 128 x 128, as read where `model.init_from` has them so, "

@@ -6,10 +6,11 @@ namespace moebius {
 
 int64_t packed_columns(int64_t columns, DType dtype) {
   const int64_t bytes = quantized_row_bytes(columns);
-  MOEBIUS_CHECK(usage, bytes < columns * size_of(dtype),
-                "precision.activations = \"recipe\" makes rows of {} bytes of those of {}; set it to \"compute\", or "
-                "raise the inner width of the layer",
-                bytes, columns * size_of(dtype));
+  MOEBIUS_CHECK(
+      usage, bytes < columns * size_of(dtype),
+      "precision.activations = \"recipe\" would keep rows of {} bytes instead of {}; set it to \"compute\", or "
+      "raise the inner width of the layer",
+      bytes, columns * size_of(dtype));
   return bytes / size_of(dtype);
 }
 

@@ -47,12 +47,6 @@ LowRankTerm if_added(const Step& step, Op op, const LowRankTerm& term) {
   return !term.empty() && adds_term(step.stream, op) ? term : LowRankTerm{};
 }
 
-// A micro-batch in chunks has several products for a gradient, and the kernel for quantised operands writes f32.
-const Param& declare_weights(const LayerContext& c, const ParamSpec& spec, int64_t max_tokens) {
-  const bool can_fuse = max_tokens == c.stream_rows() && c.precision.recipe == PrecisionRecipe::none;
-  return c.params.declare(stored_first(held_as_weights(c, spec)), can_fuse);
-}
-
 }  // namespace
 
 DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix, int64_t max_tokens)
@@ -62,8 +56,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       dtype_(c.dtype),
       is_inference_(c.params.use() == ModelUse::inference),
       overlaps_(c.expert_overlap != ExpertOverlap::none && c.mesh.shape().ep * c.mesh.shape().etp > 1),
-      w1_(declare_weights(c, w1_spec(checked(c), prefix), max_tokens)),
-      w2_(declare_weights(c, w2_spec(c, prefix), max_tokens)),
+      w1_(declare_expert_weights(c, w1_spec(checked(c), prefix), max_tokens)),
+      w2_(declare_expert_weights(c, w2_spec(c, prefix), max_tokens)),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
       w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       w1_operands_(c, w1_, w1_precision_),

@@ -113,7 +113,10 @@ class ExpertRows {
   void end_of_step(Stream& s) const;    // called after they were read
 
   int64_t pages_of_pass() const { return pages_of_chunk_ * chunks_; }
-  int64_t stash_columns() const { return keeps_ ? h_columns_ + low1_ : 0; }
+  // Columns of a row in the pool: those of h, the most of a layer, and those of scale A x, the most of an adapter.
+  int64_t h_columns() const { return keeps_ ? h_columns_ : 0; }
+  int64_t low_columns() const { return keeps_ ? low1_ : 0; }
+  int64_t stash_columns() const { return h_columns() + low_columns(); }
 
  private:
   struct Spilled {

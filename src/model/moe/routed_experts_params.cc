@@ -1,5 +1,7 @@
 #include "model/moe/routed_experts_params.h"
 
+#include "model/layers/precision_of.h"
+
 namespace moebius {
 namespace {
 
@@ -105,6 +107,11 @@ ParamSpec b2_spec(const LayerContext& c, const std::string& prefix) {
 
 int64_t first_b2_column(const LayerContext& c) {
   return shard_of({c.model.hidden_size}, 0, c.mesh.place().etp, c.mesh.shape().etp).begin;
+}
+
+const Param& declare_expert_weights(const LayerContext& c, const ParamSpec& spec, int64_t max_tokens) {
+  const bool can_fuse = max_tokens == c.stream_rows() && c.precision.recipe == PrecisionRecipe::none;
+  return c.params.declare(stored_first(held_as_weights(c, spec)), can_fuse);
 }
 
 }  // namespace moebius

@@ -20,7 +20,7 @@ WireRows::WireRows(const PrecisionSpec& precision, DType dtype, int64_t D) : dty
   const int64_t bytes = quantized_row_bytes(D);
   MOEBIUS_CHECK(
       usage, bytes <= D * size_of(dtype),
-      "precision.dispatch = \"recipe\" makes rows of {} bytes of those of {}; set it to \"compute\", or raise "
+      "precision.dispatch = \"recipe\" would send rows of {} bytes instead of {}; set it to \"compute\", or raise "
       "model.hidden_size",
       bytes, D * size_of(dtype));
   width_ = bytes / size_of(dtype);

@@ -74,7 +74,7 @@ TEST(WireRows, RefusesRowsThatWouldBecomeWider) {
   } catch (const Error& e) {
     EXPECT_STREQ(
         e.what(),
-        "precision.dispatch = \"recipe\" makes rows of 16 bytes of those of 12; set it to \"compute\", or raise "
+        "precision.dispatch = \"recipe\" would send rows of 16 bytes instead of 12; set it to \"compute\", or raise "
         "model.hidden_size");
   }
 }
