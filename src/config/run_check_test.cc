@@ -158,7 +158,7 @@ TEST(Check, SumsOfGradientsInBf16) {
       HasSubstr("optimizer.fuse_grad = true needs Hopper's kernels, which run.kernels = \"portable\" leaves out"));
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
                            "run.device=cuda", "model.moe_intermediate_size=12"}),
-              HasSubstr("got widths of 64 and 12"));
+              HasSubstr("got widths of 12 and 12"));
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true", "lora.rank=4",
                            "lora.alpha=4"}),
               HasSubstr("optimizer.fuse_grad = true would do nothing"));

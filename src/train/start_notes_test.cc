@@ -119,7 +119,7 @@ TEST(StartNotes, KeysThatDoLessThanTheySay) {
 TEST(StartNotes, SavesAtTheEndAlone) {
   RunSpec run = quiet_run();
   run.checkpoint.every = 0;
-  EXPECT_THAT(all_notes(run), HasSubstr("checkpoint.every = 0: saved after the last step and on SIGTERM alone"));
+  EXPECT_THAT(all_notes(run), HasSubstr("checkpoint.every = 0: saved only after the last step and on SIGTERM"));
 }
 
 TEST(StartNotes, ExpertsThatNothingBalances) {
@@ -127,7 +127,7 @@ TEST(StartNotes, ExpertsThatNothingBalances) {
   run.moe.aux = false;
   EXPECT_EQ(all_notes(run), kLocal + "moe.balance = \"none\": no loss or bias balances the load of the experts\n");
   run.model.source = nlohmann::json{{"router_aux_loss_coef", 0.001}};
-  EXPECT_THAT(all_notes(run), HasSubstr("even (router_aux_loss_coef = 0.001 of the config.json is not used)"));
+  EXPECT_THAT(all_notes(run), HasSubstr("experts (router_aux_loss_coef = 0.001 of the config.json is not used)"));
   for (bool BalanceSpec::*balance : {&BalanceSpec::bias, &BalanceSpec::sinkhorn, &BalanceSpec::force_balance}) {
     run.moe = {};
     run.moe.*balance = true;

@@ -256,7 +256,7 @@ TEST_F(Chats, DocumentsThatAreCutAreCounted) {
   EXPECT_EQ(info.at("documents"), 2);
   EXPECT_EQ(info.at("cut"), 1) << info;
   EXPECT_EQ(info.at("longest"), 21);
-  EXPECT_THAT(build({"--seq-len", "19"}).out, testing::HasSubstr("; 1 documents do not fit sequences of 19"));
+  EXPECT_THAT(build({"--seq-len", "19"}).out, testing::HasSubstr("; 1 document does not fit sequences of 19"));
   const std::string cut = "; 1 of 2 documents is longer than train.seq_len + 1 = 20 tokens and is cut";
   EXPECT_THAT(run_guide("train", {"--set", "train.seq_len=19", "--set", "train.steps=1"}).err, testing::HasSubstr(cut));
   EXPECT_THAT(run_guide("train", {"--set", "run.dir=other", "--set", "train.steps=1"}).err,

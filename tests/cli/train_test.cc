@@ -282,7 +282,7 @@ TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
   ASSERT_EQ(ran.code, 0) << ran.err;
   for (const char* line :
        {"weights are random (run.seed = ", "data: 128 tokens a step; 6 steps read set ",
-        "moe.balance = \"none\": nothing keeps", "checkpoint.every = 0: saved after the last step"}) {
+        "moe.balance = \"none\": no loss or bias", "checkpoint.every = 0: saved only after the last step"}) {
     EXPECT_THAT(ran.err, HasSubstr(line));
     EXPECT_LT(ran.err.find(line), ran.err.find("step 1/6")) << line;
   }

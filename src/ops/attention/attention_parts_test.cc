@@ -248,7 +248,7 @@ void expect_finite_gradients(Stream& s, int64_t width, AttentionBwdPath path) {
                    .q_first = kRows,
                    .path = path},
       AttentionKernels::own, attention_bwd);
-  EXPECT_LT(lse.values().at(0), -100);
+  EXPECT_LT(lse.values().at(0), -90);  // exp of its negative overflows f32
   for (const Array* each : {&dq, &dk, &dv})
     for (const double x : each->values()) ASSERT_TRUE(std::isfinite(x));
 }
