@@ -22,7 +22,7 @@ std::vector<std::string> fallback_kernels_of_ranks(const std::vector<std::string
     if (text.empty()) continue;
     const bool is_shared = who.size() == by_rank.size();
     texts.push_back(is_shared ? text
-                             : fmt::format("rank{} {}: {}", who.size() > 1 ? "s" : "", fmt::join(who, ", "), text));
+                              : fmt::format("rank{} {}: {}", who.size() > 1 ? "s" : "", fmt::join(who, ", "), text));
   }
   return texts;
 }

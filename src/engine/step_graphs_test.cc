@@ -58,13 +58,10 @@ TEST_F(StepGraphsTest, TheThirdLaunchIsCapturedAndLaterOnesReplayed) {
 }
 
 TEST_F(StepGraphsTest, EachPartHasItsOwnGraph) {
-  const StepPart parts[] = {StepPart::passes(true, false),
-                            StepPart::passes(false, false),
-                            StepPart::passes(false, true),
-                            StepPart::passes(true, true),
-                            StepPart::passes(true, true, /*cp=*/2),
-                            StepPart::update(),
-                            StepPart::end_of_step()};
+  const StepPart parts[] = {
+      StepPart::passes(true, false), StepPart::passes(false, false),         StepPart::passes(false, true),
+      StepPart::passes(true, true),  StepPart::passes(true, true, /*cp=*/2), StepPart::update(),
+      StepPart::end_of_step()};
   for (int i = 0; i < 2; ++i)
     for (const StepPart& part : parts) EXPECT_EQ(run(part), Lines{"body"});
   for (size_t i = 0; i < std::size(parts); ++i) EXPECT_EQ(run(parts[i])[2], "launch " + std::to_string(i));
