@@ -55,7 +55,7 @@ TEST_P(MaxLogitTest, IsTheLargestOfThePairsThatAreSeen) {
   const float scale = 0.5f;
   const Values x = q.values(), y = k.values();
   Values want(static_cast<size_t>(H));
-  want[0] = 1e-3;  // of an earlier micro-batch; it stays where nothing is seen
+  want[0] = 1e-3;  // of an earlier micro-batch; it stays where no key is attended
   Array max = Array::of({H}, DType::f32, want);
   for (int64_t t = 0; t < T; ++t) {
     const int64_t b = t / p.rows, i = t % p.rows, position = (p.is_part ? p.q_first : p.kv_rows - p.rows) + i;

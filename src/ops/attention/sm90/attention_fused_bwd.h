@@ -101,7 +101,7 @@ struct FusedWork {
   int block, key;
 };
 
-// Earlier keys are seen by more queries: the longest blocks of a wave begin first.
+// More queries attend to earlier keys, so the longest blocks of a wave begin first.
 __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const AttentionSizes& z, int ticket) {
   const int blocks = f.wave * f.key_blocks, wave = ticket / blocks, at = ticket % blocks,
             groups = min(f.wave, f.groups - wave * f.wave);
