@@ -56,14 +56,14 @@ struct BenchSpec {
   double scale = 1.0;  // scales the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
-  BenchMask mask;         // for attention
+  BenchMask mask;         // used by attention
   int64_t sequences = 0;  // for attention; 0: those of the shape
   int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape
   bool profile = false;   // for moe-layer: times every op separately too
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
   bool first_micro_batch = false;
-  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
   int64_t head_dim = 0;                            // for attention: the width of every head; 0: the shape's
   // True: a GPU is timed after a second of the same work, at the clocks that its power limit allows in a long run.
   // False: it is timed after a second of rest.

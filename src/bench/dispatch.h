@@ -24,7 +24,7 @@ struct DispatchBenchSpec {
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
   int sms = 0;  // multiprocessors of a GPU for the direct dispatcher's copies; 0: as many as they take
-  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
 };
 
 // One call of a dispatcher.
@@ -46,16 +46,16 @@ struct DispatchLine {
 struct DispatchRate {
   std::string name;
   double ms = 0;
-  double wire_bytes = 0;    // that leave a rank
-  double useful_bytes = 0;  // of them those of rows; captured messages of two-level have room for all tokens
+  double wire_bytes = 0;    // bytes that leave a rank
+  double useful_bytes = 0;  // bytes of rows among them; captured messages of two-level have space for all tokens
   double wire_gbytes_per_s() const { return wire_bytes / ms * 1e-6; }
 };
 
 struct DispatchBench {
   std::string dispatcher, axis;  // "allgather", "ep"
   int64_t ranks = 1, ep = 1, etp = 1;
-  int64_t nodes = 1;             // that two-level sends across
-  BenchShape shape;              // with the T of one rank
+  int64_t nodes = 1;             // nodes of two-level
+  BenchShape shape;              // shape with the T of one rank
   double busiest_over_mean = 1;  // rows of the busiest rank over the mean
   std::vector<DispatchLine> lines;
   // On GPUs, of dispatchers that graphs may hold, and unless the messages are staged: dispatch and combine.

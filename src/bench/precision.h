@@ -27,7 +27,7 @@ struct PrecisionLine {
   std::string name;      // name of the first one
   std::string shape;     // "[4096, 2048]"
   int64_t count = 1;     // how many the model has
-  bool is_kept = false;  // by precision.keep: never quantised, so it is timed once
+  bool is_kept = false;  // true if precision.keep names it: never quantised, so it is timed once
   PassTimes plain, quantised;
   double weights_ms = 0;  // quantising the weights, once a step
   // Returns the time of a micro-batch with the recipe, relative to the time without.

@@ -18,7 +18,7 @@ struct BenchShape {
   int64_t E = 0, K = 0;            // experts here, and experts of a token
   int64_t H = 0, G = 0, head = 0;  // query heads, kv heads and their width
   int64_t v_head = 0;              // width of values
-  GatedActivation activation;      // of the experts
+  GatedActivation activation;      // activation of the experts
   bool expert_biases = false;      // both projections of an expert have one
   int64_t T() const { return batch * seq; }
   int64_t R() const { return T() * K; }

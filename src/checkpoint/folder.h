@@ -9,7 +9,7 @@
 
 namespace moebius {
 
-std::string step_folder_name(int64_t step);           // at least 8 digits
+std::string step_folder_name(int64_t step);           // has at least 8 digits
 std::string unfinished_name(int64_t step);            // a different name each time
 std::string free_old_folder(const std::string& dir);  // DIR/old-N, the first that is not there
 
@@ -27,7 +27,7 @@ void rename_folder(const std::string& from, const std::string& to);
 // Swaps the two folders in one atomic operation. Afterwards b is complete, and the old b is the
 // unfinished folder.
 void exchange_folders(const std::string& unfinished, const std::string& b);
-void remove_folder(const std::string& path);  // with its contents
+void remove_folder(const std::string& path);  // removes its contents too
 
 // Keeps other writers out of a checkpoints folder, of this process or another, until the object is
 // destroyed or its process ends.

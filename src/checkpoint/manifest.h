@@ -26,7 +26,7 @@ inline constexpr const char* kManifestName = "manifest.json";
 
 struct CheckpointFile {
   int64_t bytes = 0;
-  int64_t header_bytes = 0;  // before the first tensor
+  int64_t header_bytes = 0;  // bytes before the first tensor
   std::string header_xxh3;
 };
 

@@ -28,10 +28,10 @@ class CheckpointReader {
 
   int64_t step() const;
   int64_t num_ranks() const;           // number of ranks of the run that saved it
-  const nlohmann::json& meta() const;  // as given to save()
+  const nlohmann::json& meta() const;  // the meta that save() got
   const std::map<std::string, CheckpointTensor>& tensors() const;
   int64_t num_files() const;
-  int64_t num_bytes() const;  // of the files
+  int64_t num_bytes() const;  // bytes of the files
 
   // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
   // into.converts, f32 and bf16 may replace each other; f32 is then rounded to nearest even. With into.code, u8 codes

@@ -97,7 +97,7 @@ class CheckpointStore {
   std::unique_ptr<CheckpointLock> lock_;  // rank 0's
   std::unique_ptr<std::byte[]> snapshot_;
   int64_t snapshot_capacity_ = 0;
-  HostBuffer piece_;  // for tensors of a GPU, when not async
+  HostBuffer piece_;  // buffer for tensors of a GPU, if not async
   // A save in flight: share_ is what this rank writes; publication_, on rank 0, is what
   // follows once all have written.
   std::string unfinished_;  // its folder; empty: no save is in flight

@@ -15,7 +15,7 @@ namespace moebius {
 // order. Tensor, expert and pipeline parallelism assign a block to a rank; a sharded optimizer
 // assigns it a range of that block.
 struct TensorSlice {
-  std::vector<int64_t> shape;  // of the global tensor
+  std::vector<int64_t> shape;  // shape of the global tensor
   Shard shard;                 // the block
   int64_t begin = 0, end = 0;
   int64_t numel() const { return end - begin; }

@@ -31,7 +31,7 @@ inline constexpr std::string_view kScalesSuffix = ".scales";  // after the name 
 // The place of a slice in the files of a checkpoint.
 struct CheckpointPiece {
   std::string file;
-  int64_t offset = 0;  // from the start of the file
+  int64_t offset = 0;  // bytes from the start of the file
   int64_t bytes = 0;
   TensorSlice slice;
   // XXH3-128 of every kHashedBytes of it (SafetensorsWriter) and of the rest; a single hash covers
@@ -43,7 +43,7 @@ struct CheckpointTensor {
   DType dtype = DType::f32;
   std::vector<int64_t> shape;           // global
   std::vector<CheckpointPiece> pieces;  // each element is in one of them
-  int64_t num_bytes() const;            // of the global tensor
+  int64_t num_bytes() const;            // bytes of the global tensor
 };
 
 }  // namespace moebius

@@ -25,7 +25,7 @@ struct CheckpointWriter {
   int rank = 0, num_ranks = 1;
   int64_t shard_bytes = CheckpointStore::kShardBytes;  // most bytes of a shard with several tensors
   Stream* device = nullptr;                            // stream of the GPU that the tensors are on; null: host memory
-  std::byte* piece = nullptr;                          // with a device: a host buffer of kPieceBytes
+  std::byte* piece = nullptr;                          // set with a device: a host buffer of kPieceBytes
 };
 
 // Writes the shards of this rank: its slices, without replicas. The text of an Error{io} names the save.

@@ -55,7 +55,7 @@ class PeerWindow {
   void round(Stream& s, const RoundPlace& place);
 
  private:
-  Tensor words(int64_t first, int64_t count) const;  // of the window
+  Tensor words(int64_t first, int64_t count) const;  // words of the window
   void round_on_host(const RoundPlace& place);
   void round_on_gpu(Stream& s, const RoundPlace& place);
   void wait_for(int rank, uint64_t round, const RoundPlace& place);

@@ -23,14 +23,14 @@ struct PeerReach {
 struct DispatcherChoiceInputs {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
   int64_t ep = 1, etp = 1;
-  int64_t top_k = 1;           // of the model's MoE layers
-  int64_t num_experts = 0;     // of a layer; 0: not known, and the reason does not count rows
+  int64_t top_k = 1;           // top-k of the model's MoE layers
+  int64_t num_experts = 0;     // experts of a layer; 0: not known, and the reason does not count rows
   bool has_moe_layers = true;  // false: nothing is dispatched
   bool captures = false;       // the steps may be captured in CUDA graphs
   bool on_gpu = false;         // the ranks have GPUs
   int64_t ranks_per_node = 8;  // parallel.ranks_per_node
-  double element_bytes = 4;    // of a row's element
-  PeerReach peers = {};        // of the ranks of etp x ep
+  double element_bytes = 4;    // bytes of an element of a row
+  PeerReach peers = {};        // what the ranks of etp x ep reach
   std::string origin;          // the end of the error's message: where the key was set
 };
 

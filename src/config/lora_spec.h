@@ -19,7 +19,7 @@ enum class LoraBase {
 struct LoraSpec {    // [lora]
   int64_t rank = 0;  // 0: no adapters; the model itself is trained
   double alpha = 8.0;
-  double dropout = 0.0;  // of the input of A, in training: the probability that an element is 0
+  double dropout = 0.0;  // dropout of the input of A in training: the probability that an element is 0
   // Patterns (* and ?) of names of matrices, or of their ends after a dot (model/lora/adapter_params.h).
   std::vector<std::string> targets = {};
   std::string init_from = {};  // a folder as weights/adapter.h reads; empty: A is random and B zero

@@ -44,14 +44,14 @@ struct ModelSpec {
   int64_t num_layers = 0;         // num_hidden_layers
   int64_t num_heads = 0;          // num_attention_heads
   int64_t num_kv_heads = 0;       // num_key_value_heads
-  int64_t head_dim = 0;           // of q and k; with latent attention qk_nope_head_dim + qk_rope_head_dim
+  int64_t head_dim = 0;           // width of q and k; with latent attention qk_nope_head_dim + qk_rope_head_dim
   int64_t intermediate_size = 0;  // FFN width of dense layers; 0 when there are none (always in mixtral)
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
-  bool qkv_bias = false;  // on the q, k and v projections
-  bool o_bias = false;    // on the o projection; with latent attention on q_a, kv_a and o
+  bool qkv_bias = false;  // biases of the q, k and v projections
+  bool o_bias = false;    // bias of the o projection; with latent attention of q_a, kv_a and o
   QkNorm qk_norm = QkNorm::none;
   double clip_qkv = 0;  // q, k (after their norms) and v are clipped to this distance from 0; 0: not clipped (OLMoE)
   bool tie_word_embeddings = false;
@@ -90,8 +90,8 @@ struct ModelSpec {
   int64_t topk_group = 1;
   GroupScore group_score = GroupScore::sum_of_top;
   bool expert_bias = false;       // a correction bias is added to the scores, for the choice of experts only
-  bool router_bias = false;       // on the router's logits
-  bool expert_proj_bias = false;  // on gate, up and down of the routed experts
+  bool router_bias = false;       // bias of the router's logits
+  bool expert_proj_bias = false;  // biases of gate, up and down of the routed experts
   // The activation of routed experts. 0: silu(gate) up. Above 0: gate is clipped to at most this, and up to
   // this distance from 0; the product is gate sigmoid(1.702 gate) (up + 1)  (gpt-oss, arXiv 2508.10925).
   double swiglu_limit = 0;
@@ -106,7 +106,7 @@ struct ModelSpec {
   int64_t rope_dim() const { return is_latent() ? qk_rope_head_dim : head_dim; }
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
-  int64_t num_moe_layers() const;          // of the num_layers
+  int64_t num_moe_layers() const;          // MoE layers among the num_layers
   bool is_moe_layer(int64_t layer) const;  // the modules' layers follow the others and are like the last
   int64_t num_layers_and_mtp() const { return num_layers + num_mtp_layers; }
   // Trained elements. Tied embeddings count once; expert_bias is state and does not count.

@@ -30,7 +30,7 @@ struct ParallelSpec {
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   CpComm cp_comm = CpComm::allgather;
-  std::optional<CpComm> cp_comm_window;  // of layers with a sliding window; empty: cp_comm
+  std::optional<CpComm> cp_comm_window;  // method of layers with a sliding window; empty: cp_comm
   bool dynamic_cp = false;               // chooses cp for each micro-batch, among the powers of two up to cp
   int64_t cp_inner = 1;                  // with hierarchical: the number of ranks that exchange rows for heads
   DispatcherKind dispatcher = DispatcherKind::automatic;

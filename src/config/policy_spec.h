@@ -47,7 +47,7 @@ struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
   PrecisionRecipe recipe = PrecisionRecipe::none;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
-  PrecisionChoice weights = PrecisionChoice::compute;      // of quantised products, in training
+  PrecisionChoice weights = PrecisionChoice::compute;      // dtype of quantised products' weights, in training
   PrecisionChoice dispatch = PrecisionChoice::compute;     // rows on their way to experts
   PrecisionChoice activations = PrecisionChoice::compute;  // pre-activations of gated layers, kept for backward
   std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised

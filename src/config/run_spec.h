@@ -24,7 +24,7 @@ struct RunSpec {
   DeviceKind device = DeviceKind::cpu;
   int64_t threads = 0;  // CPU threads; 0: all that this process may use
   bool graph = true;    // on a GPU: the step is captured once in CUDA graphs, which are then replayed
-  KernelChoice kernels = KernelChoice::automatic;  // on a GPU
+  KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
 
   ModelSpec model;
   std::string model_hf;   // model.hf

@@ -48,7 +48,7 @@ struct StageLayout {
 struct StageLayoutRequest {
   std::string text;  // parallel.layout; empty: as many layers on each stage, E on the first, m and L on the last
   int64_t num_ranks = 1, num_virtual = 1;
-  int64_t num_layers = 0, num_mtp = 0;  // of the model
+  int64_t num_layers = 0, num_mtp = 0;  // numbers of the whole model
 };
 
 // Throws Error{usage} that names the wrong character or stage if the string cannot be read, its letters

@@ -91,7 +91,7 @@ struct BalanceSpec {  // [moe]
   // Methods of load balancing. Any of them can be combined, except sinkhorn.
   // docs/design/numerics.md defines them.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
-  double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 if and only if one is
+  double aux_coeff = 0.0;  // coefficient of every auxiliary loss that is on; above 0 if and only if one is
   double z_coeff = 0.0;
   double bias_rate = 1e-3;
   double capacity_factor = 0.0;  // 0: dropless

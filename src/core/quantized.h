@@ -41,7 +41,7 @@ BlockSize block_size(ScaleLayout layout);
 // Return the dtype and the shape of the scales of data. REQUIRES: layout is not none; data has rank 2 or 3.
 DType scale_dtype(ScaleLayout layout);
 Shape scale_shape(ScaleLayout layout, const Shape& data);
-Shape tensor_scale_shape(const Shape& data);  // of nv_blocks: [1], or [e]
+Shape tensor_scale_shape(const Shape& data);  // shape with nv_blocks: [1], or [e]
 
 // A plain tensor is an operand without scales, so callers that do not quantise pass a Tensor.
 struct Operand {
@@ -50,7 +50,7 @@ struct Operand {
   Operand(Tensor data, Tensor scales, ScaleLayout layout) : data(data), scales(scales), layout(layout) {}
 
   bool is_plain() const { return scales.empty() && layout == ScaleLayout::none; }
-  Shape shape() const;  // of data, or of its transpose if `transposed`
+  Shape shape() const;  // shape of data, or of its transpose if `transposed`
 
   Tensor data;
   Tensor scales;
@@ -58,7 +58,7 @@ struct Operand {
   // True: data and scales hold the transpose of each matrix. A product of quantised operands sums along the rows of
   // data on both sides, so one side may have to be stored transposed.
   bool transposed = false;
-  Tensor tensor_scale;  // with nv_blocks
+  Tensor tensor_scale;  // set with nv_blocks
 };
 
 // The layout of the transpose of rows [R, C] that are sorted by expert: data [C, padded_rows(R, e)]. Each expert

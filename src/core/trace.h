@@ -46,7 +46,7 @@ class Trace {
   void add_phase(const std::string& name, double begin_us, double duration_us);
   void clear();
   const std::vector<TraceEvent>& events() const { return events_; }  // ops
-  std::map<std::string, OpTotal> totals() const;                     // of ops
+  std::map<std::string, OpTotal> totals() const;                     // totals of all ops
   // Returns {"traceEvents": [...]}: complete events in microseconds, ops inside their phases.
   std::string chrome_json() const;
 

@@ -11,7 +11,7 @@ namespace moebius {
 
 struct ChatIds {
   std::vector<int32_t> ids;
-  std::vector<bool> is_target;  // for each id: whether the loss is on it
+  std::vector<bool> is_target;  // for each id, whether it counts in the loss
 };
 
 // Returns the spans of the assistant's turns, in bytes of the rendered chat `whole`.

@@ -56,7 +56,7 @@ class Accelerator {
   // OpScope and PhaseScope call these.
   void begin_op(const char* name, bool timed);
   void end_op(const char* name, Trace* trace, Cost cost);
-  void end_phase(const std::string& name, Trace* trace);  // of a phase that begin_op began
+  void end_phase(const std::string& name, Trace* trace);  // ends a phase that begin_op began
 
  private:
   friend struct AcceleratorAccess;
@@ -70,7 +70,7 @@ class Accelerator {
 // A point in the work of a GPU's stream, timed by the GPU's own clock. It cannot be captured in a CudaGraph.
 class GpuEvent {
  public:
-  void record(Accelerator& accelerator);                // after all work launched so far; a later call moves the point
+  void record(Accelerator& accelerator);                // marks the end of work launched so far; a later call moves it
   double seconds_since(const GpuEvent& earlier) const;  // REQUIRES both recorded, and that the GPU has reached both
  private:
   std::shared_ptr<void> event_;

@@ -9,7 +9,7 @@ namespace moebius {
 
 class GpuMark {
  public:
-  void set(Accelerator& accelerator);  // after all work launched so far; a later call moves the mark
+  void set(Accelerator& accelerator);  // marks the end of all work launched so far; a later call moves the mark
   void wait() const;                   // REQUIRES set(). Throws Error{internal} when work of the GPU failed
 
  private:

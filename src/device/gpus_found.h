@@ -26,7 +26,7 @@ struct GpusFound {
   std::string error;  // CUDA's message where it could not count the GPUs
 };
 
-GpusFound gpus_found();  // on this machine
+GpusFound gpus_found();  // looks on this machine
 
 // Returns whether the driver cannot run this program. A driver runs programs built with its own CUDA version, with an
 // older one, or with a newer one of the same major version.

@@ -18,7 +18,7 @@ class BatchBuffers {
   // Declares the micro-batches in the plan. share_buffer: the device has one buffer, which they share.
   BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool share_buffer);
   BatchBuffers(const BatchBuffers&) = delete;
-  void bind(const MemoryPlan& plan, DeviceKind device);  // after the plan's bind(); nothing is held on the null device
+  void bind(const MemoryPlan& plan, DeviceKind device);  // after plan.bind(); nothing is held on the null device
 
   MicroBatch& host(int64_t m) { return host_[static_cast<size_t>(m)]; }
   const MicroBatch& host(int64_t m) const { return host_[static_cast<size_t>(m)]; }

@@ -37,7 +37,7 @@ class SequenceSource : public BatchSource {
   void fill_scalars(StepScalars& scalars, int64_t num_mtp, int64_t first_sequence) const;
 
   DataShare share_;
-  std::vector<int64_t> positions_;  // in a sequence, of its tokens on this rank
+  std::vector<int64_t> positions_;  // positions in a sequence of the tokens on this rank
   int64_t seq_, micro_batch_, global_batch_;
   double mtp_coeff_;
 };

@@ -10,7 +10,7 @@ namespace moebius {
 class DeviceDraws {
  public:
   void declare(MemoryPlan& plan);
-  void bind(int64_t sequences);  // after the plan's bind(), with a GPU
+  void bind(int64_t sequences);  // call it after the plan's bind(), with a GPU
 
   // Copies the rule of the passes that follow to the device. REQUIRES: no pass that reads the rule before is running.
   void set_rule(Stream& s, const DrawRule& rule);
@@ -25,7 +25,7 @@ class DeviceDraws {
   int32_t id(int64_t n, int64_t num_rows, int64_t pos) const;
 
  private:
-  Tensor rule_;         // in device memory
+  Tensor rule_;         // a DrawRule in device memory
   HostBuffer of_host_;  // a DrawRule, then ids, i32 [2, sequences]
   GpuMark marks_[2];
 };

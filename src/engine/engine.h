@@ -185,7 +185,7 @@ class Engine {
   ThreadPool pool_;
   std::unique_ptr<GpuRanks> gpu_ranks_;  // only with several ranks on GPUs
   std::unique_ptr<Accelerator> gpu_;     // outlives all that is on it
-  std::unique_ptr<GpuLinks> links_;      // between the ranks
+  std::unique_ptr<GpuLinks> links_;      // copies between the ranks' GPUs
   Trace* trace_ = nullptr;
   std::unique_ptr<Transport> dry_run_world_;
   Mesh mesh_;
@@ -194,7 +194,7 @@ class Engine {
   std::unique_ptr<BatchBuffers> batches_;
   HostMirror metrics_;  // only with a GPU
   StepGraphs graphs_;
-  bool has_gradients_ = false;  // since the last end_of_step()
+  bool has_gradients_ = false;  // true if a backward pass ran since the last end_of_step()
   int64_t num_steps_ = 0;
   StepClock clock_;
   std::unique_ptr<Model> model_;

@@ -20,17 +20,17 @@ struct EngineSpec {
   BalanceSpec balance;
   PrecisionSpec precision;
   ModelUse use = ModelUse::inference;
-  BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
-  int64_t num_micro_batches = 1;           // of a step
+  BatchShape shape;                        // shape of a micro-batch on this rank: 1 / cp of each sequence
+  int64_t num_micro_batches = 1;           // micro-batches of a step
   int64_t max_positions = 0;               // rows of the RoPE table; 0: the sequence length
   int64_t cache_tokens = 0;                // > 0: key-value caches for generation, with this many tokens per sequence
   int64_t cache_sequences = 1;             // sequences that are generated at once
-  std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
+  std::optional<OptimizerSpec> optimizer;  // set with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
   OffloadSpec offload;                     // what backward reads from the host; with ModelUse::training
   double expert_rows = 0;                  // planned rows of experts over the even share; 0: the worst case
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
-  LoraSpec lora;                           // with adapters nothing else is trained
+  LoraSpec lora;                           // adapters; nothing else is trained with them
   MeshShape mesh;
   PipelineSpec pipeline;  // num_micro_batches and overlap are set by the engine
   // The transport of the world, of mesh.world() ranks. Null: this is the only rank, or on the null device the first
@@ -48,8 +48,8 @@ struct EngineSpec {
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // a GPU captures training steps and token generation as CUDA graphs; else eager
-  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
-  bool fusion = true;                              // of the dense layers (model/layers/mlp.h)
+  KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
+  bool fusion = true;                              // fuses ops of dense layers (model/layers/mlp.h)
   bool measures_precision = false;                 // log.precision
   int threads = 1;
   uint64_t seed = 0;

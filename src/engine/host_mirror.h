@@ -15,7 +15,7 @@ class HostMirror {
   void to_host(Stream& s) const;    // returns when the memory is filled
 
  private:
-  void* base_ = nullptr;  // on the device
+  void* base_ = nullptr;  // the life's memory on the device
   HostBuffer memory_;
 };
 

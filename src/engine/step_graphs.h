@@ -21,8 +21,8 @@ struct StepPart {
   enum class Kind { weights, passes, update, end_of_step, single_tokens, drawn_tokens };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
-  int64_t cp = 0;                    // of passes: MicroBatch::cp
-  int64_t rows = 0;                  // of single_tokens and drawn_tokens
+  int64_t cp = 0;                    // MicroBatch::cp of the passes
+  int64_t rows = 0;                  // rows of single_tokens and drawn_tokens
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart weights() { return {.kind = Kind::weights}; }

@@ -42,7 +42,7 @@ FusedPlace packed_place(const ExpertName& expert, const std::vector<int64_t>& sh
 
 namespace {
 
-// Calls run with an integer of this size.
+// Calls run with an integer of this size. Loops have the rows inside, since the stride of the columns is the larger one.
 template <class Run>
 void with_element(int64_t bytes, Run run) {
   switch (bytes) {
@@ -77,8 +77,8 @@ void take_from_fused(void* own, const void* fused, const FusedPlace& place, int6
   with_element(element_bytes, [&]<class T>(T) {
     T* to = static_cast<T*>(own);
     const T* from = static_cast<const T*>(fused) + place.offset;
-    for (int64_t r = 0; r < place.rows; ++r)
-      for (int64_t c = 0; c < place.cols; ++c)
+    for (int64_t c = 0; c < place.cols; ++c)
+      for (int64_t r = 0; r < place.rows; ++r)
         to[r * place.cols + c] = from[r * place.row_stride + c * place.col_stride];
   });
 }

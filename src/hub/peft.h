@@ -63,7 +63,7 @@ class PeftFolder {
     std::string name;  // canonical
     std::vector<int64_t> shape;
     SafetensorsEntry stored;
-    std::optional<FusedPlace> place;  // in the tensor of all experts
+    std::optional<FusedPlace> place;  // place in the tensor of all experts
   };
   const std::vector<Entry>& entries() const { return entries_; }  // sorted by name
   bool has_fused_experts() const { return has_fused_experts_; }   // whether a tensor is of all experts

@@ -51,7 +51,7 @@ std::optional<std::string> layer_of_expert_adapter(std::string_view module);
 
 // The tensors of one wrapper.
 struct ExpertAdapterPair {
-  std::string prefix;  // of the layer
+  std::string prefix;  // prefix of the layer's names
   SafetensorsEntry a, b;
 };
 

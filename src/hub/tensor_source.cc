@@ -276,29 +276,6 @@ void read_mxfp4_blocks(const HfFolder& folder, const TensorSource& s, uint8_t* d
   if (std::find(scales, scales + s.rows * blocks, uint8_t{255}) != scales + s.rows * blocks) refuse_mxfp4_scale(s);
 }
 
-// dst[r, c] = band[r * row_stride + c * col_stride]
-// Where neither stride is 1, col_stride is the larger one.
-template <class T>
-void transpose(T* dst, const T* band, const TensorSource& s) {
-  for (int64_t c = 0; c < s.cols; ++c) {
-    for (int64_t r = 0; r < s.rows; ++r) dst[r * s.cols + c] = band[c * s.col_stride + r * s.row_stride];
-  }
-}
-
-void transpose_bytes(void* dst, const void* band, const TensorSource& s) {
-  const auto run = [&]<class T>(T) { transpose(static_cast<T*>(dst), static_cast<const T*>(band), s); };
-  switch (size_of(s.dtype)) {
-    case 1:
-      return run(uint8_t{});
-    case 2:
-      return run(uint16_t{});
-    case 4:
-      return run(uint32_t{});
-    default:
-      return run(uint64_t{});
-  }
-}
-
 }  // namespace
 
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted) {
@@ -354,7 +331,9 @@ void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) 
   const int64_t span = (source.cols - 1) * source.col_stride + (source.rows - 1) * source.row_stride + 1;
   std::vector<char> band(span * size);
   folder.read(source.hf_name, source.offset * size, (source.offset + span) * size, band.data());
-  transpose_bytes(dst, band.data(), source);
+  const FusedPlace place{
+      .rows = source.rows, .cols = source.cols, .row_stride = source.row_stride, .col_stride = source.col_stride};
+  take_from_fused(dst, band.data(), place, size);
 }
 
 ScaleLayout blocks_of(const TensorSource& source) {

@@ -39,7 +39,7 @@ struct TensorSource {
 struct WantedTensor {
   std::string name;            // canonical
   std::vector<int64_t> shape;  // shape of the parameter
-  int64_t num_experts = 0;     // in the layer; only read for expert tensors
+  int64_t num_experts = 0;     // experts of the layer; read for expert tensors only
 };
 
 // Throws Error{input} when the folder has no such tensor, has it in two layouts, or has another

@@ -28,14 +28,14 @@ struct GenerateSpec {
 };
 
 struct Generated {
-  std::vector<int32_t> tokens;  // without the end id
+  std::vector<int32_t> tokens;  // the end id is not included
   bool ended = false;           // by an end id or by on_token, not by max_tokens
 };
 
 // The tokens and the time of Generator::run.
 struct GenerateTimes {
   int64_t prompt_tokens = 0;  // tokens of prompts that were computed, without cached ones
-  double prompt_s = 0;        // with the first token of each text
+  double prompt_s = 0;        // includes the first token of each text
   int64_t tokens = 0;         // the later ones
   double tokens_s = 0;
 };

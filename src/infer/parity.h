@@ -16,14 +16,14 @@ namespace moebius {
 
 struct ParitySpec {
   std::string out;           // safetensors file to write
-  std::string model;         // as in weights/load.h
-  std::string adapter = {};  // as in weights/adapter.h; empty: none
+  std::string model;         // path of the model, as in weights/load.h
+  std::string adapter = {};  // path of an adapter, as in weights/adapter.h; empty: none
   std::string tokens;        // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
-  double mtp_coeff = 0.0;  // with gradients: weight of multi-token prediction in the objective; 0: without it
+  double mtp_coeff = 0.0;  // weight of multi-token prediction in the objective of the gradients; 0: without it
   DType compute = DType::f32;
   DeviceKind device = DeviceKind::cpu;
-  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
+  KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
   int threads = 1;
 };
 
@@ -31,7 +31,7 @@ struct ParityResult {
   double loss = 0;
   int64_t batch = 0, seq = 0;
   std::vector<NotFinite> not_finite;  // non-finite weights, for a warning
-  std::string fallback_kernels;       // as Engine::fallback_kernels_text()
+  std::string fallback_kernels;       // the text of Engine::fallback_kernels_text()
 };
 
 // Writes these tensors to the file:

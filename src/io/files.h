@@ -32,7 +32,7 @@ class File {
   // One system call moves at most 2 GiB, so calls above 1 GiB are split.
   void read_at(void* dst, int64_t bytes, int64_t offset) const;
   void write_at(const void* src, int64_t bytes, int64_t offset) const;
-  void append(const void* src, int64_t bytes) const;  // at the file's current position
+  void append(const void* src, int64_t bytes) const;  // writes at the file's current position
   // Reads as much of [offset, offset + bytes) as the file has.
   // Returns the number of bytes read; 0 is the end.
   int64_t read_some(void* dst, int64_t bytes, int64_t offset) const;

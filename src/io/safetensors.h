@@ -22,7 +22,7 @@ struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;  // any rank; [] is one element
-  int64_t offset = 0;          // from the start of the file
+  int64_t offset = 0;          // bytes from the start of the file
   int64_t bytes = 0;
 };
 

@@ -21,7 +21,7 @@ class TensorboardWriter {
 
   // `wall_time_s` is seconds since 1970. The record reaches the system before this returns.
   void add_scalar(std::string_view tag, int64_t step, float value, double wall_time_s);
-  void add_scalar(std::string_view tag, int64_t step, float value);  // at the current time
+  void add_scalar(std::string_view tag, int64_t step, float value);  // records the current time too
 
   // Adds a histogram of these values, which are at least 0, at the current time. Its buckets have a width of 1/8, so
   // that a value is known to 1/8.

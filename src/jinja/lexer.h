@@ -30,6 +30,6 @@ struct Token {
 // Throws TemplateError for text that is no token. Then *line is the line of the error.
 std::vector<Token> tokens_of(std::string_view source, int* line);
 
-bool is_python_space(char32_t character);  // as str.isspace() of Python
+bool is_python_space(char32_t character);  // the same rule as Python's str.isspace()
 
 }  // namespace moebius::jinja

@@ -58,7 +58,7 @@ class Runtime {
   // These make a value and charge its bytes to the budget.
   Value text(std::string text);
   Value list(std::vector<Value> items);
-  Value generator(std::vector<Value> items);  // as in Python, it is true, and can be iterated over only once
+  Value generator(std::vector<Value> items);  // the generator is true, and can be iterated over only once, as in Python
   std::string str(const Value& value) { return to_text(budget_, value); }
   Value call(const Value& callee, const Arguments& arguments);
   Value attribute(const Value& object, const std::string& name);

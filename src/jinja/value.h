@@ -83,7 +83,7 @@ class Value {
   bool is_number() const { return is_integer() || is<double>(); }
 
   const std::string& text() const { return is<Text>() ? *std::get<Text>(v_) : *std::get<SafeText>(v_).text; }
-  const std::vector<Value>& items() const;  // of a list or tuple
+  const std::vector<Value>& items() const;  // elements of a list or tuple
   const Dict& dict() const { return *std::get<DictPtr>(v_); }
   Object* object() const { return is<ObjectPtr>() ? std::get<ObjectPtr>(v_).get() : nullptr; }
   const ObjectPtr& object_ptr() const { return std::get<ObjectPtr>(v_); }
@@ -117,7 +117,7 @@ class Dict {
 
  private:
   std::vector<Item> items_;
-  std::unordered_map<std::string, size_t> index_;  // of the keys that are strings
+  std::unordered_map<std::string, size_t> index_;  // indices of the keys that are strings
   int depth_ = 1;
 };
 

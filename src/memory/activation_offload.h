@@ -35,10 +35,10 @@ class ActivationOffload {
   // The calls around the passes of a layer. They order work of s that is launched later; the host never waits. Without
   // prepare() they do nothing, as in a dry run, which has no memory.
   void begin();                                        // begins a list of passes: the slots are empty
-  void open(Stream& s, const OffloadedLayer& layer);   // before the layer's forward pass
-  void park(Stream& s, const OffloadedLayer& layer);   // after the layer's forward pass
+  void open(Stream& s, const OffloadedLayer& layer);   // call it before the layer's forward pass
+  void park(Stream& s, const OffloadedLayer& layer);   // call it after the layer's forward pass
   void fetch(Stream& s, const OffloadedLayer& layer);  // REQUIRES: no later work needs the slot's present contents
-  void ready(Stream& s, const OffloadedLayer& layer);  // before the layer's backward pass; fetches it if needed
+  void ready(Stream& s, const OffloadedLayer& layer);  // call it before the layer's backward pass; fetches if needed
   void end(Stream& s);                                 // ends the list: waits for all copies
 
   // Returns the bytes copied to the host since the last clear_bytes(). A replay of a CUDA graph counts like its passes.

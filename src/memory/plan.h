@@ -113,8 +113,8 @@ class MemoryPlan {
 
   int64_t bytes(Life life) const;                               // planned
   int64_t offloaded_bytes() const { return offloaded_bytes_; }  // of Life::host: activations
-  int64_t device_bytes() const;                                 // of all lives but Life::host
-  void* base(Life life) const;                                  // after bind(); a life is one piece
+  int64_t device_bytes() const;                                 // bytes of all lives but Life::host
+  void* base(Life life) const;                                  // call it after bind(); a life is one piece
   int64_t total_bytes() const;
   // Returns the table that is printed before the first step: bytes per life, and
   // the largest tensors.
@@ -129,7 +129,7 @@ class MemoryPlan {
     Life life;
     int64_t offset = 0;
     int64_t free_bytes = 0;  // left free after it
-    int64_t near_bytes = 0;  // of Life::rows: in the memory of the device
+    int64_t near_bytes = 0;  // bytes of Life::rows in the memory of the device
     bool reuses = false;     // begins where its life does
     bool is_joined = false;
   };

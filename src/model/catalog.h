@@ -20,7 +20,7 @@ struct CatalogSpec {
   const ModelSpec& model;
   ModelUse use = ModelUse::inference;    // training also has state
   BalanceSpec balance = {};              // decides which state there is
-  std::vector<std::string> freeze = {};  // as in ParamTable
+  std::vector<std::string> freeze = {};  // patterns of frozen parameters, as in ParamTable
   bool holds_mtp = true;                 // includes the modules of multi-token prediction
   int64_t num_mtp = 0;                   // computed modules of multi-token prediction; 0: they are frozen
   std::vector<StageSpec> stages = {};    // the stages whose parameters are listed; empty: the whole model
@@ -32,7 +32,7 @@ class ModelCatalog {
  public:
   struct Entry {
     ParamSpec spec;       // trainable is false for a frozen parameter too
-    bool frozen = false;  // by CatalogSpec::freeze, or because its module is not computed
+    bool frozen = false;  // CatalogSpec::freeze names it, or its module is not computed
   };
 
   // Throws the errors of the layers: Error{usage} when the mesh does not divide the model, or when only some parts of a

@@ -21,25 +21,25 @@ class MaxLogits;
 class QuantizeStats;
 
 struct LayerContext {
-  ParamTable& params;  // where layers declare their parameters
+  ParamTable& params;  // the table in which layers declare their parameters
   MemoryPlan& plan;
   const ModelSpec& model;
   const BalanceSpec& balance;
   const Mesh& mesh;
   const Tensor& rope_table_Pd;
-  const PrecisionSpec& precision;  // of the products of layers
-  DType dtype = DType::f32;        // of the computation
+  const PrecisionSpec& precision;  // how the products of layers are quantised
+  DType dtype = DType::f32;        // dtype of the computation
   BatchShape shape;
-  uint64_t seed = 0;                                      // of random draws in training
-  DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
-  ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
-  bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
-  DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
-  ExpertRows* expert_rows = nullptr;                      // of MoE layers with a budget (model/moe/expert_rows.h)
+  uint64_t seed = 0;                                      // seed of random draws in training
+  DispatcherKind dispatcher = DispatcherKind::automatic;  // how MoE layers exchange rows
+  ExpertOverlap expert_overlap = ExpertOverlap::none;     // what overlaps with the exchange of rows
+  bool fusion = true;                                     // fuses ops of dense layers (model/layers/mlp.h)
+  DirectWindow* window = nullptr;                         // used by the direct dispatcher (model/moe/direct_window.h)
+  ExpertRows* expert_rows = nullptr;                      // used by MoE layers with a budget (model/moe/expert_rows.h)
   int64_t expert_chunk = 0;  // tokens of a chunk of experts; 0: by the rule of model/moe/chunked_experts.h
-  QuantizeStats* quantize_stats = nullptr;  // of log.precision (model/quantize_stats.h)
-  LoraSpec lora = {};                       // which matrices have adapters (model/lora/adapter.h)
-  MaxLogits* max_logits = nullptr;          // of optimizer.qk_clip (model/attention/max_logits.h)
+  QuantizeStats* quantize_stats = nullptr;  // collects log.precision (model/quantize_stats.h)
+  LoraSpec lora = {};                       // names the matrices that have adapters (model/lora/adapter.h)
+  MaxLogits* max_logits = nullptr;          // used by optimizer.qk_clip (model/attention/max_logits.h)
   // With parallel.fsdp the mesh over which the weights of layers are sharded; else one rank.
   MeshShape sharded_over = {};
 

@@ -29,7 +29,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model);
 struct StagePass {
   int64_t virtual_stage = 0;
   int64_t saved_set = 0;
-  bool backward_follows = false;  // of a forward: the next pass on this rank is the backward of this micro-batch
+  bool backward_follows = false;  // after a forward: the next pass on this rank is the backward of this micro-batch
 };
 
 // The arguments that a model is built with. What they refer to outlives the model.
@@ -42,12 +42,12 @@ struct ModelContext {
   ModelUse use = ModelUse::inference;
   BatchShape shape;
   int64_t max_positions = 0;                              // rows of the rotary table
-  uint64_t seed = 0;                                      // of random draws in training
-  std::vector<HeldStage> stages = {};                     // on this rank; empty: the whole model
-  std::vector<std::string> freeze = {};                   // as in ParamTable
-  DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
-  ExpertOverlap expert_overlap = ExpertOverlap::none;     // of the MoE layers
-  bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
+  uint64_t seed = 0;                                      // seed of random draws in training
+  std::vector<HeldStage> stages = {};                     // stages on this rank; empty: the whole model
+  std::vector<std::string> freeze = {};                   // patterns of frozen parameters, as in ParamTable
+  DispatcherKind dispatcher = DispatcherKind::automatic;  // how MoE layers exchange rows: model/moe/dispatcher.h
+  ExpertOverlap expert_overlap = ExpertOverlap::none;     // what overlaps with the exchange of rows
+  bool fusion = true;                                     // fuses ops of dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
   bool shards_weights = false;                            // parallel.fsdp
   double expert_rows = 0;                                 // memory.expert_rows: model/moe/expert_rows.h
@@ -150,7 +150,7 @@ class Model {
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_, mtp_loss_sum_D_;
   std::vector<HeldStage> held_;
-  std::unique_ptr<DirectWindow> window_;  // of the direct dispatcher
+  std::unique_ptr<DirectWindow> window_;  // used by the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
   std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
   std::unique_ptr<MaxLogits> max_logits_;          // null without optimizer.qk_clip, and but for training

@@ -52,7 +52,7 @@ enum class ParamKind {
 struct ParamSpec {
   std::string name;  // "model.layers.0.mlp.experts.w1"
   Shape shape;
-  DType dtype = DType::f32;      // of the computation
+  DType dtype = DType::f32;      // dtype of the computation
   std::vector<ParamPart> parts;  // empty: the parameter itself, under its name
   ParamInit init = ParamInit::normal;
   float init_std = 0.02f;
@@ -149,7 +149,7 @@ Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& p
 class WeightCopies {
  public:
   virtual ~WeightCopies() = default;
-  virtual void make(Stream& s) = 0;  // from the weights as they are
+  virtual void make(Stream& s) = 0;  // copies the weights as they are now
   virtual int64_t num_bytes() const = 0;
 };
 

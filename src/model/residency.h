@@ -55,7 +55,7 @@ class ResidencyOrder {
 
  private:
   bool are_in_use(const ParamSpan& span) const;
-  std::vector<int> uses_;  // by parameter, up to the last that was used
+  std::vector<int> uses_;  // indexed by parameter, up to the last that was used
 };
 
 }  // namespace moebius

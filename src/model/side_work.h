@@ -15,7 +15,7 @@ namespace moebius {
 
 class SideWork {
  public:
-  static constexpr int kMultiprocessors = 16;  // for the body
+  static constexpr int kMultiprocessors = 16;  // number that the body uses
 
   // Memory that the body allocates on the stack stays allocated until the scope around this object ends.
   // REQUIRES: no other overlapping SideWork is open, and nothing that the body allocates outlives that scope.

@@ -33,12 +33,12 @@ class Stage {
  public:
   // The tensors that the passes of one micro-batch save for later passes.
   struct Saved {
-    std::vector<Block::Saved> blocks;     // per layer; layers of a kind that have no backward passes share one
-    std::vector<OffloadedLayer> on_host;  // per layer, with memory.offload
+    std::vector<Block::Saved> blocks;     // one per layer; layers of a kind without backward passes share one
+    std::vector<OffloadedLayer> on_host;  // one per layer, if memory.offload is on
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
-    std::vector<Mtp::Saved> mtp;  // per depth
-    std::vector<Tensor> dmtp_TD;  // per depth, the derivative w.r.t. its output, if the modules are on another stage
+    std::vector<Mtp::Saved> mtp;  // one per depth
+    std::vector<Tensor> dmtp_TD;  // derivative w.r.t. the output of each depth, if the modules are on another stage
     WgradInput dembedding_TD;     // the derivative w.r.t. the embedding's output
   };
 
@@ -151,7 +151,7 @@ class Stage {
   const Tensor &loss_sum_1_, &mtp_loss_sum_D_;
   std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
-  std::vector<size_t> set_of_block_;  // which of Saved::blocks a layer uses
+  std::vector<size_t> set_of_block_;  // for each layer, the index into Saved::blocks
   size_t num_block_sets_ = 0;
   std::vector<ParamSpan> of_block_;
   ActivationOffload* offload_;
@@ -161,7 +161,7 @@ class Stage {
   ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;
-  std::optional<Embedding> embedding_copy_;  // for multi-token prediction on a stage without the embedding
+  std::optional<Embedding> embedding_copy_;  // used by multi-token prediction on a stage without the embedding
   std::deque<Mtp> mtp_;
   std::vector<ParamSpan> of_mtp_;
   Tensor final_TD_, loss_T_;

@@ -22,7 +22,7 @@ struct BatchShape {
   // True: sequences consist of documents, which begin at doc_start_T, and attention does not cross documents.
   // False: a token attends to all earlier tokens of its sequence.
   bool documents = true;
-  CpComm cp_comm = CpComm::allgather, cp_comm_window = CpComm::allgather;  // of layers without and with a window
+  CpComm cp_comm = CpComm::allgather, cp_comm_window = CpComm::allgather;  // method without and with a window
   // The number of multi-token prediction depths that the batch has targets for: all of the model's, or 0. With 0 the
   // modules have parameters but are not computed.
   int64_t num_mtp = 0;
@@ -32,7 +32,7 @@ struct BatchShape {
 // The scalars of a training step, as plain data. The host fills them in with each micro-batch, and the struct is copied
 // as a whole into the memory of the batch. Ops read only that copy, so each replay of a graph reads new values.
 struct StepScalars {
-  static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
+  static constexpr int64_t kMaxDepths = 16;  // depths of a model: the next token, and multi-token prediction
 
   // [depth]: 1 / (the sum of the target weights of this depth in the global batch), or 0 if that sum is 0. Depth 0 is
   // the next token.
@@ -42,8 +42,8 @@ struct StepScalars {
   float objective_scale[kMaxDepths] = {1.0f};
   // The counters of random draws: the step, and the index of row 0 among the tokens of the global batch.
   int64_t draw[2] = {};
-  double lr_and_step[2] = {};  // for the optimizer: the learning rate, and the step
-  double total_tokens = 1.0;   // of the global batch
+  double lr_and_step[2] = {};  // the learning rate and the step, which the optimizer reads
+  double total_tokens = 1.0;   // tokens of the global batch
 
   void set_loss_scale(int64_t depth, double scale, double coeff = 1.0) {
     loss_scale[depth] = scale;
@@ -92,7 +92,7 @@ struct MicroBatch : Targets {
   // True for a chunk of a micro-batch after its first: products add to the gradients that the first chunk stored.
   bool later_part = false;
 
-  StepScalars scalars;         // in host memory, on every device
+  StepScalars scalars;         // kept in host memory on every device
   Tensor scalars_memory;       // u8: the copy that ops read
   void store_scalars() const;  // copies scalars to scalars_memory. REQUIRES: that is host memory
   // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2]; f64 [1].

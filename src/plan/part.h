@@ -85,7 +85,7 @@ struct ParamSize {
   bool of_matrices = false;          // is_of_matrices() (parallel/optim/optimizer.h)
   bool fuses_grad = false;           // Param::fuses_grad
   UpdateScratch scratch;             // of its update
-  std::vector<MatrixWork> matrices;  // of Muon alone
+  std::vector<MatrixWork> matrices;  // set for Muon alone
 };
 
 // The memory for the rows of experts, which all MoE layers of a rank share (model/moe/expert_rows.h).
@@ -185,7 +185,7 @@ class LayoutParts {
   const size_t policy_;
   const bool names_layers_;  // layers of a kind may differ
   std::optional<EngineSpec> on_device_,
-      on_host_;  // of layers that memory.offload is not for, and of those that it is for; none: spec_
+      on_host_;  // layers that memory.offload is not for, and layers that it is for; none: spec_
   int64_t first_backward_ = 0;
   std::vector<bool> is_offloaded_;  // [layer]
   std::vector<const PartWork*> layers_;

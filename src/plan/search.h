@@ -11,7 +11,7 @@ namespace moebius {
 
 struct SearchOptions {
   double memory_gb = 0;              // memory limit of a rank, at most memory.fit; 0: memory.fit, else 95 % of a device
-  int64_t max_tp = 0;                // of tp and etp; 0: the ranks of a domain, at most 8
+  int64_t max_tp = 0;                // largest tp and etp; 0: the ranks of a domain, at most 8
   std::vector<std::string> recipes;  // values of precision.recipe to try; empty: only the run's own
   int64_t keep = 10;                 // number of layouts to return, the best first
   int threads = 1;                   // the result does not depend on it

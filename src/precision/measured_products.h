@@ -11,7 +11,7 @@ namespace moebius {
 struct ProductShape {
   bool is_experts = false;
   int64_t rows = 0;         // tokens of a micro-batch; for experts, the even share of one expert
-  int64_t out = 0, in = 0;  // of the matrix; for experts, of gate and up
+  int64_t out = 0, in = 0;  // shape of the matrix; for experts, of gate and up
 };
 
 // Milliseconds of a pass in bf16, and with the recipe including quantisation.

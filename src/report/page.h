@@ -15,12 +15,12 @@ struct ShownRun {
   int colour = 0;         // 0 to 7
 };
 
-inline constexpr size_t kMaxRuns = 8;  // on one page, since each run has its own colour
+inline constexpr size_t kMaxRuns = 8;  // runs on one page, since each has its own colour
 
 struct PageTime {
   double now_s = 0;     // seconds since 1970
   int period_ms = 0;    // how often a served page polls for changes; 0: a file, which does not poll
-  std::string version;  // of the served data
+  std::string version;  // version of the served data
 };
 
 // Returns the whole file. REQUIRES: 1 to kMaxRuns runs.

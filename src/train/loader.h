@@ -58,7 +58,7 @@ class Loader final : public BatchSource {
     int64_t sharing;
     std::vector<std::vector<int32_t>> rows;  // [b], of the micro-batch
   };
-  Arranged arrange(int64_t m) const;  // for micro-batch m
+  Arranged arrange(int64_t m) const;  // arranges micro-batch m
   std::vector<bool> counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const;
   void add_weights(const Sample& sample, std::vector<double>& of_depth) const;
   // A sequence whose rows are in the order of `rows`, for this rank's positions in it.
@@ -67,23 +67,23 @@ class Loader final : public BatchSource {
     bool weighted;
     const std::vector<int32_t>& rows;
     const std::vector<int64_t>& positions;
-    int64_t length;  // of the parts of the sequence that blocks of cp have
+    int64_t length;  // tokens of the parts of the sequence that blocks of cp have
   };
   void fill_sequence(MicroBatch& batch, const Sample& sample, const Place& place);
 
   DatasetOrder order_;
   DataShare share_;
-  std::vector<int64_t> positions_;  // in a sequence, of its tokens here
+  std::vector<int64_t> positions_;  // positions in a sequence of the tokens on this rank
   std::vector<int32_t> in_order_;   // 0, 1, 2, ...: the rows of a sequence as they are
   bool dynamic_cp_;
-  std::vector<int64_t> sharing_;  // with dynamic_cp_: of each of samples_
+  std::vector<int64_t> sharing_;  // set with dynamic_cp_: the sharing of each of samples_
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_, pack_documents_, order_by_cost_;
   std::vector<Sample> samples_;      // those of the global batch of the step
-  double mtp_coeff_ = 0;             // of each depth of multi-token prediction
+  double mtp_coeff_ = 0;             // coefficient of each depth of multi-token prediction
   std::vector<double> loss_scales_;  // [depth], depth 0 is the next token
   std::vector<int32_t> tokens_;      // one sample, seq + 1
-  int32_t num_segments_ = 0;         // of the micro-batch so far
+  int32_t num_segments_ = 0;         // segments of the micro-batch so far
 };
 
 }  // namespace moebius

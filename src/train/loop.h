@@ -80,9 +80,9 @@ class TrainingRun {
   MemoryForecast memory_{engine_, control_, log_};
   std::optional<Error> root_error_;  // of on_root_only
   std::vector<std::string> hosts_;   // the machine of each rank
-  RanksReport ranks_;                // of the last step
-  HostLink host_link_;               // to states on the host of a GPU
-  int64_t first_step_ = 1;           // of this process
+  RanksReport ranks_;                // the report of the last step
+  HostLink host_link_;               // the link to states on the host of a GPU
+  int64_t first_step_ = 1;           // first step of this process
   int64_t saved_step_ = 0;
 };
 

@@ -26,7 +26,7 @@ struct StepReport {
   double aux_loss = 0, z_loss = 0;  // the other terms of the objective, each summed over the layers
   double mtp_loss = 0;              // multi-token prediction, mean over its depths, without its coefficient
   double grad_norm = 0, lr = 0;
-  double tokens = 0;  // of the global batch
+  double tokens = 0;  // tokens of the global batch
   double step_time_s = 0;
   double model_tflops_per_rank = 0;
   double expert_load_max_over_mean = 0;  // mean over the MoE layers; 1 is perfect balance

@@ -37,9 +37,9 @@ struct AxisReport {
 };
 
 struct RanksReport {
-  std::vector<RankTimes> ranks;            // by world rank
-  std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
-  SlowLinks slow_links;                    // without the names of hosts
+  std::vector<RankTimes> ranks;            // indexed by world rank
+  std::vector<AxisReport> axes;            // set with several ranks, in the order of Axis
+  SlowLinks slow_links;                    // names of hosts are left out
   int64_t outcome = 0;                     // the largest TrainingRun::outcome() of the ranks
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
                                            // none on one rank

@@ -40,7 +40,7 @@ class RunLog {
 
  private:
   void add_scalars(const StepReport& report);
-  void add_histograms(const StepReport& report);  // of the load of each layer's experts over their mean
+  void add_histograms(const StepReport& report);  // histograms of the load of each layer's experts over the mean
 
   const RunSpec& run_;
   Log& log_;
@@ -50,7 +50,7 @@ class RunLog {
   int64_t steps_shown_ = 0;
   bool warned_of_balance_ = false;
   int64_t slow_steps_ = 0;  // number of consecutive steps with a slow link
-  QkClipSummary qk_clip_;   // of the steps of this process
+  QkClipSummary qk_clip_;   // summary of the steps of this process
 };
 
 }  // namespace moebius

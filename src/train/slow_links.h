@@ -17,7 +17,7 @@ struct SlowLink {
   int rank = -1, peer = -1;     // its ends; -1: no figure is known
   std::string host, peer_host;  // their machines
   double value = 0;             // the round trip in seconds, or the rate in bytes per second
-  double median_of_others = 0;  // of the other connections; 0: unknown
+  double median_of_others = 0;  // median of the other connections; 0: unknown
   bool is_known() const { return rank >= 0; }
 };
 

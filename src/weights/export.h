@@ -12,7 +12,7 @@ namespace moebius {
 
 struct ExportSpec {
   std::string out;    // folder to make
-  std::string model;  // as in weights/load.h
+  std::string model;  // path of the model, as in weights/load.h
   // f32 or bf16, rounded to nearest even, for all but the routers' correction biases. Nothing: an
   // imported model keeps the dtype of each tensor, and a run is written in f32, the dtype of its
   // masters, which also holds what it froze.

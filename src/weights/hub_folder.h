@@ -25,8 +25,8 @@ struct HubFolder {
 struct HubFolderResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied beside the weights and config.json
-  std::vector<NotFinite> not_finite;                   // to be warned of
-  std::vector<std::string> notices;                    // for the user; some may be empty
+  std::vector<NotFinite> not_finite;                   // tensors that the user is warned of
+  std::vector<std::string> notices;                    // messages for the user; some may be empty
 };
 
 // Writes config.json with the keys of transformers 4, weights under the names of Hugging Face, and the other files

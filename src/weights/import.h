@@ -18,15 +18,15 @@ inline constexpr const char* kImportedFiles = "files";
 struct ImportSpec {
   std::string out;           // checkpoint folder to make
   std::string model;         // Hugging Face folder
-  std::string adapter = {};  // as in weights/adapter.h: it is added to the model's matrices; empty: none
+  std::string adapter = {};  // path as in weights/adapter.h: it is added to the model's matrices; empty: none
   int64_t shard_bytes = 5'000'000'000;
 };
 
 struct ImportResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied beside the weights
-  std::vector<NotFinite> not_finite;                   // to be warned of
-  std::vector<std::string> notices;                    // for the user; some may be empty
+  std::vector<NotFinite> not_finite;                   // tensors that the user is warned of
+  std::vector<std::string> notices;                    // messages for the user; some may be empty
 };
 
 // Stores every tensor under its canonical name and in its own dtype (quantised tensors, and matrices to which an

@@ -35,7 +35,7 @@ bool is_of_mtp(const std::string& name, const ModelSpec& model);
 struct WeightsEntry {
   std::string name;  // canonical
   Shape shape;
-  DType dtype = DType::f32;  // on disk
+  DType dtype = DType::f32;  // dtype on disk
   int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 

@@ -20,10 +20,10 @@ namespace moebius {
 
 struct UpcycleSpec {
   std::string out;    // Hugging Face folder to make
-  std::string model;  // of a dense model, as in weights/load.h
+  std::string model;  // path of a dense model, as in weights/load.h
   int64_t num_experts = 0, top_k = 0;
   int64_t granularity = 1;
-  uint64_t seed = 0;  // of the routers' rows
+  uint64_t seed = 0;  // seed of the routers' rows
   int64_t shard_bytes = 5'000'000'000;
 };
 

@@ -14,13 +14,13 @@ namespace moebius {
 struct MachineMeasurements {
   std::string device;  // its name
   bool is_gpu = false;
-  int64_t threads = 1;                       // of a CPU
-  double memory_bytes = 0;                   // of the device
-  double host_memory_bytes = 0;              // of the host
-  double multiprocessors = 0;                // of a GPU
+  int64_t threads = 1;                       // threads of a CPU
+  double memory_bytes = 0;                   // memory of the device
+  double host_memory_bytes = 0;              // memory of the host
+  double multiprocessors = 0;                // multiprocessors of a GPU
   double datasheet_flops_per_s = 0;          // rate of bf16 products; 0: unknown, the measured rate is used instead
   BenchReport products, experts, attention;  // bench_gemm(), bench_experts(), bench_attention()
-  HeadWidths heads;                          // of the measured attention
+  HeadWidths heads;                          // widths of the measured attention
   double kernel_us = 0;                      // time of an op with almost no work
   int64_t ranks = 1;
   std::vector<CollectiveLine> gathers;  // all_gather among the ranks, the smallest message first; empty for one rank

@@ -13,7 +13,7 @@ namespace moebius {
 
 // The first wait that took too long.
 struct RoundReport {
-  int rank = 0;   // of the group, which has not come
+  int rank = 0;   // the rank of the group that did not join
   int place = 0;  // the index that was passed to launch()
   uint64_t expected = 0, seen = 0;
 };
@@ -21,7 +21,7 @@ struct RoundReport {
 // The place of a round's flags. The windows of all ranks have the same layout.
 struct RoundFlags {
   int rank = 0, size = 1;
-  void* window = nullptr;  // of this rank
+  void* window = nullptr;  // this rank's window
   // 64-bit words of a window: flag[size], then these, then base[size], the addresses of all windows.
   constexpr int64_t count() const { return size; }       // of the rank's rounds
   constexpr int64_t late() const { return size + 1; }    // whether a late round was reported

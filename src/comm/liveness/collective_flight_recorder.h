@@ -18,7 +18,7 @@ namespace moebius {
 struct CollectiveRecord {
   const char* op = "";  // "all_reduce_sum"
   std::string group;    // "dp"
-  int64_t number = 0;   // of this call in its group, from 0: equal on every rank that joined it
+  int64_t number = 0;   // number of this call in its group, from 0: equal on every rank that joined it
   DType dtype = DType::u8;
   int64_t numel = 0;  // elements that this rank contributed
   bool ended = false;

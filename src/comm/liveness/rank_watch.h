@@ -53,7 +53,7 @@ class RankWatch {
   struct Link {
     int rank = 0;
     Socket socket;
-    std::array<std::byte, sizeof(Notice)> bytes{};  // of a notice that is arriving
+    std::array<std::byte, sizeof(Notice)> bytes{};  // bytes of a notice that is arriving
     size_t num_bytes = 0;
     bool is_through = false;  // nothing more will come
   };

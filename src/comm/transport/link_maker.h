@@ -56,7 +56,7 @@ class LinkMaker {
   struct Call {
     int rank = 0, attempt = 0;
     Deadline due;  // when the next attempt begins, or when this one has taken too long to connect or to be answered
-    std::optional<NameLookup> name;  // of the attempt that begins
+    std::optional<NameLookup> name;  // lookup of the attempt that begins
     Deadline name_due;
     Socket socket;
     std::optional<HandshakeConnector> handshake;  // set once the socket is connected

@@ -13,7 +13,7 @@ namespace moebius {
 // The result of the rendezvous at one rank.
 struct Rendezvous {
   std::vector<Socket> sockets;   // by rank: at rank 0 to all others, elsewhere only to rank 0; the rest are closed
-  Job job;                       // for the handshakes of later connections
+  Job job;                       // used for the handshakes of later connections
   Socket listener;               // where higher ranks connect; closed where none will
   std::vector<HostPort> places;  // by rank: where it listens; port 0: nowhere
 };

@@ -44,7 +44,7 @@ struct TcpEnd {
   bool sends = false;
   std::byte* data = nullptr;
   int64_t num_bytes = 0;
-  int64_t number = 0;  // of the message on its channel
+  int64_t number = 0;  // number of the message on its channel
   enum class State { waiting, ended, mismatched } state = State::waiting;
   int64_t peer_bytes = 0;  // set when mismatched
 };
@@ -91,10 +91,10 @@ class TcpLinks {
 
   // These go after everything sent before. They are in flight when the call returns, and have left when
   // move_until(.., nothing_to_send) returns true.
-  void say_farewell(uint64_t hash);          // to rank 0
+  void say_farewell(uint64_t hash);          // is sent to rank 0
   void say_verdict(int rank, Verdict v);     // rank 0, to one rank: all have said farewell
   void say_failure(const std::string& why);  // to all connected ranks
-  void say_left();                           // to all connected ranks
+  void say_left();                           // is sent to all connected ranks
   void say_all_left();                       // rank 0, to all ranks
 
   // Sends each of these ranks a few bytes. Their machines acknowledge them even if the ranks do not read.
@@ -119,8 +119,8 @@ class TcpLinks {
   enum class Kind : uint32_t { message, offer, accept, body, farewell, verdict, failure, lost, left, all_left, probe };
   struct Header {
     Kind kind = Kind::message;
-    int32_t channel = 0;  // in a failure and in lost, the rank that it is about
-    int64_t number = 0;   // of the message; in a farewell, its hash; in a verdict, whether it was said before
+    int32_t channel = 0;  // in a failure and in lost: the rank that it is about
+    int64_t number = 0;   // number of the message; in a farewell its hash; in a verdict whether it was said before
     int64_t num_bytes = 0;
   };
   // A frame to send. Its payload belongs to the end that sends it, or to the frame itself.
@@ -158,8 +158,8 @@ class TcpLinks {
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
-    BusyTime full, awaited;  // of bytes that leave, and that arrive
-    BusyTime of_frame;       // of the frame that is arriving, while a rank waits for it
+    BusyTime full, awaited;  // times of bytes that leave, and of bytes that arrive
+    BusyTime of_frame;       // time of the frame that is arriving, while a rank waits for it
     // The frame that is arriving.
     Header header;
     int64_t got = 0;             // bytes of header and payload so far

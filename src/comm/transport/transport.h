@@ -49,7 +49,7 @@ struct LinkMeasurement {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual int rank() const = 0;  // in the world
+  virtual int rank() const = 0;  // rank in the world
   virtual int size() const = 0;
 
   // Messages between two ranks on one channel arrive in the order of their sends.

@@ -78,11 +78,11 @@ class KvExpansion {
 };
 
 struct ContextParallelSpec {
-  int64_t heads = 0, kv_heads = 0;  // of this rank, after tp
+  int64_t heads = 0, kv_heads = 0;  // heads of this rank, after tp
   int64_t window = 0;
   float scale = 1.0f;
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
-  int64_t first_head = 0;                  // of all heads of the rank after tp
+  int64_t first_head = 0;                  // index among all heads of the rank after tp
   // MaxLogits::Layer::padded_P, which training passes raise; null: none. Must outlive the layer's passes.
   const Tensor* max_logits = nullptr;
   HeadRange head_range() const { return {first_head, heads}; }

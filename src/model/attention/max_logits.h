@@ -19,8 +19,8 @@ class MaxLogits {
   };
   struct Layer {
     int64_t heads = 0;             // query heads of this rank after tp
-    int64_t kv_group = 1;          // of them share a key head
-    std::vector<Matrix> matrices;  // of queries and keys
+    int64_t kv_group = 1;          // query heads that share a key head
+    std::vector<Matrix> matrices;  // matrices that make queries and keys
     // f32 [heads, and zeros up to a multiple of kPadded]. Passes raise the logits from 0, so they are 0 where all logits
     // are negative.
     Tensor padded_P = {};
@@ -39,7 +39,7 @@ class MaxLogits {
   void join();
   Tensor all() const;
   int64_t num_padded() const;   // elements of all()
-  void clear(Stream& s) const;  // at the end of a step
+  void clear(Stream& s) const;  // call it at the end of a step
 
  private:
   MemoryPlan& plan_;

@@ -60,7 +60,7 @@ class Mla {
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
-  Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
+  Tensor down_rows(const Tensor& kv_a, bool rope) const;  // rows of W_kva or its gradient: the latent's or k_rope's
   int64_t first_down_row(bool rope) const { return rope ? kv_rank_ : 0; }
   // The products with the rows of W_kva that give the latent, or k_rope.
   void down(Step& step, Tensor y, Tensor x_tD, bool rope) const;              // y = x W^T
@@ -92,7 +92,7 @@ class Mla {
   DType dtype_;
   std::optional<Linear> q_a_;
   const Param* q_a_norm_ = nullptr;
-  ColumnLinear q_b_;  // of the latent, or of x
+  ColumnLinear q_b_;  // maps the latent, or x if there is none, to q
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
   Adapter kv_a_adapter_;

@@ -40,8 +40,8 @@ class WeightOperands {
   ProductPrecision precision_;
   Tensor plain(Step& step) const;
   Operand transposed(Step& step) const;
-  const Param* scales_ = nullptr;  // of frozen weights that are stored quantised
-  DType dtype_ = DType::f32;       // of the computation, with scales_
+  const Param* scales_ = nullptr;  // scales of frozen weights that are stored quantised
+  DType dtype_ = DType::f32;       // dtype of the computation, if there are scales_
   const ParamTable* params_ = nullptr;
   Copies* copies_ = nullptr;  // null: none are planned
 };

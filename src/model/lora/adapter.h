@@ -25,7 +25,7 @@ namespace moebius {
 
 class Adapter {
  public:
-  Adapter() = default;  // of a matrix that cannot be a target
+  Adapter() = default;  // for a matrix that cannot be a target
   // w: the spec of W, as it was declared. Throws the errors of adapter_params().
   Adapter(const LayerContext& c, const ParamSpec& w);
   bool is_empty() const { return blocks_.empty(); }

@@ -37,9 +37,9 @@ class AdapterDropout {
 
  private:
   double rate_ = 0;
-  DropoutDraw draw_;  // without what a step and a block give
+  DropoutDraw draw_;  // the draw without the fields that a step and a block set
   std::vector<uint32_t> matrices_;
-  TokenOfRow token_;  // of the first row of all tp ranks
+  TokenOfRow token_;  // the token of the first row of all tp ranks
   int64_t stream_rows_ = 0, tp_ = 0;
 };
 

@@ -22,7 +22,7 @@ namespace moebius {
 // [row, row + count) of the stacked Bs.
 struct AdapterBlock {
   int64_t column = 0, row = 0, count = 0;
-  std::string name;  // of the matrix, the same on every rank; of experts "...experts.gate_up_proj.1"
+  std::string name;  // name of the matrix, the same on every rank; of experts "...experts.gate_up_proj.1"
 };
 
 struct AdapterParams {

@@ -30,7 +30,7 @@ struct DirectSizes {
   int64_t max_tokens = 1, num_experts = 1, top_k = 1, width = 1;  // T, E, K, D
   DType dtype = DType::f32;
   bool training = true;
-  bool two_level = false;  // of the ranks of a node. REQUIRES: mesh.shape().nodes_of_experts() > 1
+  bool two_level = false;  // the window of a node's ranks. REQUIRES: mesh.shape().nodes_of_experts() > 1
 };
 
 // Returns whether the ranks of etp x ep can write to each other's memory, and if not, whether those of each node can.

@@ -24,7 +24,7 @@ class DispatchedExperts final : public RoutedExperts {
     std::unique_ptr<DispatchHandle> handle;
     Tensor x_TD;  // the caller's
     PreActivation h_R2F;
-    ExpertRows::Held held;  // with a budget of rows
+    ExpertRows::Held held;  // used with a budget of rows
     Tensor h_bwd_R2F;       // h as backward_down reads it; empty if the op reads it in 8 bits
     // For backward_weight: the rows of x and dy at the experts, with their indices and weights.
     Rows token_rows, grad_rows;

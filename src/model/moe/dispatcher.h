@@ -42,15 +42,15 @@ struct Dispatched {
 // routing (the handle of DeepEP). Each dispatcher derives its own type, which declare_saved() makes.
 struct DispatchHandle {
   virtual ~DispatchHandle() = default;
-  Route route;  // of this rank's tokens
-  Rows rows;    // of this rank's experts; not set by the local dispatcher
+  Route route;  // the route of this rank's tokens
+  Rows rows;    // the rows of this rank's experts; not set by the local dispatcher
 };
 
 class DirectWindow;
 class ExpertRows;
 
 struct DispatcherSpec {
-  int64_t num_experts = 1, top_k = 1;  // of the layer: E and K
+  int64_t num_experts = 1, top_k = 1;  // E and K of the layer
   int64_t max_tokens = 1;              // T of a rank
   const Mesh* mesh = nullptr;          // outlives the dispatcher
   double rows_factor = 0;              // > 0: planned rows of a rank's experts over the even share (all-to-all only)

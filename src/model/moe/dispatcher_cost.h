@@ -11,7 +11,7 @@ struct DispatchShape {
   int64_t W = 1;                      // ranks of etp x ep
   int64_t ep = 1;                     // of them; read for direct and two-level
   int64_t node = 8;                   // ranks of a node (MeshShape::ranks_per_node)
-  double element_bytes = 2;           // of a row
+  double element_bytes = 2;           // bytes of an element of a row
 };
 
 struct DispatchCost {
@@ -29,7 +29,7 @@ DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows);
 // model/moe/dispatchers/dispatcher_two_level.h. across: rows that leave the rank for other nodes, and in the mean over
 // the ranks as many sums that do. inside: rows that leave it for ranks of its node.
 struct TwoLevelCost {
-  DispatchCost across, inside;  // inside without messages
+  DispatchCost across, inside;  // `inside` is not set if nothing is sent inside nodes
 };
 TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside);
 // Returns the expected number of a rank's tokens with an expert on a given one of the nodes, where experts are chosen

@@ -68,8 +68,8 @@ class ExpertRows {
     Tensor h, dh;          // pre-activations, and the derivatives by them
     Tensor act;            // activations; in backward multiplied by the weights of their rows
     Tensor y;              // outputs; in backward the derivatives by the rows of x
-    Tensor low, dlow1;     // of W1's adapter
-    Tensor dlow2, g;       // of W2's adapter
+    Tensor low, dlow1;     // used by W1's adapter
+    Tensor dlow2, g;       // used by W2's adapter
     Tensor tokens, grads;  // all-to-all: rows of x and of dy as they arrived
     Tensor sent;           // all-to-all: rows that go back
   };
@@ -129,7 +129,7 @@ class ExpertRows {
   Tensor packed_h() const;
   void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
-  int64_t expected_rows() const;  // of a pass with a full budget
+  int64_t expected_rows() const;  // rows of a pass with a full budget
   Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);
@@ -137,10 +137,10 @@ class ExpertRows {
   int64_t D_, F_, R_, near_rows_, pages_of_chunk_, chunks_, passes_;
   DType dtype_;
   bool is_all_to_all_, has_layers_;
-  std::vector<int64_t> moe_layers_;  // of the model
+  std::vector<int64_t> moe_layers_;  // indices of the model's MoE layers
   bool keeps_ = true;                // some of them keep rows: on all ranks alike
   int64_t low1_ = 0, low2_ = 0;
-  int64_t h_columns_ = 0;  // of h in the pool: the most of a layer
+  int64_t h_columns_ = 0;  // columns of h in the pool: the maximum over the layers
   Scratch scratch_;
   Group& world_;
   Tensor pool_SM_, free_P_, state_2_, counts_W3_;

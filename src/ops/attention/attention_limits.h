@@ -5,7 +5,7 @@
 
 namespace moebius::cuda {
 
-inline constexpr int64_t kMaxHeadWidth = 256;       // of queries and keys, and of values
-inline constexpr int64_t kMaxHeadsOrBatch = 65535;  // of heads, and of sequences: what a grid counts
+inline constexpr int64_t kMaxHeadWidth = 256;       // width of queries and keys, and of values
+inline constexpr int64_t kMaxHeadsOrBatch = 65535;  // heads, and sequences: dimensions of a grid
 
 }  // namespace moebius::cuda

@@ -48,9 +48,9 @@ struct DsPlan {
   // Query tiles are cut too. Then a slice adds its dk and dv to f32 sums of the kv heads of a slice,
   // and several blocks share the keys of a query, whose dq are added in the order of the keys.
   bool cuts_queries = false;
-  int64_t ds_bytes = 0;       // of the largest slice
-  int64_t kv_sums_bytes = 0;  // of dk and dv of a slice
-  int64_t q_parts_bytes = 0;  // of dq of a slice, where several blocks share the keys
+  int64_t ds_bytes = 0;       // bytes of ds in the largest slice
+  int64_t kv_sums_bytes = 0;  // bytes of dk and dv of a slice
+  int64_t q_parts_bytes = 0;  // bytes of dq of a slice, where several blocks share the keys
   int64_t bytes() const { return ds_bytes + kv_sums_bytes + q_parts_bytes; }
 };
 

@@ -25,7 +25,7 @@ struct Range {
 
 struct Visibility {
   Tensor doc_start_T;
-  int64_t rows, kv_rows;  // of one sequence
+  int64_t rows, kv_rows;  // rows of one sequence
   int64_t window;
   int64_t q_first, kv_first;  // positions of its first query and key here
 

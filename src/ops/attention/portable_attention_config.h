@@ -18,8 +18,8 @@ inline constexpr int kPortableAttentionWidths[] = {32, 64, 96, 128, 192, 256};
 struct PortableAttentionTile {
   int warp_rows;     // rows of the block for each warp, 16 or 32
   int step_rows;     // rows of a step of the loop
-  int max_warps;     // of a block
-  int blocks;        // per multiprocessor, by registers
+  int max_warps;     // warps of a block
+  int blocks;        // blocks per multiprocessor, by registers
   bool holds_rows;   // the rows of the block are in registers
   bool splits_sums;  // dk and dv are computed by separate blocks
 };
@@ -44,7 +44,7 @@ constexpr PortableAttentionTile portable_attention_tile(AttentionPass pass, int 
 struct PortableAttentionConfig {
   AttentionPass pass;
   int width;   // one of kPortableAttentionWidths
-  int warps;   // of a block
+  int warps;   // warps of a block
   int stages;  // steps in shared memory at a time
   bool operator==(const PortableAttentionConfig&) const = default;
 

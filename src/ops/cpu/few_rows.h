@@ -13,7 +13,7 @@
 
 namespace moebius::cpu {
 
-constexpr int64_t kRowsTogether = 4;  // of x in a kernel: more would need more registers than there are
+constexpr int64_t kRowsTogether = 4;  // rows of x in a kernel: more would need more registers than there are
 
 // Rows of x: k elements each, one after the other, or as pack_few_rows lays them out.
 struct FewRows {

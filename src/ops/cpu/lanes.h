@@ -10,7 +10,7 @@
 
 namespace moebius::cpu {
 
-constexpr int kLaneBytes = __BIGGEST_ALIGNMENT__;  // of the widest register that -march has
+constexpr int kLaneBytes = __BIGGEST_ALIGNMENT__;  // bytes of the widest register that -march has
 using Lanes = float __attribute__((vector_size(kLaneBytes)));
 constexpr int64_t kNumLanes = kLaneBytes / sizeof(float);
 static_assert(kNumLanes == 4 || kNumLanes == 8 || kNumLanes == 16);

@@ -49,7 +49,7 @@ void destinations(Stream& s, const Destinations& a);
 struct DispatchPlaces {
   Tensor row_TJ, back_row_TB, arrive_W1, back_W;  // out i32
   Tensor dest_TJ, slot_TJ, counts_WP;             // in i32
-  int64_t rank = 0;                               // of W
+  int64_t rank = 0;                               // this rank's index among the W ranks
 };
 void dispatch_places(Stream& s, const DispatchPlaces& a);
 

@@ -19,7 +19,7 @@ namespace moebius {
 struct DrawRule {
   double temperature = 1.0;
   int64_t num_ids = 0;                         // the ids [0, num_ids) are drawn from
-  uint32_t key[2] = {}, counter_high[2] = {};  // of core/rng.h
+  uint32_t key[2] = {}, counter_high[2] = {};  // key and counter of core/rng.h
 };
 // The uniform numbers are those of RngSite::sampling with this seed, indexed by the position of the drawn token.
 DrawRule draw_rule(double temperature, int64_t num_ids, uint64_t seed);

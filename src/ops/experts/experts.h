@@ -70,7 +70,7 @@ struct ExpertUp {
   static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
 void expert_up(Stream& s, const ExpertUp& a);
-Cost cost(const ExpertUp& a);  // for R rows
+Cost cost(const ExpertUp& a);  // cost for R rows
 bool adds_term(const Stream& s, const ExpertUp& a);
 
 // y[r,:] = w2[e] a[r,:] + b2[e]
@@ -104,7 +104,7 @@ struct DExpertDown {
   Tensor dh_R2F, sa_RF, dweight_R;  // out; dweight f32
   Operand dout_TD, w2_eDF;          // in
   Tensor b2_eC, h_R2F, weight_R;    // in; weight f32, of each row
-  LowRankTerm added = {};           // to g
+  LowRankTerm added = {};           // term that is added to g
   int64_t b2_first = 0;
   Rows rows;
   GatedActivation activation;

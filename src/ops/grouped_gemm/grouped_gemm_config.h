@@ -55,12 +55,12 @@ std::string to_string(const GroupedGemmDesc& desc);
 struct GroupedGemmConfig {
   int tile_m = 0, tile_n = 0;  // output elements of a block at a time
   int tile_k = 0;              // depth of a slot, in elements
-  int element_bytes = 2;       // of A and B
+  int element_bytes = 2;       // bytes of an element of A and B
   int num_slots = 0;           // slots in the ring
   int num_notes = 0;           // tiles that can be announced to the consumers before they finish the first
   int cluster = 0;             // blocks that share the loads of one operand
-  int threads = 0;             // of a block
-  int producer_registers = 0, consumer_registers = 0;  // of a thread
+  int threads = 0;             // threads of a block
+  int producer_registers = 0, consumer_registers = 0;  // registers of a thread
   int l2_group = 0;  // neighbouring tiles down the rows that are computed together, so that L2 keeps their operands
   bool operator==(const GroupedGemmConfig&) const = default;
 

@@ -35,10 +35,10 @@ struct DropoutDraw {
   Tensor index_N;  // i32, of row_tokens: of each row that rows.token names, or of each row
   uint64_t seed = 0;
   uint32_t matrix = 0;       // key_of() the name of the matrix
-  int64_t first_expert = 0;  // of the experts here, among all
-  int64_t num_experts = 1;   // of all ranks
-  int64_t first_column = 0;  // of the columns here, in the whole matrix
-  int64_t num_columns = 1;   // of the whole matrix
+  int64_t first_expert = 0;  // index of the first expert here, among all
+  int64_t num_experts = 1;   // experts of all ranks
+  int64_t first_column = 0;  // index of the first column here, in the whole matrix
+  int64_t num_columns = 1;   // columns of the whole matrix
   double rate = 0;           // [0, 1)
 };
 

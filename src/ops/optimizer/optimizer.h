@@ -18,7 +18,7 @@ struct SumSquares {
   Tensor partial_P;           // scratch f64
   std::span<const Tensor> x;  // in f32 or bf16 [n]
   static int64_t num_partials(std::span<const Tensor> x);
-  static int64_t num_partials(const Tensor& x);  // of one tensor
+  static int64_t num_partials(const Tensor& x);  // partial sums of one tensor
 };
 void sum_squares(Stream& s, const SumSquares& a);
 Cost cost(const SumSquares& a);
@@ -40,7 +40,7 @@ void clip_scale(Stream& s, const ClipScale& a);
 // next 16 the weight.
 struct RoundingDraws {
   uint64_t seed = 0;
-  uint32_t key = 0;  // of the global tensor
+  uint32_t key = 0;  // key of the global tensor
   int64_t begin = 0, run = 1, stride = 1, first = 0;
 };
 
@@ -58,7 +58,7 @@ struct UpdatedTensor {
   Tensor grad_n;             // in f32 or bf16
   float weight_decay = 0;
   Tensor remainder_n = {};   // inout u16, or empty
-  RoundingDraws draws = {};  // for stochastic rounding
+  RoundingDraws draws = {};  // used for stochastic rounding
   // inout f32 [n / kCodeBlock], the scales of codes; else empty
   Tensor m_scale_b = {}, v_scale_b = {};
   bool draws_bits() const;  // returns whether anything is rounded stochastically

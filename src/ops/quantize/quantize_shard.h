@@ -18,7 +18,7 @@ namespace moebius {
 struct BlockMagnitudes {
   Tensor bits_B;               // out i32
   Tensor x_n;                  // in f32
-  Shape whole;                 // of the weights, of rank 2 or 3
+  Shape whole;                 // shape of the weights, rank 2 or 3
   int64_t first = 0;           // the place of x[0] in them
   DType rounded = DType::f32;  // f32 or bf16: x is rounded to it
 };
@@ -35,7 +35,7 @@ struct QuantizeShard {
   Tensor bits_WB;  // in i32, of W ranks, each with the blocks of one or more weights
   int64_t first_block = 0;
   Tensor x_n;         // in f32
-  Shape whole;        // of the weights, of rank 2 or 3
+  Shape whole;        // shape of the weights, rank 2 or 3
   int64_t first = 0;  // the place of x[0] in them
   DType rounded = DType::f32;
 };

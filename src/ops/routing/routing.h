@@ -55,7 +55,7 @@ struct RouteRule {
   ScoreFunction score = ScoreFunction::softmax;
   RouteChoice choice = RouteChoice::scores;
   bool normalize = false;  // divide by the sum over the chosen k (sigmoid: + 1e-20)
-  float scale = 1.0f;      // after normalisation
+  float scale = 1.0f;      // applied after normalisation
   int64_t num_groups = 1, topk_groups = 1;
   GroupScore group_score = GroupScore::sum_of_top;
   constexpr int64_t group_top(int64_t top_k) const {  // the number of best experts whose scores are a group's score

@@ -13,9 +13,9 @@
 namespace moebius::cuda {
 
 struct BoxDim {
-  int64_t size;     // of the tensor
+  int64_t size;     // elements of the tensor in this dimension
   int64_t stride;   // in elements, of one step along this dim; 1 for the innermost
-  uint32_t extent;  // of the box
+  uint32_t extent;  // elements of the box in this dimension
 };
 
 using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);

@@ -54,8 +54,8 @@ struct OptimizerContext {
   const OptimizerSpec& spec;
   const ParamTable& params;
   MemoryPlan& plan;
-  uint64_t seed = 0;             // of stochastic rounding
-  const Mesh* mesh = nullptr;    // of Muon
+  uint64_t seed = 0;             // seed of stochastic rounding
+  const Mesh* mesh = nullptr;    // read by Muon
   Sharding* sharding = nullptr;  // the same
 };
 
@@ -80,8 +80,8 @@ struct UpdateScratch {
 UpdateScratch update_scratch(const OptimizerSpec& spec, const ParamSpec& param);
 
 // The bytes per owned element of a matrix.
-double state_bytes(const OptimizerSpec& spec);                   // of all moments, and their scales
-int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // of the master, for weights of that dtype
+double state_bytes(const OptimizerSpec& spec);                   // bytes of all moments and their scales
+int64_t master_bytes(const OptimizerSpec& spec, DType weights);  // bytes of the master, for weights of that dtype
 
 // Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);

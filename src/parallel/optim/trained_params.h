@@ -29,7 +29,7 @@ class TrainedParams {
   struct OfPart {
     const Param* param = nullptr;
     const ParamPart* part = nullptr;
-    ElementRange owned;  // of the part's elements
+    ElementRange owned;  // the elements of the part that this rank owns
     UpdatedTensor tensor;
   };
   std::vector<OfPart> parts() const;

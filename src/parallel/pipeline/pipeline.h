@@ -23,7 +23,7 @@ struct PipelineSpec {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;  // parallel.schedule
   int64_t num_virtual = 1;                                    // parallel.vpp
   std::string layout;                                         // parallel.layout
-  int64_t num_micro_batches = 1;                              // of a step, on each rank
+  int64_t num_micro_batches = 1;                              // micro-batches of a step, on each rank
   bool overlap = true;  // sends overlap with later passes; false: each send is waited for. The bits are the same
 };
 

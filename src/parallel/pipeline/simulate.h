@@ -21,7 +21,7 @@ struct StageTime {
 };
 struct PipelineTimes {
   std::vector<StageTime> stages;  // [stage]
-  double transfer = 0;            // of one message
+  double transfer = 0;            // time of one message
 };
 PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage = {}, double transfer = 0);
 
@@ -30,7 +30,7 @@ struct RankSimulation {
     Action action;
     double begin = 0, end = 0;
   };
-  std::vector<Run> runs;  // in order
+  std::vector<Run> runs;  // in the order in which they ran
   double busy = 0;        // the sum of their times
   // Peaks of the memory that the rank needs; these follow from its list alone, whatever the times.
   int64_t peak_in_flight = 0;  // (micro-batch, stage)s from the start of their forward to the end of their last pass

@@ -81,8 +81,8 @@ class BucketExchange final : public Sharding {
   bool runs_passes_ = false;
   std::optional<LayerWeights> layer_weights_;
   std::optional<LayerGradients> layer_gradients_;
-  std::vector<State> states_;  // per bucket
-  std::vector<bool> held_;     // per bucket
+  std::vector<State> states_;  // one per bucket
+  std::vector<bool> held_;     // one per bucket
   std::array<Tensor, kInFlight> arrived_;
   std::array<Pending, kInFlight> gradients_;
   Tensor magnitudes_;  // i32, of the blocks of the bucket that has most, of each rank; empty: no weights are quantised

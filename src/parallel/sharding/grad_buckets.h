@@ -24,11 +24,11 @@ namespace moebius {
 struct GradBucket {
   Group* group = nullptr;  // the ranks over which it is reduced and sharded
   std::vector<const Param*> params;
-  std::vector<size_t> indices;  // of the parameters in their table
+  std::vector<size_t> indices;  // indices of the parameters in their table
   int64_t numel = 0;            // with padding, a multiple of the group's size
   ElementRange own;             // this rank's share
   int layer = -1;               // Param::layer of all of them, where layers are apart; else -1
-  bool is_frozen = false;       // of all of them
+  bool is_frozen = false;       // true if all of them are frozen
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // f32 [own.count], the same of the gradients
   // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and

@@ -30,7 +30,7 @@ class LayerBuffers {
   size_t buffer_of(int layer) const { return static_cast<size_t>(layer) % buffers_.size(); }
   size_t num_buffers() const { return buffers_.size(); }
   Tensor whole(int layer, const Held& held) const;  // [bucket->numel], once bound
-  int64_t bytes(int layer) const;                   // of all buckets of a layer
+  int64_t bytes(int layer) const;                   // bytes of all buckets of a layer
 
  private:
   std::vector<Tensor> buffers_;  // u8

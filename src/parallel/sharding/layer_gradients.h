@@ -31,7 +31,7 @@ class LayerGradients {
 
  private:
   struct Buffer {
-    int layer = -1;  // whose gradients are there; -1: none
+    int layer = -1;  // the layer whose gradients are there; -1: none
     bool first_of_step = true;
     std::vector<Pending> sums;
   };

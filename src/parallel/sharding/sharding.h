@@ -33,7 +33,7 @@ struct ShardingSpec {
 
 // Passes of a step, for the communication that overlaps with them.
 struct StepPasses {
-  bool first = true;  // of the step
+  bool first = true;  // these passes are the first of the step
   // Micro-batches left when these passes end the step: the reduction of a gradient starts after the
   // last of them. 0: more passes follow, nothing is reduced.
   int64_t last_micro_batches = 0;

@@ -22,7 +22,7 @@ class TiedEmbedding {
 
  private:
   const Mesh& mesh_;
-  const Param* copy_;         // of this rank; null where it has none
+  const Param* copy_;         // this rank's copy; null where it has none
   std::vector<int> holders_;  // pp ranks, ascending
 };
 

@@ -9,7 +9,7 @@ namespace moebius {
 
 struct FigureText {
   std::string id, title, note;
-  std::string description;  // for readers who cannot see the picture
+  std::string description;  // text for readers who cannot see the picture
 };
 
 inline constexpr double kFigureWidth = 400;

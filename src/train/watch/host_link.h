@@ -40,7 +40,7 @@ class HostLink {
 
  private:
   double bytes_ = 0, rate_ = 0;
-  int64_t slow_steps_ = 0;  // without a break
+  int64_t slow_steps_ = 0;  // slow steps without a break
 };
 
 }  // namespace moebius

@@ -116,7 +116,7 @@ class NcclWorld {
   Accelerator& gpu_;
   GpuSums sums_;
   Buffer arrived_;
-  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by world ranks and kind
+  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // indexed by world ranks and kind
   int num_pairs_ = 0;
   cudaStream_t overlapped_ = nullptr;
   std::vector<ncclComm_t> comms_;

@@ -31,7 +31,7 @@ namespace moebius {
 struct AllToAllHandle final : DispatchHandle {
   Tensor counts_WE, row_R;                    // rows of each rank for each expert; the row of an arrival
   HostBuffer counts;                          // counts_WE on the host
-  std::vector<int64_t> send_rows, recv_rows;  // to and from each rank; empty until the counts are on the host
+  std::vector<int64_t> send_rows, recv_rows;  // rows to and from each rank; empty until the counts are on the host
 };
 
 class AllToAllDispatcher final : public Dispatcher {

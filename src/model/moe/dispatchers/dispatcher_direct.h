@@ -34,8 +34,8 @@
 namespace moebius {
 
 struct DirectHandle final : DispatchHandle {
-  Tensor dest_TJ, row_TJ, back_row_TB;  // of the tokens here: ops/dispatch/dispatch.h
-  Tensor arrive_W1, back_W;             // of the N = W T rows that may arrive
+  Tensor dest_TJ, row_TJ, back_row_TB;  // destinations of this rank's tokens: ops/dispatch/dispatch.h
+  Tensor arrive_W1, back_W;             // for the N = W T rows that may arrive
   Tensor pair_row_NL, weight_NL;
   bool has_begun = false;  // the rows of this pass may be written: all ranks have used those of earlier passes
 };

@@ -81,7 +81,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   void announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& handle) const;
   // Returns whether messages have T rows, since the host cannot read counts.
   bool has_fixed_messages(const Stream& s) const;
-  int64_t sorted_rows(const Stream& s, int64_t T) const;  // of an array that is sorted by node
+  int64_t sorted_rows(const Stream& s, int64_t T) const;  // rows of an array that is sorted by node
   Tensor node_rows(int64_t T, const TwoLevelHandle& handle) const;
   // out = the sum over the nodes of a block of a level, of f32 rows that are sorted by node.
   void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
@@ -90,7 +90,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   enum class Unused { undefined, zero };  // rows of messages that no token has
   Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle, Unused unused) const;
   Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;
-  std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // with 0 for this node
+  std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // returns rows with 0 for this node
   // Rows for each node in the order of nodes, and rows from each.
   struct RailExchange {
     Tensor out, in;
@@ -117,10 +117,10 @@ class TwoLevelDispatcher final : public Dispatcher {
 
   DispatcherSpec spec_;
   Group& ranks_;
-  CollectiveLevels levels_;  // of ranks_
+  CollectiveLevels levels_;  // the levels of ranks_
   DirectWindow& window_;
   int64_t etp_, e_, n_, M_, P_;  // P: ep ranks of a node
-  int64_t node_, place_;         // of this rank
+  int64_t node_, place_;         // this rank's node, and its place in it
   int64_t A_, J_, L_;
   int block_level_;     // of levels_: the first one that exchanges between nodes
   int64_t block_size_;  // nodes of a block at that level

@@ -44,7 +44,7 @@ struct HeadTile {
   // Copies rows [row, row + num_rows) below end; the others are zeros. All threads of the block call it.
   static __device__ __forceinline__ void copy(uint32_t to, const HeadRows& x, int row, int end, int num_rows) {
     if (!x.has_chunks) return copy_elements(to, x, row, end, num_rows);
-    constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;  // of a row
+    constexpr int kLanes = kChunks % 8 == 0 ? 8 : 4;  // lanes of a row
     const int lane = threadIdx.x % kLanes;
     for (int r = threadIdx.x / kLanes; r < num_rows; r += blockDim.x / kLanes) {
       const Half* const from = x.rows + (row + r) * x.stride + 8 * lane;

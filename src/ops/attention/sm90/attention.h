@@ -15,7 +15,7 @@
 
 namespace moebius::cuda {
 
-constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // of a warpgroup; of a block
+constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // threads of a warpgroup, and of a block
 constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
 
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with

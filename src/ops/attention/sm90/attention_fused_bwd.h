@@ -62,7 +62,7 @@ struct FusedShape : FusedTile<kWidth_> {
   static constexpr int kRows = fused_tile_rows(kWidth_), kKeys = 128;
   // A warpgroup's half of a tile's dq, in the order of its threads: a float4 of all threads, then the next.
   static constexpr int kHalfFloats = kRows * Tile::kWidth / 2, kParts = kHalfFloats / 64 / 32;
-  static constexpr int kDqSlotBytes = 64 * 64 * 4;  // of a piece, at most
+  static constexpr int kDqSlotBytes = 64 * 64 * 4;  // bytes of a piece, at most
   using Keys = Sm90Tile<kKeys, Tile::kWidth>;
   using Values = Sm90Tile<kKeys, Tile::kValues>;
   using Queries = Sm90Tile<kRows, Tile::kWidth>;

@@ -5,7 +5,7 @@
 
 namespace moebius::cuda {
 
-inline constexpr int kMostPairsPipelined = 32;  // of a row
+inline constexpr int kMostPairsPipelined = 32;  // pairs of a row
 
 // Does what ReturnSums says, for at most `max_rows` rows; y is f32 or bf16 [R, D]. The bits are those of the other kernel.
 // REQUIRES: at most kMostPairsPipelined pairs of a row; rows of y and of the windows begin at multiples of 16 bytes.

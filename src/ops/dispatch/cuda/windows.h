@@ -70,7 +70,7 @@ __device__ __forceinline__ void add_sent(const Windows& to, int64_t bytes_of_lan
 struct Return {
   const int32_t *pair_row_NL, *arrive_W1, *back_W;
   const float* weight_NL;  // may be null
-  int num_pairs;           // of a row: L
+  int num_pairs;           // pairs of a row: L
 };
 
 // The rank that row n came from. All lanes of the warp call it.

@@ -23,7 +23,7 @@ struct SumShape {
   struct Shared {
     Ring rings[kWarps];
     uint64_t loaded[kWarps][kPieces];
-    float weights[kWarps][kPieces];  // of the piece's row
+    float weights[kWarps][kPieces];  // weights of the piece's row
   };
 };
 

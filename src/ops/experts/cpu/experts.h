@@ -53,7 +53,7 @@ struct RowProduct {
 
   PanelMath math;
   int64_t k, num_panels, panels_per_task, tasks_across;
-  PanelSpace space;  // of one worker
+  PanelSpace space;  // scratch of one worker
 };
 
 // Calls fn(range, first_panel, num_panels, index of the task across, space) for all tasks.

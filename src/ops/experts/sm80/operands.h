@@ -17,7 +17,7 @@ struct Weights {
   const char* data;
   int64_t expert_bytes;
   int32_t rows;
-  uint32_t chunks;  // of 16 bytes in a row
+  uint32_t chunks;  // pieces of 16 bytes in a row
   __device__ __forceinline__ const char* of(int32_t expert) const { return data + expert * expert_bytes; }
 };
 inline Weights weights_of(const Tensor& w) {

@@ -42,7 +42,7 @@ struct WarpTile {
 // box of 64-byte rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any
 // two rows, are in different banks.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
-constexpr int kGradientCols = 256;  // of a tile
+constexpr int kGradientCols = 256;  // columns of a tile
 constexpr int kBoxes = kGradientCols / kBoxCols;
 static_assert(4 * kBoxBytes <= kStagingBytesWarp);
 __device__ __forceinline__ uint32_t box_offset(uint32_t row, uint32_t chunk) {
@@ -153,7 +153,7 @@ struct HeldGradient {
     const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
     const SwigluGradient d0 = f.gradient(__fmul_rn(w, g0), gate0, z0, up0);
     const SwigluGradient d1 = f.gradient(__fmul_rn(w, g1), gate1, z1, up1);
-    const uint32_t a = pack_bf16(f.value(gate0, z0, up0), f.value(gate1, z1, up1));  // as expert_up rounded it
+    const uint32_t a = pack_bf16(f.value(gate0, z0, up0), f.value(gate1, z1, up1));  // rounded as in expert_up
     gate = pack_bf16(d0.dgate, d1.dgate);
     up = pack_bf16(d0.dup, d1.dup);
     product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));

@@ -20,7 +20,7 @@
 namespace moebius::cuda::sm90 {
 
 constexpr uint32_t kRoundedBytes = 16 * 32 * 2;
-constexpr int kPlaces = 4;  // of each warp
+constexpr int kPlaces = 4;  // places of each warp
 static_assert(kPlaces * kRoundedBytes == kStagingPlaces * kPieceBytes && kPlaces == kFirstHeld);
 constexpr int kPartsOfBlock = 128 * 256 / 4;  // in float4
 constexpr int kFirstHeldTurn = 2, kFirstLoadTurn = 3, kTurns = kFirstLoadTurn + kPlaces;
@@ -60,7 +60,7 @@ struct SumRounder {
   const CUtensorMap& dw;
   const Params& p;
   uint32_t staging;                         // kPlaces places
-  uint32_t barriers;                        // of the loads into them
+  uint32_t barriers;                        // barriers of the loads into them
   int expert = 0, gathered = 0, plain = 0;  // where the held pieces' tile begins in dw
   bool pending = false;                     // pieces are held
   float held[16 * kHeldPieces];

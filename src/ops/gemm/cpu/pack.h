@@ -8,7 +8,7 @@
 
 namespace moebius::cpu {
 
-constexpr int64_t kPanelCols = 2 * kNumLanes;  // of B: 32 with AVX-512, 16 with AVX2
+constexpr int64_t kPanelCols = 2 * kNumLanes;  // columns of B: 32 with AVX-512, 16 with AVX2
 constexpr int64_t kRowPanel = 48;  // columns of the transpose of A, which are rows of A: four kernels of 12, eight of 6
 
 // Copies rows [0, rows) and columns [0, cols) of x[i * ld + j] to to[i * to_ld + j].

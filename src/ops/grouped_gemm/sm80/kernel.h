@@ -80,7 +80,7 @@ template <class Op>
 struct Products {
   static constexpr PortableGemmConfig kConfig = Op::kConfig;
   static constexpr int kSteps = kConfig.tile_k / 16;
-  static constexpr int kParts = kSteps - 1;  // of the copies of a slot, one a step, before the wait in the last one
+  static constexpr int kParts = kSteps - 1;  // parts of a slot's copies: one a step, before the wait in the last step
   static constexpr int kRowChunksA = (Op::kMajorA == Major::k ? kConfig.tile_k : kConfig.tile_m) / 8;
   static constexpr int kRowChunksB = (Op::kMajorB == Major::k ? kConfig.tile_k : kConfig.tile_n) / 8;
   static_assert(kSteps % 2 == 0);

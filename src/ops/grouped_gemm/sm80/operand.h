@@ -11,7 +11,7 @@ namespace moebius::cuda::sm80 {
 struct Source {
   const char* rows;
   const int32_t* index;  // row i is read from rows index[i]; null: from row i
-  uint32_t chunks;       // of 16 bytes in a row
+  uint32_t chunks;       // pieces of 16 bytes in a row
 };
 
 // Returns the row of the source that is row i; negative where not valid. It is volatile assembly: with C++, the

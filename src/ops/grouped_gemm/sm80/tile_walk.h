@@ -17,7 +17,7 @@ enum class Cut : int { m, k };
 struct Tiles {
   const int32_t* offsets;  // [num_experts + 1]; null: one expert has [0, cut)
   int32_t num_experts, cut;
-  int32_t m, k;           // of the dimension that is not cut
+  int32_t m, k;           // the dimension that is not cut
   int32_t across;         // tiles across the columns of the output
   bool has_idle = false;  // with Cut::k, experts without rows have tiles too, whose sums are zero
 };

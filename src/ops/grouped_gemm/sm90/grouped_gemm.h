@@ -15,7 +15,7 @@ namespace moebius::cuda {
 
 constexpr int kNoteBytes = 32;
 constexpr int kMnMajorCols = 64;              // a box of MN-major weights has this many columns: 128 bytes of bf16
-constexpr uint32_t kStagingBytesWarp = 4096;  // for the epilogue of each consumer warp
+constexpr uint32_t kStagingBytesWarp = 4096;  // bytes for the epilogue of each consumer warp
 
 // The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which
 // starts at a multiple of 1024.

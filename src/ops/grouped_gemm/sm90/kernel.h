@@ -24,7 +24,7 @@ namespace moebius::cuda {
 struct Gather {
   const char* rows;
   const int32_t* token;
-  int32_t chunks;  // of 16 bytes in a row
+  int32_t chunks;  // pieces of 16 bytes in a row
 };
 
 // A second product that is added to the first in the same sums: rows of another tensor, which are not gathered, by

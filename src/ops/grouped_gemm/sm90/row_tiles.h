@@ -86,7 +86,7 @@ class RowTileWalk {
 
   RowTiles tiles_;
   int32_t block_, unit_, expert_ = 0, base_ = 0;
-  int32_t begin_ = 0, end_ = 0, down_ = 0, units_ = 0;  // of expert_
+  int32_t begin_ = 0, end_ = 0, down_ = 0, units_ = 0;  // rows and units of expert_
 };
 
 }  // namespace moebius::cuda

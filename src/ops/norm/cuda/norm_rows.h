@@ -12,7 +12,7 @@ template <class T>
 struct NormRowsFwd {
   T* y;
   T* sum = nullptr;       // only with residual
-  float* rstd = nullptr;  // of each row; may be left out
+  float* rstd = nullptr;  // rstd of each row; may be left out
   const T* x;
   const T* residual = nullptr;
   const T* w;

@@ -12,7 +12,7 @@ constexpr int64_t kTile = 128;
 static_assert(kGroupAlign % kTile == 0);
 
 struct Tile {
-  int64_t matrix, row, col;  // of q.data
+  int64_t matrix, row, col;  // coordinates in q.data
   int64_t rows, cols;
 };
 

@@ -14,7 +14,7 @@
 namespace moebius::cuda::sm90 {
 
 inline constexpr int kQuantizeTile = 128;
-inline constexpr int kTileLanes = 16;  // that share a row
+inline constexpr int kTileLanes = 16;  // lanes that share a row
 inline constexpr int kTilePitch =
     kQuantizeTile / 2 + 4;  // words of a row in shared memory: chunks of 16 bytes stay aligned
 inline constexpr int kTileWords = kQuantizeTile * kTilePitch;
@@ -78,10 +78,10 @@ __device__ __forceinline__ int group_of_columns(const int32_t* offsets, int num_
 
 // A tile's place in a transposed operand.
 struct TileColumns {
-  uint8_t* data;  // of the matrix
+  uint8_t* data;  // elements of the matrix
   float* scales;
-  int64_t width;       // of a row of data
-  int64_t scale_cols;  // of a row of scales
+  int64_t width;       // elements of a row of data
+  int64_t scale_cols;  // elements of a row of scales
   int64_t row, block;  // the row of data of the first column of the tile, and its block of 128 along a row
   int cols;            // columns that the tile has
 };

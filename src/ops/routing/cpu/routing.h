@@ -11,8 +11,8 @@
 namespace moebius::cpu {
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kTokensPerBlock = 128;     // of one task
-constexpr int64_t kTokensPerPartial = 1024;  // of the gate's weight gradient
+constexpr int64_t kTokensPerBlock = 128;     // tokens of one task
+constexpr int64_t kTokensPerPartial = 1024;  // tokens of a partial sum of the gate's weight gradient
 
 using ScoreRow = std::array<float, kMaxExperts>;
 

@@ -50,7 +50,7 @@ struct GateScratch {
 // A bf16 matrix, or the terms of an f32 one, one after the other.
 struct GateOperand {
   const bf16* data;
-  int64_t rows, width;  // of a term
+  int64_t rows, width;  // shape of a term
 };
 
 // terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`, a multiple of 8

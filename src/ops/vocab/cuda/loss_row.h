@@ -6,7 +6,7 @@
 
 namespace moebius::cuda {
 
-constexpr int kLossThreads = 512;  // of a block
+constexpr int kLossThreads = 512;  // threads of a block
 
 // The place of a block among those of its row.
 struct Team {
