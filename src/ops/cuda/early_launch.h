@@ -16,8 +16,9 @@ constexpr int64_t kEarlyRows = 32;  // kernels of more rows than these gain noth
 // Without code of its own, a Hopper GPU would start these kernels early, and they would not wait.
 template <int... kArchitectures>
 constexpr bool kHopperIsAmong = ((kArchitectures == 900) || ...);
-static_assert(kHopperIsAmong<__CUDA_ARCH_LIST__>,
-              "kernels that start early need code for Hopper; include early_launch.h in the .cu file, and run cmake again");
+static_assert(
+    kHopperIsAmong<__CUDA_ARCH_LIST__>,
+    "kernels that start early need code for Hopper; include early_launch.h in the .cu file, and run cmake again");
 
 // From here on the next kernel of the stream may start.
 __device__ __forceinline__ void let_next_start() {
