@@ -100,32 +100,45 @@ set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 # CMake 3.25.1 does not know CUDA_STANDARD 20. fmt 9 does not detect that nvcc supports constexpr.
 set(MOEBIUS_CUDA_FLAGS -std=c++20 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
-# The architectures that get native code. The kernels in sm90/ use Hopper's own instructions, which no other
-# GPU has. Those in cuda/ and sm80/ also have the PTX of the lowest architecture, which the driver compiles
-# for any later GPU when a program first runs on it.
+# The architectures that get native code. The kernels in sm90/ use Hopper's own instructions, which no other GPU has.
+# Those in cuda/ and sm80/ are compiled once, to the PTX of 8.0. ptxas makes the native code of each architecture from
+# it, which takes a fifth of the time of one more compilation. The PTX is kept too: the driver compiles it for any later
+# GPU when a program first runs there.
 set(MOEBIUS_CUDA_ARCHITECTURES "80;90a" CACHE STRING
-  "GPUs that get native code, 90a (Hopper) among them, and others of 80, 86, 89, 100 and 120; later ones than the lowest run too")
-set(MOEBIUS_LOWEST_CAPABILITY 90)
-set(MOEBIUS_CUDA_FLAGS_sm90 -gencode=arch=compute_90a,code=sm_90a)
-set(MOEBIUS_CUDA_FLAGS_cuda ${MOEBIUS_CUDA_FLAGS_sm90})
+  "GPUs that get native code, 90a (Hopper) among them, and others of 80, 86, 89, 100 and 120; all GPUs since 80 run, unless 90a is alone")
 foreach(architecture ${MOEBIUS_CUDA_ARCHITECTURES})
   if(NOT architecture MATCHES "^(80|86|89|90a|100|120)$")
     message(FATAL_ERROR "MOEBIUS_CUDA_ARCHITECTURES: expected 80, 86, 89, 90a, 100 and 120; got '${architecture}'")
-  elseif(NOT architecture STREQUAL 90a)
-    list(APPEND MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_${architecture},code=sm_${architecture})
-    if(architecture LESS MOEBIUS_LOWEST_CAPABILITY)
-      set(MOEBIUS_LOWEST_CAPABILITY ${architecture})
-    endif()
   endif()
 endforeach()
 if(NOT 90a IN_LIST MOEBIUS_CUDA_ARCHITECTURES)
   message(FATAL_ERROR "MOEBIUS_CUDA_ARCHITECTURES: expected 90a among '${MOEBIUS_CUDA_ARCHITECTURES}', since Hopper's kernels are always built")
 endif()
-if(MOEBIUS_LOWEST_CAPABILITY LESS 90)
-  list(APPEND MOEBIUS_CUDA_FLAGS_cuda
-    -gencode=arch=compute_${MOEBIUS_LOWEST_CAPABILITY},code=compute_${MOEBIUS_LOWEST_CAPABILITY})
+set(MOEBIUS_CUDA_HOPPER_FLAGS -gencode=arch=compute_90a,code=sm_90a)
+set(MOEBIUS_CUDA_PORTABLE_FLAGS "")  # for GPUs other than Hopper
+foreach(architecture ${MOEBIUS_CUDA_ARCHITECTURES})
+  if(NOT architecture STREQUAL 90a)
+    list(APPEND MOEBIUS_CUDA_PORTABLE_FLAGS -gencode=arch=compute_80,code=sm_${architecture})
+  endif()
+endforeach()
+set(MOEBIUS_LOWEST_CAPABILITY 90)
+if(MOEBIUS_CUDA_PORTABLE_FLAGS)
+  list(APPEND MOEBIUS_CUDA_PORTABLE_FLAGS -gencode=arch=compute_80,code=compute_80)
+  set(MOEBIUS_LOWEST_CAPABILITY 80)
 endif()
-set(MOEBIUS_CUDA_FLAGS_sm80 ${MOEBIUS_CUDA_FLAGS_cuda})
+# Sets the flags of a kernel in a folder of this name. Kernels that start early use an instruction of Hopper, which
+# PTX of 8.0 does not have, so they are compiled once more for it.
+function(moebius_cuda_flags kernel folder)
+  set(hopper ${MOEBIUS_CUDA_HOPPER_FLAGS})
+  set(portable ${MOEBIUS_CUDA_PORTABLE_FLAGS})
+  file(STRINGS ${kernel} starts_early REGEX "\"ops/cuda/early_launch.h\"" LIMIT_COUNT 1)
+  if(folder STREQUAL sm90)
+    set(portable "")
+  elseif(portable AND NOT starts_early)
+    set(hopper -gencode=arch=compute_80,code=sm_90a)
+  endif()
+  set_property(SOURCE ${kernel} APPEND PROPERTY COMPILE_OPTIONS ${hopper} ${portable})
+endfunction()
 string(REPLACE ";" "," MOEBIUS_NATIVE_CAPABILITIES "${MOEBIUS_CUDA_ARCHITECTURES}")
 string(REPLACE "90a" "90" MOEBIUS_NATIVE_CAPABILITIES "${MOEBIUS_NATIVE_CAPABILITIES}")
 set(MOEBIUS_HAS_CUDA TRUE)

@@ -24,7 +24,10 @@ CASES = [
     ("90a", NATIVE, "", ["expected no native code for 80, which MOEBIUS_CUDA_ARCHITECTURES does not name"]),
     ("80;90a", NATIVE.replace("ELF file    1: rows.sm_90a.cubin\n", ""), PTX,
      ["expected native code for 90a of every portable kernel; there is none of rows"]),
-    ("80;90a", NATIVE, PTX.replace("rows", "rope"), ["expected PTX of 80 for later GPUs; there is none of rows"]),
+    ("80;90a", NATIVE, PTX.replace("rows", "rope"), ["expected PTX of 80 for other GPUs; there is none of rows"]),
+    ("90a;120", NATIVE.replace("sm_80", "sm_120"), PTX, []),
+    ("90a;120", NATIVE.replace("sm_80", "sm_120"), "",
+     ["expected PTX of 80 for other GPUs; there is none of moebius, rows"]),
     ("90a", "ELF file    5: hopper.sm_90a.cubin\n", "", []),
     ("80;90a", "", "", ["expected native code for 80; there is none", "expected native code for 90a; there is none"]),
 ]

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 namespace moebius {
 namespace {
@@ -28,16 +29,26 @@ int native_code_for(const GpusFound& found, const GpuFound& gpu) {
   return best;
 }
 
+// Returns how to build native code for a GPU beside what this build has; empty if cmake/cuda.cmake has none for it.
+std::string how_to_build_for(const GpusFound& found, const GpuFound& gpu) {
+  const int wanted = 10 * gpu.capability_major;
+  if (wanted != 80 && wanted != 100 && wanted != 120) return "";
+  std::set<int> native(found.native.begin(), found.native.end());
+  native.insert(wanted);
+  std::string list;
+  for (const int n : native) list += fmt::format("{}{}{}", list.empty() ? "" : ";", n, n == kHopper ? "a" : "");
+  return fmt::format(", or build with -DMOEBIUS_CUDA_ARCHITECTURES=\"{}\"", list);
+}
+
 // Only a driver that is as new as the compiler knows its PTX.
 std::string why_no_ptx(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
   if (native_code_for(found, gpu) != 0 || found.driver >= found.built_with) return "";
   return fmt::format(
       "GPU {} is {} (compute capability {}), for which this build has no native code, and the driver for CUDA {} is too "
-      "old for its PTX; update the driver to one for CUDA {} or later, or build with "
-      "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;{}\"",
+      "old for its PTX; update the driver to one for CUDA {} or later{}",
       index, gpu.name, capability_text(capability_of(gpu)), cuda_version_text(found.driver),
-      cuda_version_text(found.built_with), gpu.capability_major * 10);
+      cuda_version_text(found.built_with), how_to_build_for(found, gpu));
 }
 
 std::string capabilities_text(const GpusFound& found) {

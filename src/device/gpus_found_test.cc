@@ -10,6 +10,7 @@ const GpuFound kT4{.name = "Tesla T4", .uuid = "GPU-t", .capability_major = 7, .
 const GpuFound kB200{.name = "NVIDIA B200", .uuid = "GPU-b", .capability_major = 10, .capability_minor = 0};
 const GpuFound kRtx5090{.name = "NVIDIA RTX 5090", .uuid = "GPU-r", .capability_major = 12, .capability_minor = 0};
 const GpuFound kRtx4090{.name = "NVIDIA RTX 4090", .uuid = "GPU-l", .capability_major = 8, .capability_minor = 9};
+const GpuFound kThor{.name = "NVIDIA Thor", .uuid = "GPU-j", .capability_major = 11, .capability_minor = 0};
 const GpuFound kA100{.name = "NVIDIA A100", .uuid = "GPU-a", .capability_major = 8, .capability_minor = 0};
 
 struct Case {
@@ -69,6 +70,17 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
        "GPU 1 is NVIDIA RTX 5090 (compute capability 12.0), for which this build has no native code, and the driver for "
        "CUDA 13.0 is too old for its PTX; update the driver to one for CUDA 13.2 or later, or build with "
        "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;120\"",
+       "built with 13.2, driver for 13.0"},
+      {{.built_with = 13020, .native = {90, 120}, .driver = 13000, .visible = {kRtx4090}},
+       0,
+       "GPU 0 is NVIDIA RTX 4090 (compute capability 8.9), for which this build has no native code, and the driver for "
+       "CUDA 13.0 is too old for its PTX; update the driver to one for CUDA 13.2 or later, or build with "
+       "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;120\"",
+       "built with 13.2, driver for 13.0"},
+      {{.built_with = 13020, .driver = 13000, .visible = {kThor}},
+       0,
+       "GPU 0 is NVIDIA Thor (compute capability 11.0), for which this build has no native code, and the driver for "
+       "CUDA 13.0 is too old for its PTX; update the driver to one for CUDA 13.2 or later",
        "built with 13.2, driver for 13.0"},
       {{.built_with = 13020, .driver = 13000, .visible = {kRtx4090}}, 0, "", "built with 13.2, driver for 13.0"},
       {{.built_with = 13020, .native = {80, 90, 120}, .driver = 13000, .visible = {kRtx5090}},

@@ -43,9 +43,10 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
   model.max_position_embeddings = 400;
   std::vector<int32_t> prompt(330);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 37 % 127);
-  const auto logits_of = [&](DeviceKind device, DType compute, int64_t chunk) {
-    EngineSpec spec = generation_engine_spec(model, compute, 340, 2, chunk);
+  const auto logits_of = [&](DeviceKind device, const Way& way, int64_t chunk) {
+    EngineSpec spec = generation_engine_spec(model, way.compute, 340, 2, chunk);
     spec.device = device;
+    spec.kernels = way.kernels;
     Engine engine(spec);
     initialised(engine);
     std::vector<float> logits(model.vocab_size);
@@ -55,17 +56,19 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
     EXPECT_LE(EngineTestAccess::stack_high_water(engine), engine.plan().bytes(Life::stack)) << chunk;
     return logits;
   };
-  const std::vector<float> want = logits_of(DeviceKind::cpu, DType::f32, 512);
+  const std::vector<float> want = logits_of(DeviceKind::cpu, {DType::f32}, 512);
   // The tolerance of the goldens in bf16.
-  for (const int64_t chunk : {512, 256, 100}) {
-    const std::vector<float> got = logits_of(DeviceKind::cuda, DType::bf16, chunk);
-    double both = 0, mine = 0, theirs = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      both += double{got[i]} * want[i];
-      mine += double{got[i]} * got[i];
-      theirs += double{want[i]} * want[i];
+  for (const KernelChoice kernels : {KernelChoice::automatic, KernelChoice::portable}) {
+    for (const int64_t chunk : {512, 256, 100}) {
+      const std::vector<float> got = logits_of(DeviceKind::cuda, {DType::bf16, kernels}, chunk);
+      double both = 0, mine = 0, theirs = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        both += double{got[i]} * want[i];
+        mine += double{got[i]} * got[i];
+        theirs += double{want[i]} * want[i];
+      }
+      EXPECT_GE(both / std::sqrt(mine * theirs), 0.999) << "chunks of " << chunk << ", " << name_of(kernels);
     }
-    EXPECT_GE(both / std::sqrt(mine * theirs), 0.999) << "chunks of " << chunk;
   }
 }
 
@@ -74,13 +77,14 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
 TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  const auto texts_with = [&](DeviceKind device, DType compute, bool graph, int64_t sequences, int64_t top_k) {
-    ModelSpec model = wide_spec_on(device, compute).model;
+  const auto texts_with = [&](DeviceKind device, const Way& way, bool graph, int64_t sequences, int64_t top_k) {
+    ModelSpec model = wide_spec_on(device, way.compute).model;
     model.max_position_embeddings = 400;
     model.sliding_window = 40;
     model.sliding_layers = {false, true, false};
-    EngineSpec spec = generation_engine_spec(model, compute, 330, 2, 256, {}, sequences);
+    EngineSpec spec = generation_engine_spec(model, way.compute, 330, 2, 256, {}, sequences);
     spec.device = spec.target = device;
+    spec.kernels = way.kernels;
     spec.graph = graph;
     Engine engine(spec);
     initialised(engine);
@@ -98,13 +102,14 @@ TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
   };
   // The GPU draws tokens itself, but for those of the 50 largest logits.
   for (const int64_t top_k : {0, 50}) {
-    for (const DType compute : {DType::f32, DType::bf16}) {
-      const auto captured = texts_with(DeviceKind::cuda, compute, true, 3, top_k);
-      EXPECT_EQ(captured, texts_with(DeviceKind::cuda, compute, false, 3, top_k));
+    for (const Way& way : kWays) {
+      SCOPED_TRACE(name_of(way));
+      const auto captured = texts_with(DeviceKind::cuda, way, true, 3, top_k);
+      EXPECT_EQ(captured, texts_with(DeviceKind::cuda, way, false, 3, top_k));
       EXPECT_LT(captured[2].size(), captured[0].size());
     }
-    EXPECT_EQ(texts_with(DeviceKind::cuda, DType::f32, true, 1, top_k),
-              texts_with(DeviceKind::cpu, DType::f32, true, 1, top_k));
+    EXPECT_EQ(texts_with(DeviceKind::cuda, {DType::f32}, true, 1, top_k),
+              texts_with(DeviceKind::cpu, {DType::f32}, true, 1, top_k));
   }
 }
 
@@ -118,14 +123,15 @@ TEST(OnGpuGeneration, TokensThatTheGpuDrawsAreThoseOfTheHost) {
     std::vector<int32_t>& prompt = prompts.emplace_back(length);
     for (int64_t i = 0; i < length; ++i) prompt[i] = static_cast<int32_t>((i * 37 + length) % 127);
   }
-  for (const DType compute : {DType::f32, DType::bf16}) {
+  for (const auto& [compute, kernels] : kWays) {
     for (const double temperature : {0.0, 0.9}) {
       GenerateSpec generate{.max_tokens = 30, .sampling = {.temperature = temperature, .seed = 5}, .num_ids = 120};
       ModelSpec model = wide_spec_on(DeviceKind::cuda, compute).model;
       model.max_position_embeddings = 100;
-      const auto engine_of = [&](int64_t sequences, bool graph) {
+      const auto engine_of = [&, compute = compute, kernels = kernels](int64_t sequences, bool graph) {
         EngineSpec spec = generation_engine_spec(model, compute, 100, 2, 256, {}, sequences);
         spec.device = spec.target = DeviceKind::cuda;
+        spec.kernels = kernels;
         spec.graph = graph;
         return spec;
       };
@@ -151,7 +157,8 @@ TEST(OnGpuGeneration, TokensThatTheGpuDrawsAreThoseOfTheHost) {
       for (const int64_t sequences : {1, 2, 4}) {
         if (compute == DType::bf16 && sequences > 1) continue;
         for (const bool graph : {true, false}) {
-          SCOPED_TRACE(fmt::format("{} sequences, graph {}, temperature {}", sequences, graph, temperature));
+          SCOPED_TRACE(fmt::format("{}, {} sequences, graph {}, temperature {}", name_of(kernels), sequences, graph,
+                                   temperature));
           Engine engine(engine_of(sequences, graph));
           ASSERT_TRUE(engine.draws_on_device());
           initialised(engine);

@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-class OffloadOnGpu : public ::testing::TestWithParam<DType> {
+class OffloadOnGpu : public ::testing::TestWithParam<Way> {
  protected:
   using SpecOn = EngineSpec (*)(DeviceKind, DType, bool);
 
@@ -19,7 +19,11 @@ class OffloadOnGpu : public ::testing::TestWithParam<DType> {
     const std::string why = Accelerator::why_missing();
     if (!why.empty()) GTEST_SKIP() << why;
   }
-  static EngineSpec on_gpu(SpecOn spec_on, bool graph = true) { return spec_on(DeviceKind::cuda, GetParam(), graph); }
+  static EngineSpec on_gpu(SpecOn spec_on, bool graph = true) {
+    EngineSpec spec = spec_on(DeviceKind::cuda, GetParam().compute, graph);
+    spec.kernels = GetParam().kernels;
+    return spec;
+  }
   // More layers than slots, so that each slot is used again in both passes.
   static EngineSpec deep(bool graph) {
     EngineSpec spec = on_gpu(wide_spec_on, graph);
@@ -91,8 +95,8 @@ TEST_P(OffloadOnGpu, OfManyLayersChangesNoBitAndCountsItsBytes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, OffloadOnGpu, ::testing::Values(DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Ways, OffloadOnGpu, ::testing::ValuesIn(kWays),
+                         [](const auto& info) { return name_of(info.param); });
 
 // The memory of the GPU is predicted within 3 %, as without it, and is less by what the host has.
 TEST(OffloadOnGpuMemory, IsPredictedBeforeThePlanIsBound) {

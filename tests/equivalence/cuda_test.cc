@@ -13,14 +13,6 @@
 namespace moebius {
 namespace {
 
-// A run computes in this, with kernels of this choice.
-struct Way {
-  DType compute;
-  KernelChoice kernels = KernelChoice::automatic;
-};
-
-void PrintTo(const Way& way, std::ostream* out) { *out << name_of(way.compute) << " " << name_of(way.kernels); }
-
 class OnGpu : public ::testing::TestWithParam<Way> {
  protected:
   using SpecOn = EngineSpec (*)(DeviceKind, DType, bool);
@@ -386,11 +378,7 @@ TEST(GpuSpecs, TrainOnTheCpu) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, OnGpu,
-                         ::testing::Values(Way{DType::f32}, Way{DType::bf16}, Way{DType::bf16, KernelChoice::portable}),
-                         [](const auto& info) {
-                           return fmt::format("{}_{}", name_of(info.param.compute), name_of(info.param.kernels));
-                         });
+INSTANTIATE_TEST_SUITE_P(Ways, OnGpu, ::testing::ValuesIn(kWays), [](const auto& info) { return name_of(info.param); });
 
 // The memory that a run will hold is predicted within 3 % before it holds any.
 // Kernels that earlier tests have loaded are not loaded again, so a run may hold less.

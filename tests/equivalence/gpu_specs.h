@@ -2,7 +2,11 @@
 // on random tokens.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "engine/engine_testing.h"
@@ -17,6 +21,16 @@ using testing::tiny_engine;
 using testing::tiny_model;
 
 inline constexpr int64_t kMicroBatches = 2, kBatch = 3;
+
+// A run computes in this dtype, with kernels of this choice.
+struct Way {
+  DType compute;
+  KernelChoice kernels = KernelChoice::automatic;
+};
+inline constexpr Way kWays[] = {{DType::f32}, {DType::bf16}, {DType::bf16, KernelChoice::portable}};
+
+inline std::string name_of(const Way& way) { return fmt::format("{}_{}", name_of(way.compute), name_of(way.kernels)); }
+inline void PrintTo(const Way& way, std::ostream* out) { *out << name_of(way); }
 
 inline EngineSpec spec_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = tiny_engine(tiny_model(), kBatch, compute, 2);

@@ -128,9 +128,10 @@ TEST_F(LoraBase8, AsReadEqualsTheSameWeightsInBf16BitForBit) {
 // In a captured step, from the same folder.
 TEST_F(LoraBase8, OnAGpuToo) {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
-  const auto run = [&](LoraBase base) {
+  const auto run = [&](LoraBase base, KernelChoice kernels) {
     EngineSpec spec = spec_of("fp8", base, 0.1);
     spec.device = DeviceKind::cuda;
+    spec.kernels = kernels;
     const auto engine = started(spec, "fp8");
     std::vector<double> all;
     for (int64_t step = 1; step <= 5; ++step) {
@@ -141,9 +142,11 @@ TEST_F(LoraBase8, OnAGpuToo) {
     }
     return all;
   };
-  const std::vector<double> want = run(LoraBase::compute);
-  EXPECT_EQ(run(LoraBase::fp8_block), want);
-  EXPECT_NE(want.front(), want.back());
+  for (const KernelChoice kernels : {KernelChoice::automatic, KernelChoice::portable}) {
+    const std::vector<double> want = run(LoraBase::compute, kernels);
+    EXPECT_EQ(run(LoraBase::fp8_block, kernels), want) << name_of(kernels);
+    EXPECT_NE(want.front(), want.back());
+  }
 }
 
 TEST_F(LoraBase8, OtherWeightsAreQuantisedWhenTheyAreRead) {

@@ -1,6 +1,6 @@
 // Kernels that start before the previous kernel has ended (programmatic dependent launch). A pass of a few tokens is a
 // chain of kernels of microseconds, much of which is their launch. Only Hopper GPUs do this, since the code for other
-// GPUs is compiled for compute capability 8.0.
+// GPUs is compiled for compute capability 8.0. cmake/cuda.cmake compiles sources that include this file for both.
 // Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
 // else, and before it writes. Every kernel does both on all paths, so all earlier kernels have then ended.
 // REQUIRES of the caller: kernels that write these weights ended before the previous kernel began.
@@ -12,6 +12,13 @@
 namespace moebius::cuda {
 
 constexpr int64_t kEarlyRows = 32;  // kernels of more rows than these gain nothing
+
+// Without code of its own, a Hopper GPU would start these kernels early, and they would not wait.
+template <int... kArchitectures>
+constexpr bool kHopperIsAmong = ((kArchitectures == 900) || ...);
+static_assert(
+    kHopperIsAmong<__CUDA_ARCH_LIST__>,
+    "kernels that start early need code for Hopper; include early_launch.h in the .cu file, and run cmake again");
 
 // From here on the next kernel of the stream may start.
 __device__ __forceinline__ void let_next_start() {
