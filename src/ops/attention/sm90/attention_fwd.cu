@@ -29,7 +29,7 @@ struct FwdTile {
   static constexpr int kWidth = kWidth_, kValues = kValues_, kGroups = kWidth == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kWidth == 64 ? 4 : 2;
   static constexpr int kThreads = (kGroups + 1) * kGroupThreads, kWarps = 4 * kGroups;
-  // Of a thread of the warpgroup that loads, and of one that multiplies.
+  // A thread of the warpgroup that loads has kLoadRegisters, and one that multiplies has kRegisters.
   static constexpr uint32_t kLoadRegisters = kGroups == 3 ? 32 : 40, kRegisters = kGroups == 3 ? 160 : 232;
   using Queries = Sm90Tile<kRows, kWidth>;
   using Keys = Sm90Tile<kKeys, kWidth>;
