@@ -39,10 +39,10 @@ AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_U
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
 // Measured on one H100, 2026-11-27, in TFLOP/s, ours and cuDNN 9.19:
-//   32/4 heads of 128, 32 x 512 299 and 370; 8 x 4096 617 and 615; 1 x 32768 622 and 585; window of 1024 495 and 506
-//   16/16 heads of 128, 8 x 4096 599 and 600
-//   64/8 heads of 64, 32 x 512 208 and 266; 8 x 4096 462 and 458; 1 x 32768 506 and 456; window of 1024 349 and 357
-//   latent, 128 heads, 8 x 4096 580 and 558; 1 x 32768 635 and 601
+//   32/4 heads of 128, 32 x 512 299 and 370; 16 x 2048 566 and 576; 8 x 4096 639 and 627; 1 x 131072 647 and 578
+//   16/16 heads of 128, 8 x 4096 618 and 610; 32/4 heads of 128, window of 1024 495 and 506
+//   64/8 heads of 64, 32 x 1024 300 and 357; 8 x 4096 482 and 458; 1 x 32768 546 and 464; window of 1024 349 and 357
+//   latent, 128 heads, 8 x 4096 634 and 575; 1 x 32768 689 and 608; 16 heads, 1 x 4096 383 and 460
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
