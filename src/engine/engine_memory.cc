@@ -26,7 +26,12 @@ bool runs_cudnn(const EngineSpec& spec) {
                          .v_UGd = heads(m.num_kv_heads, m.is_latent() ? m.v_head_dim : m.head_dim),
                          .batch = spec.shape.batch};
   if (spec.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
-  return spec.target == DeviceKind::cuda && cudnn_takes(attention);
+  const AttentionBwd backward{.q_THd = attention.q_THd,
+                              .k_TGd = attention.k_UGd,
+                              .v_TGd = attention.v_UGd,
+                              .doc_start_T = attention.doc_start_T,
+                              .batch = attention.batch};
+  return spec.target == DeviceKind::cuda && (cudnn_takes(attention) || cudnn_takes(backward));
 }
 
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,

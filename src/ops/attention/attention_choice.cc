@@ -38,17 +38,18 @@ bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// Measured on one H100, 2026-11-25, in TFLOP/s, ours and cuDNN 9.19:
-//   heads of 128, 8 x 4096 573 and 619; 1 x 16384 621 and 613; 1 x 32768 630 and 617;
-//   1 x 131072 640 and 578
-//   heads of 64, 8 x 4096 380 and 449; latent, 8 x 4096 347 and 561, 1 x 32768 372 and 613
+// Measured on one H100, 2026-11-27, in TFLOP/s, ours and cuDNN 9.19:
+//   32/4 heads of 128, 32 x 512 299 and 370; 16 x 2048 566 and 576; 8 x 4096 639 and 627; 1 x 131072 647 and 578
+//   16/16 heads of 128, 8 x 4096 618 and 610; 32/4 heads of 128, window of 1024 495 and 506
+//   64/8 heads of 64, 32 x 1024 300 and 357; 8 x 4096 482 and 458; 1 x 32768 546 and 464; window of 1024 349 and 357
+//   latent, 128 heads, 8 x 4096 634 and 575; 1 x 32768 689 and 608; 16 heads, 1 x 4096 383 and 460
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  constexpr int64_t kLong = 16384;
-  // At other widths only whole sequences were measured.
-  if (z.width == z.v_width && z.width != 64 && z.width != 128 && z.window > 0) return false;
-  return z.width != 128 || z.window > 0 || z.kv_rows < kLong;
+  constexpr int64_t kLong = 4096;
+  const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
+  if (is_portable) return z.window == 0;  // with windows they were not measured
+  return z.window > 0 || z.kv_rows < kLong;
 }
 
 // The same, cuDNN's deterministic pass; ours on 2026-11-26 and 2026-11-27:

@@ -18,10 +18,16 @@ AttentionShape causal(int64_t batch, int64_t rows, int64_t heads, int64_t kv_hea
 
 TEST(AttentionChoice, IsTheTableOfWhatWasMeasured) {
   const AttentionShape qwen = causal(8, 4096, 32, 4, 128), long_qwen = causal(1, 131072, 32, 4, 128),
-                       latent = causal(1, 32768, 128, 128, 192), small = causal(1, 512, 32, 4, 128);
-  EXPECT_TRUE(cudnn_is_faster_fwd(qwen));
+                       latent = causal(1, 32768, 128, 128, 192), small = causal(1, 512, 32, 4, 128),
+                       narrow = causal(8, 4096, 64, 8, 64);
+  EXPECT_FALSE(cudnn_is_faster_fwd(qwen));
+  EXPECT_TRUE(cudnn_is_faster_fwd(small));
+  EXPECT_FALSE(cudnn_is_faster_fwd(narrow));
   EXPECT_FALSE(cudnn_is_faster_fwd(long_qwen));
-  EXPECT_TRUE(cudnn_is_faster_fwd(latent));
+  EXPECT_FALSE(cudnn_is_faster_fwd(latent));
+  AttentionShape window = qwen;
+  window.window = 1024;
+  EXPECT_TRUE(cudnn_is_faster_fwd(window));
   EXPECT_FALSE(cudnn_is_faster_bwd(qwen));
   EXPECT_FALSE(cudnn_is_faster_bwd(long_qwen));
   EXPECT_FALSE(cudnn_is_faster_bwd(latent));

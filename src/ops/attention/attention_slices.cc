@@ -105,8 +105,16 @@ int64_t fused_wave(const DsSizes& z) {
          std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
 }
 
-// Returns whether one kernel is faster than those with ds, by what was measured on an H100. Where a window is short, the
-// sums of dq are most of the memory that is read and written.
+// Returns whether scores that are computed once more are the fastest, by what was measured on an H100. The host knows
+// only that there are documents. Where a sequence is not long, they are taken to be shorter than it: with narrow heads
+// the sums of dq are then most of the memory that is read and written.
+bool recomputed_is_fastest(const DsSizes& z) {
+  constexpr int64_t kShortRows = 4096;
+  return z.width == 64 && z.has_documents && z.window == 0 && z.rows <= kShortRows;
+}
+
+// Returns whether one kernel is faster than those with ds, by what was measured there. Where a window is short, the sums
+// of dq are most of the memory that is read and written.
 bool one_kernel_is_faster(const DsSizes& z) {
   constexpr int64_t kShortWindow = 512;
   return z.window == 0 || z.window > kShortWindow;
@@ -135,6 +143,7 @@ bool can_take(const DsSizes& z, AttentionBwdPath path) {
 
 AttentionBwdPath bwd_path(const DsSizes& z) {
   using enum AttentionBwdPath;
+  if (recomputed_is_fastest(z)) return recomputed;
   if (one_kernel_is_faster(z) && can_take(z, one_kernel)) return one_kernel;
   return can_take(z, kept_ds) ? kept_ds : recomputed;
 }

@@ -97,7 +97,9 @@ TEST(AttentionSlices, ThePathFollowsFromTheShape) {
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 1024}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 512}), kept_ds);
   EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64}), one_kernel);
-  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), recomputed);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 1024, true}), one_kernel);
+  EXPECT_EQ(bwd_path({1, 32768, 64, 8, 64, 64, 0, true}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 128, 128, 192, 128}), one_kernel);
   // Sums of one group do not fit, and neither does ds with documents.
   EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128}), kept_ds);

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
@@ -216,6 +217,23 @@ TEST_P(AttentionTest, OwnKernelsAndCudnnEqualTheReference) {
   if (!can_forward(o, lse)) GTEST_SKIP() << "cuDNN does not take it";
   expect_forward();
   expect_backward();
+}
+
+// Each block then takes many tiles of queries.
+TEST_P(AttentionTest, FewBlocksOfHopperKernelsGiveTheSameBits) {
+  if (!testing::has_hopper_kernel(s_, c_.dtype, c_.width, c_.out_width())) GTEST_SKIP() << "bf16 of some widths";
+  kernels_ = AttentionKernels::own;
+  Array o({c_.batch * c_.rows, c_.heads, c_.out_width()}, c_.dtype), lse({c_.batch * c_.rows, c_.heads}, DType::f32);
+  attention_fwd(s_, fwd(o, lse));
+  const Values want_o = o.values(), want_lse = lse.values();
+  for (const int blocks : {1, 3}) {
+    const BlockLimitScope few(s_, blocks);
+    o = Array::poisoned(o.tensor().shape, c_.dtype);
+    lse = Array::poisoned(lse.tensor().shape, DType::f32);
+    attention_fwd(s_, fwd(o, lse));
+    EXPECT_EQ(o.values(), want_o) << blocks << " blocks";
+    EXPECT_EQ(lse.values(), want_lse) << blocks << " blocks";
+  }
 }
 
 TEST_P(AttentionTest, EachPathOfHopperKernelsEqualsTheReference) {

@@ -55,6 +55,11 @@ void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batc
                 to_string(q), batch);
 }
 
+// Returns whether the table of attention_choice.h leaves the call to Hopper's kernels, and so to cuDNN on other GPUs.
+bool takes_cudnn_elsewhere(const AttentionFwd& a) {
+  return a.kernels == AttentionKernels::chosen && has_sm90_kernel(a.q_THd, a.v_UGd) && cudnn_can(a);
+}
+
 // Notes that cuDNN needs more scratch than the call has.
 template <class Op>
 void check_may_be_own(const char* who, const Op& a) {
@@ -74,9 +79,10 @@ AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_T
 bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
 bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
 
-int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
-
 // Returns the maximum over the kernels, since the choice among them depends on the GPU.
+int64_t scratch_bytes(const AttentionFwd& a) {
+  return cudnn_takes(a) || takes_cudnn_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;
+}
 int64_t scratch_bytes(const AttentionBwd& a) {
   if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
   const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
@@ -86,7 +92,8 @@ int64_t scratch_bytes(const AttentionBwd& a) {
 namespace {
 
 void run_attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (!forces_portable(s) && cudnn_takes(a)) {
+  const bool is_elsewhere = !gpu_limits(s).is_hopper() && takes_cudnn_elsewhere(a);
+  if (!forces_portable(s) && (cudnn_takes(a) || is_elsewhere)) {
     if (cudnn_attention_fwd(s, a)) return;
     check_may_be_own("attention_fwd", a);
   }

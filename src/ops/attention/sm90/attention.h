@@ -1,6 +1,6 @@
 // The parts that the attention kernels for sm_90a share. All walk tiles of bf16 rows that the copy
-// engine brings to shared memory while two warpgroups multiply and one warp of a third asks for the
-// next tiles; every score matrix lives in registers.
+// engine brings to shared memory while two or three warpgroups multiply and one warp of another asks
+// for the next tiles; every score matrix lives in registers.
 //
 // doc_start does not decrease within a sequence, so that the queries of a tile see, and the keys of
 // a tile are seen by, one range of tiles.

@@ -1,7 +1,15 @@
 // The forward pass of bf16 on sm_90a, for heads of 64, 128, and 192 with values of 128: tiles of
-// 128 queries against tiles of 128 keys with a running softmax in base 2. The scores of the next
-// tile are multiplied while the probabilities of this one are made.
+// 128 or 192 queries against tiles of 128 keys with a running softmax in base 2. The scores of the
+// next tile are multiplied while the probabilities of this one are made.
+//
+// Each multiprocessor has one block, which takes one tile of queries after the other. The first keys of the next tile
+// arrive while it ends the last one.
+#include <algorithm>
+#include <climits>
+
+#include "device/block_limit.h"
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/sm90/attention.h"
@@ -15,65 +23,124 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-template <int kWidth, int kValues>
+// kGroups warpgroups multiply, each 64 queries. Narrow heads leave registers for three of them.
+template <int kWidth_, int kValues_>
 struct FwdTile {
-  static constexpr int kRows = 128, kStages = kWidth == 64 ? 4 : 2;  // of queries, and of keys
-  using Rows = Sm90Tile<kRows, kWidth>;
-  using Values = Sm90Tile<kRows, kValues>;
+  static constexpr int kWidth = kWidth_, kValues = kValues_, kGroups = kWidth == 64 ? 3 : 2;
+  static constexpr int kRows = 64 * kGroups, kKeys = 128, kStages = kWidth == 64 ? 4 : 2;
+  static constexpr int kThreads = (kGroups + 1) * kGroupThreads, kWarps = 4 * kGroups;
+  // A thread of the warpgroup that loads has kLoadRegisters, and one that multiplies has kRegisters.
+  static constexpr uint32_t kLoadRegisters = kGroups == 3 ? 32 : 40, kRegisters = kGroups == 3 ? 160 : 232;
+  using Queries = Sm90Tile<kRows, kWidth>;
+  using Keys = Sm90Tile<kKeys, kWidth>;
+  using Values = Sm90Tile<kKeys, kValues>;
   struct Shared {
-    unsigned char q[Rows::kBytes];
-    unsigned char k[kStages][Rows::kBytes], v[kStages][Values::kBytes];
-    uint64_t q_full, k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+    unsigned char q[Queries::kBytes];
+    unsigned char k[kStages][Keys::kBytes], v[kStages][Values::kBytes];
+    uint64_t q_full, q_empty, k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   };
 };
 
-// A block's work: queries from row `row` of head h, keys in `steps` tiles from `key`.
-struct Work {
-  int h, kv_head, steps;
-  int64_t row, key, b;
+// The order of the tiles of queries. Blocks that run together take the tiles of one section, so that L2 has its keys
+// and values. A section is some query heads, counted over all sequences; within it the longest tiles come first.
+struct Walk {
+  int tiles_of_head, heads;  // heads of all sequences
+  int section;               // heads of a section; the last one may have fewer
+  int rounds;                // tiles of a block, at most
 };
 
+// A tile's work: queries from row `row` of head h, keys in `steps` tiles from `key`.
+struct Work {
+  int b, h, row, key, steps;
+};
+
+// The last key that query `row` attends to; of the last query, if there are not so many.
+__device__ __forceinline__ int last_seen(const AttentionSizes& z, int row) {
+  return static_cast<int>(last_key(z, min(int64_t{row}, z.rows - 1)));
+}
+
+// Returns what this block does in a round; no steps and no row of a sequence if nothing. Rounds alternate their
+// direction, so that no block always has the longest tile.
 template <class Tile>
-__device__ void produce(typename Tile::Shared& shared, const Maps& maps, const Work& w) {
-  using Rows = typename Tile::Rows;
-  using Values = typename Tile::Values;
-  if (w.steps == 0) return;
+__device__ __forceinline__ Work work_of(const AttentionSizes& z, const Walk& walk, int round) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x),
+            place = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block),
+            of_section = walk.section * walk.tiles_of_head, first = place / of_section * walk.section,
+            heads = min(walk.section, walk.heads - first), in = place % of_section;
+  Work w = {.b = 0, .h = 0, .row = static_cast<int>(z.rows), .key = 0, .steps = 0};
+  if (place >= walk.tiles_of_head * walk.heads) return w;
+  const int head = first + in % heads;
+  w.b = head / z.heads, w.h = head % z.heads;
+  w.row = (walk.tiles_of_head - 1 - in / heads) * Tile::kRows;
+  const int end = last_seen(z, w.row + Tile::kRows - 1) + 1;
+  w.key = static_cast<int>(first_key(z, w.b, w.row)) / Tile::kKeys * Tile::kKeys;
+  w.steps = max(0, (end - w.key + Tile::kKeys - 1) / Tile::kKeys);
+  return w;
+}
+
+template <class Tile>
+__device__ void produce(typename Tile::Shared& shared, const Maps& maps, const AttentionSizes& z, const Walk& walk) {
   const uint32_t q_full = smem_addr(&shared.q_full);
-  mbarrier_arrive_expect(q_full, Rows::kBytes);
-  Rows::load(smem_addr(shared.q), &maps.q, q_full, w.h, w.row, w.b);
-  for (int step = 0; step < w.steps; ++step) {
-    const int stage = step % Tile::kStages;
-    const int64_t key = w.key + int64_t{step} * Tile::kRows;
-    const uint32_t k_full = smem_addr(&shared.k_full[stage]), v_full = smem_addr(&shared.v_full[stage]);
-    const uint32_t parity = (step / Tile::kStages + 1) & 1;
-    mbarrier_wait(smem_addr(&shared.k_empty[stage]), parity);
-    mbarrier_arrive_expect(k_full, Rows::kBytes);
-    Rows::load(smem_addr(shared.k[stage]), &maps.k, k_full, w.kv_head, key, w.b);
-    mbarrier_wait(smem_addr(&shared.v_empty[stage]), parity);
-    mbarrier_arrive_expect(v_full, Values::kBytes);
-    Values::load(smem_addr(shared.v[stage]), &maps.v, v_full, w.kv_head, key, w.b);
+  uint32_t q_parity = 0;
+  Ring<Tile::kStages> ring;
+  for (int round = 0; round < walk.rounds; ++round) {
+    const Work w = work_of<Tile>(z, walk, round);
+    if (w.steps == 0) continue;
+    const int kv_head = w.h / (z.heads / z.kv_heads);
+    mbarrier_wait(smem_addr(&shared.q_empty), q_parity ^ 1);
+    mbarrier_arrive_expect(q_full, Tile::Queries::kBytes);
+    Tile::Queries::load(smem_addr(shared.q), &maps.q, q_full, w.h, w.row, w.b);
+    q_parity ^= 1;
+    for (int step = 0; step < w.steps; ++step, ring.advance()) {
+      const int stage = ring.stage;
+      const int key = w.key + step * Tile::kKeys;
+      const uint32_t k_full = smem_addr(&shared.k_full[stage]), v_full = smem_addr(&shared.v_full[stage]);
+      mbarrier_wait(smem_addr(&shared.k_empty[stage]), ring.parity ^ 1);
+      mbarrier_arrive_expect(k_full, Tile::Keys::kBytes);
+      Tile::Keys::load(smem_addr(shared.k[stage]), &maps.k, k_full, kv_head, key, w.b);
+      mbarrier_wait(smem_addr(&shared.v_empty[stage]), ring.parity ^ 1);
+      mbarrier_arrive_expect(v_full, Tile::Values::kBytes);
+      Tile::Values::load(smem_addr(shared.v[stage]), &maps.v, v_full, kv_head, key, w.b);
+    }
   }
 }
 
-// A thread's two rows: what they see, and their softmax so far (max of scores
-// times scale2; this thread's part of the sum).
+// The softmax so far of a thread's two rows: the base that exponents are relative to, and this thread's part of the sum.
 struct Softmax {
-  int first[2], last[2];
-  float max2[2], sum[2];
+  float base2[2], sum[2];
 };
 
-// Scores become probabilities relative to the new maximum; `correction` is what older sums are to
-// be multiplied by.
-__device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float (&correction)[2], float scale2, int key,
-                                            bool whole) {
-  const int col = fragment().col;
-  if (!whole) {
+// Clears the scores of keys that a query does not attend to. s: of the keys from `key` on; row: the thread's first.
+__device__ __forceinline__ void mask_scores(float (&s)[64], const AttentionSizes& z, int b, int row, int key) {
+  const int col = key + fragment().col;
 #pragma unroll
-    for (int e = 0; e < 64; ++e) {
-      const int i = e / 2 % 2, at = key + e / 4 * 8 + col + e % 2;
-      if (at < run.first[i] || at > run.last[i]) s[e] = -INFINITY;
+  for (int i = 0; i < 2; ++i) {
+    const int r = row + 8 * i, last = last_seen(z, r) - col;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        if (8 * j + c > last) s[4 * j + 2 * i + c] = -INFINITY;
+    }
+    if (r >= z.rows || (z.window == 0 && !z.doc_start)) continue;
+    const int first = static_cast<int>(first_key(z, b, r)) - col;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        if (8 * j + c < first) s[4 * j + 2 * i + c] = -INFINITY;
     }
   }
+}
+
+// Scores become probabilities relative to a base of each row; `correction` is what older sums are to be multiplied by.
+// Returns whether a lane of the warp has one other than 1.
+//
+// The base is the maximum so far, or was it not long ago: it stays while no score is above it by more than kSlack.
+// So no probability is above 2^kSlack, and most tiles correct nothing.
+__device__ __forceinline__ bool take_scores(float (&s)[64], Softmax& run, float (&correction)[2], float scale2) {
+  constexpr float kSlack = 8;
+  bool corrects = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float tile_max = s[2 * i];
@@ -81,33 +148,37 @@ __device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float 
     for (int j = 0; j < 16; ++j) tile_max = fmaxf(tile_max, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 1));
     tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 2));
-    const float new_max = fmaxf(run.max2[i], tile_max * scale2);
-    const float base = new_max == -INFINITY ? 0.0f : new_max;  // nothing seen yet
-    correction[i] = exp2_approx(run.max2[i] - base);
-    run.max2[i] = new_max;
-    float sum = 0;
+    const float tile_max2 = tile_max * scale2;
+    correction[i] = 1;
+    if (tile_max2 > run.base2[i] + kSlack) {
+      correction[i] = exp2_approx(run.base2[i] - tile_max2);
+      run.base2[i] = tile_max2;
+      run.sum[i] *= correction[i];
+      corrects = true;
+    }
+    const float base = run.base2[i] == -INFINITY ? 0.0f : run.base2[i];  // nothing seen yet
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& x = s[4 * j + 2 * i + c];
         x = exp2_approx(x * scale2 - base);
-        sum += x;
+        run.sum[i] += x;
       }
     }
-    run.sum[i] = run.sum[i] * correction[i] + sum;
   }
+  return __any_sync(~0u, corrects);
 }
 
-// The two warpgroups ask for their products in turn, so that one's softmax runs during
-// the other's products.
+// The warpgroups ask for their products in turn, so that one's softmax runs during the products of another.
+template <int kGroups>
 class Turn {
  public:
   __device__ explicit Turn(int group) : group_(group) {
-    if (group == 1) pass();
+    if (group == kGroups - 1) pass();
   }
   __device__ void wait() const { named_barrier_sync(1 + group_, 2 * kGroupThreads); }
-  __device__ void pass() const { named_barrier_arrive(2 - group_, 2 * kGroupThreads); }
+  __device__ void pass() const { named_barrier_arrive(1 + (group_ + 1) % kGroups, 2 * kGroupThreads); }
 
  private:
   int group_;
@@ -115,81 +186,22 @@ class Turn {
 
 // Writes the result of 64 rows that see no key.
 template <int kValues>
-__device__ void store_unseen(T* o, float* lse, const AttentionSizes& z, const Work& w, int64_t row) {
-  store_zeros<kValues>(o, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);
+__device__ void store_unseen(T* o, float* lse, const AttentionSizes& z, const Work& w, int row) {
+  const int64_t begin = w.b * z.rows;
+  store_zeros<kValues>(o, begin + row, begin + z.rows, z.heads, w.h);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int64_t r = row + fragment().row + 8 * i;
-    if (threadIdx.x % 4 == 0 && r < z.rows) lse[(w.b * z.rows + r) * z.heads + w.h] = -INFINITY;
+    const int r = row + fragment().row + 8 * i;
+    if (threadIdx.x % 4 == 0 && r < z.rows) lse[(begin + r) * z.heads + w.h] = -INFINITY;
   }
 }
 
-template <int kWidth, int kValues>
-__device__ void consume(typename FwdTile<kWidth, kValues>::Shared& shared, T* o_out, float* lse,
-                        const AttentionSizes& z, const Work& w) {
-  using Tile = FwdTile<kWidth, kValues>;
-  using Rows = typename Tile::Rows;
-  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
-  const int64_t row = w.row + group_row;
-  if (w.steps == 0) return store_unseen<kValues>(o_out, lse, z, w, row);
-  Softmax run;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t r = row + fragment().row + 8 * i;
-    run.first[i] = r < z.rows ? static_cast<int>(first_key(z, w.b, r)) : 0;
-    run.last[i] = r < z.rows ? static_cast<int>(last_key(z, r)) : -1;
-    run.max2[i] = -INFINITY, run.sum[i] = 0;
-  }
-  // All 64 rows see the keys in [last_first, first_last].
-  const int first_last = static_cast<int>(last_key(z, row)),
-            last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
-  const float scale2 = z.scale * kLog2E;
-  float o[kValues / 2] = {}, s[64];
-  uint32_t words[32] = {};
-  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
-    mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
-    wgmma_fence();
-    multiply_rows<Rows, Rows, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[ring.stage]));
-  };
-  const auto start_sums = [&](const Ring<Tile::kStages>& ring) {
-    mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
-    hold_words(words);
-    wgmma_fence();
-    add_product<typename Tile::Values, 8>(o, words, smem_addr(shared.v[ring.stage]));
-  };
-  const Turn turn(threadIdx.x / kGroupThreads - 1);
-  const bool is_first_lane = threadIdx.x % 32 == 0;
-  Ring<Tile::kStages> ring;
-  mbarrier_wait(smem_addr(&shared.q_full), 0);
-  start_scores(ring);
-  wgmma_wait<0>();
-  for (int step = 0;;) {
-    // Here the scores of this step are ready, and the product of the last step's probabilities
-    // may still run.
-    hold_registers(s);
-    if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[ring.stage]));
-    const int key = static_cast<int>(w.key) + step * Tile::kRows;
-    float correction[2];
-    take_scores(s, run, correction, scale2, key, key >= last_first && key + Tile::kRows - 1 <= first_last);
-    wgmma_wait<0>();
-    hold_registers(o);
-    hold_words(words);
-    if (step > 0 && is_first_lane) mbarrier_arrive(smem_addr(&shared.v_empty[ring.last()]));
-#pragma unroll
-    for (int e = 0; e < kValues / 2; ++e) o[e] *= correction[e / 2 % 2];
-    pack(words, s);
-    if (++step == w.steps) break;
-    const Ring<Tile::kStages> last = ring;
-    ring.advance();
-    turn.wait();
-    start_scores(ring);
-    start_sums(last);
-    turn.pass();
-    wgmma_wait<1>();
-  }
-  start_sums(ring);
-  wgmma_wait<0>();
-  hold_registers(o);
+// Writes the result of 64 rows.
+template <class Tile>
+__device__ __forceinline__ void store(T* o_out, float* lse, const AttentionSizes& z, int b, int h, int row,
+                                      const float (&o)[Tile::kValues / 2], const Softmax& run) {
+  asm volatile("" : "+r"(b));  // computes the addresses here: in the loop before there are no registers for them
+  const int64_t begin = b * z.rows;
   float inverse[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -197,59 +209,155 @@ __device__ void consume(typename FwdTile<kWidth, kValues>::Shared& shared, T* o_
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     inverse[i] = sum == 0 ? 0.0f : 1.0f / sum;  // 0: no key seen
-    const int64_t r = row + fragment().row + 8 * i;
+    const int r = row + fragment().row + 8 * i;
     if (threadIdx.x % 4 == 0 && r < z.rows) {
-      lse[(w.b * z.rows + r) * z.heads + w.h] = (run.max2[i] + log2f(sum)) * kLn2;
+      lse[(begin + r) * z.heads + h] = (run.base2[i] + log2f(sum)) * kLn2;
     }
   }
-  store_sums<kValues>(o_out, o, inverse, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);
+  store_sums<Tile::kValues>(o_out, o, inverse, begin + row, begin + z.rows, z.heads, h);
 }
 
-template <int kWidth, int kValues>
-__global__ void __launch_bounds__(kSm90Threads, 1)
-    fwd_kernel(const __grid_constant__ Maps maps, T* o, float* lse, AttentionSizes z) {
-  using Tile = FwdTile<kWidth, kValues>;
+template <class Tile>
+__device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, const AttentionSizes& z, const Walk& walk,
+                        float scale2) {
+  constexpr int kOut = Tile::kValues / 2;
+  // The same in all lanes, which the compiler cannot know.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0), group_row = group * 64;
+  float o[kOut], s[64];
+  uint32_t words[32] = {};
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
+    wgmma_fence();
+    multiply_rows<typename Tile::Queries, typename Tile::Keys, Tile::kWidth>(s, smem_addr(shared.q), group_row,
+                                                                             smem_addr(shared.k[ring.stage]));
+  };
+  const auto start_sums = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
+    hold_words(words);
+    wgmma_fence();
+    add_product<typename Tile::Values, 8>(o, words, smem_addr(shared.v[ring.stage]));
+  };
+  const Turn<Tile::kGroups> turn(group);
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  const auto release = [&](uint64_t& barrier) {
+    if (is_first_lane) mbarrier_arrive(smem_addr(&barrier));
+  };
+  Ring<Tile::kStages> ring;
+  uint32_t q_parity = 0;
+  for (int round = 0; round < walk.rounds; ++round) {
+    const Work w = work_of<Tile>(z, walk, round);
+    const int row = w.row + group_row;
+    if (w.steps == 0) {
+      store_unseen<Tile::kValues>(o_out, lse, z, w, row);
+      continue;
+    }
+    // All 64 rows attend to the keys in [last_first, first_last], and none to keys of later steps than my_steps.
+    const int first_last = last_seen(z, row),
+              last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : INT_MAX,
+              my_steps = max(1, min(w.steps, (last_seen(z, row + 63) - w.key) / Tile::kKeys + 1));
+    Softmax run{.base2 = {-INFINITY, -INFINITY}, .sum = {}};
+#pragma unroll
+    for (int e = 0; e < kOut; ++e) o[e] = 0;
+    mbarrier_wait(smem_addr(&shared.q_full), q_parity);
+    q_parity ^= 1;
+    start_scores(ring);
+    wgmma_wait<0>();
+    for (int step = 0;;) {
+      // Here the scores of this step are ready, and the product of the last step's probabilities
+      // may still run.
+      hold_registers(s);
+      release(shared.k_empty[ring.stage]);
+      if (step + 1 == my_steps) release(shared.q_empty);
+      const int key = w.key + step * Tile::kKeys;
+      if (key < last_first || key + Tile::kKeys - 1 > first_last) mask_scores(s, z, w.b, row + fragment().row, key);
+      float correction[2];
+      const bool corrects = take_scores(s, run, correction, scale2);
+      wgmma_wait<0>();
+      hold_registers(o);
+      hold_words(words);
+      if (step > 0) release(shared.v_empty[ring.last()]);
+      if (corrects) {
+#pragma unroll
+        for (int e = 0; e < kOut; ++e) o[e] *= correction[e / 2 % 2];
+      }
+      pack(words, s);
+      if (++step == my_steps) break;
+      const Ring<Tile::kStages> last = ring;
+      ring.advance();
+      turn.wait();
+      start_scores(ring);
+      start_sums(last);
+      turn.pass();
+      wgmma_wait<1>();
+    }
+    start_sums(ring);
+    wgmma_wait<0>();
+    hold_registers(o);
+    release(shared.v_empty[ring.stage]);
+    ring.advance();
+    for (int step = my_steps; step < w.steps; ++step, ring.advance()) {  // keys that only other warpgroups need
+      turn.wait();
+      turn.pass();
+      mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
+      release(shared.k_empty[ring.stage]);
+      mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
+      release(shared.v_empty[ring.stage]);
+    }
+    store<Tile>(o_out, lse, z, w.b, w.h, row, o, run);
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fwd_kernel(const __grid_constant__ Maps maps, T* o, float* lse, Walk walk, AttentionSizes z, float scale2) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
-  Work w;
-  w.h = blockIdx.x, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.z;
-  w.row = int64_t{gridDim.y - 1 - blockIdx.y} * Tile::kRows;  // the longest first
-  const int64_t end = last_key(z, (w.row + Tile::kRows < z.rows ? w.row + Tile::kRows : z.rows) - 1) + 1;
-  w.key = first_key(z, w.b, w.row) / Tile::kRows * Tile::kRows;
-  w.steps = end > w.key ? static_cast<int>((end - w.key + Tile::kRows - 1) / Tile::kRows) : 0;
   if (threadIdx.x == 0) {
     mbarrier_init(smem_addr(&shared.q_full), 1);
+    mbarrier_init(smem_addr(&shared.q_empty), Tile::kWarps);
     for (int i = 0; i < Tile::kStages; ++i) {
       mbarrier_init(smem_addr(&shared.k_full[i]), 1);
       mbarrier_init(smem_addr(&shared.v_full[i]), 1);
-      mbarrier_init(smem_addr(&shared.k_empty[i]), kConsumerWarps);
-      mbarrier_init(smem_addr(&shared.v_empty[i]), kConsumerWarps);
+      mbarrier_init(smem_addr(&shared.k_empty[i]), Tile::kWarps);
+      mbarrier_init(smem_addr(&shared.v_empty[i]), Tile::kWarps);
     }
     fence_mbarrier_init();
   }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce<Tile>(shared, maps, w);
+    fewer_registers<Tile::kLoadRegisters>();
+    if (threadIdx.x == 0) produce<Tile>(shared, maps, z, walk);
   } else {
-    more_registers<kConsumerRegisters>();
-    consume<kWidth, kValues>(shared, o, lse, z, w);
+    more_registers<Tile::kRegisters>();
+    consume<Tile>(shared, o, lse, z, walk, scale2);
   }
 }
 
-template <int kWidth, int kValues>
+// Returns the heads of a section. Each half of L2, of 25 MB, has the keys and values of two sections: blocks begin the
+// next one while others end the last.
+int section_heads(const AttentionSizes& z, int64_t batch) {
+  constexpr int64_t kSectionBytes = int64_t{12} << 20;
+  const int64_t kv_bytes = z.kv_rows * (z.width + z.v_width) * 2;
+  return narrow<int>(std::clamp<int64_t>(kSectionBytes / kv_bytes, 1, batch * z.kv_heads) * (z.heads / z.kv_heads));
+}
+
+template <class Tile>
 void launch(Stream& s, const AttentionFwd& a) {
-  using Tile = FwdTile<kWidth, kValues>;
-  void (*const kernel)(Maps, T*, float*, AttentionSizes) = fwd_kernel<kWidth, kValues>;
+  void (*const kernel)(Maps, T*, float*, Walk, AttentionSizes, float) = fwd_kernel<Tile>;
   const AttentionSizes z = attention_sizes(a);
   constexpr int kSharedBytes = sizeof(typename Tile::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const Maps maps{.q = rows_map(a.q_THd, a.batch, Tile::kRows),
-                  .k = rows_map(a.k_UGd, a.batch, Tile::kRows),
-                  .v = rows_map(a.v_UGd, a.batch, Tile::kRows)};
-  const dim3 grid(z.heads, static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), static_cast<unsigned>(a.batch));
-  kernel<<<grid, kSm90Threads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
-                                                               a.lse_TH.ptr<float>(), z);
+                  .k = rows_map(a.k_UGd, a.batch, Tile::kKeys),
+                  .v = rows_map(a.v_UGd, a.batch, Tile::kKeys)};
+  const int64_t heads = a.batch * z.heads, tiles_of_head = div_ceil(z.rows, Tile::kRows), tiles = heads * tiles_of_head;
+  const int blocks = limited_blocks(s, narrow<int>(std::min<int64_t>(tiles, gpu_limits(s).num_multiprocessors)));
+  const Walk walk{.tiles_of_head = narrow<int>(tiles_of_head),
+                  .heads = narrow<int>(heads),
+                  .section = section_heads(z, a.batch),
+                  .rounds = narrow<int>(div_ceil(narrow<int>(tiles), blocks))};
+  kernel<<<blocks, Tile::kThreads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
+                                                                   a.lse_TH.ptr<float>(), walk, z, z.scale * kLog2E);
   check_launch("attention_fwd");
 }
 
@@ -257,11 +365,11 @@ void launch(Stream& s, const AttentionFwd& a) {
 
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a) {
   if (a.q_THd.dim(2) == 64)
-    launch<64, 64>(s, a);
+    launch<FwdTile<64, 64>>(s, a);
   else if (a.q_THd.dim(2) == 128)
-    launch<128, 128>(s, a);
+    launch<FwdTile<128, 128>>(s, a);
   else
-    launch<192, 128>(s, a);
+    launch<FwdTile<192, 128>>(s, a);
 }
 
 }  // namespace moebius::cuda
