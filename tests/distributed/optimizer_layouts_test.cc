@@ -198,13 +198,9 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) { expect_bits_of_one_rank(GetPara
 INSTANTIATE_TEST_SUITE_P(Choices, OptimizerLayouts, ::testing::ValuesIn(kChoices),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Those of the fewest bits, which draw the most, on many more layouts.
+// A choice with all that a layout could cut, blocks, remainders and memory on the host, on many more layouts.
 const Choice kFewestBits[] = {
     {"adamw_blocks_remainder_offload", {.state = kBlocks, .master = bf16_remainder, .offload = true}, true},
-    {"adamw_blocks_stochastic_half_grad_offload",
-     {.state = kBlocks, .master = bf16_stochastic, .grad = GradFormat::bf16, .offload = true, .offload_grad = true},
-     true},
-    {"muon_stochastic_offload", {.kind = OptimizerKind::muon, .master = bf16_stochastic, .offload = true}, true},
 };
 const OnRanks kLongRing[] = {
     {2, {}},
