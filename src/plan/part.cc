@@ -235,14 +235,14 @@ class DryStage {
       return Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
     };
     const int64_t M = part.shape[0], N = part.shape[1];
-    const Tensor u = on_null(part.shape, DType::f32);
-    const int64_t scratch = NewtonSchulz::scratch_bytes(M, N, p.spec.dtype);
+    const Tensor u = on_null({1, M, N}, DType::f32);
+    const int64_t scratch = NewtonSchulz::scratch_bytes({1, M, N}, p.spec.dtype);
     PassWork work = run([&](Step& step) {
       newton_schulz(step.stream,
-                    {.o_MN = u, .u_MN = u, .scratch = on_null({scratch}, DType::u8), .compute = p.spec.dtype});
+                    {.o_BMN = u, .u_BMN = u, .scratch = on_null({scratch}, DType::u8), .compute = p.spec.dtype});
     });
     for (OpWork& op : work.ops)
-      if (op.name == "gemm") op.name = "newton_schulz";
+      if (op.name == "batched_gemm") op.name = "newton_schulz";
     const bool is_expert = p.spec.kind == ParamKind::experts;
     const int64_t shards = part.local_shape().numel() == part.shape.numel() ? 1
                            : is_expert                                      ? mesh_shape_.etp
@@ -324,8 +324,8 @@ KernelClass kernel_class(const std::string& op) {
   if (op == "attention_bwd") return KernelClass::attention_backward;
   for (const char* name : {"expert_up", "expert_down", "d_expert_down", "d_expert_up", "expert_wgrad"})
     if (op == name) return KernelClass::experts;
-  for (const char* name : {"gemm", "gated_up", "d_gated_down", "lm_loss", "lm_loss_block", "lm_logits_block",
-                           "router_logits_fwd", "router_logits_bwd"})
+  for (const char* name : {"gemm", "batched_gemm", "gated_up", "d_gated_down", "lm_loss", "lm_loss_block",
+                           "lm_logits_block", "router_logits_fwd", "router_logits_bwd"})
     if (op == name) return KernelClass::products;
   return KernelClass::memory;
 }

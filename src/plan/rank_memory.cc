@@ -6,6 +6,7 @@
 #include "core/block_code.h"
 #include "engine/engine_memory.h"
 #include "model/moe/expert_rows.h"
+#include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/sharding/param_buckets.h"
 
@@ -43,11 +44,14 @@ int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
   return first > last ? 0 : (last - m.begin) / m.numel - (first - m.begin) / m.numel + 1;
 }
 
-void add_times(PassWork& sum, const PassWork& work, int64_t times) {
+// Adds the work of `times` matrices. An op is one launch for several of them, except that each has a norm of its own.
+void add_matrices(PassWork& sum, const MatrixWork& m, int64_t times) {
   if (times == 0) return;
+  const PassWork& work = m.each;
   const double n = static_cast<double>(times);
+  const int64_t launches = div_ceil(times, matrices_at_once(m.numel, times));
   for (OpWork op : work.ops) {
-    op.calls *= times;
+    op.calls *= op.name == "sum_squares" ? times : launches;
     op.cost = {.flops = n * op.cost.flops, .bytes = n * op.cost.bytes};
     sum.ops.push_back(std::move(op));
   }
@@ -381,7 +385,7 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
       r.owned += owned;
       if (p.num_scales > 0) r.quantised += owned;
       if (!p.matrices.empty()) r.owned_of_matrices += owned;
-      for (const MatrixWork& m : p.matrices) add_times(r.matrices, m.each, num_touched(m, first, first + owned));
+      for (const MatrixWork& m : p.matrices) add_matrices(r.matrices, m, num_touched(m, first, first + owned));
     });
   }
   return r;

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
@@ -151,12 +152,11 @@ void expect_weights_of(Engine& engine, const std::string& folder, const Optimize
   }
 }
 
-class OptimizerLayouts : public ::testing::TestWithParam<Choice> {};
-
-TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
-  const OptimizerSpec& optimizer = GetParam().optimizer;
-  const bool wide = GetParam().wide;
-  const auto num_steps = std::ssize(kRing);
+// Every step of the ring is made by another layout, from the checkpoint that the layout before it saved.
+void expect_bits_of_one_rank(const Choice& choice, std::span<const OnRanks> ring) {
+  const OptimizerSpec& optimizer = choice.optimizer;
+  const bool wide = choice.wide;
+  const auto num_steps = std::ssize(ring);
   const TestDir dir;
   run_threads(1, test_world(), [&](Transport& world) {
     Control control(world);
@@ -170,7 +170,7 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
   });
   ASSERT_FALSE(contents_of(folder_of(dir.path("alone"), 0)) == contents_of(folder_of(dir.path("alone"), 1)));
   for (int64_t step = 1; step <= num_steps; ++step) {
-    const OnRanks& on = kRing[step - 1];
+    const OnRanks& on = ring[static_cast<size_t>(step - 1)];
     SCOPED_TRACE(fmt::format("step {} on {} ranks", step, on.ranks));
     run_threads(on.ranks, test_world(), [&](Transport& world) {
       Control control(world);
@@ -185,13 +185,64 @@ TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) {
       update(engine, step);
       save_checkpoint(engine, control, dir.path("ring"), step);
     });
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
     if (step == 1) expect_same(folder_of(dir.path("ring"), 0), folder_of(dir.path("alone"), 0));
     expect_same(folder_of(dir.path("ring"), step), folder_of(dir.path("alone"), step));
   }
 }
 
+class OptimizerLayouts : public ::testing::TestWithParam<Choice> {};
+
+TEST_P(OptimizerLayouts, HaveTheBitsOfOneRank) { expect_bits_of_one_rank(GetParam(), kRing); }
+
 INSTANTIATE_TEST_SUITE_P(Choices, OptimizerLayouts, ::testing::ValuesIn(kChoices),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// A choice with all that a layout could cut, blocks, remainders and memory on the host, on many more layouts.
+const Choice kFewestBits[] = {
+    {"adamw_blocks_remainder_offload", {.state = kBlocks, .master = bf16_remainder, .offload = true}, true},
+};
+const OnRanks kLongRing[] = {
+    {2, {}},
+    {4, {}},
+    {5, {}},
+    {7, {}},
+    {2, {.cp = 2}},
+    {4, {.cp = 2}},
+    {6, {.cp = 2}},
+    {4, {.tp = 2}},
+    {6, {.tp = 2}},
+    {8, {.tp = 2}},
+    {4, {.tp = 2, .cp = 2}},
+    {2, {.pp = 2}},
+    {4, {.pp = 2}},
+    {6, {.pp = 2}},
+    {2, {.pp = 2, .vpp = 2}},
+    {4, {.tp = 2, .pp = 2}},
+    {4, {.cp = 2, .pp = 2}},
+    {8, {.tp = 2, .cp = 2, .pp = 2}},
+    {2, {.ep = 2}},
+    {4, {.ep = 2}},
+    {6, {.ep = 2}},
+    {8, {.ep = 2}},
+    {4, {.ep = 4}},
+    {8, {.ep = 4}},
+    {2, {.etp = 2}},
+    {4, {.etp = 2}},
+    {8, {.ep = 2, .etp = 2}},
+    {8, {.ep = 4, .etp = 2}},
+    {4, {.pp = 2, .ep = 2}},
+    {8, {.pp = 2, .ep = 2}},
+    {8, {.tp = 2, .pp = 2, .ep = 2}},
+    {8, {.tp = 2, .ep = 4}},
+    {8, {.cp = 2, .ep = 4}},
+};
+
+class ManyLayouts : public ::testing::TestWithParam<Choice> {};
+
+TEST_P(ManyLayouts, HaveTheBitsOfOneRank) { expect_bits_of_one_rank(GetParam(), kLongRing); }
+
+INSTANTIATE_TEST_SUITE_P(Choices, ManyLayouts, ::testing::ValuesIn(kFewestBits),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(OptimizerFormats, BlocksThatALayoutCutsAreRefused) {

@@ -8,7 +8,11 @@
 
 namespace moebius {
 
+struct BatchedGemm;
 struct Gemm;
+
+// Returns product i of a batch.
+Gemm product_of(const BatchedGemm& a, int64_t i);
 
 namespace cpu {
 void gemm(Stream& s, const Gemm& a);
@@ -16,6 +20,7 @@ void gemm(Stream& s, const Gemm& a);
 
 namespace cuda {
 void gemm(Stream& s, const Gemm& a);
+void batched_gemm(Stream& s, const BatchedGemm& a);
 void prepare_gemm(Stream& s);
 std::string gemm_algorithm_text(Stream& s, const Gemm& a);
 }  // namespace cuda

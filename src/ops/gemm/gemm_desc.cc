@@ -32,9 +32,10 @@ GemmDesc describe(const Gemm& a) {
 }
 
 std::string to_string(const GemmDesc& d) {
-  return fmt::format("{} x {} x {}, {} to {}{}{}{}{}, aligned to {}, {} and {}", d.m, d.n, d.k, name_of(d.dtype),
+  return fmt::format("{} x {} x {}, {} to {}{}{}{}{}{}, aligned to {}, {} and {}", d.m, d.n, d.k, name_of(d.dtype),
                      name_of(d.c_dtype), d.trans_a ? ", A transposed" : "", d.trans_b ? ", B transposed" : "",
-                     d.accumulate ? ", accumulate" : "", d.bias ? ", bias" : "", d.align_a, d.align_b, d.align_c);
+                     d.accumulate ? ", accumulate" : "", d.bias ? ", bias" : "", d.batched ? ", batched" : "",
+                     d.align_a, d.align_b, d.align_c);
 }
 
 size_t GemmDescHash::operator()(const GemmDesc& d) const {
@@ -42,7 +43,8 @@ size_t GemmDescHash::operator()(const GemmDesc& d) const {
   const auto mix = [&](uint64_t x) { hash = (hash ^ x) * 0x9E3779B97F4A7C15u ^ (hash >> 29); };
   for (const int64_t x : {d.m, d.n, d.k}) mix(static_cast<uint64_t>(x));
   mix(static_cast<uint64_t>(d.dtype) << 8 | static_cast<uint64_t>(d.c_dtype));
-  mix(uint64_t{d.trans_a} | uint64_t{d.trans_b} << 1 | uint64_t{d.accumulate} << 2 | uint64_t{d.bias} << 3);
+  mix(uint64_t{d.trans_a} | uint64_t{d.trans_b} << 1 | uint64_t{d.accumulate} << 2 | uint64_t{d.bias} << 3 |
+      uint64_t{d.batched} << 4);
   mix(static_cast<uint64_t>(d.align_a) << 16 | static_cast<uint64_t>(d.align_b) << 8 |
       static_cast<uint64_t>(d.align_c));
   return hash;

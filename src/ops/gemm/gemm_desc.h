@@ -12,6 +12,7 @@ struct GemmDesc {
   int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::f32, c_dtype = DType::f32;  // dtype of a and b, and of c
   bool trans_a = false, trans_b = false, accumulate = false, bias = false;
+  bool batched = false;                       // one of many products in a call, whatever their number
   int align_a = 1, align_b = 1, align_c = 1;  // bytes that the addresses are multiples of: a power of two, 16 at most
   bool operator==(const GemmDesc&) const = default;
 };

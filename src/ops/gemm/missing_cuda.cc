@@ -7,6 +7,7 @@ namespace moebius {
 
 namespace cuda {
 void gemm(Stream&, const Gemm&) { missing_cuda("gemm"); }
+void batched_gemm(Stream&, const BatchedGemm&) { missing_cuda("batched_gemm"); }
 void prepare_gemm(Stream&) { missing_cuda("gemm"); }
 std::string gemm_algorithm_text(Stream&, const Gemm&) { missing_cuda("gemm"); }
 }  // namespace cuda

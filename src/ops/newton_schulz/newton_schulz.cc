@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/batched_gemm.h"
 #include "ops/newton_schulz/newton_schulz_backends.h"
 #include "ops/op_checks.h"
 #include "ops/optimizer/optimizer.h"
@@ -34,25 +34,36 @@ class Scratch {
 };
 
 struct Workspace {
-  Workspace(Scratch& scratch, int64_t M, int64_t N, DType compute)
-      : x_MN(scratch.take({M, N}, compute)),
-        next_MN(scratch.take({M, N}, compute)),
-        s_RR(scratch.take({std::min(M, N), std::min(M, N)}, compute)),
-        b_RR(scratch.take(s_RR.shape, compute)),
-        sum_1(scratch.take({1}, DType::f64)),
-        partial_P(scratch.take({SumSquares::num_partials(Tensor{.shape = {M * N}})}, DType::f64)) {}
-  Tensor x_MN, next_MN, s_RR, b_RR, sum_1, partial_P;
+  Workspace(Scratch& scratch, const Shape& BMN, DType compute)
+      : x_BMN(scratch.take(BMN, compute)),
+        next_BMN(scratch.take(BMN, compute)),
+        s_BRR(scratch.take({BMN[0], std::min(BMN[1], BMN[2]), std::min(BMN[1], BMN[2])}, compute)),
+        b_BRR(scratch.take(s_BRR.shape, compute)),
+        sum_B(scratch.take({BMN[0]}, DType::f64)),
+        partial_P(scratch.take({SumSquares::num_partials(Tensor{.shape = {BMN[1] * BMN[2]}})}, DType::f64)) {}
+  Tensor x_BMN, next_BMN, s_BRR, b_BRR, sum_B, partial_P;
 };
+
+// Sets sum_B to the squared norms of the matrices.
+void measure(Stream& s, const Tensor& u_BMN, const Workspace& work) {
+  const int64_t numel = u_BMN.dim(1) * u_BMN.dim(2);
+  fill_zero(s, work.sum_B);
+  for (int64_t i = 0; i < u_BMN.dim(0); ++i) {
+    const Tensor flat = u_BMN.rows(i, i + 1).view({numel});
+    sum_squares(s, {.sum_1 = work.sum_B.rows(i, i + 1), .partial_P = work.partial_P, .x = std::span(&flat, 1)});
+  }
+}
 
 // x becomes next.
 void iterate(Stream& s, Workspace& r) {
-  const bool is_wide = r.x_MN.dim(0) <= r.x_MN.dim(1);
-  gemm(s, {.c_MN = r.s_RR, .a = r.x_MN, .b = r.x_MN, .trans_a = !is_wide, .trans_b = is_wide});
-  gemm(s, {.c_MN = r.b_RR, .a = r.s_RR, .b = r.s_RR});
-  add_scaled(s, {.z = r.b_RR, .x = r.b_RR, .y = r.s_RR, .a = kC, .b = kB});
-  add_scaled(s, {.z = r.next_MN, .x = r.x_MN, .a = kA});
-  gemm(s, {.c_MN = r.next_MN, .a = is_wide ? r.b_RR : r.x_MN, .b = is_wide ? r.x_MN : r.b_RR, .accumulate = true});
-  std::swap(r.x_MN, r.next_MN);
+  const bool is_wide = r.x_BMN.dim(1) <= r.x_BMN.dim(2);
+  batched_gemm(s, {.c_BMN = r.s_BRR, .a = r.x_BMN, .b = r.x_BMN, .trans_a = !is_wide, .trans_b = is_wide});
+  batched_gemm(s, {.c_BMN = r.b_BRR, .a = r.s_BRR, .b = r.s_BRR});
+  add_scaled(s, {.z = r.b_BRR, .x = r.b_BRR, .y = r.s_BRR, .a = kC, .b = kB});
+  add_scaled(s, {.z = r.next_BMN, .x = r.x_BMN, .a = kA});
+  batched_gemm(
+      s, {.c_BMN = r.next_BMN, .a = is_wide ? r.b_BRR : r.x_BMN, .b = is_wide ? r.x_BMN : r.b_BRR, .accumulate = true});
+  std::swap(r.x_BMN, r.next_BMN);
 }
 
 }  // namespace
@@ -63,7 +74,7 @@ void add_scaled(Stream& s, const AddScaled& a) {
   check_float(who, "z", a.z);
   check_tensor(who, "z", a.z, a.z.dtype, a.x.shape);
   if (!a.y.empty()) check_tensor(who, "y", a.y, a.z.dtype, a.x.shape);
-  if (!a.sum_squares_1.empty()) check_tensor(who, "sum_squares", a.sum_squares_1, DType::f64, {1});
+  if (!a.sum_squares_B.empty()) check_tensor(who, "sum_squares", a.sum_squares_B, DType::f64, {a.x.dim(0)});
   OpScope scope(s, who, cost(a));
   if (a.x.empty()) return;
   run_on_device(s, cpu::add_scaled, cuda::add_scaled, a);
@@ -74,30 +85,28 @@ Cost cost(const AddScaled& a) {
   return {static_cast<double>((a.y.empty() ? 1 : 3) * a.x.numel()), static_cast<double>(bytes)};
 }
 
-int64_t NewtonSchulz::scratch_bytes(int64_t M, int64_t N, DType compute) {
+int64_t NewtonSchulz::scratch_bytes(const Shape& BMN, DType compute) {
   Scratch counted(Tensor{});
-  Workspace(counted, M, N, compute);
+  Workspace(counted, BMN, compute);
   return counted.used();
 }
 
 void newton_schulz(Stream& s, const NewtonSchulz& a) {
   const char* who = "newton_schulz";
-  MOEBIUS_CHECK(usage, a.u_MN.shape.rank() == 2, "{}: u must be a matrix; got {}", who, to_string(a.u_MN));
-  const int64_t M = a.u_MN.dim(0), N = a.u_MN.dim(1);
-  check_tensor(who, "u", a.u_MN, DType::f32, {M, N});
-  check_tensor(who, "o", a.o_MN, DType::f32, {M, N});
+  const Shape& shape = a.u_BMN.shape;
+  MOEBIUS_CHECK(usage, shape.rank() == 3, "{}: u must be a batch of matrices; got {}", who, to_string(a.u_BMN));
+  check_tensor(who, "u", a.u_BMN, DType::f32, shape);
+  check_tensor(who, "o", a.o_BMN, DType::f32, shape);
   MOEBIUS_CHECK(usage, a.compute == DType::f32 || a.compute == DType::bf16, "{}: compute must be f32 or bf16; got {}",
                 who, name_of(a.compute));
-  check_scratch(who, a.scratch, NewtonSchulz::scratch_bytes(M, N, a.compute));
-  if (M * N == 0) return;
+  check_scratch(who, a.scratch, NewtonSchulz::scratch_bytes(shape, a.compute));
+  if (a.u_BMN.empty()) return;
   Scratch scratch(a.scratch);
-  Workspace work(scratch, M, N, a.compute);
-  fill_zero(s, work.sum_1);
-  const Tensor flat = a.u_MN.view({M * N});
-  sum_squares(s, {.sum_1 = work.sum_1, .partial_P = work.partial_P, .x = std::span(&flat, 1)});
-  add_scaled(s, {.z = work.x_MN, .x = a.u_MN, .sum_squares_1 = work.sum_1});
+  Workspace work(scratch, shape, a.compute);
+  measure(s, a.u_BMN, work);
+  add_scaled(s, {.z = work.x_BMN, .x = a.u_BMN, .sum_squares_B = work.sum_B});
   for (int i = 0; i < NewtonSchulz::kSteps; ++i) iterate(s, work);
-  add_scaled(s, {.z = a.o_MN, .x = work.x_MN, .a = a.factor});
+  add_scaled(s, {.z = a.o_BMN, .x = work.x_BMN, .a = a.factor});
 }
 
 }  // namespace moebius

@@ -22,11 +22,16 @@ std::vector<Case> cases() {
   return all;
 }
 
+// u is one matrix, or a batch of matrices.
 Array orthogonalised(Stream& s, Array& u, Shape shape, DType compute, float factor) {
+  const Shape batch = shape.rank() == 2 ? Shape{1, shape[0], shape[1]} : shape;
   Array o = Array::poisoned(shape, DType::f32);
-  Array scratch({NewtonSchulz::scratch_bytes(shape[0], shape[1], compute)}, DType::u8);
-  newton_schulz(
-      s, {.o_MN = o.tensor(), .u_MN = u.tensor(), .scratch = scratch.tensor(), .factor = factor, .compute = compute});
+  Array scratch({NewtonSchulz::scratch_bytes(batch, compute)}, DType::u8);
+  newton_schulz(s, {.o_BMN = o.tensor().view(batch),
+                    .u_BMN = u.tensor().view(batch),
+                    .scratch = scratch.tensor(),
+                    .factor = factor,
+                    .compute = compute});
   return o;
 }
 
@@ -53,9 +58,27 @@ TEST_P(NewtonSchulzTest, DependsOnTheDirectionAlone) {
   const Values one = orthogonalised(s_, u, shape_, c_.compute, 1).values();
   testing::expect_close("o", orthogonalised(s_, larger, shape_, c_.compute, 1).values(), one,
                         8 * testing::epsilon(c_.compute), 1e-6);
-  Array scratch({NewtonSchulz::scratch_bytes(c_.M, c_.N, c_.compute)}, DType::u8);
-  newton_schulz(s_, {.o_MN = u.tensor(), .u_MN = u.tensor(), .scratch = scratch.tensor(), .compute = c_.compute});
+  const Shape batch{1, c_.M, c_.N};
+  Array scratch({NewtonSchulz::scratch_bytes(batch, c_.compute)}, DType::u8);
+  const Tensor in_place = u.tensor().view(batch);
+  newton_schulz(s_, {.o_BMN = in_place, .u_BMN = in_place, .scratch = scratch.tensor(), .compute = c_.compute});
   EXPECT_EQ(u.values(), one) << "in place";
+}
+
+// Matrices of other sizes and directions beside it change no bit of a matrix, on a GPU the algorithm of the products
+// included, which the first batch chooses.
+TEST_P(NewtonSchulzTest, ABatchHasTheBitsOfEachMatrix) {
+  constexpr int64_t B = 5;
+  const size_t n = static_cast<size_t>(c_.M * c_.N);
+  Array u = Array::normal({B, c_.M, c_.N}, DType::f32, 1, 1e-3);
+  const Values all = u.values(), got = orthogonalised(s_, u, {B, c_.M, c_.N}, c_.compute, 0.25f).values();
+  for (size_t i = 0; i < size_t{B}; ++i) {
+    const auto part = [&](const Values& of) {
+      return Values(of.begin() + static_cast<int64_t>(i * n), of.begin() + static_cast<int64_t>((i + 1) * n));
+    };
+    Array one = Array::of(shape_, DType::f32, part(all));
+    EXPECT_EQ(orthogonalised(s_, one, shape_, c_.compute, 0.25f).values(), part(got)) << "matrix " << i;
+  }
 }
 
 // Rows of a wide matrix of normal draws are far from dependent: they end near orthonormal.
@@ -94,11 +117,11 @@ TEST(AddScaled, AddsInEveryPairOfDtypes) {
     for (const DType of_x : {DType::f32, DType::bf16}) {
       for (const DType of_z : {DType::f32, DType::bf16}) {
         Array x = Array::of({3}, of_x, {1, -2, 4}), y = Array::of({3}, of_z, {8, 16, -32}), z({3}, of_z);
-        Array sum = Array::of({1}, DType::f64, {16});
+        Array sum = Array::of({3}, DType::f64, {16, 4, 64});
         add_scaled(s, {.z = z.tensor(), .x = x.tensor(), .y = y.tensor(), .a = 3, .b = 0.5f});
         EXPECT_EQ(z.values(), (Values{7, 2, -4}));
-        add_scaled(s, {.z = y.tensor(), .x = x.tensor(), .sum_squares_1 = sum.tensor(), .a = 2});
-        testing::expect_close("normalised", y.values(), {0.5, -1, 2}, 1e-6 + testing::epsilon(of_z), 0);
+        add_scaled(s, {.z = y.tensor(), .x = x.tensor(), .sum_squares_B = sum.tensor(), .a = 2});
+        testing::expect_close("normalised", y.values(), {0.5, -2, 1}, 1e-6 + testing::epsilon(of_z), 0);
       }
     }
   });
@@ -107,12 +130,12 @@ TEST(AddScaled, AddsInEveryPairOfDtypes) {
 TEST(NewtonSchulz, BadArgumentsAreNamed) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
-  Array u({3, 4}, DType::f32), o({4, 3}, DType::f32), few({8}, DType::u8), ints({3, 4}, DType::i32);
+  Array u({1, 3, 4}, DType::f32), o({1, 4, 3}, DType::f32), few({8}, DType::u8), ints({3, 4}, DType::i32);
   EXPECT_EQ(
-      testing::error_of([&] { newton_schulz(s, {.o_MN = o.tensor(), .u_MN = u.tensor(), .scratch = few.tensor()}); }),
-      "newton_schulz: o must be f32[3, 4]; got f32[4, 3]");
+      testing::error_of([&] { newton_schulz(s, {.o_BMN = o.tensor(), .u_BMN = u.tensor(), .scratch = few.tensor()}); }),
+      "newton_schulz: o must be f32[1, 3, 4]; got f32[1, 4, 3]");
   EXPECT_EQ(
-      testing::error_of([&] { newton_schulz(s, {.o_MN = u.tensor(), .u_MN = u.tensor(), .scratch = few.tensor()}); }),
+      testing::error_of([&] { newton_schulz(s, {.o_BMN = u.tensor(), .u_BMN = u.tensor(), .scratch = few.tensor()}); }),
       "newton_schulz: scratch must have 1536 bytes; got 8");
   EXPECT_EQ(testing::error_of([&] { add_scaled(s, {.z = u.tensor(), .x = ints.tensor()}); }),
             "add_scaled: x must be f32 or bf16; got i32[3, 4]");

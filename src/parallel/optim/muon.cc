@@ -7,6 +7,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "parallel/optim/adamw.h"
+#include "parallel/optim/matrix_batches.h"
 
 namespace moebius {
 namespace {
@@ -29,14 +30,24 @@ Tensor valid(Stream& s, StepStack& stack, const Tensor& scale_1) {
   return valid_1;
 }
 
+// Returns the n elements that begin where those of `first` do.
+Tensor extended(Tensor first, int64_t n) {
+  first.shape = {n};
+  return first;
+}
+
+// Returns whether two parts are of one parameter and shape, and the second one follows the first in memory.
+bool follows(const TrainedParams::OfPart& first, const TrainedParams::OfPart& second) {
+  const ParamPart &a = *first.part, &b = *second.part;
+  return first.param == second.param && a.shape == b.shape && a.offset + a.local_shape().numel() == b.offset;
+}
+
 // A part as a whole matrix, and back. Shards are equal, and in the order of the ranks.
 class WholeMatrix {
  public:
+  // room_n: memory for a matrix.
   WholeMatrix(const Mesh& mesh, const TrainedParams::OfPart& of, const Tensor& room_n)
-      : group_(mesh.group(shard_axis(*of.param))),
-        shape_(of.part->shape),
-        shard_(of.part->shard),
-        room_n_(room_n.rows(0, shape_.numel())) {
+      : group_(mesh.group(shard_axis(*of.param))), shape_(of.part->shape), shard_(of.part->shard), room_n_(room_n) {
     if (shard_.dim < 0) shard_ = {.dim = 0, .begin = 0, .count = shape_[0]};
     MOEBIUS_ASSERT(shard_.count * num_shards() == shape_[shard_.dim]);
   }
@@ -46,7 +57,7 @@ class WholeMatrix {
     if (num_shards() == 1) return shard;
     group_.all_gather(s, room_n_, shard.view({shard.numel()}));
     if (shard_.dim == 0) return room_n_.view(shape_);
-    const Tensor whole = whole_n.rows(0, shape_.numel()).view(shape_);
+    const Tensor whole = whole_n.view(shape_);
     for (int64_t r = 0; r < num_shards(); ++r) {
       const Tensor from = room_n_.rows(r * shard.numel(), (r + 1) * shard.numel()).view(shard.shape);
       copy_columns(s, {.to_TA = whole, .from_TB = from, .to_first = r * shard_.count, .count = shard_.count});
@@ -95,40 +106,68 @@ void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs&
                        .arrived_n = stack.alloc({scratch_.matrix}, DType::f32),
                        .newton_schulz = stack.alloc({scratch_.newton_schulz_bytes}, DType::u8)};
   const std::vector<TrainedParams::OfPart> parts = matrices_.parts();
-  for (const TrainedParams::OfPart& part : parts) add_momentum(s, part, work, args.scale_1);
+  const std::vector<Batch> batches = batches_of(parts);
+  for (const Batch batch : batches) add_momentum(s, batch, work, args.scale_1);
   sharding_.gather_gradients(s, is_of_matrices);
-  for (const TrainedParams::OfPart& part : parts) orthogonalise(s, part, work, args);
+  for (const Batch batch : batches) orthogonalise(s, batch, work, args);
+}
+
+std::vector<MuonOptimizer::Batch> MuonOptimizer::batches_of(const std::vector<TrainedParams::OfPart>& parts) {
+  std::vector<Batch> all;
+  const Batch rest(parts);
+  for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+    for (end = begin + 1; end < parts.size() && follows(parts[end - 1], parts[end]);) ++end;
+    end = begin +
+          static_cast<size_t>(matrices_at_once(parts[begin].part->shape.numel(), static_cast<int64_t>(end - begin)));
+    all.push_back(rest.subspan(begin, end - begin));
+  }
+  return all;
 }
 
 // Two steps of SGD give u, of a weight that begins at 0: the first adds momentum m to it, the second g.
-void MuonOptimizer::add_momentum(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
-                                 const Tensor& scale_1) const {
-  const UpdatedTensor& t = part.tensor;
-  const Tensor u_n = work.whole_n.rows(0, t.grad_n.numel());
+void MuonOptimizer::add_momentum(Stream& s, Batch batch, const Workspace& work, const Tensor& scale_1) const {
+  int64_t n = 0;
+  for (const TrainedParams::OfPart& part : batch) n += part.owned.count;
+  const UpdatedTensor& first = batch.front().tensor;
+  const Tensor u_n = work.whole_n.rows(0, n), m_n = extended(first.m_n, n), grad_n = extended(first.grad_n, n);
   const auto momentum = static_cast<float>(spec_.momentum);
   fill_zero(s, u_n);
-  const UpdatedTensor with_m{.param_n = u_n, .master_n = u_n, .m_n = t.m_n, .grad_n = t.grad_n},
-      without{.param_n = u_n, .master_n = u_n, .grad_n = t.grad_n};
+  const UpdatedTensor with_m{.param_n = u_n, .master_n = u_n, .m_n = m_n, .grad_n = grad_n},
+      without{.param_n = u_n, .master_n = u_n, .grad_n = grad_n};
   sgd(s, {.tensors = std::span(&with_m, 1), .scale_1 = scale_1, .lr = -momentum, .momentum = momentum});
   sgd(s, {.tensors = std::span(&without, 1), .scale_1 = scale_1, .lr = -1});
-  copy(s, t.grad_n, u_n);
+  copy(s, grad_n, u_n);
 }
 
-void MuonOptimizer::orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
-                                  const OptimizerStepArgs& args) const {
-  const Shape& shape = part.part->shape;
-  const WholeMatrix matrix(mesh_, part, work.arrived_n);
-  const Tensor o_MN = work.whole_n.rows(0, shape.numel()).view(shape);
+void MuonOptimizer::orthogonalise(Stream& s, Batch batch, const Workspace& work, const OptimizerStepArgs& args) const {
+  const Shape& shape = batch.front().part->shape;
+  const int64_t count = std::ssize(batch), n = shape.numel();
+  const Shape all{count, shape[0], shape[1]};
+  const Tensor o_BMN = work.whole_n.rows(0, count * n).view(all);
+  std::vector<WholeMatrix> matrices;
+  Tensor u_BMN;
+  for (int64_t i = 0; i < count; ++i) {
+    const TrainedParams::OfPart& part = batch[static_cast<size_t>(i)];
+    matrices.emplace_back(mesh_, part, work.arrived_n.rows(i * n, (i + 1) * n));
+    const Tensor u_MN =
+        matrices.back().gather(s, part_of(part.param->dw, *part.part), work.whole_n.rows(i * n, (i + 1) * n));
+    if (i == 0) u_BMN = extended(u_MN, count * n).view(all);
+  }
   newton_schulz(
-      s, {.o_MN = o_MN,
-          .u_MN = matrix.gather(s, part_of(part.param->dw, *part.part), work.whole_n),
+      s, {.o_BMN = o_BMN,
+          .u_BMN = u_BMN,
           .scratch = work.newton_schulz,
           .factor = static_cast<float>(kUpdateSize * std::sqrt(static_cast<double>(std::max(shape[0], shape[1])))),
-          .compute = part.param->spec.dtype});
-  UpdatedTensor t = part.tensor;
-  t.m_n = {};
-  t.grad_n = matrix.own(s, o_MN).rows(part.owned.begin, part.owned.end());
-  sgd(s, {.tensors = std::span(&t, 1),
+          .compute = batch.front().param->spec.dtype});
+  std::vector<UpdatedTensor> tensors;
+  for (int64_t i = 0; i < count; ++i) {
+    const TrainedParams::OfPart& part = batch[static_cast<size_t>(i)];
+    const Tensor o_MN = o_BMN.rows(i, i + 1).view(shape);
+    UpdatedTensor& t = tensors.emplace_back(part.tensor);
+    t.m_n = {};
+    t.grad_n = matrices[static_cast<size_t>(i)].own(s, o_MN).rows(part.owned.begin, part.owned.end());
+  }
+  sgd(s, {.tensors = tensors,
           .scale_1 = work.valid_1,
           .lr_and_step_2 = args.lr_and_step_2,
           .lr = static_cast<float>(args.lr),

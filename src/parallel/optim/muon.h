@@ -8,12 +8,14 @@
 // computes every matrix of which it owns an element, and updates its own elements. It gets u of the other elements from
 // their owners: the ranks that share the gradient, and those with other shards of the matrix (tp or etp). So results
 // are never sent, and experts whose gradient no other rank shares need no messages. The products are of whole matrices,
-// so the layout changes no bit.
+// so the layout changes no bit. Neighbours of one shape, such as the experts of a layer, are computed in batches.
 //
 // u is stored in the memory of the gradient.
 #pragma once
 
 #include <array>
+#include <span>
+#include <vector>
 
 #include "parallel/optim/trained_params.h"
 
@@ -34,10 +36,12 @@ class MuonOptimizer final : public Optimizer {
   struct Workspace {
     Tensor valid_1, whole_n, arrived_n, newton_schulz;
   };
+  // Matrices of one shape, one after another in a parameter.
+  using Batch = std::span<const TrainedParams::OfPart>;
+  static std::vector<Batch> batches_of(const std::vector<TrainedParams::OfPart>& parts);
   // Replaces the gradient of the owned elements by u.
-  void add_momentum(Stream& s, const TrainedParams::OfPart& part, const Workspace& work, const Tensor& scale_1) const;
-  void orthogonalise(Stream& s, const TrainedParams::OfPart& part, const Workspace& work,
-                     const OptimizerStepArgs& args) const;
+  void add_momentum(Stream& s, Batch batch, const Workspace& work, const Tensor& scale_1) const;
+  void orthogonalise(Stream& s, Batch batch, const Workspace& work, const OptimizerStepArgs& args) const;
 
   OptimizerSpec spec_;
   const ParamTable& table_;

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "parallel/optim/adamw.h"
+#include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/muon.h"
 #include "parallel/optim/sgd.h"
 
@@ -71,11 +72,16 @@ int64_t UpdateScratch::stack_bytes() const {
 UpdateScratch update_scratch(const OptimizerSpec& spec, const ParamSpec& param) {
   UpdateScratch most;
   if (spec.kind != OptimizerKind::muon || !param.trainable || !is_of_matrices(param)) return most;
-  const auto add = [&](const Shape& s) {
-    most.at_least({.matrix = s.numel(), .newton_schulz_bytes = NewtonSchulz::scratch_bytes(s[0], s[1], param.dtype)});
+  const auto add = [&](const Shape& s, int64_t count) {
+    const int64_t n = matrices_at_once(s.numel(), count);
+    most.at_least(
+        {.matrix = n * s.numel(), .newton_schulz_bytes = NewtonSchulz::scratch_bytes({n, s[0], s[1]}, param.dtype)});
   };
-  if (param.parts.empty()) add(param.shape);
-  for (const ParamPart& part : param.parts) add(part.shape);
+  if (param.parts.empty()) add(param.shape, 1);
+  for (const ParamPart& part : param.parts) {
+    add(part.shape, std::count_if(param.parts.begin(), param.parts.end(),
+                                  [&](const ParamPart& other) { return other.shape == part.shape; }));
+  }
   return most;
 }
 

@@ -72,7 +72,7 @@ int64_t num_moments(const OptimizerSpec& spec, bool of_matrices = true);
 
 // The maximum scratch of an update over several parameters.
 struct UpdateScratch {
-  int64_t matrix = 0;               // elements of a whole matrix
+  int64_t matrix = 0;               // elements of the whole matrices that are updated at once
   int64_t newton_schulz_bytes = 0;  // ops/newton_schulz/newton_schulz.h
   void at_least(const UpdateScratch& other);
   int64_t stack_bytes() const;

@@ -63,6 +63,11 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, 
   MOEBIUS_FORWARD(cublasLtMatrixLayoutInit_internal, layout, size, type, rows, cols, ld);
 }
 
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t what,
+                                                const void* value, size_t size) {
+  MOEBIUS_FORWARD(cublasLtMatrixLayoutSetAttribute, layout, what, value, size);
+}
+
 cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference, size_t size) {
   MOEBIUS_FORWARD(cublasLtMatmulPreferenceInit_internal, preference, size);
 }

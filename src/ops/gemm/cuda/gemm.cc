@@ -6,6 +6,8 @@
 // and nothing is reduced afterwards), with the same kind of instructions as the first proposal. This is also tested
 // against the first proposal, which is a function of the shape: on operands that reveal the order of a sum, and on the
 // real ones. If the first proposal splits k, which only narrow products may do, it has no competitors.
+//
+// Products of a batch run by an algorithm that was proposed for one of them, so their number changes no bit.
 #include "ops/gemm/gemm.h"
 
 #include <cublasLt.h>
@@ -21,6 +23,7 @@
 #include "device/out_of_memory.h"
 #include "ops/elementwise/elementwise_backends.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/gemm/batched_gemm.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm_backends.h"
 #include "ops/gemm/gemm_desc.h"
@@ -48,10 +51,10 @@ struct Sizes {
 
 Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
-// The description of a product for cuBLASLt. Leading dimensions are those of `a`, sizes
-// may be less.
+// The description of a product for cuBLASLt, or of `count` of them, one after another in memory. Leading dimensions are
+// those of `a`, sizes may be less.
 struct Problem {
-  Problem(const Gemm& a, Sizes sizes, Sizes ld) {
+  Problem(const Gemm& a, Sizes sizes, Sizes ld, int64_t count = 1) {
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
     const cublasOperation_t first = a.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                             second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -62,6 +65,10 @@ struct Problem {
     layout(&this->a, a.a.data.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m,
            a.trans_a ? ld.m : ld.k);
     layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
+    if (count == 1) return;
+    repeat(&b, count, a.b.data.numel());
+    repeat(&this->a, count, a.a.data.numel());
+    repeat(&c, count, a.c_MN.numel());
   }
   // Rows of c are columns for cuBLASLt, and its bias has one element for each of a column's.
   void add_bias(const Tensor& bias_N) {
@@ -77,6 +84,12 @@ struct Problem {
   }
   static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
     check(cublasLtMatrixLayoutInit(to, type_of(dtype), rows, cols, ld), "cublasLtMatrixLayoutInit");
+  }
+  static void repeat(cublasLtMatrixLayout_t matrix, int64_t count, int64_t stride) {
+    const int32_t n = narrow<int32_t>(count);
+    check(cublasLtMatrixLayoutSetAttribute(matrix, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n), "BATCH_COUNT");
+    check(cublasLtMatrixLayoutSetAttribute(matrix, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+          "STRIDED_BATCH_OFFSET");
   }
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t a, b, c;
@@ -121,6 +134,19 @@ std::string to_string(const GemmAlgorithm& a) {
       text(a.inner_shape));
 }
 
+// Products of a batch are as aligned as all of them are.
+GemmDesc describe_batched(const Gemm& a) {
+  GemmDesc desc = moebius::describe(a);
+  const auto align = [](int& to, const Tensor& matrix) {
+    while (matrix.num_bytes() % to != 0) to /= 2;
+  };
+  align(desc.align_a, a.a.data);
+  align(desc.align_b, a.b.data);
+  align(desc.align_c, a.c_MN);
+  desc.batched = true;
+  return desc;
+}
+
 using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
 
 // The state of this op on a device. Calls come from one stream at a time: they share the workspace.
@@ -140,16 +166,19 @@ class CublasLt {
   ~CublasLt() { release(); }
   CublasLt(const CublasLt&) = delete;
 
-  // False when cuBLASLt has no algorithm for this product.
-  bool run(Stream& s, const Gemm& a) {
+  // False when cuBLASLt has no algorithm for this product. count: of products, the first of which is a; 0: it is not
+  // part of a batch.
+  bool run(Stream& s, const Gemm& a, int64_t count = 0) {
     const cudaStream_t stream = cuda_stream(s);
-    const GemmDesc desc = moebius::describe(a);
+    const GemmDesc desc = count == 0 ? moebius::describe(a) : describe_batched(a);
     const Sizes sizes = sizes_of(a);
-    Problem problem(a, sizes, sizes);
+    const int64_t products = std::max<int64_t>(count, 1);
+    Problem problem(a, sizes, sizes, products);
     if (const auto it = chosen_.find(desc); it != chosen_.end()) return run_first(stream, problem, a, it->second);
-    Algorithms proposals = propose(problem, desc);
+    Problem one(a, sizes, sizes);
+    Algorithms proposals = propose(one, desc);
     if (!is_capturing(s)) {
-      if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
+      if (proposals.size() > 1) proposals = {quickest(s, a, proposals, products)};
       chosen_[desc] = proposals;
     }
     return run_first(stream, problem, a, proposals);
@@ -189,6 +218,7 @@ class CublasLt {
   // Few tiles over a long K, as gradients of narrow weights have, would leave most of a GPU idle. There K may be
   // split: the parts are written to the workspace and added in order.
   static int reductions_for(const GemmDesc& desc) {
+    if (desc.batched) return CUBLASLT_REDUCTION_SCHEME_NONE;
     constexpr int64_t kTile = 128, kFewTiles = 16, kLongK = 1024;
     const bool is_narrow = div_ceil(desc.m, kTile) * div_ceil(desc.n, kTile) <= kFewTiles && desc.k >= kLongK;
     return is_narrow ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -234,8 +264,8 @@ class CublasLt {
 
   // Returns the fastest algorithm on the real operands, after comparing its bits there too. Results are written to c,
   // which the call overwrites anyway; with accumulation they are written to the memory for trials, with as many
-  // rows as fit.
-  cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
+  // rows, or products, as fit.
+  cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals, int64_t count) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);
     const Sizes ld = sizes_of(a);
@@ -244,16 +274,17 @@ class CublasLt {
     if (const int64_t rows = room / row_bytes; a.accumulate && rows < ld.m)
       sizes.m = rows >= 256 ? rows / 256 * 256 : rows;
     if (sizes.m == 0) return proposals.front();
-    const int64_t compared = std::min(room, sizes.m * row_bytes) / 4 * 4;
+    if (a.accumulate) count = std::clamp<int64_t>(room / (ld.m * row_bytes), 1, count);
+    const int64_t num_bytes = count * sizes.m * row_bytes, compared = std::min(room, num_bytes) / 4 * 4;
     char *const want = trial(), *const got = a.accumulate ? want + room : static_cast<char*>(a.c_MN.data);
     if (reinterpret_cast<uintptr_t>(got) % 4 != 0) return proposals.front();  // bits are compared in words
-    Problem problem(a, sizes, ld);
+    Problem problem(a, sizes, ld, count);
     const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
       return multiply(stream, problem, {got, a.a.data.data, a.b.data.data}, a.accumulate, algorithm) ==
              CUBLAS_STATUS_SUCCESS;
     };
     const auto run_once = [&](const cublasLtMatmulAlgo_t& algorithm) {
-      if (a.accumulate) copy_on(stream, got, a.c_MN.data, sizes.m * row_bytes);
+      if (a.accumulate) copy_on(stream, got, a.c_MN.data, num_bytes);
       return run(algorithm);
     };
     if (!run_once(proposals.front())) return proposals.front();
@@ -432,6 +463,16 @@ void gemm(Stream& s, const Gemm& a) {
   product.bias_N = {};
   gemm_without_bias(s, product);
   if (!a.bias_N.empty()) add_row(s, a.c_MN, a.bias_N.view({1, a.bias_N.dim(0)}));
+}
+
+void batched_gemm(Stream& s, const BatchedGemm& a) {
+  const Gemm first = product_of(a, 0);
+  const int64_t count = a.c_BMN.dim(0);
+  if (sizes_of(first).k > 0 && op_state<CublasLt>(s).run(s, first, count)) return;
+  for (int64_t i = 0; i < count; ++i) {
+    const Gemm product = product_of(a, i);
+    sizes_of(product).k == 0 ? gemm_without_bias(s, product) : tiled_gemm(s, product);
+  }
 }
 
 }  // namespace moebius::cuda

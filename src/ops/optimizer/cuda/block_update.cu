@@ -32,6 +32,53 @@ __device__ __forceinline__ void load_codes(float (&to)[kLane], const void* codes
   }
 }
 
+// The codes of a table: their number, the highest decade I, and log2(10^I / 0.9).
+template <BlockCode code>
+struct CodeTable {
+  static constexpr bool has_sign = code == BlockCode::with_sign;
+  static constexpr int kNum = has_sign ? 128 : 256, kTop = has_sign ? 6 : 7;
+  static constexpr float kLog2OfTop = has_sign ? 20.0835717f : 23.4054998f;
+  __device__ static const float* values(const CodeValues& all) { return has_sign ? all.with_sign : all.without_sign; }
+};
+
+// Returns code_below() of x or a neighbour of it, without a search. The codes of decade i have equal distances, so that
+// k = 2^i - 1 + floor(x 10^(I - i) 2^i / 0.9 - 2^i / 9). Where decades meet, those of both give the same k. So
+// rounding errors, also of the decade, change k by one at most.
+template <BlockCode code>
+__device__ __forceinline__ int code_near(float x) {
+  using Table = CodeTable<code>;
+  constexpr float kLog10Of2 = 0.301029996f, kLog2Of5 = 2.32192809f;
+  const float decade =
+      fminf(fmaxf(floorf(__log2f(x) * kLog10Of2) + (Table::kTop + 1), 0.0f), static_cast<float>(Table::kTop));
+  const float codes = exp2f(decade), per_unit = exp2f(fmaf(-kLog2Of5, decade, Table::kLog2OfTop));
+  const int k = __float2int_rd(fmaf(x, per_unit, codes - 1 - codes * (1 / 9.0f)));
+  return min(max(k, 0), Table::kNum - 1);
+}
+
+// The bits of encoded() (core/block_code.h).
+template <BlockCode code>
+__device__ __forceinline__ uint32_t encoded_block(const CodeValues& all, float x, float scale, uint32_t draw) {
+  using Table = CodeTable<code>;
+  if (!(scale > 0)) return 0;
+  const float* values = Table::values(all);
+  const float magnitude = fabsf(x) / scale;
+  int k = code_near<code>(magnitude);
+  float low = values[k], high = values[min(k + 1, Table::kNum - 1)];
+  if (low > magnitude) {
+    high = low;
+    low = values[--k];
+  } else if (high <= magnitude && k < Table::kNum - 1) {
+    low = high;
+    high = values[min(++k + 1, Table::kNum - 1)];
+  }
+  if (k < Table::kNum - 1) {
+    if (!Table::has_sign && k == 0) return magnitude > 0 ? 1 : 0;
+    const float share = (magnitude - low) / (high - low);
+    k += share * 65536.0f > static_cast<float>(draw) ? 1 : 0;
+  }
+  return static_cast<uint32_t>(k) | (Table::has_sign && x < 0 && k > 0 ? 0x80u : 0u);
+}
+
 template <BlockCode code>
 __device__ __forceinline__ void store_codes(void* codes, float* scales, const float (&from)[kLane],
                                             const uint32_t (&draws)[kLane], const CodeValues& values, int64_t i) {
@@ -48,7 +95,7 @@ __device__ __forceinline__ void store_codes(void* codes, float* scales, const fl
   uint32_t words[2] = {};
 #pragma unroll
   for (int j = 0; j < kLane; ++j) {
-    const uint32_t bits = finite ? encoded(code, values, from[j], largest, draws[j]) : 0x7fu;
+    const uint32_t bits = finite ? encoded_block<code>(values, from[j], largest, draws[j]) : 0x7fu;
     words[j / 4] |= bits << (8 * (j % 4));
   }
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + i) = {words[0], words[1]};

@@ -121,10 +121,15 @@ struct Drawn {
 
 template <int kNum>
 __device__ __forceinline__ void draw(Drawn<kNum>& to, const Draws& draws, const DeviceRng& rng, int64_t i) {
+  const int64_t at = draws.begin + i, row = quotient(at, draws.run);
+  auto in_run = static_cast<uint32_t>(at - row * draws.run);
+  int64_t index = draws.first + row * draws.stride + in_run;
 #pragma unroll
   for (int j = 0; j < kNum; ++j) {
-    const int64_t at = draws.begin + i + j, row = quotient(at, draws.run);
-    const uint2 bits = rng.bits(static_cast<uint64_t>(draws.first + row * draws.stride + (at - row * draws.run)));
+    const uint2 bits = rng.bits(static_cast<uint64_t>(index));
+    const bool ends = ++in_run == draws.run;
+    index += ends ? draws.stride - draws.run + 1 : 1;
+    in_run = ends ? 0 : in_run;
     to.m[j] = bits.x & 0xffffu;
     to.v[j] = bits.x >> 16;
     to.weight[j] = bits.y & 0xffffu;
