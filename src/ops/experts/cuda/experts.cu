@@ -69,6 +69,7 @@ std::string text_of(const Stream& s, const Op& a) {
 
 void expert_up(Stream& s, const ExpertUp& a) {
   if (!a.x_TD.is_plain()) return sm90::expert_up_f8(s, a);
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_up_few_rows(s, a);
   if (sm80::takes_few_rows(a)) return sm80::expert_up_few_rows(s, a);
   switch (choose_path(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data)) {
     case Path::sm90:
@@ -85,6 +86,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
     return sm90::rows_product_f8(
         s, {.y_RN = a.y_RD, .a_RK = a.a_RF, .b_eNK = a.w2_eDF, .offsets_e1 = a.rows.offsets_e1}, "expert_down");
   }
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_down_few_rows(s, a);
   if (sm80::takes_few_rows(a)) return sm80::expert_down_few_rows(s, a);
   switch (choose_path(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data)) {
     case Path::sm90:
