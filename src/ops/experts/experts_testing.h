@@ -132,7 +132,8 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                              .added = p.term(p.low_down),
                              .b2_first = p.b2_first,
                              .rows = p.rows(),
-                             .few_rows = p.few_rows});
+                             .few_rows = p.few_rows,
+                             .after_up = p.few_rows});
   run_expert_op<DExpertDown>(s, d_expert_down,
                              {.dh_R2F = o.dh.tensor(),
                               .sa_RF = o.sa.tensor(),
