@@ -57,14 +57,15 @@ struct Shared {
   float sums[kRows][kMatrixRows];
 };
 
-// One warp lists the chunks of all experts that have rows.
+// One warp lists the chunks of all experts that have rows. It reads the offsets from L2, since an earlier kernel on this
+// multiprocessor may have left others in L1.
 template <int kRows>
 __device__ void list_chunks(Shared<kRows>& shared, const Params& p) {
   const int lane = threadIdx.x % 32;
   int32_t num = 0;
   for (int32_t first = 0; first < p.num_experts; first += 32) {
-    const int32_t e = first + lane, begin = e < p.num_experts ? p.offsets[e] : 0;
-    const int32_t end = e < p.num_experts ? p.offsets[e + 1] : 0, own = (end - begin + kRows - 1) / kRows;
+    const int32_t e = first + lane, begin = e < p.num_experts ? __ldcg(p.offsets + e) : 0;
+    const int32_t end = e < p.num_experts ? __ldcg(p.offsets + e + 1) : 0, own = (end - begin + kRows - 1) / kRows;
     int32_t inclusive = own;
 #pragma unroll
     for (int width = 1; width < 32; width *= 2) {
