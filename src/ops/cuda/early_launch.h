@@ -3,8 +3,6 @@
 // GPUs is compiled for compute capability 8.0.
 // Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
 // else, and before it writes. Every kernel does both on all paths, so all earlier kernels have then ended.
-// A kernel that calls let_next_start() after wait_for_inputs() promises more: all kernels before it have ended when the
-// next one starts (ops/experts/sm90/few_rows.cu).
 // REQUIRES of the caller: kernels that write these weights ended before the previous kernel began.
 #pragma once
 
