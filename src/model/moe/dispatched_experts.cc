@@ -4,6 +4,7 @@
 #include "model/moe/row_blocks.h"
 #include "model/side_work.h"
 #include "ops/experts/d_expert_down_quantised.h"
+#include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
@@ -163,9 +164,8 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
                 .b2_eC = b2_ ? b2_->w : Tensor{},
                 .b2_first = b2_first_,
                 .rows = rows,
-                .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows,
-                .after_up = true};
-  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down);
+                .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
+  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down_after_up);
   const Adapter::Forward adapted{.y = y_RD,
                                  .x = a_RF,
                                  .rows = rows,

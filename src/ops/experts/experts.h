@@ -77,9 +77,6 @@ bool adds_term(const Stream& s, const ExpertUp& a);
 //
 // b2 has the columns [b2_first, b2_first + C) of the bias, and may be empty: if ranks share an expert, their y are
 // summed, so each rank adds a part of the columns. few_rows is as in ExpertUp.
-//
-// after_up: an expert_up with these offsets ran on the stream before, and since then nothing has written the offsets or
-// w2. A GPU may then begin to read w2 before expert_up ends.
 struct ExpertDown {
   Tensor y_RD;           // out
   Operand a_RF, w2_eDF;  // in
@@ -87,7 +84,7 @@ struct ExpertDown {
   LowRankTerm added = {};
   int64_t b2_first = 0;
   Rows rows;
-  bool few_rows = false, after_up = false;
+  bool few_rows = false;
   Tensor scratch;
   static int64_t scratch_bytes(const ExpertDown& a, const Stream& s);
 };

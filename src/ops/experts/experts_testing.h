@@ -11,6 +11,7 @@
 #include "ops/cpu/testing.h"
 #include "ops/experts/experts.h"
 #include "ops/experts/experts_ref.h"
+#include "ops/experts/few_rows.h"
 
 namespace moebius::testing {
 
@@ -124,7 +125,7 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                            .rows = p.rows(),
                            .activation = p.activation,
                            .few_rows = p.few_rows});
-  run_expert_op<ExpertDown>(s, expert_down,
+  run_expert_op<ExpertDown>(s, p.few_rows ? expert_down_after_up : expert_down,
                             {.y_RD = o.y.tensor(),
                              .a_RF = p.a.tensor(),
                              .w2_eDF = p.w2.tensor(),
@@ -132,8 +133,7 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                              .added = p.term(p.low_down),
                              .b2_first = p.b2_first,
                              .rows = p.rows(),
-                             .few_rows = p.few_rows,
-                             .after_up = p.few_rows});
+                             .few_rows = p.few_rows});
   run_expert_op<DExpertDown>(s, d_expert_down,
                              {.dh_R2F = o.dh.tensor(),
                               .sa_RF = o.sa.tensor(),

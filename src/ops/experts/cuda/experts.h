@@ -57,12 +57,6 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 
-// For calls that declare few rows; the bits are those of sm80.
-bool takes_few_rows(const ExpertUp& a);
-bool takes_few_rows(const ExpertDown& a);
-void expert_up_few_rows(Stream& s, const ExpertUp& a);
-void expert_down_few_rows(Stream& s, const ExpertDown& a);
-
 // The kernels for E4M3 operands with scales of blocks of 128. The arguments have passed check_block_scaled
 // (ops/grouped_gemm/block_scaled.h).
 void expert_up_f8(Stream& s, const ExpertUp& a);

@@ -7,6 +7,8 @@
 //
 // Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The offsets
 // are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
+#include "ops/experts/sm90/few_rows.h"
+
 #include <algorithm>
 
 #include "device/gpu_limits.h"
@@ -29,7 +31,10 @@ constexpr int kStepK = kWarps * 32, kStageK = 2 * kStepK;
 constexpr int kPitch = kStageK * 2 + 64;  // bytes between rows of a stage: lanes then read from all banks
 constexpr int kStageBytes = kMatrixRows * kPitch;
 constexpr int kMostChunks = 320;
-constexpr int kBlocksTogether = 2;  // of a multiprocessor
+
+// Blocks that a multiprocessor holds together, and stages of the ring of each. kRows: of a chunk at most.
+constexpr int blocks_together(int rows) { return rows == 8 ? 3 : 2; }
+constexpr int num_stages(int rows) { return rows == 8 ? 3 : 5; }
 
 struct Params {
   const char *w, *x;
@@ -49,7 +54,7 @@ struct Chunk {
 
 template <int kRows>
 struct Shared {
-  static constexpr int kStages = kRows == 8 ? 6 : 5;
+  static constexpr int kStages = num_stages(kRows);
   uint64_t full[kStages], empty[kStages];
   Chunk chunks[kMostChunks];
   int32_t num_chunks;
@@ -61,20 +66,32 @@ struct Shared {
 // multiprocessor may have left others in L1.
 template <int kRows>
 __device__ void list_chunks(Shared<kRows>& shared, const Params& p) {
+  constexpr int kAtOnce = 4;  // loads on their way
   const int lane = threadIdx.x % 32;
   int32_t num = 0;
-  for (int32_t first = 0; first < p.num_experts; first += 32) {
-    const int32_t e = first + lane, begin = e < p.num_experts ? __ldcg(p.offsets + e) : 0;
-    const int32_t end = e < p.num_experts ? __ldcg(p.offsets + e + 1) : 0, own = (end - begin + kRows - 1) / kRows;
-    int32_t inclusive = own;
+  for (int32_t first = 0; first < p.num_experts; first += 32 * kAtOnce) {
+    int32_t begin[kAtOnce], end[kAtOnce];
 #pragma unroll
-    for (int width = 1; width < 32; width *= 2) {
-      const int32_t before = __shfl_up_sync(0xffffffffu, inclusive, width);
-      if (lane >= width) inclusive += before;
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int32_t e = first + 32 * j + lane;
+      begin[j] = e < p.num_experts ? __ldcg(p.offsets + e) : 0;
+      end[j] = e < p.num_experts ? __ldcg(p.offsets + e + 1) : 0;
     }
-    for (int32_t i = 0; i < own; ++i)
-      shared.chunks[num + inclusive - own + i] = {e, begin + i * kRows, min(kRows, end - begin - i * kRows)};
-    num += __shfl_sync(0xffffffffu, inclusive, 31);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int32_t own = (end[j] - begin[j] + kRows - 1) / kRows;
+      int32_t inclusive = own;
+#pragma unroll
+      for (int width = 1; width < 32; width *= 2) {
+        const int32_t before = __shfl_up_sync(0xffffffffu, inclusive, width);
+        if (lane >= width) inclusive += before;
+      }
+      for (int32_t i = 0; i < own; ++i) {
+        const int32_t at = begin[j] + i * kRows;
+        shared.chunks[num + inclusive - own + i] = {first + 32 * j + lane, at, min(kRows, end[j] - at)};
+      }
+      num += __shfl_sync(0xffffffffu, inclusive, 31);
+    }
   }
   if (lane == 0) shared.num_chunks = num;
 }
@@ -101,7 +118,7 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
 
 // kRows: of a chunk at most.
 template <int kRows, bool kGated>
-__global__ void __launch_bounds__(kThreads, kBlocksTogether) few_rows_kernel(Params p) {
+__global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_kernel(Params p) {
   constexpr int kTiles = kRows / 8, kStages = Shared<kRows>::kStages;
   constexpr bool kIsDouble = kTiles == 1;  // the next stage's rows of x come while this one's are multiplied
   extern __shared__ __align__(128) char stages[];
@@ -264,17 +281,18 @@ void launch(Stream& s, const Params& p, int64_t num_rows) {
   constexpr int kShared = Shared<kRows>::kStages * kStageBytes;
   const int64_t tiles = div_ceil(p.N, kMatrixRows);
   const int64_t items = most_chunks(p.num_experts, num_rows, kRows) * tiles;
-  const int64_t blocks = std::min<int64_t>(items, kBlocksTogether * gpu_limits(s).num_multiprocessors);
+  const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows) * gpu_limits(s).num_multiprocessors);
   const auto kernel = few_rows_kernel<kRows, kGated>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   launch_kernel(s, true, {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .shared_bytes = kShared},
                 kernel, p);
 }
 
-// tokens: an expert has about so many rows at most.
+// Chunks of 8 rows keep more weights on their way. An expert of more rows is then read once for each of its chunks, so
+// they are for calls where that is rare.
 template <bool kGated>
-void launch_few_rows(Stream& s, const Params& p, int64_t num_rows, int64_t tokens) {
-  if (tokens <= 8) return launch<8, kGated>(s, p, num_rows);
+void launch_few_rows(Stream& s, const Params& p, int64_t num_rows) {
+  if (num_rows <= int64_t{4} * p.num_experts) return launch<8, kGated>(s, p, num_rows);
   launch<32, kGated>(s, p, num_rows);
 }
 
@@ -306,10 +324,10 @@ void expert_up_few_rows(Stream& s, const ExpertUp& a) {
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
                  .offsets_are_complete = false};
-  launch_few_rows<true>(s, p, a.a_RF.dim(0), a.x_TD.data.dim(0));
+  launch_few_rows<true>(s, p, a.a_RF.dim(0));
 }
 
-void expert_down_few_rows(Stream& s, const ExpertDown& a) {
+void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up) {
   const Tensor& w = a.w2_eDF.data;
   const Params p{.w = static_cast<const char*>(w.data),
                  .x = static_cast<const char*>(a.a_RF.data.data),
@@ -323,9 +341,8 @@ void expert_down_few_rows(Stream& s, const ExpertDown& a) {
                  .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
-                 .offsets_are_complete = a.after_up};
-  // Rows are those of all experts together. More than 8 of one are rare where there are up to 64.
-  launch_few_rows<false>(s, p, a.y_RD.dim(0), a.y_RD.dim(0) <= 64 ? 8 : a.y_RD.dim(0));
+                 .offsets_are_complete = after_up};
+  launch_few_rows<false>(s, p, a.y_RD.dim(0));
 }
 
 }  // namespace moebius::cuda::sm90
