@@ -102,7 +102,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
 
 void expert_down_after_up(Stream& s, const ExpertDown& a) {
   if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_down_few_rows(s, a, true);
-  expert_down(s, a);
+  cuda::expert_down(s, a);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
