@@ -292,7 +292,7 @@ void launch(Stream& s, const Params& p, int64_t num_rows) {
 // they are for calls where that is rare.
 template <bool kGated>
 void launch_few_rows(Stream& s, const Params& p, int64_t num_rows) {
-  if (num_rows <= int64_t{4} * p.num_experts) return launch<8, kGated>(s, p, num_rows);
+  if (num_rows <= p.num_experts) return launch<8, kGated>(s, p, num_rows);
   launch<32, kGated>(s, p, num_rows);
 }
 
