@@ -38,13 +38,13 @@ constexpr int num_stages(int rows) { return rows == 8 ? 3 : 5; }
 
 struct Params {
   const char *w, *x;
-  const int32_t *offsets, *index;  // index null: row r reads x[r]
-  uint16_t* y;                     // [R, N], without an activation
+  const int32_t *offsets, *index;  // null: one expert has all rows; row r reads x[r]
+  void* y;                         // [R, N], without an activation
   uint16_t *h, *a;                 // with an activation
   ColumnBias bias;
   WordActivation activation;
-  int32_t num_experts, N, K;
-  bool offsets_are_complete;  // before the previous kernel ends
+  int32_t num_rows, num_experts, N, K;
+  bool rows_are_known;  // before the previous kernel ends
 };
 
 // Rows of one expert that read its weights together.
@@ -69,7 +69,11 @@ __device__ void list_chunks(Shared<kRows>& shared, const Params& p) {
   constexpr int kAtOnce = 4;  // loads on their way
   const int lane = threadIdx.x % 32;
   int32_t num = 0;
-  for (int32_t first = 0; first < p.num_experts; first += 32 * kAtOnce) {
+  if (!p.offsets) {
+    num = (p.num_rows + kRows - 1) / kRows;
+    for (int32_t i = lane; i < num; i += 32) shared.chunks[i] = {0, i * kRows, min(kRows, p.num_rows - i * kRows)};
+  }
+  for (int32_t first = 0; p.offsets && first < p.num_experts; first += 32 * kAtOnce) {
     int32_t begin[kAtOnce], end[kAtOnce];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -107,6 +111,16 @@ struct TileRows {
   __device__ __forceinline__ int count() const { return kGated ? kMatrixRows : min(kMatrixRows, N - first); }
 };
 
+__device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8]) {
+  uint32_t words[4];
+  sm80::pack(words, x);
+  sm80::store_chunk(to, words);
+}
+__device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+}
+
 __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   uint4 word;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -116,8 +130,8 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   return word;
 }
 
-// kRows: of a chunk at most.
-template <int kRows, bool kGated>
+// kRows: of a chunk at most. Y: of the result.
+template <int kRows, bool kGated, class Y>
 __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_kernel(Params p) {
   constexpr int kTiles = kRows / 8, kStages = Shared<kRows>::kStages;
   constexpr bool kIsDouble = kTiles == 1;  // the next stage's rows of x come while this one's are multiplied
@@ -132,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
     }
     fence_mbarrier_init();
   }
-  if (!p.offsets_are_complete) wait_for_inputs();
+  if (!p.rows_are_known) wait_for_inputs();
   let_next_start();
   if (warp == 0) list_chunks(shared, p);
   __syncthreads();
@@ -161,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
     return;
   }
 
-  if (p.offsets_are_complete) wait_for_inputs();
+  if (p.rows_are_known) wait_for_inputs();
   const int group = lane / 4, quad = lane % 4;
   const int32_t own_k = warp * 32 + quad * 8;
   for (int32_t item = first_item; item < num_items; item += stride) {
@@ -260,12 +274,10 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
       } else {
         const int col = i % 2 * 8;
         if (rows.first + col >= p.N) continue;
-        uint32_t words[4];
         float y[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) y[j] = sums[col + j];
-        sm80::pack(words, y);
-        sm80::store_chunk(p.y + r * p.N + rows.first + col, words);
+        store_words(static_cast<Y*>(p.y) + r * p.N + rows.first + col, y);
       }
     }
     // The next tile's sums of warps may be written: all have passed the second barrier. Its sums are written after a
@@ -276,13 +288,12 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
 // The chunks of R rows of e experts are at most so many.
 int64_t most_chunks(int64_t e, int64_t R, int64_t rows_of_chunk) { return std::min(e, R) + R / rows_of_chunk; }
 
-template <int kRows, bool kGated>
-void launch(Stream& s, const Params& p, int64_t num_rows) {
-  constexpr int kShared = Shared<kRows>::kStages * kStageBytes;
-  const int64_t tiles = div_ceil(p.N, kMatrixRows);
-  const int64_t items = most_chunks(p.num_experts, num_rows, kRows) * tiles;
+template <int kRows, bool kGated, class Y>
+void launch(Stream& s, const Params& p) {
+  constexpr int kShared = num_stages(kRows) * kStageBytes;
+  const int64_t tiles = div_ceil(p.N, kMatrixRows), items = most_chunks(p.num_experts, p.num_rows, kRows) * tiles;
   const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows) * gpu_limits(s).num_multiprocessors);
-  const auto kernel = few_rows_kernel<kRows, kGated>;
+  const auto kernel = few_rows_kernel<kRows, kGated, Y>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   launch_kernel(s, true, {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .shared_bytes = kShared},
                 kernel, p);
@@ -290,59 +301,64 @@ void launch(Stream& s, const Params& p, int64_t num_rows) {
 
 // Chunks of 8 rows keep more weights on their way. An expert of more rows is then read once for each of its chunks, so
 // they are for calls where that is rare.
-template <bool kGated>
-void launch_few_rows(Stream& s, const Params& p, int64_t num_rows) {
-  if (num_rows <= p.num_experts) return launch<8, kGated>(s, p, num_rows);
-  launch<32, kGated>(s, p, num_rows);
+template <bool kGated, class Y>
+void launch_few_rows(Stream& s, const Params& p) {
+  if (!p.offsets || p.num_rows <= int64_t{4} * p.num_experts) return launch<8, kGated, Y>(s, p);
+  launch<32, kGated, Y>(s, p);
 }
 
-bool has_few_chunks(const Rows& rows, const Tensor& w, int64_t num_rows) {
-  return !rows.offsets_e1.empty() && most_chunks(w.dim(0), num_rows, 8) <= kMostChunks;
+// w: [e, N, K]. Dense products of more rows, or of few columns, gain nothing here.
+bool takes_shape(const Rows& rows, const Tensor& w, int64_t num_rows, bool is_gated) {
+  if (!rows.offsets_e1.empty()) return most_chunks(w.dim(0), num_rows, 8) <= kMostChunks;
+  return num_rows <= 8 && (is_gated || w.dim(1) > 4096);
 }
 
 }  // namespace
 
 bool takes_few_rows(const ExpertUp& a) {
-  return sm80::takes_few_rows(a) && has_few_chunks(a.rows, a.w1_e2FD.data, a.a_RF.dim(0));
+  return sm80::takes_few_rows(a) && takes_shape(a.rows, a.w1_e2FD.data, a.a_RF.dim(0), true);
 }
 bool takes_few_rows(const ExpertDown& a) {
-  return sm80::takes_few_rows(a) && a.y_RD.dtype == DType::bf16 && has_few_chunks(a.rows, a.w2_eDF.data, a.y_RD.dim(0));
+  return sm80::takes_few_rows(a) && takes_shape(a.rows, a.w2_eDF.data, a.y_RD.dim(0), false);
 }
 
 void expert_up_few_rows(Stream& s, const ExpertUp& a) {
   const Tensor& w = a.w1_e2FD.data;
   const Params p{.w = static_cast<const char*>(w.data),
                  .x = static_cast<const char*>(a.x_TD.data.data),
-                 .offsets = a.rows.offsets_e1.ptr<int32_t>(),
+                 .offsets = a.rows.offsets_e1.empty() ? nullptr : a.rows.offsets_e1.ptr<int32_t>(),
                  .index = index_of(a.rows),
                  .y = nullptr,
                  .h = sm80::halves(a.h_R2F),
                  .a = sm80::halves(a.a_RF),
                  .bias = sm80::column_bias(a.b1_e2F, 0),
                  .activation = WordActivation(a.activation),
+                 .num_rows = narrow<int32_t>(a.a_RF.dim(0)),
                  .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
-                 .offsets_are_complete = false};
-  launch_few_rows<true>(s, p, a.a_RF.dim(0));
+                 .rows_are_known = a.rows.offsets_e1.empty()};
+  launch_few_rows<true, uint16_t>(s, p);
 }
 
 void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up) {
   const Tensor& w = a.w2_eDF.data;
   const Params p{.w = static_cast<const char*>(w.data),
                  .x = static_cast<const char*>(a.a_RF.data.data),
-                 .offsets = a.rows.offsets_e1.ptr<int32_t>(),
+                 .offsets = a.rows.offsets_e1.empty() ? nullptr : a.rows.offsets_e1.ptr<int32_t>(),
                  .index = nullptr,
-                 .y = sm80::halves(a.y_RD),
+                 .y = a.y_RD.data,
                  .h = nullptr,
                  .a = nullptr,
                  .bias = sm80::column_bias(a.b2_eC, a.b2_first),
                  .activation = {},
+                 .num_rows = narrow<int32_t>(a.y_RD.dim(0)),
                  .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
-                 .offsets_are_complete = after_up};
-  launch_few_rows<false>(s, p, a.y_RD.dim(0));
+                 .rows_are_known = after_up || a.rows.offsets_e1.empty()};
+  if (a.y_RD.dtype == DType::f32) return launch_few_rows<false, float>(s, p);
+  launch_few_rows<false, uint16_t>(s, p);
 }
 
 }  // namespace moebius::cuda::sm90
