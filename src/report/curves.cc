@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/error.h"
 #include "report/plot/line_plot.h"
 #include "report/plot/markup.h"
 #include "report/sections.h"
@@ -107,8 +108,8 @@ std::string gradient_curve(const Runs& runs) {
   if (runs.size() == 1 && first.clip > 0) {
     plot.limit = first.clip;
     plot.limit_name = "clip";
-    plot.note = fmt::format("before clipping at {}, which {} of {} steps met", number_text(first.clip), first.clipped,
-                            first.steps);
+    plot.note = fmt::format("before clipping at {}, which {} of {} met", number_text(first.clip), first.clipped,
+                            counted(first.steps, "step"));
   }
   return figure_of(plot);
 }

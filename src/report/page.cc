@@ -56,8 +56,7 @@ std::vector<Tile> tiles_of(const RunData& run) {
     tiles.push_back({"Dropped tokens", number_text(dropped->last(), Unit::count),
                      dropped->max() > 0 ? "last step" : "none in any step"});
   add_series_tile(tiles, run.train, "memory_peak_bytes", {"Peak memory", "", "of the first rank"}, Unit::bytes);
-  if (run.steps > 0)
-    tiles.push_back({"Time in steps", duration_text_of(run.trained_s), fmt::format("{} steps", run.steps)});
+  if (run.steps > 0) tiles.push_back({"Time in steps", duration_text_of(run.trained_s), counted(run.steps, "step")});
   if (const RunEvent* start = newest_event(run, "start"))
     if (const auto found = start->numbers.find("parameters"); found != start->numbers.end())
       tiles.push_back({"Parameters", number_text(found->second, Unit::count), ""});

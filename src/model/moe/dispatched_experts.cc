@@ -4,6 +4,7 @@
 #include "model/moe/row_blocks.h"
 #include "model/side_work.h"
 #include "ops/experts/d_expert_down_quantised.h"
+#include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
@@ -156,16 +157,15 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
 
 void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
   StackScope scope(step.stack);
-  const QuantizeContext c = quantize_context(step);
   const Rows rows{.offsets_e1 = in.rows.offsets_e1};
   ExpertDown op{.y_RD = y_RD,
-                .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                .a_RF = w2_precision_.x(quantize_context(step), a_RF, by_expert(in.rows)),
                 .w2_eDF = w2_operands_.w(step),
                 .b2_eC = b2_ ? b2_->w : Tensor{},
                 .b2_first = b2_first_,
                 .rows = rows,
                 .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
-  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down);
+  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down_after_up);
   const Adapter::Forward adapted{.y = y_RD,
                                  .x = a_RF,
                                  .rows = rows,

@@ -69,6 +69,17 @@ class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKi
 
 TEST_P(MoeRanks, EqualOneRank) { expect_same(c(), 2e-6); }
 
+// With an A for each projection, and with one for gate and up together.
+TEST_P(MoeRanks, WithAdaptersEqualOneRank) {
+  const std::vector<std::string> own{"mlp.experts.*"}, shared{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+  for (const std::vector<std::string>& targets : {own, shared}) {
+    SCOPED_TRACE(targets.front());
+    MoeCase adapted = c();
+    adapted.lora = {.rank = 3, .targets = targets};
+    expect_same(adapted, 4e-6);  // the sums of adapters come on top of those of the layer
+  }
+}
+
 std::string name_of_case(const ::testing::TestParamInfo<MoeRanks::ParamType>& info) {
   return std::string(kLayouts[std::get<0>(info.param)].name) + "_" + name_of(std::get<1>(info.param));
 }

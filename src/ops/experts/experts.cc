@@ -1,8 +1,11 @@
 #include "ops/experts/experts.h"
 
 #include "ops/experts/experts_backends.h"
+#include "ops/experts/few_rows.h"
+#include "ops/experts/few_rows_backends.h"
 #include "ops/grouped_gemm/block_scaled.h"
 #include "ops/op_checks.h"
+#include "ops/run_on_device.h"
 
 namespace moebius {
 namespace {
@@ -265,6 +268,12 @@ void expert_down(Stream& s, const ExpertDown& a) {
     case DeviceKind::null:
       return;
   }
+}
+
+void expert_down_after_up(Stream& s, const ExpertDown& a) {
+  check(a, s);
+  OpScope scope(s, "expert_down", cost(a));
+  if (!a.y_RD.empty()) run_on_device(s, cpu::expert_down, cuda::expert_down_after_up, a);
 }
 
 Cost cost(const ExpertDown& a) {

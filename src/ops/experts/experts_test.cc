@@ -294,6 +294,33 @@ TEST(Experts, KernelsAreThoseOfTheChoiceAndTheGpu) {
   EXPECT_EQ(cuda::kernel_text(s, down), "fallback kernel");
 }
 
+TEST(Experts, OfFewRowsHaveTheBitsOfThePortableKernels) {
+  if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
+  ThreadPool pool(1);
+  Accelerator gpu;
+  Stream s(gpu, pool);
+  std::vector<Case> few{{"one_token", 1, 2048, 1024, {0, 1, 0, 0, 1, 1}, 0, true, DType::bf16},
+                        {"ragged_k", 3, 264, 520, {2, 0, 3}, 1, true, DType::bf16},
+                        {"more_rows_than_a_chunk", 32, 40, 24, {32, 0, 9, 40}, 0, true, DType::bf16},
+                        {"biased", 9, 528, 72, {5, 4}, 0, true, DType::bf16, true}};
+  few.push_back({"many_experts", 30, 16, 8, half_empty(256), 0, true, DType::bf16});
+  few.push_back({"several_chunks_of_8", 20, 40, 24, std::vector<int64_t>(32), 0, true, DType::bf16});
+  few.back().counts[0] = 20;
+  few.back().counts[31] = 2;
+  for (const Case& c : few) {
+    SCOPED_TRACE(c.name);
+    Problem p(c);
+    p.few_rows = true;
+    set_kernel_choice(gpu, KernelChoice::automatic);
+    const Outputs got = run_all_expert_ops(s, p);
+    set_kernel_choice(gpu, KernelChoice::portable);
+    const Outputs want = run_all_expert_ops(s, p);
+    EXPECT_EQ(got.h.bytes(), want.h.bytes());
+    EXPECT_EQ(got.a.bytes(), want.a.bytes());
+    EXPECT_EQ(got.y.bytes(), want.y.bytes());
+  }
+}
+
 TEST(Experts, FallbackKernelsAreNoted) {
   if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
   ThreadPool pool(1);

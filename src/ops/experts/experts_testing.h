@@ -11,6 +11,7 @@
 #include "ops/cpu/testing.h"
 #include "ops/experts/experts.h"
 #include "ops/experts/experts_ref.h"
+#include "ops/experts/few_rows.h"
 
 namespace moebius::testing {
 
@@ -124,7 +125,7 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                            .rows = p.rows(),
                            .activation = p.activation,
                            .few_rows = p.few_rows});
-  run_expert_op<ExpertDown>(s, expert_down,
+  run_expert_op<ExpertDown>(s, p.few_rows ? expert_down_after_up : expert_down,
                             {.y_RD = o.y.tensor(),
                              .a_RF = p.a.tensor(),
                              .w2_eDF = p.w2.tensor(),

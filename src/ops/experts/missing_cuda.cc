@@ -1,11 +1,13 @@
 // Replaces the CUDA backend of these ops in a build without it.
 #include "ops/experts/experts_backends.h"
+#include "ops/experts/few_rows_backends.h"
 #include "ops/missing_backend.h"
 
 namespace moebius::cuda {
 
 void expert_up(Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
 void expert_down(Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
+void expert_down_after_up(Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
 void d_expert_down(Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
 void d_expert_up(Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 void expert_wgrad(Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }

@@ -5,6 +5,8 @@
 #include "device/gpu_limits.h"
 #include "ops/experts/experts_backends.h"
 #include "ops/experts/experts_desc.h"
+#include "ops/experts/few_rows_backends.h"
+#include "ops/experts/sm90/few_rows.h"
 #include "ops/grouped_gemm/portable_gemm_config.h"
 
 namespace moebius::cuda {
@@ -69,6 +71,7 @@ std::string text_of(const Stream& s, const Op& a) {
 
 void expert_up(Stream& s, const ExpertUp& a) {
   if (!a.x_TD.is_plain()) return sm90::expert_up_f8(s, a);
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_up_few_rows(s, a);
   if (sm80::takes_few_rows(a)) return sm80::expert_up_few_rows(s, a);
   switch (choose_path(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data)) {
     case Path::sm90:
@@ -85,6 +88,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
     return sm90::rows_product_f8(
         s, {.y_RN = a.y_RD, .a_RK = a.a_RF, .b_eNK = a.w2_eDF, .offsets_e1 = a.rows.offsets_e1}, "expert_down");
   }
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_down_few_rows(s, a, false);
   if (sm80::takes_few_rows(a)) return sm80::expert_down_few_rows(s, a);
   switch (choose_path(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data)) {
     case Path::sm90:
@@ -94,6 +98,11 @@ void expert_down(Stream& s, const ExpertDown& a) {
     case Path::generic:
       return generic::expert_down(s, a);
   }
+}
+
+void expert_down_after_up(Stream& s, const ExpertDown& a) {
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(a)) return sm90::expert_down_few_rows(s, a, true);
+  cuda::expert_down(s, a);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {

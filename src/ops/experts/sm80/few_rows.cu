@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
   __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
   __shared__ float sums[kRows][kMatrixRows];
-  let_next_start();
+  if (!p.offsets) let_next_start();
   const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
   const int32_t first = blockIdx.x * (kGated ? kMatrixRows / 2 : kMatrixRows), F = p.N / 2;
   // The matrix rows of the products' rows `group` and `group` + 8.
@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   };
   if (!p.offsets) open(0);
   wait_for_inputs();
+  if (p.offsets) let_next_start();  // expert_down may read the offsets at once
   const ExpertRows rows = expert_rows(p);
   if (rows.begin >= rows.end) return;
   if (p.offsets) open(rows.expert);

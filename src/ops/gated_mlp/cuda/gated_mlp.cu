@@ -6,6 +6,7 @@
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_backends.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/sm90/few_rows.h"
 #include "ops/gated_mlp/gated_mlp.h"
 #include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/gemm/gemm.h"
@@ -63,6 +64,7 @@ void gated_up(Stream& s, const GatedUp& a) {
                     .x_TD = a.x_TD,
                     .w1_e2FD = as_experts(a.w_2FD.data),
                     .few_rows = a.few_rows && a.a_TF.dim(0) <= kFewRows};
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(up)) return sm90::expert_up_few_rows(s, up);
   if (sm80::takes_few_rows(up)) return sm80::expert_up_few_rows(s, up);
   const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD.data)};
   const auto run = [&](auto fused, auto alone) {

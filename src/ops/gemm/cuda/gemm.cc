@@ -20,9 +20,11 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "device/out_of_memory.h"
 #include "ops/elementwise/elementwise_backends.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/sm90/few_rows.h"
 #include "ops/gemm/batched_gemm.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm_backends.h"
@@ -421,6 +423,10 @@ bool run_few_rows(Stream& s, const Gemm& a) {
                            .w2_eDF = w.view({1, w.dim(0), w.dim(1)}),
                            .b2_eC = a.bias_N.empty() ? Tensor{} : a.bias_N.view({1, a.bias_N.dim(0)}),
                            .few_rows = true};
+  if (uses_hopper_kernels(s) && sm90::takes_few_rows(product)) {
+    sm90::expert_down_few_rows(s, product, /*after_up=*/false);
+    return true;
+  }
   if (!sm80::takes_few_rows(product)) return false;
   sm80::expert_down_few_rows(s, product);
   return true;

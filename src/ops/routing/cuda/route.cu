@@ -1,6 +1,7 @@
 // route_fwd: each warp chooses the experts for one token after the other; then the pairs are counted, dropped over
 // capacity, and indexed. Counts never leave the device. It takes three launches, unless pairs are dropped by weight.
 #include "device/cuda/cuda.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
 #include "ops/routing/routing_backends.h"
@@ -169,6 +170,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
   int32_t* count_E = shared;
   int32_t* own = shared + a.num_experts + warp * (a.num_experts + a.top_k);
   const ChooseRow row{reinterpret_cast<float*>(own), own + a.num_experts};
+  let_next_start();
+  wait_for_inputs();
   for (int i = threadIdx.x; i < a.num_experts; i += blockDim.x) count_E[i] = 0;
   __syncthreads();
   for (int j = warp; j < kTokensPerBlock; j += kWarps) {
@@ -211,7 +214,8 @@ void choose(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
     if (shared_bytes > 48 * 1024)
       MOEBIUS_CUDA(cudaFuncSetAttribute(choose_kernel<N, M>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)));
-    choose_kernel<N, M><<<blocks, kWarps * kWarpSize, shared_bytes, cuda_stream(s)>>>(args);
+    const LaunchShape how{.blocks = blocks, .threads = kWarps * kWarpSize, .shared_bytes = shared_bytes};
+    launch_kernel(s, T <= kEarlyRows, how, choose_kernel<N, M>, args);
     check_launch("route_fwd");
   });
 }

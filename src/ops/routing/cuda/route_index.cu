@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "device/cuda/cuda.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/routing/cuda/route_index.h"
 
 namespace moebius::cuda {
@@ -19,6 +20,8 @@ __global__ void __launch_bounds__(32 * kParts)
   const int expert = blockIdx.x * 32 + threadIdx.x, part = threadIdx.y;
   const int length = (num_blocks + kParts - 1) / kParts;
   const int begin = min(part * length, num_blocks), end = min(begin + length, num_blocks);
+  let_next_start();
+  wait_for_inputs();
   int32_t sum = 0;
   if (expert < num_experts) {
 #pragma unroll 8
@@ -64,6 +67,8 @@ __device__ void store_counts(const Index& a, const int32_t* offset_E1) {
 // A block owns kTokensPerBlock tokens and places their pairs; the first also writes the counts.
 __global__ void __launch_bounds__(kIndexThreads) index_rows_kernel(Index a) {
   extern __shared__ uint64_t shared[];
+  let_next_start();
+  wait_for_inputs();
   const BlockIndex index = block_index(shared, a.num_experts);
   sum_totals(a.total_E, a.num_experts, a.capacity, index.offset_E1);
   if (blockIdx.x == 0) store_counts(a, index.offset_E1);
@@ -86,8 +91,9 @@ __global__ void __launch_bounds__(kIndexThreads) index_rows_kernel(Index a) {
 void scan_blocks(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool add_load) {
   const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1);
   int64_t* load = add_load && !a.load_E.empty() ? a.load_E.ptr<int64_t>() : nullptr;
-  scan_blocks_kernel<<<static_cast<unsigned>(div_ceil(E, 32)), dim3(32, kParts), 0, cuda_stream(s)>>>(
-      scratch.start_BE, scratch.total_E, load, static_cast<int>(div_ceil(T, kTokensPerBlock)), static_cast<int>(E));
+  const LaunchShape how{.blocks = static_cast<unsigned>(div_ceil(E, 32)), .threads = dim3(32, kParts)};
+  launch_kernel(s, T <= kEarlyRows, how, scan_blocks_kernel, scratch.start_BE, scratch.total_E, load,
+                static_cast<int>(div_ceil(T, kTokensPerBlock)), static_cast<int>(E));
   check_launch("route_fwd");
 }
 
@@ -111,7 +117,8 @@ void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool 
                    .num_experts = static_cast<int>(E),
                    .top_k = static_cast<int>(K)};
   const auto blocks = static_cast<unsigned>(std::max<int64_t>(1, div_ceil(T, kTokensPerBlock)));
-  index_rows_kernel<<<blocks, kIndexThreads, block_index_bytes(E), cuda_stream(s)>>>(args);
+  const LaunchShape how{.blocks = blocks, .threads = kIndexThreads, .shared_bytes = block_index_bytes(E)};
+  launch_kernel(s, T <= kEarlyRows, how, index_rows_kernel, args);
   check_launch("route_fwd");
 }
 
