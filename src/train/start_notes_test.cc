@@ -101,7 +101,7 @@ TEST(StartNotes, RecipesThatAreEmulated) {
   const std::string emulated = " is emulated on a GPU: operands are quantised, and multiplied in bf16; ";
   for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
     RunSpec run = quantised_run();
-    run.precision.recipe = recipe;
+    run.precision = {.compute = DType::bf16, .recipe = recipe};
     EXPECT_THAT(all_notes(run), HasSubstr(fmt::format("precision.recipe = \"{}\"{}", name_of(recipe), emulated)));
     run.device = DeviceKind::cpu;
     EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("emulated")));
