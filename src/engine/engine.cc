@@ -71,7 +71,7 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
   auto gpu = std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
   set_kernel_choice(*gpu, spec.kernels);
   const GpuLimits limits = query_gpu_limits();
-  MOEBIUS_CHECK(usage, spec.precision.recipe == PrecisionRecipe::none || limits.is_hopper(),
+  MOEBIUS_CHECK(usage, spec.precision.recipe != PrecisionRecipe::fp8_block || limits.is_hopper(),
                 "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
                 "precision.recipe = \"none\"",
                 name_of(spec.precision.recipe), limits.capability_major, limits.capability_minor);

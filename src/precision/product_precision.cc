@@ -1,5 +1,7 @@
 #include "precision/product_precision.h"
 
+#include <optional>
+
 #include "ops/quantize/quantize.h"
 
 namespace moebius {
@@ -56,6 +58,10 @@ int64_t split_multiple(PrecisionRecipe recipe) {
   MOEBIUS_ASSERT(!"unknown recipe");
 }
 
+bool is_emulated(PrecisionRecipe recipe, DeviceKind target) {
+  return target == DeviceKind::cuda && recipe != PrecisionRecipe::none && recipe != PrecisionRecipe::fp8_block;
+}
+
 namespace {
 
 Operand form_of(const Shape& shape, DType element, ScaleLayout layout, bool transposed) {
@@ -64,6 +70,14 @@ Operand form_of(const Shape& shape, DType element, ScaleLayout layout, bool tran
   q.transposed = transposed;
   if (layout == ScaleLayout::nv_blocks) q.tensor_scale = without_memory(tensor_scale_shape(shape), DType::f32);
   return q;
+}
+
+// x = the values of q, in the rows and columns of the matrix that was quantised.
+void fill(Stream& s, const Tensor& x, const Operand& q, const Tensor& offsets_e1 = {}) {
+  if (q.transposed)
+    dequantize_transposed(s, {.x_RC = x, .q = q, .offsets_e1 = offsets_e1});
+  else
+    dequantize(s, {.x = x, .q = q});
 }
 
 void allocate(StepStack& stack, Operand& q) {
@@ -82,6 +96,14 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
     const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
     shape = {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
   }
+  const bool emulates = is_emulated(recipe_, c.stream.target());
+  Tensor values;
+  if (emulates) {
+    const int64_t R = rows.token_R.empty() || !transposed ? x.dim(0) : rows.token_R.numel();
+    values = c.stack.alloc({R, x.dim(1)}, x.dtype);
+  }
+  std::optional<StackScope> until_dequantised;
+  if (emulates) until_dequantised.emplace(c.stack);
   Operand q = form_of(shape, format.element, format.layout, transposed);
   allocate(c.stack, q);
   Quantize op{.q = q,
@@ -96,7 +118,9 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
         .draw_2 = c.draw_2, .seed = seed_, .key = key_, .first_group = experts_.first, .num_groups = experts_.all};
   }
   quantize(c.stream, op);
-  return q;
+  if (!emulates) return q;
+  fill(c.stream, values, q, rows.offsets_e1);
+  return values;
 }
 
 Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
@@ -127,7 +151,14 @@ Operand ProductPrecision::quantised_weights(const QuantizeContext& c, const Tens
   Operand q = weights_form(w.shape, transposed);
   allocate(c.stack, q);
   quantise_weights(c.stream, q, w);
-  return q;
+  return for_products(c, q, w.dtype);
+}
+
+Operand ProductPrecision::for_products(const QuantizeContext& c, const Operand& q, DType dtype) const {
+  if (!is_emulated(recipe_, c.stream.target())) return q;
+  const Tensor values = c.stack.alloc(q.shape(), dtype);
+  fill(c.stream, values, q);
+  return values;
 }
 
 Operand ProductPrecision::w(const QuantizeContext& c, Tensor w) const {

@@ -11,6 +11,10 @@
 // every operand is the tensor itself. Sources: DeepSeek-V3 (arXiv 2412.19437), TransformerEngine's
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
 // NVFP4 (arXiv 2509.25149).
+//
+// GPUs have products for fp8_block alone. The other recipes are emulated there: an operand is quantised, and returned
+// as a plain tensor of the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4,
+// whose f32 scale of the tensor makes them numbers that are rounded. Copies of w stay quantised.
 #pragma once
 
 #include "config/policy_spec.h"
@@ -41,6 +45,9 @@ struct ExpertRange {
 // 0 if a scale covers a whole tensor, and 1 with recipe none.
 int64_t split_multiple(PrecisionRecipe recipe);
 
+// Returns whether products are emulated on the device of a stream.
+bool is_emulated(PrecisionRecipe recipe, DeviceKind target);
+
 class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
@@ -62,7 +69,9 @@ class ProductPrecision {
   // dx = dy W. A quantised w is transposed.
   Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
   Operand w_for_dx(const QuantizeContext& c, Tensor w) const;
-  // dW = dy^T x. Quantised operands are transposed. With WeightGradientPrecision::compute they are plain.
+  //   dW = dy^T x
+  // Quantised operands are transposed, and the rows of experts are gathered by token, also where products are emulated.
+  // With WeightGradientPrecision::compute operands are the tensors themselves.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
 
@@ -71,6 +80,8 @@ class ProductPrecision {
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
   void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
+  // Returns the operand for the products of the stream's device: q, or where they are emulated its values in dtype.
+  Operand for_products(const QuantizeContext& c, const Operand& q, DType dtype) const;
   // The same without the sums of stats_5.
   ProductPrecision uncounted() const {
     ProductPrecision same = *this;

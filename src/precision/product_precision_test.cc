@@ -90,6 +90,73 @@ TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
   }
 }
 
+// On a GPU the products of the other recipes are emulated. They multiply what the CPU's do; values of nvfp4 are
+// rounded to bf16.
+TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  Stream s = testing::stream_on(DeviceKind::cuda, pool_);
+  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  const testing::SharedBytes memory(64 << 20);
+  Array draw = Array::of({2}, DType::i64, {3, 0});
+  StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
+  expect_near_exact(s, {s, stack, draw.tensor()}, precision_, {.T = 150, .in = 208, .out = 144, .dtype = DType::bf16},
+                    GetParam() == PrecisionRecipe::nvfp4 ? 0.98 : 0.997);
+}
+
+TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  Stream gpu = testing::stream_on(DeviceKind::cuda, pool_);
+  if (!is_emulated(GetParam(), gpu.target())) GTEST_SKIP() << "it has products of its own";
+  const testing::SharedBytes memory(64 << 20);
+  StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
+  Array draw = Array::of({2}, DType::i64, {3, 0});
+  const QuantizeContext there{gpu, stack, draw.tensor()}, here = context();
+  Array x = Array::normal({96, 64}, DType::f32, 1), offsets = Array::of_ints({3}, {0, 33, 96});
+  const RowGroups rows{offsets.tensor(), {}};
+  const auto expect_same = [&](const char* name, const Operand& emulated, const Operand& q) {
+    ASSERT_TRUE(emulated.is_plain()) << name;
+    Array values = Array::poisoned(x.tensor().shape, DType::f32),
+          copied = Array::poisoned(x.tensor().shape, DType::f32);
+    if (q.transposed)
+      dequantize_transposed(
+          s_, {.x_RC = values.tensor(), .q = q, .offsets_e1 = q.shape()[0] > 96 ? rows.offsets_e1 : Tensor{}});
+    else
+      dequantize(s_, {.x = values.tensor(), .q = q});
+    copy_to_host(gpu, copied.tensor().data, emulated.data.data, copied.tensor().num_bytes());
+    EXPECT_EQ(copied.values(), values.values()) << name;
+  };
+  expect_same("x", precision_.x(there, x.tensor(), rows), precision_.x(here, x.tensor(), rows));
+  expect_same("w", precision_.w(there, x.tensor()), precision_.w(here, x.tensor()));
+  expect_same("dy", precision_.dy(there, x.tensor(), rows), precision_.dy(here, x.tensor(), rows));
+  expect_same("w of dx", precision_.w_for_dx(there, x.tensor()), precision_.w_for_dx(here, x.tensor()));
+  expect_same("x of dw", precision_.x_for_dw(there, x.tensor(), rows), precision_.x_for_dw(here, x.tensor(), rows));
+  expect_same("dy of dw", precision_.dy_for_dw(there, x.tensor(), rows), precision_.dy_for_dw(here, x.tensor(), rows));
+}
+
+// The shapes of emulated operands, and their memory, as a run is planned.
+TEST_P(ProductPrecisionTest, EmulatedOperandsArePlainAndGathered) {
+  Stream s(DeviceKind::null, pool_, nullptr, DeviceKind::cuda);
+  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  StepStack stack(DeviceKind::null, nullptr, 0);
+  const QuantizeContext c{s, stack, testing::null_tensor({2}, DType::i64)};
+  const Tensor x = testing::null_tensor({60, 32}, DType::bf16), w = testing::null_tensor({2, 48, 32}, DType::bf16);
+  const RowGroups rows{testing::null_tensor({3}, DType::i32), testing::null_tensor({90}, DType::i32)};
+  const auto expect_plain = [](const Operand& operand, const Shape& shape) {
+    EXPECT_TRUE(operand.is_plain());
+    EXPECT_FALSE(operand.transposed);
+    EXPECT_EQ(operand.data.shape, shape);
+    EXPECT_EQ(operand.data.dtype, DType::bf16);
+  };
+  expect_plain(precision_.x(c, x), x.shape);
+  expect_plain(precision_.dy(c, x), x.shape);
+  expect_plain(precision_.w(c, w), w.shape);
+  expect_plain(precision_.w_for_dx(c, w), w.shape);
+  expect_plain(precision_.x_for_dw(c, x, rows), {90, 32});
+  expect_plain(precision_.dy_for_dw(c, x, {rows.offsets_e1, {}}), {60, 32});
+  expect_plain(precision_.dy_for_dw(c, x), x.shape);
+  EXPECT_FALSE(precision_.has_plain_dw());
+}
+
 // Forward and backward multiply with one and the same W, except with mx_blocks. Their scales run
 // along the sum.
 TEST_P(ProductPrecisionTest, BackwardReadsTheWeightsOfForward) {

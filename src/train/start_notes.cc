@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "precision/product_precision.h"
 #include "train/precision_note.h"
 
 namespace moebius {
@@ -50,6 +51,35 @@ std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus)
   return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), kernels_text(gpus, 0, run.kernels))};
 }
 
+std::optional<StartNote> emulation_note(const RunSpec& run) {
+  if (!is_emulated(run.precision.recipe, run.device)) return std::nullopt;
+  return StartNote{fmt::format(
+      "precision.recipe = \"{}\" is emulated on a GPU: operands are quantised, and multiplied in {}; a step takes "
+      "more time than without a recipe",
+      name_of(run.precision.recipe), name_of(run.precision.compute))};
+}
+
+// Returns whether backward recomputes the pre-activations of every layer.
+bool keeps_no_pre_activation(const RunSpec& run) {
+  const ModelSpec& m = run.model;
+  for (int64_t layer = 0; layer < m.num_layers_and_mtp(); ++layer) {
+    const RecomputeSpec r = run.memory.recompute.of(layer);
+    const bool is_moe = m.moe_layers[std::min(layer, m.num_layers - 1)];  // the last layer's for multi-token prediction
+    const bool has_shared = is_moe && m.shared_intermediate_size > 0;
+    if (!r.covers(is_moe ? &RecomputeSpec::expert_up : &RecomputeSpec::mlp)) return false;
+    if (has_shared && !r.covers(&RecomputeSpec::shared_expert)) return false;
+  }
+  return true;
+}
+
+std::optional<StartNote> activations_note(const RunSpec& run) {
+  if (run.precision.activations != PrecisionChoice::recipe || !keeps_no_pre_activation(run)) return std::nullopt;
+  return StartNote{
+      "precision.activations = \"recipe\" saves no memory: memory.recompute names the pre-activations of every layer, so "
+      "forward keeps none, and backward only rounds what it recomputed; set it to \"compute\"",
+      /*is_warning=*/true};
+}
+
 std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
 
 // Returns how often each dataset is read, in their order.
@@ -84,8 +114,8 @@ std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
                                    int64_t num_ranks) {
   std::vector<StartNote> notes;
-  for (const auto& note : {kernels_note(run, gpus), precision_note(run), dispatcher_note(run, dispatcher),
-                           balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note : {kernels_note(run, gpus), precision_note(run), emulation_note(run), activations_note(run),
+                           dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
   return notes;

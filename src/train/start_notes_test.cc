@@ -97,6 +97,37 @@ TEST(StartNotes, NoWarningOfProductsWhereNoneWasTimed) {
   }
 }
 
+TEST(StartNotes, RecipesThatAreEmulated) {
+  const std::string emulated = " is emulated on a GPU: operands are quantised, and multiplied in bf16; ";
+  for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
+    RunSpec run = quantised_run();
+    run.precision = {.compute = DType::bf16, .recipe = recipe};
+    EXPECT_THAT(all_notes(run), HasSubstr(fmt::format("precision.recipe = \"{}\"{}", name_of(recipe), emulated)));
+    run.device = DeviceKind::cpu;
+    EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("emulated")));
+  }
+  EXPECT_THAT(all_notes(quantised_run()), ::testing::Not(HasSubstr("emulated")));
+}
+
+TEST(StartNotes, ActivationsInEightBitsThatAreNotKept) {
+  RunSpec run = quantised_run();
+  run.precision.activations = PrecisionChoice::recipe;
+  const auto saves_nothing = HasSubstr("warning: precision.activations = \"recipe\" saves no memory: memory.recompute");
+  EXPECT_THAT(all_notes(run), ::testing::Not(saves_nothing));
+  run.memory.recompute.expert_up = true;
+  EXPECT_THAT(all_notes(run), saves_nothing);
+  run.model.shared_intermediate_size = 768;
+  EXPECT_THAT(all_notes(run), ::testing::Not(saves_nothing));
+  run.memory.recompute.shared_expert = true;
+  EXPECT_THAT(all_notes(run), saves_nothing);
+  run.model.moe_layers[0] = false;
+  EXPECT_THAT(all_notes(run), ::testing::Not(saves_nothing));
+  run.memory.recompute.ranges = {{&RecomputeSpec::mlp, 0, 0}};
+  EXPECT_THAT(all_notes(run), saves_nothing);
+  run.precision.activations = PrecisionChoice::compute;
+  EXPECT_THAT(all_notes(run), ::testing::Not(saves_nothing));
+}
+
 TEST(StartNotes, TheKernelsOfAGpu) {
   RunSpec run = quiet_run();
   run.device = DeviceKind::cuda;

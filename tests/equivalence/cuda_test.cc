@@ -270,6 +270,24 @@ TEST_F(QuantisedOnGpu, RecomputeAndFusionChangeNoBit) {
   }
 }
 
+// Each operand is quantised as on the CPU, and multiplied in bf16.
+TEST_F(QuantisedOnGpu, EmulatedRecipesAreThoseOfEagerStepsAndOfTheCpu) {
+  EngineSpec plain = spec(DeviceKind::cpu);
+  plain.precision = {.compute = DType::f32};
+  const auto exact = losses_of(plain);
+  for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
+    Engine captured(quantised_on(DeviceKind::cuda, recipe)), eager(quantised_on(DeviceKind::cuda, recipe, false)),
+        passes(quantised_on(DeviceKind::cuda, recipe, false));
+    const std::vector<double> expected = train(initialised(captured), 4);
+    EXPECT_EQ(train(initialised(eager), 4), expected) << name_of(recipe);
+    EXPECT_EQ(train_by_passes(initialised(passes), 4), expected) << name_of(recipe);
+    EXPECT_EQ(masters(captured), masters(eager)) << name_of(recipe);
+    const auto gpu = losses_of(quantised_on(DeviceKind::cuda, recipe)),
+               cpu = losses_of(quantised_on(DeviceKind::cpu, recipe));
+    EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact)) << name_of(recipe);
+  }
+}
+
 // Products of both kinds follow each other, on the tensor and on its quantised copy.
 TEST_F(QuantisedOnGpu, WeightGradientsInBf16AreThoseOfEagerStepsAndOfTheCpu) {
   const auto in_bf16 = [](EngineSpec spec) {

@@ -343,8 +343,9 @@ std::vector<KeyText> other_texts() {
       {"precision.recipe",
        "The format that the operands of matrix products are quantised to "
        "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
-       "MLPs, and experts. `none` computes in `precision.compute`. Hopper GPUs have `none` and `fp8_block`, other "
-       "GPUs `none` alone."},
+       "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper, and "
+       "`fp8_tensor`, `mxfp8` and `nvfp4` are emulated: operands are quantised, and multiplied in "
+       "`precision.compute`, which takes more time than without a recipe."},
       {"precision.weight_gradients",
        "The operands of the products that give weight gradients: `recipe` quantises them as `precision.recipe` says; "
        "`compute` leaves them in `precision.compute`, so that they need no transposed quantised copies. `moebius "

@@ -156,13 +156,14 @@ Operand WeightOperands::transposed(Step& step) const {
 Operand WeightOperands::w(Step& step) const {
   if (scales_) return plain(step);
   if (param_.is_quantised()) return operand_of(param_);
-  if (copies_ && params_->holds(*copies_)) return copies_->w;
+  if (copies_ && params_->holds(*copies_)) return precision_.for_products(quantize_context(step), copies_->w, dtype_);
   return precision_.w(quantize_context(step), param_.w);
 }
 
 Operand WeightOperands::w_for_dx(Step& step) const {
   if (scales_) return plain(step);
-  if (copies_ && params_->holds(*copies_)) return copies_->w_for_dx;
+  if (copies_ && params_->holds(*copies_))
+    return precision_.for_products(quantize_context(step), copies_->w_for_dx, dtype_);
   if (param_.is_quantised()) return transposed(step);
   return precision_.w_for_dx(quantize_context(step), param_.w);
 }

@@ -453,7 +453,7 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
                   .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
                   .right_RN = saved.has_columns ? saved.sa_columns
                                                 : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                  .gather_left = true,
+                  .gather_left = w2_precision_.has_plain_dw(),
                   .accumulate = w2_.adds_to_grad(step.batch),
                   .rows = saved.grad_rows},
       expert_wgrad);
@@ -476,7 +476,7 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
                   .left_RM = saved.has_columns ? saved.dh_columns
                                                : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
                   .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                  .gather_right = true,
+                  .gather_right = w1_precision_.has_plain_dw(),
                   .accumulate = w1_.adds_to_grad(step.batch),
                   .rows = saved.token_rows},
       expert_wgrad);

@@ -9,6 +9,7 @@ void quantize_shard(Stream&, const QuantizeShard&) { missing_cuda("quantize_shar
 void quantize(Stream&, const Quantize&) { missing_cuda("quantize"); }
 void transpose_quantized(Stream&, const TransposeQuantized&) { missing_cuda("transpose_quantized"); }
 void dequantize(Stream&, const Dequantize&) { missing_cuda("dequantize"); }
+void dequantize_transposed(Stream&, const DequantizeTransposed&) { missing_cuda("dequantize_transposed"); }
 void pack_quantized_rows(Stream&, const PackQuantizedRows&) { missing_cuda("pack_quantized_rows"); }
 void unpack_quantized_rows(Stream&, const UnpackQuantizedRows&) { missing_cuda("unpack_quantized_rows"); }
 

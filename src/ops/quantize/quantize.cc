@@ -74,6 +74,23 @@ void check(const Dequantize& a) {
   check_tensor(who, "x", a.x, a.x.dtype, a.q.data.shape);
 }
 
+void check(const DequantizeTransposed& a) {
+  constexpr const char* who = "dequantize_transposed";
+  check_quantised(who, "q", a.q);
+  check_input(who, "x", a.x_RC);
+  const Shape& x = a.x_RC.shape;
+  Shape expected = x;
+  if (!a.offsets_e1.empty()) {
+    check_tensor(who, "offsets", a.offsets_e1, DType::i32, {a.offsets_e1.numel()});
+    MOEBIUS_CHECK(usage, x.rank() == 2, "{}: rows with offsets must be a matrix; got {}", who, to_string(a.x_RC));
+    expected = {padded_rows(x[0], a.offsets_e1.numel() - 1), x[1]};
+  }
+  const bool is_padded = a.offsets_e1.empty() && x.rank() == 2 && a.q.shape() == Shape{padded_rows(x[0]), x[1]};
+  MOEBIUS_CHECK(usage, a.q.transposed && (a.q.shape() == expected || is_padded),
+                "{}: q must be a transposed copy of x {}, with {} rows of it; got {}", who, to_string(a.x_RC),
+                expected[expected.rank() - 2], to_string(a.q));
+}
+
 double bytes_of(const Operand& q) { return static_cast<double>(q.data.num_bytes() + q.scales.num_bytes()); }
 
 }  // namespace
@@ -114,6 +131,17 @@ void dequantize(Stream& s, const Dequantize& a) {
   OpScope scope(s, "dequantize", cost(a));
   if (a.x.empty()) return;
   run_on_device(s, cpu::dequantize, cuda::dequantize, a);
+}
+
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
+  check(a);
+  OpScope scope(s, "dequantize_transposed", cost(a));
+  if (a.x_RC.empty()) return;
+  run_on_device(s, cpu::dequantize_transposed, cuda::dequantize_transposed, a);
+}
+
+Cost cost(const DequantizeTransposed& a) {
+  return {static_cast<double>(a.x_RC.numel()), static_cast<double>(a.x_RC.num_bytes()) + bytes_of(a.q)};
 }
 
 Cost cost(const Dequantize& a) {

@@ -77,4 +77,17 @@ struct Dequantize {
 void dequantize(Stream& s, const Dequantize& a);
 Cost cost(const Dequantize& a);
 
+// x = the matrix of which q is a transposed copy
+//
+// x is f32 or bf16: [R, C], or [e, n, m]. q is as Quantize makes it from such an x, or from the rows that it gathers:
+// with offsets q.data has padded_rows(R, e) columns, without them R or padded_rows(R). Rows at and past the last offset
+// are not written. Values are computed in f32, and rounded once.
+struct DequantizeTransposed {
+  Tensor x_RC;        // out
+  Operand q;          // in
+  Tensor offsets_e1;  // in i32, may be empty
+};
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
+Cost cost(const DequantizeTransposed& a);
+
 }  // namespace moebius

@@ -8,6 +8,7 @@ namespace moebius {
 
 struct BlockMagnitudes;
 struct Dequantize;
+struct DequantizeTransposed;
 struct PackQuantizedRows;
 struct Quantize;
 struct QuantizeShard;
@@ -20,6 +21,7 @@ void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
 void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
 void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
 }  // namespace cpu
@@ -30,6 +32,7 @@ void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
 void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
 void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
 }  // namespace cuda

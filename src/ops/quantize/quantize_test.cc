@@ -105,6 +105,58 @@ TEST_P(QuantizeTest, TransposedAndPaddedEqualsTheReference) {
   expect_values(q.values(s_), expected(wide, c.cols, padded, c, false));
 }
 
+// The numbers of dequantize(), in the rows and columns of x.
+TEST_P(QuantizeTest, TheTransposedCopyGivesBackItsMatrix) {
+  const Case& c = this->c();
+  Array x = numbers({c.rows, c.cols}, c.dtype), of_experts = numbers({2, c.rows, c.cols}, c.dtype);
+  const int64_t padded = padded_rows(c.rows);
+  QuantisedArray q({c.cols, padded}, c.element, c.layout, true);
+  quantize(s_, {.q = q.operand(), .x_RC = x.tensor()});
+  Array back = Array::poisoned({c.rows, c.cols}, DType::f32);
+  dequantize_transposed(s_, {.x_RC = back.tensor(), .q = q.operand()});
+  Values all = testing::transposed(q.values(s_), c.cols, padded);
+  all.resize(static_cast<size_t>(c.rows * c.cols));
+  EXPECT_EQ(back.values(), all);
+
+  if (c.rows % 2 != 0) return;  // columns of f4_e2m1 are even
+  QuantisedArray two({2, c.cols, c.rows}, c.element, c.layout, true);
+  quantize(s_, {.q = two.operand(), .x_RC = of_experts.tensor()});
+  Array both = Array::poisoned({2, c.rows, c.cols}, DType::f32);
+  dequantize_transposed(s_, {.x_RC = both.tensor(), .q = two.operand()});
+  const Values got = both.values(), values = two.values(s_);
+  for (int64_t i = 0; i < std::ssize(got); ++i) {
+    const int64_t e = i / (c.rows * c.cols), r = i / c.cols % c.rows, col = i % c.cols;
+    ASSERT_EQ(got[i], values[(e * c.cols + col) * c.rows + r]) << i;
+  }
+}
+
+TEST_P(QuantizeTest, TheTransposedRowsOfExpertsGiveBackTheirOrder) {
+  const Case& c = this->c();
+  const int64_t R = 300, T = 70, e = 4, width = padded_rows(R, e);
+  Array x = numbers({T, c.cols}, c.dtype);
+  const std::vector<int32_t> begins{0, 5, 5, 135, 290};
+  Array offsets = Array::of_ints({e + 1}, begins);
+  std::vector<int32_t> token(R);
+  for (int64_t r = 0; r < R; ++r) token[r] = static_cast<int32_t>(r * 37 % T);
+  Array tokens = Array::of_ints({R}, token);
+  QuantisedArray q({c.cols, width}, c.element, c.layout, true);
+  quantize(s_, {.q = q.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor(), .token_R = tokens.tensor()});
+  Array back = Array::poisoned({R, c.cols}, DType::f32);
+  dequantize_transposed(s_, {.x_RC = back.tensor(), .q = q.operand(), .offsets_e1 = offsets.tensor()});
+  const Values got = back.values(), values = q.values(s_);
+  for (int64_t r = 0; r < R; ++r) {
+    const int64_t group = std::upper_bound(begins.begin(), begins.end(), r) - begins.begin() - 1;
+    for (int64_t col = 0; col < c.cols; ++col) {
+      const double element = got[r * c.cols + col];
+      if (r >= begins[e]) {
+        EXPECT_TRUE(std::isnan(element)) << "row " << r << " is of no expert";
+        continue;
+      }
+      ASSERT_EQ(element, values[col * width + group_begin(begins[group], group) + r - begins[group]]) << r;
+    }
+  }
+}
+
 // Blocks are of an expert: a matrix of its rows alone has the same bytes.
 TEST_P(QuantizeTest, ExpertsAreQuantisedApart) {
   const Case& c = this->c();

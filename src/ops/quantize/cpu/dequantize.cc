@@ -67,4 +67,28 @@ void dequantize(Stream& s, const Dequantize& a) {
   });
 }
 
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
+  const Sizes x(a.x_RC.shape);
+  const int32_t* offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>();
+  const int64_t num_groups = offsets ? a.offsets_e1.numel() - 1 : 1;
+  with_float_type(a.x_RC.dtype, [&]<class T>(T) {
+    parallel_rows(s.pool(), a.x_RC.numel() / x.rows, 8, [&](int64_t begin, int64_t end) {
+      float piece[512];
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t matrix = i / x.cols, col = i % x.cols;
+        T* to = a.x_RC.ptr<T>() + matrix * x.rows * x.cols + col;
+        for (int64_t g = 0; g < num_groups; ++g) {
+          const int64_t first = offsets ? offsets[g] : 0, last = offsets ? offsets[g + 1] : x.rows;
+          const int64_t shift = offsets ? group_begin(first, g) - first : 0;
+          for (int64_t r = first; r < last; r += std::ssize(piece)) {
+            const int64_t n = std::min(std::ssize(piece), last - r);
+            dequantize_row(piece, a.q, matrix, col, r + shift, n);
+            for (int64_t k = 0; k < n; ++k) to[(r + k) * x.cols] = from_f32<T>(piece[k]);
+          }
+        }
+      }
+    });
+  });
+}
+
 }  // namespace moebius::cpu

@@ -320,16 +320,44 @@ __device__ float scale_of(const Problem& p, int64_t matrix, int64_t row, int64_t
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, int64_t n) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= n) return;
+// The value of element i of all matrices.
+__device__ float value_of(const Problem& p, int64_t i) {
   const float scale = scale_of(p, i / p.cols / p.rows, i / p.cols % p.rows, i % p.cols);
   float value = 0;
   if (p.format == DType::f8_e4m3) value = narrow_float::f8_e4m3_value(p.data[i]);
   if (p.format == DType::f8_e5m2) value = narrow_float::f8_e5m2_value(p.data[i]);
   if (p.format == DType::f4_e2m1) value = narrow_float::f4_e2m1_value(p.data[i / 2] >> (i % 2 * 4) & 15u);
-  set(x[i], value * scale);
+  return value * scale;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) set(x[i], value_of(p, i));
+}
+
+// x [matrices, R, C] from q.data [matrices, C, columns]. A block moves 32 x 32 elements; lanes are rows of x when they
+// read, and columns when they write.
+template <class T>
+__global__ void __launch_bounds__(kThreads) dequantize_transposed_kernel(T* x, Problem p, int64_t R) {
+  __shared__ float tile[32][33];
+  const int lane = threadIdx.x % 32;
+  const int64_t first = int64_t{blockIdx.x} * 32, row = first + lane, col = int64_t{blockIdx.y} * 32;
+  const int64_t end = p.offsets ? min(R, int64_t{p.offsets[p.num_groups]}) : R;
+  int64_t column = row;
+  if (p.offsets && row < end) {
+    int group = 0;
+    while (row >= p.offsets[group + 1]) ++group;
+    column = group_begin(p.offsets[group], group) + row - p.offsets[group];
+  }
+  for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
+    if (row < end && col + i < p.rows) tile[i][lane] = value_of(p, (blockIdx.z * p.rows + col + i) * p.cols + column);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
+    if (first + i < end && col + lane < p.rows)
+      set(x[(blockIdx.z * R + first + i) * p.rows + col + lane], tile[lane][i]);
+  }
 }
 
 // 16 neighbours of a row a thread: they share a scale.
@@ -420,6 +448,19 @@ void dequantize(Stream& s, const Dequantize& a) {
     dequantize_kernel<T><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), p, n);
   });
   check_launch("dequantize");
+}
+
+void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
+  Problem p = problem_of({.q = a.q, .x_RC = a.q.data, .offsets_e1 = a.offsets_e1});
+  const int rank = a.x_RC.shape.rank();
+  const int64_t R = a.x_RC.dim(rank - 2), matrices = rank == 3 ? a.x_RC.dim(0) : 1;
+  const dim3 grid(static_cast<unsigned>(div_ceil(R, int64_t{32})), static_cast<unsigned>(div_ceil(p.rows, int64_t{32})),
+                  static_cast<unsigned>(matrices));
+  with_float_type(a.x_RC.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    dequantize_transposed_kernel<T><<<grid, kThreads, 0, cuda_stream(s)>>>(a.x_RC.ptr<T>(), p, R);
+  });
+  check_launch("dequantize_transposed");
 }
 
 }  // namespace moebius::cuda
