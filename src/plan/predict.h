@@ -9,8 +9,8 @@
 #include "parallel/pipeline/simulate.h"
 #include "plan/file_work.h"
 #include "plan/layout.h"
-#include "plan/part_times.h"
 #include "plan/rank_memory.h"
+#include "plan/search/part_times.h"
 #include "plan/start_up.h"
 #include "plan/work_time.h"
 

@@ -1,4 +1,4 @@
-#include "plan/part_times.h"
+#include "plan/search/part_times.h"
 
 #include <algorithm>
 #include <bit>
