@@ -142,6 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(std::vector<std::string>{},
                       std::vector<std::string>{"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
                       std::vector<std::string>{"parallel.tp=2"}, std::vector<std::string>{"optimizer.name=\"muon\""},
+                      std::vector<std::string>{"model.qk_norm=false", "optimizer.qk_clip=100"},
                       std::vector<std::string>{"optimizer.name=\"muon\"", "parallel.tp=2", "parallel.etp=2",
                                                "parallel.dispatcher=\"allgather\""},
                       std::vector<std::string>{"parallel.pp=2", "parallel.layout=\"E t | t*2 L\""},

@@ -22,7 +22,8 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 TEST(Machines, AreThoseOfTheFolder) {
-  EXPECT_THAT(known_machines(kMachines), ElementsAre("b200", "epyc2", "gb200", "gb300", "h100", "h200", "xeon2"));
+  EXPECT_THAT(known_machines(kMachines),
+              ElementsAre("b200", "epyc2", "gb200", "gb300", "h100", "h200", "h800", "xeon2"));
   for (const std::string& name : known_machines(kMachines)) {
     const PlanMachine m = load_machine(name, kMachines);
     const PlanMachine again = parse_machine(to_toml(m), name);

@@ -34,6 +34,7 @@ class Predicting {
 
   Prediction run(const PredictOptions& options) {
     check_nodes_of_machine(context_);
+    times_ = options.times;
     if (options.memory == PredictOptions::Memory::none && options.composes) parts_.use_times_only();
     time_stages();
     add_memory(options);
@@ -43,9 +44,10 @@ class Predicting {
     if (options.simulate) add_files();
     return std::move(result_);
   }
-  double run_passes(bool composes) {
+  double run_passes(const PredictOptions& options) {
     check_nodes_of_machine(context_);
-    if (composes) parts_.use_times_only();
+    times_ = options.times;
+    if (options.composes) parts_.use_times_only();
     time_stages();
     add_passes({.simulate = false});
     add_totals();
@@ -69,9 +71,6 @@ class Predicting {
   void add_kernels(const PassTime& pass, double times);
   void add_files();
   void add_totals();
-  PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
-    return part_time(context_, part, is_moe, is_layer);
-  }
   double message_seconds() const;
   double busy(int64_t pp_rank) const;
   const StageWork& stage_of(int64_t pp_rank, int64_t v) const {
@@ -85,6 +84,7 @@ class Predicting {
   StageLayout layout_;
   PlanMachine machine_;
   TimeContext context_;
+  PartTimes* times_ = nullptr;
   double passes_s_ = 0;
   int64_t slowest_ = 0;
   std::array<AxisTime, kNumAxes> axes_{};            // result_.axes
@@ -93,32 +93,35 @@ class Predicting {
 };
 
 void Predicting::time_stages() {
-  std::map<const PartWork*, PartTime> times;
-  const auto of = [&](const PartWork& part, bool is_moe, bool is_layer) -> const PartTime& {
-    const auto [found, is_new] = times.try_emplace(&part);
-    if (is_new) found->second = timed(part, is_moe, is_layer);
-    return found->second;
-  };
+  PartTimes own;
+  PartTimes& times = times_ ? *times_ : own;
   for (const StageSpec& stage : layout_.stages) {
     StageWork work;
-    const auto add = [&](const PartTime& t, bool has_backward = true) {
-      work.forward += t.forward;
-      work.forward += t.loss;
-      work.copies += t.copies;
+    const auto add = [&](const PartTime& t, int64_t count, bool has_backward) {
+      const double n = static_cast<double>(count);
+      work.forward.add(t.forward, n);
+      work.forward.add(t.loss, n);
+      work.copies.add(t.copies, n);
       if (!has_backward) return;
-      work.backward += t.backward;
-      work.stored_first += t.stored_first;
+      work.backward.add(t.backward, n);
+      work.stored_first.add(t.stored_first, n);
     };
     const PartTime* last = nullptr;
-    for (int64_t i = 0; i < stage.num_layers; ++i) {
+    for (int64_t i = 0, alike = 0; i < stage.num_layers; i += alike) {
       const int64_t layer = stage.first_layer + i;
-      last = &of(parts_.layer(layer), spec_.model.is_moe_layer(layer), true);
-      add(*last, layer >= parts_.first_backward());
+      const PartWork& part = parts_.layer(layer);
+      const bool has_backward = layer >= parts_.first_backward();
+      const auto is_alike = [&](int64_t other) {
+        return &parts_.layer(other) == &part && (other >= parts_.first_backward()) == has_backward;
+      };
+      for (alike = 1; i + alike < stage.num_layers && is_alike(layer + alike);) ++alike;
+      last = &times.of(context_, part, spec_.model.is_moe_layer(layer), true);
+      add(*last, alike, has_backward);
     }
     if (last && !stage.norm) work.forward += last->leave;
     const bool mtp_is_moe =
         stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
-    add(of(parts_.ends(stage), mtp_is_moe, false));
+    add(times.of(context_, parts_.ends(stage), mtp_is_moe, false), 1, true);
     result_.stages.push_back(std::move(work));
   }
 }
@@ -310,6 +313,11 @@ void Predicting::add_update() {
     result_.phases["optimizer"] += kQuantiseBytes * static_cast<double>(params.quantised) / memory;
     result_.phases["weight scales"] = exchange_before(params.magnitude_wire_bytes, params.magnitude_buckets);
   }
+  if (params.logits > 0) {
+    const double others = static_cast<double>(group_size(spec_.mesh, Axis::dp_cp) - 1);
+    const double sent = others * static_cast<double>(params.logits * size_of(DType::f32));
+    result_.phases["attention logits"] = exchange_before({{Axis::dp_cp, sent}}, {{Axis::dp_cp, 1}});
+  }
   add_host_link(params);
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
@@ -432,8 +440,7 @@ void Predicting::add_files() {
 
 }  // namespace
 
-RunSpec run_on(const RunSpec& asked, const PlanMachine& machine) {
-  RunSpec run = asked;
+RunSpec run_on(RunSpec run, const PlanMachine& machine) {
   run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
   return run;
@@ -450,16 +457,16 @@ void check_machine(const PlanMachine& machine, const Assumptions& assume) {
                 machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
 }
 
-Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
-  return Predicting(parts, run_on(run, machine), ranks, machine, assume, options.checks_model).run(options);
+  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks_model).run(options);
 }
 
-double passes_seconds(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-                      const Assumptions& assume, bool composes) {
+double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
+                      const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
-  return Predicting(parts, run_on(run, machine), ranks, machine, assume, false).run_passes(composes);
+  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, false).run_passes(options);
 }
 
 }  // namespace moebius

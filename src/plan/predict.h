@@ -10,6 +10,7 @@
 #include "plan/file_work.h"
 #include "plan/layout.h"
 #include "plan/rank_memory.h"
+#include "plan/search/part_times.h"
 #include "plan/start_up.h"
 #include "plan/work_time.h"
 
@@ -67,17 +68,18 @@ struct PredictOptions {
   bool checks_model = true;  // false: the caller has called run.model.check()
   bool composes = true;      // with Memory::none, part times are composed of simpler ones (plan/cost/composed_part.h)
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // the pipeline ranks whose memory is predicted
+  PartTimes* times = nullptr;  // the times of parts that other predictions of a search share; null: none
 };
 
 // Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
 // number of its threads.
-RunSpec run_on(const RunSpec& run, const PlanMachine& machine);
+RunSpec run_on(RunSpec run, const PlanMachine& machine);
 
 // Throws Error{usage} if the machine file lacks figures that the assumptions need.
 void check_machine(const PlanMachine& machine, const Assumptions& assume);
 
 // Predicts a step. Throws Error{usage} with the equation that fails if the layout is impossible on `ranks` ranks.
-Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options = {});
 
 }  // namespace moebius

@@ -71,8 +71,21 @@ std::string files_text(const Prediction& p) {
       seconds_text(f.load_s), seconds_text(f.stall_s), f.saves);
 }
 
-std::string assumed_text(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {
-  std::string text = "assumed\n  " + to_string(assume) + "\n";
+// Names what the run has and the prediction has not.
+std::string not_predicted_text(const RunSpec& run) {
+  std::string text;
+  const ExpertOverlap overlap = run.parallel.expert_overlap;
+  if (overlap != ExpertOverlap::none && overlap != ExpertOverlap::layer)
+    text += "  parallel.expert_overlap: what it overlaps is not predicted, and is counted as with \"none\"\n";
+  if (run.parallel.dynamic_cp && run.parallel.cp > 1)
+    text +=
+        "  parallel.dynamic_cp: every micro-batch is predicted with all cp ranks; its graphs' memory is not counted\n";
+  return text;
+}
+
+std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine,
+                         const Assumptions& assume) {
+  std::string text = "assumed\n  " + to_string(assume) + "\n" + not_predicted_text(run);
   if (!p.is_gpu)
     text +=
         fmt::format("  {} threads a rank, {:.0f} ranks a host\n", p.threads, machine.of_rank(p.threads).domain_ranks);
@@ -140,7 +153,7 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
   text += fmt::format("imbalance  busiest rank's experts have {:.2f} times the mean of rows, which costs {}\n",
                       p.imbalance, seconds_text(p.imbalance_s));
   text += files_text(p);
-  return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, machine, assume);
+  return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, run, machine, assume);
 }
 
 nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {

@@ -278,11 +278,15 @@ int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64
   return (std::ssize(holders) - 1) * bytes;
 }
 
-// Returns the bytes for the largest logits of all dp_cp ranks (parallel/optim/qk_clipping.h).
-int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
-  const int64_t ranks = group_size(parts.spec().mesh, Axis::dp_cp);
+int64_t num_logits(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   int64_t logits = 0;
   for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) { logits += part.logits; });
+  return logits;
+}
+
+// Returns the bytes for the largest logits of all dp_cp ranks (parallel/optim/qk_clipping.h).
+int64_t gathered_logits_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const int64_t ranks = group_size(parts.spec().mesh, Axis::dp_cp), logits = num_logits(parts, layout, pp_rank);
   return ranks == 1 ? 0 : div_ceil(ranks * logits * size_of(DType::f32), StepStack::kAlign) * StepStack::kAlign;
 }
 
@@ -353,6 +357,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
 RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   RankParams r;
+  if (spec.optimizer && spec.optimizer->qk_clip > 0) r.logits = num_logits(parts, layout, pp_rank);
   const RankPlace place = counted_place(spec, pp_rank);
   const RankHeld held = held_by(parts, layout, pp_rank);
   for (const ParamBucket& bucket : held.trained) {

@@ -14,11 +14,11 @@
 
 #include "config/run_check.h"
 #include "core/thread_pool.h"
-#include "model/moe/chunked_experts.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/print.h"
 #include "plan/search/memory_fitting.h"
 #include "plan/search/passes_bound.h"
+#include "plan/search/products_bound.h"
 
 namespace moebius {
 namespace {
@@ -105,7 +105,6 @@ class Search {
 
   void bound_all(std::vector<std::vector<Candidate>> groups);
   bool is_allowed(RunSpec& run, const Candidate& c) const;
-  double least_seconds(const Candidate& c) const;
   double bound_seconds(const Candidate& c, bool updates) const;
   void time_next();
   void sharpen();
@@ -120,6 +119,7 @@ class Search {
 
   Prediction timed(const Candidate& c, PredictOptions options) const {
     options.checks_model = false;
+    options.times = &times_;
     return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
   }
 
@@ -171,9 +171,10 @@ class Search {
     size_t index = 0;       // index of the layout in legal_
     auto operator<=>(const Bound&) const = default;
   };
-  std::vector<Bound> untimed_;  // bounds by least_seconds(), the lowest last
+  std::vector<Bound> untimed_;  // bounds by products_seconds(), the lowest last
   std::priority_queue<Bound, std::vector<Bound>, std::greater<>> timed_;
   ThreadPool pool_;
+  mutable PartTimes times_;
   SearchResult result_;
 };
 
@@ -226,7 +227,7 @@ double Search::bound_seconds(const Candidate& c, bool updates) const {
   least.memory.fsdp = needed.fsdp;
   least.memory.shard_gradients = needed.shard_gradients;
   if (updates) return kRounding * timed(least, bounds).step_s;
-  return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_, /*composes=*/true);
+  return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_, {.times = &times_});
 }
 
 // Calls body(). Returns whether the checks of a run accepted the layout.
@@ -250,35 +251,6 @@ bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
   });
 }
 
-// Returns a lower bound of the step time that needs no dry run: the products of all layers at the highest rate,
-// the copies that all-to-all launches for ranks of etp, and the bubble. The slowest rank of a pipeline takes at least
-// the mean time of its ranks.
-double Search::least_seconds(const Candidate& c) const {
-  const ModelSpec& m = run_.model;
-  const bool trains_all = run_.train.freeze.empty() && !run_.lora.is_on() && run_.num_mtp() == m.num_mtp_layers;
-  if (!options_.prunes || !trains_all) return 0;
-  const ParallelSpec& p = c.parallel;
-  const int64_t tokens = c.micro_batch * run_.train.seq_len / (p.tp * p.cp), ranks_of_experts = p.ep * p.etp;
-  const Shares& shares = of_rank_.of(assume_.system);
-  const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
-  const bool may_be_low = c.recipe != PrecisionRecipe::none || assume_.precision != PlanPrecision::from_recipe;
-  const double low =
-      may_be_low ? std::max(of_rank_.fp8_tflops, of_rank_.nvfp4_tflops) * share(Share::low_precision) : 0;
-  const double rate = std::max(low, of_rank_.bf16_tflops * std::max(share(Share::products), share(Share::experts)));
-  constexpr double kProducts = 0.99;  // share of products in the model's FLOPs without attention; norms are the rest
-  double seconds = kProducts * static_cast<double>(tokens) * m.train_flops_per_token(0) / (rate * 1e12);
-  const int64_t chunk = expert_chunk(tokens, ranks_of_experts);
-  if (p.dispatcher == DispatcherKind::alltoall && p.etp > 1 && chunk * m.top_k >= ranks_of_experts) {
-    // The rows for experts and their sums, in both passes, and the weights and their gradients.
-    constexpr int64_t kExchanges = 6;
-    const int64_t copies = m.num_moe_layers() * (tokens / chunk) * kExchanges * ranks_of_experts;
-    seconds += static_cast<double>(copies) * of_rank_.kernel_us * 1e-6;
-  }
-  const double P = static_cast<double>(p.pp), V = static_cast<double>(p.vpp);
-  const double M = static_cast<double>(run_.train.global_batch / (c.micro_batch * p.dp(ranks_)));
-  return kRounding * seconds / P * (M + (P - 1) / V);
-}
-
 // Candidates of a group share their parts, so each thread takes whole groups.
 void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
@@ -293,7 +265,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
       } else if (!options_.prunes || is_allowed(run, c)) {
-        c.step_s = least_seconds(c);
+        if (options_.prunes) c.step_s = kRounding * products_seconds({run_, of_rank_, assume_, ranks_}, c);
         legal[g].push_back(std::move(c));
       } else {
         ++refused[g];

@@ -12,7 +12,6 @@
 #include "io/files.h"
 #include "io/testing.h"
 #include "plan/fit.h"
-#include "plan/search/passes_bound.h"
 #include "plan/sweep.h"
 #include "plan/testing.h"
 #include "plan/timeline.h"
@@ -100,26 +99,6 @@ TEST(Search, FindsTheSameShardedLayersWithoutPruning) {
   const std::vector<std::string> few{"model.num_hidden_layers=4", "train.global_batch=8", "optimizer.offload=false"};
   expect_same_without_pruning(few, 4, 10, "memory.offload=[\"layer_input\"]");
   expect_same_without_pruning(few, 8, 6, "parallel.fsdp=true");  // with etp up to 8
-}
-
-// The passes of a step take at most as long as the step, also when their parts are composed.
-TEST(Search, BoundsAStepByItsPasses) {
-  PartLibrary parts;
-  const PlanMachine m = machine("h100");
-  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
-           {"parallel.pp=2"},
-           {"parallel.cp=2", "parallel.ep=2"},
-           {"parallel.ep=4", "parallel.shard_gradients=true"},
-           {"parallel.ep=2", "parallel.etp=2", "parallel.dispatcher=\"alltoall\"", "run.graph=false"},
-           {"optimizer.offload=true", "checkpoint.async=false"}}) {
-    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
-    const double step_s = predict(parts, run, 4, m, {}, {.simulate = false}).step_s;
-    for (const bool composes : {false, true}) {
-      const double passes_s = passes_seconds(parts, run, 4, m, {}, composes);
-      EXPECT_LT(passes_s, step_s);
-      EXPECT_GT(passes_s, 0.3 * step_s);
-    }
-  }
 }
 
 // With less memory the search recomputes more, and no subset of what it chose would fit.

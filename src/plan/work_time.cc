@@ -66,6 +66,22 @@ double rate(const TimeContext& c, const OpWork& op) {
   return peak * share(Share::products);
 }
 
+// Returns the seconds in which a GPU finds the largest logits for QK-clip, beside an op of the forward pass of attention:
+// a portable kernel computes the scores once more (ops/attention/cuda/attention_max_logit.cu). On a CPU they are found
+// in the forward pass itself.
+double max_logit_seconds(const TimeContext& c, const OpWork& op) {
+  const bool is_own = c.machine.is_gpu && c.assume.system == PlanSystem::moebius;
+  const bool clips = c.spec.optimizer && c.spec.optimizer->qk_clip > 0;
+  if (!is_own || !clips || op.kind != KernelClass::attention_forward) return 0;
+  const ModelSpec& m = c.spec.model;
+  const double qk = static_cast<double>(m.head_dim), v = static_cast<double>(m.is_latent() ? m.v_head_dim : m.head_dim);
+  const Shares& shares = c.machine.of(c.assume.system);
+  const double rate =
+      c.machine.bf16_tflops * 1e12 * c.machine.portable * shares[static_cast<size_t>(Share::attention_forward)];
+  return op.cost.flops * qk / (qk + v) * causal_tiles(c) / rate +
+         static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
+}
+
 double memory_rate(const TimeContext& c) {
   return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
 }
@@ -86,11 +102,20 @@ double expert_rows(const TimeContext& c) {
   return busiest * even / (is_bound ? std::min(worst, std::ceil(bound * even)) : worst);
 }
 
+// Returns whether the op writes to the memory of other ranks, which the direct and two-level dispatchers do.
+bool writes_to_ranks(const std::string& op) {
+  for (const char* name : {"push_rows", "push_routes", "return_sums", "return_pairs"})
+    if (op == name) return true;
+  return false;
+}
+
 void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
   const double scale = op.kind == KernelClass::experts ? rows : 1;
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
-  time.kernels[static_cast<size_t>(op.kind)] += seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
+  time.kernels[static_cast<size_t>(op.kind)] +=
+      seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6 + max_logit_seconds(c, op);
+  if (op.kind == KernelClass::memory && writes_to_ranks(op.name)) time.writers += seconds;
   if (c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c))
     time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
 }
@@ -194,6 +219,25 @@ void slow_beside_receives(PassTime& time, const TimeContext& c) {
   for (double& seconds : time.kernels) seconds *= 1 + taken_by_groups(c.machine);
 }
 
+bool sends_to_each(const TimeContext& c) { return c.machine.is_gpu && c.assume.system == PlanSystem::moebius; }
+
+// Returns the seconds of a sum over ranks in their order, which reads n parts and writes one.
+double sum_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
+  if (!sends_to_each(c) || c.spec.sums != GpuSums::ranks) return 0;
+  const bool is_all_reduce = call == GroupCall::all_reduce;
+  if (!is_all_reduce && call != GroupCall::reduce_scatter) return 0;
+  const double n = static_cast<double>(span.size), part = wire_bytes / (n - 1) / (is_all_reduce ? 2 : 1);
+  return (n + 1) * part / memory_rate(c);
+}
+
+// A kernel that writes rows to other ranks reads or sums some while others are on the links. Its time is
+// among the kernels', so the exchange shows what is longer than that. sent: seconds of the written rows on the links.
+void overlap_writes(PassTime& time, const TimeContext& c, double sent) {
+  if (sent <= 0) return;
+  const double shown = std::hypot(sent, time.writers) - time.writers;
+  time.groups[static_cast<size_t>(expert_axis(c.spec.mesh))] -= sent - shown;
+}
+
 double host_share(const TimeContext& c) {
   PlanGraphs graphs = c.assume.graphs;
   if (graphs == PlanGraphs::from_recipe)
@@ -271,14 +315,18 @@ double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call,
   const double inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
   const double across = c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
   const int64_t local = span.local(c.machine);
-  if (local == span.size) return c.machine.inside_us * 1e-6 + wire_bytes / inside;
+  const double sum = sum_seconds(c, span, call, wire_bytes);
+  if (local == span.size) {
+    const double over_links = sends_to_each(c) ? message_time_over_links(span.size) : 1;
+    return c.machine.inside_us * 1e-6 + wire_bytes * over_links / inside + sum;
+  }
   const double latency = c.machine.across_us * 1e-6;
   if (call == GroupCall::all_to_all || call == GroupCall::send) {
     const double far = static_cast<double>(span.size - local) / static_cast<double>(span.size - 1);
     return latency + std::max(wire_bytes * far / across, wire_bytes * (1 - far) / inside);
   }
   // A ring crosses between domains once, on the link of each of the domain's ranks.
-  return latency + wire_bytes / std::min(inside, across * static_cast<double>(local));
+  return latency + wire_bytes / std::min(inside, across * static_cast<double>(local)) + sum;
 }
 
 double PassTime::compute() const {
@@ -297,6 +345,7 @@ PassTime& PassTime::add(const PassTime& o, double times) {
   for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += times * o.kernels[i];
   host += times * o.host;
   hidden += times * o.hidden;
+  writers += times * o.writers;
   messages += times * o.messages;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] += times * o.groups[i];
   for (size_t i = 0; i < wire_bytes.size(); ++i) wire_bytes[i] += times * o.wire_bytes[i];
@@ -332,6 +381,10 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   for (int64_t i = 0; i < num_moe; ++i) {
     add_rows(t.forward, c, forward_rows_sent(c));
     add_rows(t.backward, c, backward_rows_sent(c));
+  }
+  if (num_moe > 0 && writes_to_windows(c)) {
+    overlap_writes(t.forward, c, static_cast<double>(num_moe) * forward_rows_sent(c).seconds);
+    overlap_writes(t.backward, c, static_cast<double>(num_moe) * backward_rows_sent(c).seconds);
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
     add_memory(t.forward, c, static_cast<double>(num_moe) * moved_bytes(c));

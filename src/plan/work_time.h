@@ -45,7 +45,13 @@ struct TimeContext {
   const EngineSpec& spec;
 };
 
-// Returns the seconds of a collective call in which each rank sends wire_bytes.
+// Returns the time of the messages of n GPUs of one domain over that at the rate of their links. NCCL's sends and
+// receives copy a message through buffers, and the last of the n - 1 messages of a rank overlaps with no other one. So
+// few ranks reach less of the rate than many (docs/measurements/performance.md: 253 GB/s of two H200, 311 of four).
+inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / static_cast<double>(n - 1) : 1; }
+
+// Returns the seconds of a collective call in which each rank sends wire_bytes. Moebius sends messages to each of the
+// other ranks, and its sums in rank order are a pass of their own over the parts that arrived.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
 // A figure of each axis; 0 where an axis has none.
@@ -59,6 +65,7 @@ struct PassTime {
   AxisFigures groups{}, wire_bytes{};
   double messages = 0;  // number of messages that the rank sends
   double hidden = 0;    // part of the groups' time that overlaps with compute
+  double writers = 0;   // part of the kernels' time: kernels that write rows to the memory of other ranks
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }

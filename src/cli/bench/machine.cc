@@ -12,6 +12,7 @@
 #include "cli/options.h"
 #include "comm/transport/threads.h"
 #include "device/accelerator.h"
+#include "plan/work_time.h"
 
 namespace moebius {
 namespace {
@@ -96,9 +97,11 @@ void set_links(PlanMachine& m, const MachineMeasurements& measured) {
   if (measured.gathers.empty()) return;
   const CollectiveLine &small = measured.gathers.front(), &large = measured.gathers.back();
   const double ranks = static_cast<double>(measured.ranks), share = (ranks - 1) / ranks;
-  const double seconds = std::max((large.median_ms - small.median_ms) * 1e-3, 1e-9);
+  const double over_links = m.is_gpu ? message_time_over_links(measured.ranks) : 1;
+  const double seconds = std::max((large.median_ms - small.median_ms) * 1e-3, 1e-9) / over_links;
   m.inside_gb_s = static_cast<double>(large.bytes - small.bytes) * share / seconds / 1e9;
-  m.inside_us = std::max(0.0, small.median_ms * 1e3 - static_cast<double>(small.bytes) * share / m.inside_gb_s / 1e3);
+  const double small_us = static_cast<double>(small.bytes) * share * over_links / m.inside_gb_s / 1e3;
+  m.inside_us = std::max(0.0, small.median_ms * 1e3 - small_us);
   m.domain_ranks = ranks;
   for (const char* key : {"links.inside_gb_s", "links.inside_us", "links.domain_ranks"})
     m.sources[key] = fmt::format("{} --ranks {}: all_gather", kMeasured, measured.ranks);

@@ -80,7 +80,8 @@ ExpertRows::ExpertRows(const ModelSpec& model, const Mesh& mesh, const ExpertRow
       is_all_to_all_(spec.dispatcher == DispatcherKind::alltoall),
       has_layers_(spec.has_layers),
       moe_layers_(moe_layers(model)),
-      world_(mesh.group(Axis::world)) {}
+      world_(mesh.group(Axis::world)),
+      even_rows_(even_expert_rows(mesh.shape(), model, tokens_of_chunk(spec))) {}
 
 void ExpertRows::add_layer(int64_t w1_columns, int64_t w2_columns, bool in_8_bits) {
   h_columns_ = std::max(h_columns_, in_8_bits ? packed_columns(2 * F_, dtype_) : 2 * F_);
@@ -172,7 +173,7 @@ void ExpertRows::unpack(Stream& s, const Held& held, const Tensor& offsets_e1) c
   unpack_quantized_rows(s, {.x_TD = scratch_.h, .rows_TB = packed_bytes(packed_h()), .offsets_e1 = offsets_e1});
 }
 
-int64_t ExpertRows::expected_rows() const { return std::min(R_, pages_of_chunk_ * kStashPageRows); }
+int64_t ExpertRows::expected_rows() const { return std::min(even_rows_, pages_of_chunk_ * kStashPageRows); }
 
 void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) const {
   if (!held.keeps) return;

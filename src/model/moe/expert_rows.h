@@ -129,7 +129,7 @@ class ExpertRows {
   Tensor packed_h() const;
   void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
-  int64_t expected_rows() const;  // rows of a pass with a full budget
+  int64_t expected_rows() const;  // kept by a pass, if experts are chosen evenly
   Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);
@@ -144,6 +144,7 @@ class ExpertRows {
   Scratch scratch_;
   Group& world_;
   Tensor pool_SM_, free_P_, state_2_, counts_W3_;
+  int64_t even_rows_;  // of a chunk
 };
 
 // Returns the bytes of Life::rows for the pool of so many pages, each row of num_columns.

@@ -242,7 +242,8 @@ void unpack_routes(Stream& s, const UnpackRoutes& a) {
 }
 
 Cost cost(const ReturnSums& a) {
-  const double pairs = static_cast<double>(a.pair_row_NL.numel()), rows = static_cast<double>(a.pair_row_NL.dim(0));
+  const double pairs = static_cast<double>(a.expected_pairs > 0 ? a.expected_pairs : a.pair_row_NL.numel());
+  const double rows = static_cast<double>(a.expected_rows > 0 ? a.expected_rows : a.pair_row_NL.dim(0));
   const double row_bytes = static_cast<double>(a.y_RD.dim(1) * size_of(a.y_RD.dtype));
   return {2 * pairs * static_cast<double>(a.y_RD.dim(1)),
           (pairs + rows) * row_bytes + bytes_of(a.pair_row_NL) + bytes_of(a.weight_NL)};

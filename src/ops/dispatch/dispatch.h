@@ -149,6 +149,8 @@ struct ReturnSums {
   Tensor y_RD, pair_row_NL, weight_NL;  // in
   Tensor arrive_W1, back_W, bases_W;    // in
   int64_t offset = 0, rank = 0;         // of the array [B, D]; of this rank
+  // In the cost of the op: pairs with a row, and rows n that arrived; 0: all.
+  int64_t expected_pairs = 0, expected_rows = 0;
 };
 void return_sums(Stream& s, const ReturnSums& a);
 Cost cost(const ReturnSums& a);

@@ -59,10 +59,16 @@ void combine(Stream& s, const Combine& a) {
 }
 
 Cost cost(const Combine& a) {
-  const double pairs = static_cast<double>(a.pair_row_TK.numel());
+  const double pairs = static_cast<double>(a.expected_pairs > 0 ? a.expected_pairs : a.pair_row_TK.numel());
   const double row_bytes = static_cast<double>(a.y_RD.dim(1) * size_of(a.y_RD.dtype));
   return {2 * pairs * a.out_TD.dim(1), bytes_of(a.out_TD) * (a.accumulate ? 2 : 1) + pairs * row_bytes +
                                            bytes_of(a.pair_row_TK) + bytes_of(a.weight_TK)};
+}
+
+Cost cost(const GatherRows& a) {
+  const double rows = static_cast<double>(a.expected_rows > 0 ? a.expected_rows : a.to_RD.dim(0));
+  const double row_bytes = static_cast<double>(a.to_RD.dim(1) * size_of(a.to_RD.dtype));
+  return {0, 2 * rows * row_bytes + bytes_of(a.row_R)};
 }
 
 void pairs_to_rows(Stream& s, const PairsToRows& a) {
@@ -74,7 +80,7 @@ void pairs_to_rows(Stream& s, const PairsToRows& a) {
 
 void gather_rows(Stream& s, const GatherRows& a) {
   check(a);
-  OpScope scope(s, "gather_rows", {0, 2 * bytes_of(a.to_RD) + bytes_of(a.row_R)});
+  OpScope scope(s, "gather_rows", cost(a));
   if (a.to_RD.empty()) return;
   run_on_device(s, cpu::gather_rows, cuda::gather_rows, a);
 }

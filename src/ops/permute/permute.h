@@ -16,6 +16,7 @@ struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in
   bool accumulate = false;
+  int64_t expected_pairs = 0;  // pairs with a row, in the cost of the op; 0: all pairs
 };
 void combine(Stream& s, const Combine& a);
 Cost cost(const Combine& a);
@@ -26,8 +27,10 @@ Cost cost(const Combine& a);
 struct GatherRows {
   Tensor to_RD;                       // out
   Tensor from_ND, row_R, offsets_E1;  // in; row and offsets i32
+  int64_t expected_rows = 0;          // rows below offsets[E], in the cost of the op; 0: all rows of `to`
 };
 void gather_rows(Stream& s, const GatherRows& a);
+Cost cost(const GatherRows& a);
 
 // to_R[r] = from_TK[pair[r]]  for the rows r below offsets[E]
 //

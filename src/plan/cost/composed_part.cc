@@ -38,6 +38,7 @@ std::unique_ptr<PartWork> composed_part(const SimplerParts& of) {
   part->recompute = of.experts->recompute;
   part->leave = of.experts->leave;
   part->params = of.experts->params;
+  part->logits = of.attention->logits;
   return part;
 }
 

@@ -17,7 +17,6 @@ bool is_own(const TimeContext& c) {
 
 bool is_own_direct(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::direct; }
 bool is_own_two_level(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::two_level; }
-bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
 
 double tokens_of(const TimeContext& c) {
   return static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
@@ -77,7 +76,10 @@ RowsSent written_bytes(const TimeContext& c, double bytes) {
   const RankSpan span =
       is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, expert_axis(c.spec.mesh));
   if (span.size <= 1) return {};
-  const double seconds = group_seconds(c, span, GroupCall::all_to_all, busiest_rank(c) * bytes);
+  const bool is_inside = span.local(c.machine) == span.size;
+  const double sent = busiest_rank(c) * bytes;
+  const double seconds = is_inside ? c.machine.inside_us * 1e-6 + sent / inside_rate(c)
+                                   : group_seconds(c, span, GroupCall::all_to_all, sent);
   return {.seconds = seconds, .wire_bytes = bytes, .outgoing_bytes = bytes};
 }
 
@@ -130,6 +132,8 @@ void check_nodes_of_machine(const TimeContext& c) {
                 "run.threads); set ranks_per_node or run.threads lower",
                 c.spec.mesh.ranks_per_node, c.machine.name, c.machine.domain_ranks, c.spec.threads);
 }
+
+bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
 
 bool sends_counted_messages(const TimeContext& c) { return is_own(c) && !is_own_direct(c); }
 

@@ -15,6 +15,8 @@ Axis expert_axis(const MeshShape& mesh);
 // Throws Error{usage} if a node of the two-level dispatcher has more ranks than a host of the machine.
 void check_nodes_of_machine(const TimeContext& c);
 
+// Returns whether the run writes rows to the memory of other ranks, at least inside a node.
+bool writes_to_windows(const TimeContext& c);
 // Returns whether the run sends the messages that the dry run counted on the expert axis.
 bool sends_counted_messages(const TimeContext& c);
 // Returns the ranks that exchange these messages: all of the axis; with two-level one rank of each node.

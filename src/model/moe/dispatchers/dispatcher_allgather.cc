@@ -26,6 +26,8 @@ int64_t AllGatherDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
 }
 
+int64_t AllGatherDispatcher::even_rows(int64_t T) const { return T * spec_.top_k * spec_.mesh->shape().etp; }
+
 std::unique_ptr<DispatchHandle> AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
   auto handle = std::make_unique<AllGatherHandle>();
   AllGatherHandle& d = *handle;
@@ -85,7 +87,8 @@ void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Dispatch
   moebius::combine(step.stream, {.out_TD = partial_ND,
                                  .y_RD = y_RD,
                                  .pair_row_TK = d.pair_row_NL.rows(0, N),
-                                 .weight_TK = d.weight_NL.rows(0, N)});
+                                 .weight_TK = d.weight_NL.rows(0, N),
+                                 .expected_pairs = even_rows(y_TD.dim(0))});
   ranks_.reduce_scatter_sum(step.stream, y_TD, partial_ND);
 }
 
@@ -107,7 +110,9 @@ void AllGatherDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_
   const int64_t N = W_ * dx_TD.dim(0);
   const Tensor partial_ND = step.alloc({N, dx_TD.dim(1)}, dx_TD.dtype);
   const Tensor dweight_NK = step.alloc({N, spec_.top_k}, DType::f32), pair_row_NL = d.pair_row_NL.rows(0, N);
-  moebius::combine(step.stream, {.out_TD = partial_ND, .y_RD = dx_RD, .pair_row_TK = pair_row_NL});
+  moebius::combine(
+      step.stream,
+      {.out_TD = partial_ND, .y_RD = dx_RD, .pair_row_TK = pair_row_NL, .expected_pairs = even_rows(dx_TD.dim(0))});
   rows_to_all_pairs(step.stream,
                     {.to_NK = dweight_NK, .from_R = dweight_R, .pair_row_NL = pair_row_NL, .k_NL = d.k_NL.rows(0, N)});
   ranks_.reduce_scatter_sum(step.stream, dx_TD, partial_ND);

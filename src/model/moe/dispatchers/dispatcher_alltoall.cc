@@ -178,8 +178,11 @@ Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllTo
   StackScope scope(step.stack);
   const bool has_room = spec_.rows && D == spec_.rows->scratch().sent.dim(1);  // weights of rows are on the stack
   const Tensor arrived_RD = has_room ? spec_.rows->scratch().sent.rows(0, R) : step.alloc({R, D}, rows_RD.dtype);
-  gather_rows(step.stream,
-              {.to_RD = arrived_RD, .from_ND = rows_RD, .row_R = d.row_R.rows(0, R), .offsets_E1 = d.rows.offsets_e1});
+  gather_rows(step.stream, {.to_RD = arrived_RD,
+                            .from_ND = rows_RD,
+                            .row_R = d.row_R.rows(0, R),
+                            .offsets_E1 = d.rows.offsets_e1,
+                            .expected_rows = std::min(R, T * spec_.top_k * etp_)});
   send_back(step, sorted_ND, arrived_RD, d);
   return sorted_ND;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/dispatcher_choice.h"
 #include "model/moe/expert_rows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/elementwise/elementwise.h"
@@ -189,12 +190,21 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
                                      .back_W = d.back_W,
                                      .bases_W = window_.bases_W(),
                                      .offset = window_.back().offset,
-                                     .rank = rank_});
+                                     .rank = rank_,
+                                     .expected_pairs = T * spec_.top_k * etp_,
+                                     .expected_rows = even_sums(T)});
+}
+
+int64_t DirectDispatcher::even_sums(int64_t T) const {
+  return static_cast<int64_t>(chance_of_part(spec_.num_experts, spec_.top_k, P_) * static_cast<double>(W_ * T));
 }
 
 void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& d) const {
   const Tensor back_row_TB = d.back_row_TB.rows(0, out_TD.dim(0));
-  moebius::combine(step.stream, {.out_TD = out_TD, .y_RD = window_.here(window_.back()), .pair_row_TK = back_row_TB});
+  moebius::combine(step.stream, {.out_TD = out_TD,
+                                 .y_RD = window_.here(window_.back()),
+                                 .pair_row_TK = back_row_TB,
+                                 .expected_pairs = even_sums(out_TD.dim(0))});
 }
 
 Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {

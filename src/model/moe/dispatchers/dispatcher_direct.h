@@ -62,6 +62,8 @@ class DirectDispatcher final : public Dispatcher {
   void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle) const;
   // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle) const;
+  // Returns the sums that a rank returns, and gets back for its tokens, if experts are chosen evenly.
+  int64_t even_sums(int64_t T) const;
   // Sums what came back to the tokens here over the ranks.
   void sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& handle) const;
   void round(Step& step, const char* phase) const;

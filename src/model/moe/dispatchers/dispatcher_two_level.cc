@@ -394,8 +394,15 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, 
                           .back_W = section(d.back_Mn, m, n_),
                           .bases_W = window_.bases_W(),
                           .offset = window_.back().offset + m * T * J_ * etp_ * y_RD.dim(1) * size_of(y_RD.dtype),
-                          .rank = place_});
+                          .rank = place_,
+                          .expected_pairs = T * spec_.top_k * etp_ / M_,
+                          .expected_rows = even_sums(T)});
   }
+}
+
+int64_t TwoLevelDispatcher::even_sums(int64_t T) const {
+  const double chance = chance_of_part(spec_.num_experts, spec_.top_k, ranks_.size() / etp_);
+  return static_cast<int64_t>(chance * static_cast<double>(n_ * T));
 }
 
 void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& d) const {
@@ -403,9 +410,10 @@ void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLev
   const Tensor all = window_.here(window_.back()),
                back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
   const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
-    moebius::combine(
-        step.stream,
-        {.out_TD = sum, .y_RD = section(back_BD, m, B), .pair_row_TK = d.back_row_NB.rows(m * T, m * T + sum.dim(0))});
+    moebius::combine(step.stream, {.out_TD = sum,
+                                   .y_RD = section(back_BD, m, B),
+                                   .pair_row_TK = d.back_row_NB.rows(m * T, m * T + sum.dim(0)),
+                                   .expected_pairs = even_sums(sum.dim(0))});
   };
   sum_over_nodes(step, out_TD, sum_of_node, d);
 }

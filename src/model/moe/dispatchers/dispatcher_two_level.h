@@ -102,6 +102,8 @@ class TwoLevelDispatcher final : public Dispatcher {
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
                    TwoLevelHandle& handle) const;
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const TwoLevelHandle& handle) const;
+  // Returns the sums that a rank returns for the tokens of a rail's rank, if experts are chosen evenly.
+  int64_t even_sums(int64_t T) const;
   // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
   void rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& handle) const;
   void pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& handle) const;

@@ -1,0 +1,77 @@
+// The times of collectives, of routed rows and of QK-clip.
+#include "plan/work_time.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/predict.h"
+#include "plan/testing.h"
+
+namespace moebius {
+namespace {
+
+// Seconds of collectives of 128 MiB in f32 on two and four H200, as docs/measurements/performance.md has them.
+TEST(WorkTime, OfCollectivesOnTwoAndFourGpus) {
+  PlanMachine m = machine("h200");
+  m.of(PlanSystem::moebius)[static_cast<size_t>(Share::inside)] = 311.0 / 450;
+  const EngineSpec spec;
+  const Assumptions assume;
+  const TimeContext c{.machine = m, .assume = assume, .spec = spec};
+  constexpr double kBytes = 128 * 1024 * 1024;
+  const auto milliseconds = [&](int64_t n, GroupCall call) {
+    const double wire = kBytes * static_cast<double>(n - 1) / static_cast<double>(n);
+    return 1e3 * group_seconds(c, {n, 1}, call, call == GroupCall::all_reduce ? 2 * wire : wire);
+  };
+  const auto expect_near = [&](int64_t n, GroupCall call, double measured) {
+    EXPECT_NEAR(milliseconds(n, call), measured, 0.12 * measured) << n << " ranks, call " << static_cast<int>(call);
+  };
+  expect_near(2, GroupCall::all_gather, 0.292);
+  expect_near(2, GroupCall::reduce_scatter, 0.382);
+  expect_near(2, GroupCall::all_reduce, 0.669);
+  expect_near(4, GroupCall::all_gather, 0.363);
+  expect_near(4, GroupCall::reduce_scatter, 0.437);
+  expect_near(4, GroupCall::all_reduce, 0.803);
+  EngineSpec nccl;
+  nccl.sums = GpuSums::nccl;
+  const TimeContext with_nccl{.machine = m, .assume = assume, .spec = nccl};
+  EXPECT_LT(group_seconds(with_nccl, {2, 1}, GroupCall::reduce_scatter, kBytes / 2),
+            group_seconds(c, {2, 1}, GroupCall::reduce_scatter, kBytes / 2));
+}
+
+double memory_seconds(const std::vector<std::string>& set) {
+  PartLibrary parts;
+  std::vector<std::string> all{"model.num_hidden_layers=2"};
+  all.insert(all.end(), set.begin(), set.end());
+  return predict(parts, recipe("bench_olmoe_1b_7b.toml", all), 4, machine("h200"), {}, {.simulate = false})
+      .kernels.at("memory");
+}
+
+// A rank plans rows for the worst case, and its kernels skip those that no token fills.
+TEST(WorkTime, OfRoutedRowsIsThatOfRowsInUse) {
+  const double alone = memory_seconds({});
+  for (const char* dispatcher : {"allgather", "direct"}) {
+    const std::string key = std::string("parallel.dispatcher=\"") + dispatcher + "\"";
+    EXPECT_LT(memory_seconds({"parallel.ep=4", "memory.expert_rows=0", key}), 1.5 * alone) << dispatcher;
+  }
+}
+
+// A kernel of its own computes the scores of a forward pass once more, and the ranks exchange their largest logits.
+TEST(WorkTime, OfTheLargestLogits) {
+  PartLibrary parts;
+  const auto predicted = [&](std::vector<std::string> set, const char* name) {
+    set.insert(set.end(), {"model.num_hidden_layers=2", "model.qk_norm=false"});
+    return predict(parts, recipe("bench_olmoe_1b_7b.toml", set), 2, machine(name), {}, {.simulate = false});
+  };
+  const Prediction plain = predicted({}, "h200"), clipped = predicted({"optimizer.qk_clip=100"}, "h200");
+  const double more = clipped.kernels.at("attention_forward") / plain.kernels.at("attention_forward");
+  EXPECT_GT(more, 1.2);
+  EXPECT_LT(more, 2);
+  EXPECT_GT(clipped.phases.at("attention logits"), 0);
+  EXPECT_GT(clipped.axes.at("dp_cp").bytes, plain.axes.at("dp_cp").bytes);
+  EXPECT_EQ(clipped.messages, plain.messages + 1);
+  EXPECT_EQ(plain.phases.count("attention logits"), 0U);
+  EXPECT_EQ(predicted({"optimizer.qk_clip=100"}, "xeon2").kernels.at("attention_forward"),
+            predicted({}, "xeon2").kernels.at("attention_forward"));
+}
+
+}  // namespace
+}  // namespace moebius
