@@ -23,7 +23,7 @@ enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 // The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h). No choice changes a bit.
 //   none    nothing
 //   layer   work of the same layer: products of its experts' backward pass, and its shared expert
-enum class ExpertOverlap { none, layer };
+enum class ExpertOverlap { none, layer, batch_split };
 
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;

@@ -335,7 +335,7 @@ TEST(Check, WhatThisVersionCannotDo) {
   EXPECT_THAT(parse_error({"parallel.ranks_per_node=9"}),
               HasSubstr("parallel.ranks_per_node must be a whole number from 1 to 8; got 9"));
   EXPECT_THAT(parse_error({"parallel.expert_overlap=half"}),
-              HasSubstr("parallel.expert_overlap must be \"none\" or \"layer\"; got \"half\""));
+              HasSubstr("parallel.expert_overlap must be \"none\" or \"layer\" or \"batch_split\"; got \"half\""));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2", "moe.rank_rows_factor=1.5"}).check(2));
   EXPECT_THAT(check_error({"parallel.ep=2", "moe.rank_rows_factor=1.5"}, 2),

@@ -94,7 +94,7 @@ class RandomSpec {
                   .cp_inner = 1 + upto(9),
                   .dispatcher = DispatcherKind(upto(4)),
                   .ranks_per_node = 1 + upto(7),
-                  .expert_overlap = ExpertOverlap(upto(1)),
+                  .expert_overlap = ExpertOverlap(upto(2)),
                   .fsdp = coin(),
                   .fsdp_shard = upto(9),
                   .shard_gradients = coin()};

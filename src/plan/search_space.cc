@@ -104,9 +104,13 @@ class Space {
     // The exchange of rows by other software does not depend on our dispatcher.
     if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
     if (!exchanges) p.expert_overlap = ExpertOverlap::none;
+    const ExpertOverlap overlap = p.expert_overlap;  // batch_split is refused with other dispatchers than direct
     for (const DispatcherKind kind : kinds) {
       p.dispatcher = kind;
+      if (kind != DispatcherKind::direct && overlap == ExpertOverlap::batch_split)
+        p.expert_overlap = ExpertOverlap::layer;
       add_exchanges(p);
+      p.expert_overlap = overlap;
     }
   }
 
@@ -298,7 +302,8 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(p.cp > 1 || own.cp_comm != p.cp_comm, fmt::format("parallel.cp_comm=\"{}\"", name_of(p.cp_comm)));
   add(own.cp_inner != p.cp_inner, fmt::format("parallel.cp_inner={}", p.cp_inner));
   add(own.dynamic_cp != p.dynamic_cp, "parallel.dynamic_cp=false");
-  add(own.expert_overlap != p.expert_overlap, "parallel.expert_overlap=\"none\"");
+  add(own.expert_overlap != p.expert_overlap,
+      fmt::format("parallel.expert_overlap=\"{}\"", p.expert_overlap == ExpertOverlap::layer ? "layer" : "none"));
   add(run.precision.recipe != c.recipe, fmt::format("precision.recipe=\"{}\"", moebius::name_of(c.recipe)));
   add(run.graph != found.graph, "run.graph=false");
   add(run.moe.rank_rows_factor != c.rows_factor, fmt::format("moe.rank_rows_factor={}", c.rows_factor));

@@ -187,6 +187,19 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
+// With parallel.expert_overlap = "batch_split", the exchanges of a forward pass overlap with products of the rank's own
+// rows, and that of dy with theirs in the backward pass, in addition to those of "layer".
+void overlap_own_rows(PassTime& forward, PassTime& backward, const TimeContext& c) {
+  const double share = 1 / static_cast<double>(c.spec.mesh.ep * c.spec.mesh.etp);
+  const double dy = seconds_of_rows(backward) / 3;
+  for (const auto& [pass, sent] : {std::pair{&forward, seconds_of_rows(forward)}, {&backward, dy}}) {
+    double& experts = pass->kernels[static_cast<size_t>(KernelClass::experts)];
+    const double hidden = std::min(sent, share * experts);
+    pass->hidden += hidden;
+    experts += taken_by_groups(c.machine) * hidden;
+  }
+}
+
 PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::*pass) {
   const SimplerParts& of = part.simpler;
   if (!of.experts) return pass_time(c, part.*pass);
@@ -399,8 +412,10 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;
   }
-  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::layer)
+  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap != ExpertOverlap::none)
     overlap_layer(t.backward, c, part.recompute);
+  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::batch_split)
+    overlap_own_rows(t.forward, t.backward, c);
   for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);

@@ -95,6 +95,18 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
     };
     same("nothing", [](EngineSpec&) {});
     same("work beside rows on their way", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::layer; });
+    if (c.dispatcher == DispatcherKind::direct) {
+      same("own rows while those of others travel",
+           [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
+      same("the same, recomputed", [](EngineSpec& spec) {
+        spec.expert_overlap = ExpertOverlap::batch_split;
+        spec.recompute.expert_up = true;
+      });
+      same("the same, with a budget", [](EngineSpec& spec) {
+        spec.expert_overlap = ExpertOverlap::batch_split;
+        spec.expert_rows = 0.5;
+      });
+    }
     same("recompute layer", [](EngineSpec& spec) { spec.recompute.layer = true; });
     same("recompute parts, with a budget", [](EngineSpec& spec) {
       spec.recompute.norm = spec.recompute.qkv = spec.recompute.expert_up = true;

@@ -308,9 +308,10 @@ std::vector<KeyText> parallel_texts() {
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
-       "What an MoE layer computes while its rows travel between ranks: nothing (`none`), or other work of the same "
-       "layer (`layer`, [parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend "
-       "on it, bit for bit."},
+       "What an MoE layer computes while its rows travel between ranks: nothing (`none`), other work of the same "
+       "layer (`layer`), or this and the rows of its own tokens apart from those of other ranks (`batch_split`, "
+       "[parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit for "
+       "bit."},
       {"parallel.sums",
        "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
        "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "

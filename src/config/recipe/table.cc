@@ -348,8 +348,10 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.named("schedule", &ParallelSpec::schedule, {{"1f1b", PipelineSchedule::one_f_one_b}}, free),
       parallel.named("dispatcher", &ParallelSpec::dispatcher, dispatcher_names(), free),
       parallel.key("ranks_per_node", &ParallelSpec::ranks_per_node, integer_in(1, 8), free),
-      parallel.named("expert_overlap", &ParallelSpec::expert_overlap,
-                     {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}}, free),
+      parallel.named(
+          "expert_overlap", &ParallelSpec::expert_overlap,
+          {{"none", ExpertOverlap::none}, {"layer", ExpertOverlap::layer}, {"batch_split", ExpertOverlap::batch_split}},
+          free),
       parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
       parallel.key("fsdp", &ParallelSpec::fsdp, any_boolean(), free),
       parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, count_or_zero(), free),

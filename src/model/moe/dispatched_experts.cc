@@ -1,8 +1,8 @@
 #include "model/moe/dispatched_experts.h"
 
+#include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
 #include "model/moe/row_blocks.h"
-#include "model/side_work.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
@@ -26,18 +26,16 @@ ExpertRange experts_here(const LayerContext& c) {
   return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
 }
 
-// The groups of rows sorted by expert, for an operand read in place and for one that is transposed. Rows that are read
-// by token are all present; otherwise the last offset gives their number.
-RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
-RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
-RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
-
-// Runs an expert op with scratch from the step stack for the duration of the call.
-template <class Op, class Run>
-void run_expert_op(Step& step, Op op, Run run) {
-  StackScope scope(step.stack);
-  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
-  run(step.stream, op);
+// Returns the dispatcher as one that moves rows in parts, for parallel.expert_overlap = "batch_split".
+const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool reads_sent_rows) {
+  MOEBIUS_CHECK(usage, reads_sent_rows,
+                "parallel.expert_overlap = \"batch_split\" computes a rank's own rows from x as it is, so rows and "
+                "products must be bf16 or f32, without adapters; set it to \"layer\", or remove precision.recipe and "
+                "lora");
+  MOEBIUS_CHECK(usage, dispatcher.split() != nullptr,
+                "parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows the "
+                "places of all rows before they travel; set it, or set expert_overlap to \"layer\"");
+  return dispatcher.split();
 }
 
 // Returns the adapter's term where the kernel of `op` adds it to its own sums, else an empty term. The term has memory
@@ -81,6 +79,10 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
                      !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats;
   saves_in_8_bits_ = saves_in_8_bits(c, !w1_precision_.is_plain() && !w2_precision_.is_plain());
+  if (overlaps_ && !is_inference_ && c.expert_overlap == ExpertOverlap::batch_split) {
+    const bool is_plain = w1_precision_.is_plain() && w2_precision_.is_plain() && !wire_.is_packed();
+    split_ = splitting(*dispatcher_, is_plain && w1_adapter_.is_empty() && w2_adapter_.is_empty());
+  }
   if (c.expert_rows) c.expert_rows->add_layer(w1_adapter_.low_columns(), w2_adapter_.low_columns(), saves_in_8_bits_);
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
@@ -139,6 +141,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   Saved& saved = own(base);
   saved.x_TD = x_TD;
   dispatcher_->announce(step, route, *saved.handle);
+  if (split_) return forward_in_parts(step, y_TD, x_TD, saved, concurrent);
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
@@ -149,13 +152,45 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   up(step, a_RF, in, saved);
-  if (rows_ && step.batch.training) rows_->stash(step, saved.held, in.rows.offsets_e1);
-  if (!rows_) saved.h_R2F.save(step, R, in.rows.offsets_e1);
+  save_h(step, R, in.rows.offsets_e1, saved);
   down(step, y_RD, a_RF, in, saved);
   dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
-void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product of
+// the own rows runs.
+void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
+                                         const ConcurrentWork& concurrent) const {
+  StackScope scope(step.stack);
+  const int64_t T = x_TD.dim(0), R = dispatcher_->max_rows(T);
+  DispatchHandle& handle = *saved.handle;
+  const SplitDispatcher::Parts parts = split_->parts(step, T, handle);
+  const Dispatched own{.source = x_TD, .rows = parts.own_rows, .weight_R = {}};
+  Dispatched others{.source = {}, .rows = parts.rows, .weight_R = {}};
+  open_h(step, saved);
+  const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
+  SideWork sending(step, true, [&] { others.source = split_->dispatch_to_others(step, x_TD, handle).source; });
+  if (concurrent) concurrent();
+  up(step, a_RF, own, saved, parts.own);
+  sending.join();
+  up(step, a_RF, others, saved, parts.others);
+  save_h(step, R, parts.rows.offsets_e1, saved);
+  down(step, y_RD, a_RF, others, saved, parts.others);
+  SideWork returning(step, true, [&] { split_->return_to_others(step, y_RD, T, handle); });
+  down(step, y_RD, a_RF, own, saved, parts.own);
+  returning.use_whole_gpu();
+  split_->return_own(step, y_RD, T, handle);
+  returning.join();
+  split_->sum_returned(step, y_TD, handle);
+}
+
+void DispatchedExperts::save_h(Step& step, int64_t num_rows, const Tensor& offsets_e1, Saved& saved) const {
+  if (rows_ && step.batch.training) rows_->stash(step, saved.held, offsets_e1);
+  if (!rows_) saved.h_R2F.save(step, num_rows, offsets_e1);
+}
+
+void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved,
+                             const RowPart& part) const {
   StackScope scope(step.stack);
   const Rows rows{.offsets_e1 = in.rows.offsets_e1};
   ExpertDown op{.y_RD = y_RD,
@@ -164,7 +199,8 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
                 .b2_eC = b2_ ? b2_->w : Tensor{},
                 .b2_first = b2_first_,
                 .rows = rows,
-                .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
+                .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows,
+                .part = part};
   if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down_after_up);
   const Adapter::Forward adapted{.y = y_RD,
                                  .x = a_RF,
@@ -213,7 +249,8 @@ Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
 
 void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
 
-void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved,
+                           const RowPart& part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
@@ -224,7 +261,8 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
               .b1_e2F = b1_ ? b1_->w : Tensor{},
               .rows = in.rows,
               .activation = activation_,
-              .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows};
+              .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows,
+              .part = part};
   if (w1_adapter_.is_empty()) return run_expert_op(step, op, expert_up);
   const Adapter::Forward adapted{.y = h_R2F,
                                  .x = in.source,
@@ -252,34 +290,52 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
 }
 
 // With overlap, the exchange of x overlaps with the product that needs only dy, and that of dx with the gradients of
-// weights. If h or the rows beyond a budget are recomputed, x must arrive first.
+// weights. If h or the rows beyond a budget are recomputed, x must arrive first. With batch_split the exchange of dy
+// overlaps with the same product of the own rows, and an x that comes first with that of h.
 void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                                      bool with_weights, const ConcurrentWork& concurrent) const {
   open_gradients(step, saved);
-  const auto dispatch_again = [&] { return dispatch(step, saved.x_TD, saved); };
+  SplitDispatcher::Parts parts;
+  if (split_) parts = split_->parts(step, dy_TD.dim(0), *saved.handle);
+  const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
-  if (!x_later) hold_tokens(step, dispatch_again(), saved);
-  Tensor weight_R;
-  SideWork arriving(step, overlaps_ && concurrent, [&] { weight_R = receive_grads(step, dy_TD, saved); });
-  if (concurrent) concurrent();
-  arriving.join();
   Dispatched tokens;
+  const auto dispatch_again = [&] { tokens = dispatch(step, saved.x_TD, saved); };
+  if (!x_later) {
+    SideWork coming(step, split_ != nullptr, dispatch_again);
+    hold_tokens(step, tokens, saved, coming, split);
+  }
+  Dispatched own{.source = dy_TD, .rows = parts.own_rows, .weight_R = {}}, grads;
+  Tensor dweight_R;
+  if (split_) {
+    own.weight_R = split_->row_weights(step, dy_TD.dim(0), *saved.handle);
+    dweight_R = step.alloc({saved.dh_R2F.dim(0)}, DType::f32);
+  }
+  SideWork arriving(step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, dy_TD, saved); });
+  if (concurrent) concurrent();
+  if (split_) {
+    saved.h_bwd_R2F = saved.h_R2F.for_backward(step, saved.dh_R2F.dim(0), saved.grad_rows.offsets_e1);
+    backward_down(step, dweight_R, own, saved, parts.own);
+  }
+  arriving.join();
   SideWork coming(step, x_later, [&] {
-    if (x_later) tokens = dispatch_again();
+    if (x_later) dispatch_again();
   });
   StackScope scope(step.stack);
   const int64_t R = saved.dh_R2F.dim(0);
-  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = outputs(step, R);
+  if (!split_) dweight_R = step.alloc({R}, DType::f32);
+  const Tensor dx_RD = outputs(step, R);
   const bool reads_packed = emits_quantised_ && saved.h_R2F.in_8_bits();
-  saved.h_bwd_R2F = reads_packed ? Tensor{} : saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
+  if (!split_)
+    saved.h_bwd_R2F = reads_packed ? Tensor{} : saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
   if (emits_quantised_)
-    backward_down_quantised(step, dweight_R, weight_R, dx_RD, saved);
+    backward_down_quantised(step, dweight_R, grads.weight_R, dx_RD, saved);
   else
-    backward_down(step, dweight_R, weight_R, saved);
+    backward_down(step, dweight_R, grads, saved, parts.others);
   coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
-  if (x_later) hold_tokens(step, tokens, saved);
+  if (x_later) hold_tokens(step, tokens, saved, coming, split);
   SideWork going(step, overlaps_,
                  [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.handle); });
   if (with_weights) {
@@ -303,37 +359,45 @@ Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Sa
   return in;
 }
 
-void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
+void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
+                                    const SplitDispatcher::Parts* parts) const {
   saved.token_rows = tokens.rows;
+  unstash_h(step, tokens, saved, coming, parts);
+  coming.join();
   saved.tokens.hold(step.stream, tokens.source);
-  unstash_h(step, tokens, saved);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
 }
 
-Tensor DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) const {
+Dispatched DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) const {
   const Dispatched grads = dispatch_grads(step, dy_TD, saved);
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
   if (b2_) saved.weight_R.hold(step.stream, grads.weight_R);
-  return grads.weight_R;
+  return {.source = saved.grads, .rows = grads.rows, .weight_R = grads.weight_R};
 }
 
 // Computing h also computes the activations, which are not used here.
-void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const {
+void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
+                                  const SplitDispatcher::Parts* parts) const {
   if (rows_) {
     open_h(step, saved);
     return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
+      coming.join();
       up(on, rows_->scratch().act, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
     });
   }
   saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
-    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
+    const Tensor a_RF = step.alloc(saved.sa_RF.shape, dtype_);
+    if (parts) up(step, a_RF, {.source = saved.x_TD, .rows = parts->own_rows}, saved, parts->own);
+    coming.join();
+    up(step, a_RF, tokens, saved, parts ? parts->others : RowPart{});
   });
 }
 
-void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
+void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
+                                      const RowPart& part) const {
   const QuantizeContext c = quantize_context(step);
   LowRankTerm added;
   {
@@ -341,19 +405,20 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, Tensor weigh
     DExpertDown op{.dh_R2F = saved.dh_R2F,
                    .sa_RF = saved.sa_RF,
                    .dweight_R = dweight_R,
-                   .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
+                   .dout_TD = w2_precision_.dy(c, grads.source, in_place(grads.rows)),
                    .w2_eDF = w2_operands_.w_for_dx(step),
                    .b2_eC = b2_ ? b2_->w : Tensor{},
                    .h_R2F = saved.h_bwd_R2F,
-                   .weight_R = weight_R,
+                   .weight_R = grads.weight_R,
                    .b2_first = b2_first_,
-                   .rows = saved.grad_rows,
-                   .activation = activation_};
+                   .rows = grads.rows,
+                   .activation = activation_,
+                   .part = part};
     added = op.added = if_added(step, op, w2_adapter_.backward_term(step, saved.w2_dlow));
     if (!added.empty()) w2_adapter_.compute(step, added, down_input(step, {}, saved));
     run_expert_op(step, op, d_expert_down);
   }
-  if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, weight_R, saved, /*is_added=*/!added.empty());
+  if (!w2_adapter_.is_empty()) adapted_down_bwd(step, dweight_R, grads.weight_R, saved, /*is_added=*/!added.empty());
 }
 
 void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD,
@@ -428,73 +493,6 @@ void DispatchedExperts::adapted_down_bwd(Step& step, Tensor dweight_R, Tensor we
                                       .weight_R = weight_R,
                                       .offsets_e1 = saved.grad_rows.offsets_e1,
                                       .activation = activation_});
-}
-
-void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
-  const Saved& saved = own(base);
-  down_gradient(step, saved);
-  up_gradient(step, saved);
-  bias_gradients(step, saved);
-}
-
-void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
-  w2_adapter_.backward_weight(step, {.dy = saved.grads,
-                                     .x = saved.sa_RF,
-                                     .rows = saved.grad_rows,
-                                     .gather_dy = true,
-                                     .dlow = saved.w2_dlow,
-                                     .tokens = tokens(step, saved.grad_rows, saved)});
-  if (!w2_.has_grad) return;
-  const QuantizeContext c = quantize_context(step);
-  StackScope scope(step.stack);
-  run_expert_op(
-      step,
-      ExpertWgrad{.dw_eMN = w2_.product_grad(),
-                  .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                  .right_RN = saved.has_columns ? saved.sa_columns
-                                                : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                  .gather_left = w2_precision_.has_plain_dw(),
-                  .accumulate = w2_.adds_to_grad(step.batch),
-                  .rows = saved.grad_rows},
-      expert_wgrad);
-}
-
-void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
-  w1_adapter_.backward_weight(step, {.dy = saved.dh_R2F,
-                                     .x = saved.tokens,
-                                     .rows = saved.token_rows,
-                                     .gather_x = true,
-                                     .low = saved.w1_low_of_dw,
-                                     .dlow = saved.w1_dlow,
-                                     .tokens = tokens(step, saved.token_rows, saved)});
-  if (!w1_.has_grad) return;
-  const QuantizeContext c = quantize_context(step);
-  StackScope scope(step.stack);
-  run_expert_op(
-      step,
-      ExpertWgrad{.dw_eMN = w1_.product_grad(),
-                  .left_RM = saved.has_columns ? saved.dh_columns
-                                               : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
-                  .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                  .gather_right = w1_precision_.has_plain_dw(),
-                  .accumulate = w1_.adds_to_grad(step.batch),
-                  .rows = saved.token_rows},
-      expert_wgrad);
-}
-
-void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {
-  if (b1_ && b1_->has_grad) {
-    expert_bias_grad(step.stream,
-                     {.db_eN = b1_->dw, .x_RM = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}});
-  }
-  if (b2_ && b2_->has_grad) {
-    expert_bias_grad(step.stream, {.db_eN = b2_->dw,
-                                   .x_RM = saved.grads,
-                                   .weight_R = saved.weight_R,
-                                   .x_first = b2_first_,
-                                   .gather = true,
-                                   .rows = saved.grad_rows});
-  }
 }
 
 }  // namespace moebius

@@ -14,6 +14,7 @@
 #include "model/moe/expert_rows.h"
 #include "model/moe/routed_experts.h"
 #include "model/moe/wire_rows.h"
+#include "model/side_work.h"
 #include "ops/experts/experts.h"
 
 namespace moebius {
@@ -60,8 +61,10 @@ class DispatchedExperts final : public RoutedExperts {
   static const Saved& own(const RoutedExperts::Saved& saved) { return dynamic_cast<const Saved&>(saved); }
 
  private:
-  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
-  void down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved) const;
+  // h, and a = activation(h)
+  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved, const RowPart& part = {}) const;
+  void down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved,
+            const RowPart& part = {}) const;
   // With dropout in adapters: find_tokens() sends the indices of tokens to the experts; tokens() returns them by row.
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
   Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
@@ -70,18 +73,25 @@ class DispatchedExperts final : public RoutedExperts {
   void open_gradients(Step& step, Saved& saved) const;
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
-  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved) const;
+  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
+                 const SplitDispatcher::Parts* parts) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may travel in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
   Dispatched dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const;
+  // forward() between announce and the end of combine, with batch_split.
+  void forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved, const ConcurrentWork& concurrent) const;
+  void save_h(Step& step, int64_t num_rows, const Tensor& offsets_e1, Saved& saved) const;
   // Keeps the rows of x at the experts for backward_weight, and recomputes h from them if it was not saved.
-  void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;
-  // Brings the rows of dy to the experts. Returns the weight of each row.
-  Tensor receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
+  // Joins `coming`, which brings them, before it reads them. parts: with batch_split, else null.
+  void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
+                   const SplitDispatcher::Parts* parts) const;
+  // Brings the rows of dy to the experts, with the weight of each row.
+  Dispatched receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
-  void backward_down(Step& step, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
+                     const RowPart& part = {}) const;
   // The same where it also quantises its results. The rows of dx are scratch until backward_up.
   void backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD, Saved& saved) const;
   void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
@@ -107,6 +117,7 @@ class DispatchedExperts final : public RoutedExperts {
   bool saves_in_8_bits_ = false;  // h
   const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
+  const SplitDispatcher* split_ = nullptr;  // dispatcher_, with batch_split
   WireRows wire_;
 };
 

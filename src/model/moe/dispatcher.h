@@ -60,9 +60,13 @@ struct DispatcherSpec {
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
 
+class SplitDispatcher;
+
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
+  // Returns this dispatcher if it can move the rows of other ranks apart from those of this rank's tokens, else null.
+  virtual const SplitDispatcher* split() const { return nullptr; }
   // Returns the maximum number of rows of this rank's experts if each rank has T tokens: for any routing, or with
   // rows_factor the bound that it sets. Buffers of rows have this many.
   virtual int64_t max_rows(int64_t T) const = 0;
@@ -87,6 +91,27 @@ class Dispatcher {
   // gradients of weights to their pairs. Both are summed over etp.
   virtual void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
                             DispatchHandle& handle) const = 0;
+};
+
+// Calls for parallel.expert_overlap = "batch_split": the rows of this rank's own tokens are computed while those of other
+// ranks travel. announce() comes before these, as before the calls above.
+class SplitDispatcher : public Dispatcher {
+ public:
+  const SplitDispatcher* split() const final { return this; }
+  // Both parts of the rows, on the step stack. The own rows read tokens of this rank, the others rows of the source.
+  struct Parts {
+    Rows own_rows, rows;
+    RowPart own, others;
+  };
+  virtual Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
+  // Like dispatch(), but the source has only the rows of other ranks' tokens; all else is undefined.
+  virtual Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const = 0;
+  // combine() in three calls. The first may overlap with the second; the last comes after both.
+  virtual void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
+  virtual void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
+  virtual void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const = 0;
+  // Returns weight_R of combine_bwd(), on the step stack. It may come before that.
+  virtual Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
 };
 
 // Returns the group of the ranks that share the experts of a layer: ep, or etp x ep.

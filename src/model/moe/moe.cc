@@ -8,7 +8,7 @@ namespace {
 // With tp above 1 the shared expert exchanges rows too, and two exchanges by messages must not overlap.
 bool overlaps_shared_expert(const LayerContext& c) {
   const bool is_alone = c.mesh.shape().tp == 1 || c.dispatcher == DispatcherKind::direct;
-  return c.expert_overlap == ExpertOverlap::layer && is_alone;
+  return c.expert_overlap != ExpertOverlap::none && is_alone;
 }
 
 }  // namespace

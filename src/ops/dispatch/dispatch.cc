@@ -168,6 +168,26 @@ void check(const SumPairs& a) {
   check_ints("sum_pairs", "back_row", a.back_row_TB, {T, B});
 }
 
+void check(const OwnRows& a) {
+  check_matrix("own_rows", "dest", a.dest_TJ, "[T, J]");
+  check_matrix("own_rows", "pair_row", a.pair_row_NL, "[N, L]");
+  const int64_t e = a.offsets_e1.numel() - 1, W = a.arrive_W1.numel() - 1, R = a.row_token_R.numel();
+  MOEBIUS_CHECK(
+      usage, e >= 1 && a.etp >= 1 && W >= 1 && W % a.etp == 0 && a.rank >= 0 && a.rank < W,
+      "own_rows: there must be experts, and the rank must be one of W, which etp divides; got {} experts, rank "
+      "{} of {} and etp {}",
+      e, a.rank, W, a.etp);
+  check_ints("own_rows", "own", a.own_2e, {2, e});
+  check_ints("own_rows", "others", a.others_22e, {2, 2 * e});
+  check_ints("own_rows", "own_token", a.own_token_R, {R});
+  check_ints("own_rows", "offsets", a.offsets_e1, {e + 1});
+  check_ints("own_rows", "row_token", a.row_token_R, {R});
+  check_ints("own_rows", "arrive", a.arrive_W1, {W + 1});
+  check_ints("own_rows", "dest", a.dest_TJ, a.dest_TJ.shape);
+  check_ints("own_rows", "row", a.row_TJ, a.dest_TJ.shape);
+  check_ints("own_rows", "pair_row", a.pair_row_NL, a.pair_row_NL.shape);
+}
+
 }  // namespace
 
 void destinations(Stream& s, const Destinations& a) {
@@ -268,6 +288,12 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   OpScope scope(s, "sum_pairs", {0, 3 * bytes_of(a.to_TK) + bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
   if (a.to_TK.empty()) return;
   run_on_device(s, cpu::sum_pairs, cuda::sum_pairs, a);
+}
+
+void own_rows(Stream& s, const OwnRows& a) {
+  check(a);
+  OpScope scope(s, "own_rows", {0, 2 * bytes_of(a.dest_TJ) + 2 * bytes_of(a.own_token_R)});
+  run_on_device(s, cpu::own_rows, cuda::own_rows, a);
 }
 
 }  // namespace moebius

@@ -25,6 +25,9 @@
 
 namespace moebius {
 
+// Which rows an op moves, by the rank of their token: all, or only this rank's own, or only those of other ranks.
+enum class RowsOf : uint8_t { all, own, others };
+
 //   dest[t,j]   the j-th of the ep ranks that have experts of token t, ascending; -1 past the last one
 //   slot[t,j]   the place of t among the tokens here that go to dest[t,j], by token
 //   count[p]    the number of tokens here that go to ep rank p
@@ -55,7 +58,7 @@ void dispatch_places(Stream& s, const DispatchPlaces& a);
 
 // array[row[t,j],:] = x[t,:]  in the windows of the ranks dest[t,j] ETP + i,  for all j with dest[t,j] >= 0
 //
-// x may have any dtype.
+// x may have any dtype. With to_others nothing is written to this rank's own window.
 struct PushRows {
   Tensor sent_1;                 // inout
   Tensor x_TD;                   // in
@@ -63,6 +66,7 @@ struct PushRows {
   Tensor bases_W;                // in
   int64_t offset = 0, rank = 0;  // of the array [N, D]; of this rank
   int64_t etp = 1;
+  bool to_others = false;
 };
 void push_rows(Stream& s, const PushRows& a);
 
@@ -143,12 +147,13 @@ void unpack_routes(Stream& s, const UnpackRoutes& a);
 // for each rank s and each row i that came from it
 //
 // The sum runs over l in order, in f32, and is rounded once, with the bits of Combine (ops/permute/permute.h). A pair
-// at row -1 adds nothing. Empty weights count as 1.
+// at row -1 adds nothing. Empty weights count as 1. With `of` only the rows that came from those ranks return.
 struct ReturnSums {
   Tensor sent_1;                        // inout
   Tensor y_RD, pair_row_NL, weight_NL;  // in
   Tensor arrive_W1, back_W, bases_W;    // in
   int64_t offset = 0, rank = 0;         // of the array [B, D]; of this rank
+  RowsOf of = RowsOf::all;
   // In the cost of the op: pairs with a row, and rows n that arrived; 0: all.
   int64_t expected_pairs = 0, expected_rows = 0;
 };
@@ -176,5 +181,18 @@ struct SumPairs {
   int64_t experts_of_rank = 1;  // E/P
 };
 void sum_pairs(Stream& s, const SumPairs& a);
+
+// The rows of this rank's experts in two parts: those of its own tokens, which need not travel, and those of others.
+// row_token[r] is the row n of N that row r reads; it ascends in the rows of an expert, which are sorted by source.
+//   own[0,i], own[1,i]         begin and end of the own rows of expert i
+//   others[0,2i], others[1,2i]   those of the rows before them;  others[.,2i+1]  those of the rows after them
+//   own_token[r] = t           where r is a row of token t of this rank; not written for other rows
+struct OwnRows {
+  Tensor own_2e, others_22e, own_token_R;     // out i32
+  Tensor offsets_e1, row_token_R, arrive_W1;  // in i32
+  Tensor dest_TJ, row_TJ, pair_row_NL;        // in i32, of the tokens here, and the N rows
+  int64_t rank = 0, etp = 1;                  // of W
+};
+void own_rows(Stream& s, const OwnRows& a);
 
 }  // namespace moebius

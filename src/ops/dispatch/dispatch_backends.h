@@ -19,6 +19,7 @@ struct UnpackRoutes;
 struct ReturnSums;
 struct ReturnPairs;
 struct SumPairs;
+struct OwnRows;
 
 namespace cpu {
 void destinations(Stream& s, const Destinations& a);
@@ -34,6 +35,7 @@ void unpack_routes(Stream& s, const UnpackRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
 void sum_pairs(Stream& s, const SumPairs& a);
+void own_rows(Stream& s, const OwnRows& a);
 }  // namespace cpu
 
 namespace cuda {
@@ -50,6 +52,7 @@ void unpack_routes(Stream& s, const UnpackRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
 void sum_pairs(Stream& s, const SumPairs& a);
+void own_rows(Stream& s, const OwnRows& a);
 }  // namespace cuda
 
 }  // namespace moebius

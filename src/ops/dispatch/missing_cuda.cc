@@ -17,5 +17,6 @@ void unpack_routes(Stream&, const UnpackRoutes&) { missing_cuda("unpack_routes")
 void return_sums(Stream&, const ReturnSums&) { missing_cuda("return_sums"); }
 void return_pairs(Stream&, const ReturnPairs&) { missing_cuda("return_pairs"); }
 void sum_pairs(Stream&, const SumPairs&) { missing_cuda("sum_pairs"); }
+void own_rows(Stream&, const OwnRows&) { missing_cuda("own_rows"); }
 
 }  // namespace moebius::cuda

@@ -36,6 +36,18 @@ void check_rows(const char* who, const Rows& rows, int64_t num_experts, int64_t 
   if (may_gather && !rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
 }
 
+// Checks the part of the rows of e experts that an op computes.
+void check_part(const char* who, const RowPart& part, int64_t e, const Operand& x, bool few_rows = false) {
+  if (part.runs_2G.empty()) return;
+  const int64_t G = part.runs_2G.numel() / 2;
+  MOEBIUS_CHECK(
+      usage, x.is_plain() && !few_rows && e > 0 && G % e == 0,
+      "{}: a part of the rows needs plain operands without few_rows, and as many runs of each of the {} experts; "
+      "got x {} and runs {}",
+      who, e, to_string(x), to_string(part.runs_2G));
+  check_tensor(who, "runs", part.runs_2G, DType::i32, {2, G});
+}
+
 // The rows and weights of a product that sums over their columns; both are plain, or both quantised.
 struct Operands {
   const char* x_name;
@@ -119,8 +131,9 @@ void check_term(const char* who, const Op& a, const Stream& s, const Tensor& pro
                 to_string(product_RN));
 }
 
-// The cost of a product, and of its term where it has one.
-Cost with_term(Cost cost, const LowRankTerm& term, const Tensor& product_RN) {
+// The cost of a product of all rows, and of its term where it has one; in proportion for some of the rows.
+Cost with_term(Cost cost, const LowRankTerm& term, const Tensor& product_RN, const RowPart& part) {
+  cost = {cost.flops * part.share, cost.bytes * part.share};
   if (!term.empty()) cost += {2 * count_of(term.low_RL) * product_RN.dim(1), bytes_of(term.low_RL) + bytes_of(term.w)};
   return cost;
 }
@@ -136,6 +149,7 @@ void check(const ExpertUp& a, const Stream& s) {
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_term(who, a, s, a.h_R2F, e, false);
   check_rows(who, a.rows, e, R, true);
+  check_part(who, a.part, e, a.x_TD, a.few_rows);
   check_for_gpu(a, a.x_TD, s);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
 }
@@ -150,6 +164,7 @@ void check(const ExpertDown& a, const Stream& s) {
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
   check_term(who, a, s, a.y_RD, e, false);
   check_rows(who, a.rows, e, R, false);
+  check_part(who, a.part, e, a.a_RF, a.few_rows);
   check_for_gpu(a, a.a_RF, s);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
@@ -168,6 +183,7 @@ void check(const DExpertDown& a, const Stream& s) {
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
   check_term(who, a, s, a.sa_RF, e, true);
   check_rows(who, a.rows, e, R, true);
+  check_part(who, a.part, e, a.dout_TD);
   check_for_gpu(a, a.dout_TD, s);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
@@ -181,6 +197,7 @@ void check(const DExpertUp& a, const Stream& s) {
   check_tensor(who, "dx", a.dx_RD, dtype, {R, D});
   check_term(who, a, s, a.dx_RD, e, true);
   check_rows(who, a.rows, e, R, false);
+  check_part(who, a.part, e, a.dh_R2F);
   check_for_gpu(a, a.dh_R2F, s);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
 }
@@ -253,7 +270,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
 Cost cost(const ExpertUp& a) {
   return with_term({2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
                     bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)},
-                   a.added, a.h_R2F);
+                   a.added, a.h_R2F, a.part);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -279,7 +296,7 @@ void expert_down_after_up(Stream& s, const ExpertDown& a) {
 Cost cost(const ExpertDown& a) {
   return with_term(
       {2 * count_of(a.a_RF.data) * a.y_RD.dim(1), bytes_of(a.a_RF.data) + bytes_of(a.w2_eDF.data) + bytes_of(a.y_RD)},
-      a.added, a.y_RD);
+      a.added, a.y_RD, a.part);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
@@ -300,7 +317,7 @@ Cost cost(const DExpertDown& a) {
   return with_term({2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
                                                                        2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
                                                                        2 * bytes_of(a.weight_R)},
-                   a.added, a.sa_RF);
+                   a.added, a.sa_RF, a.part);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
@@ -320,7 +337,7 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 Cost cost(const DExpertUp& a) {
   return with_term({2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
                     bytes_of(a.dh_R2F.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.dx_RD)},
-                   a.added, a.dx_RD);
+                   a.added, a.dx_RD, a.part);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {

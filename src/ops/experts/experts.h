@@ -27,6 +27,14 @@ struct Rows {
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
+// Some of the rows of an op, which reads and writes these alone, with the bits that it gives them among all rows. The
+// operands must be plain, and few_rows false. The portable kernels of GPUs compute no part: Error{usage}.
+struct RowPart {
+  // i32 [2, G], empty: all rows. Otherwise rows [runs[0,g], runs[1,g]) of expert g / (G / e), for all g < G.
+  Tensor runs_2G;
+  double share = 1;  // of all rows that these are expected to be, for cost()
+};
+
 // The gated activation of a gate and an up projection:
 //   g = min(gate, limit)
 //   u = min(max(up, -limit), limit)
@@ -67,6 +75,7 @@ struct ExpertUp {
   GatedActivation activation;
   bool few_rows = false;
   Tensor scratch;  // scratch_bytes(a, s) bytes of any dtype
+  RowPart part = {};
   static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
 void expert_up(Stream& s, const ExpertUp& a);
@@ -86,6 +95,7 @@ struct ExpertDown {
   Rows rows;
   bool few_rows = false;
   Tensor scratch;
+  RowPart part = {};
   static int64_t scratch_bytes(const ExpertDown& a, const Stream& s);
 };
 void expert_down(Stream& s, const ExpertDown& a);
@@ -109,6 +119,7 @@ struct DExpertDown {
   Rows rows;
   GatedActivation activation;
   Tensor scratch;
+  RowPart part = {};
   static int64_t scratch_bytes(const DExpertDown& a, const Stream& s);
 };
 void d_expert_down(Stream& s, const DExpertDown& a);
@@ -122,6 +133,7 @@ struct DExpertUp {
   LowRankTerm added = {};
   Rows rows;
   Tensor scratch;
+  RowPart part = {};
   static int64_t scratch_bytes(const DExpertUp& a, const Stream& s);
 };
 void d_expert_up(Stream& s, const DExpertUp& a);

@@ -73,6 +73,7 @@ class PortableExpertsTest : public testing::DeviceTest<Case> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PortableExpertsTest);  // without a GPU
 class ExpertsTermTest : public testing::DeviceTest<Case> {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ExpertsTermTest);  // without a GPU
+class ExpertsPartTest : public testing::DeviceTest<Case> {};
 class ExpertsTeamTest : public ::testing::TestWithParam<Case> {};
 
 // The rows that exist are close to the reference; the others were not written.
@@ -356,6 +357,31 @@ TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
   EXPECT_THAT(noted.at("expert_down"), ::testing::HasSubstr("biases of an even number of columns"));
 }
 
+// The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may have
+// no rows before, between or after.
+TEST_P(ExpertsPartTest, HasTheBitsOfAllRows) {
+  const bool in_tiles = c().dtype == DType::bf16 && c().D % 8 + c().F % 8 == 0;
+  if (s_.device() == DeviceKind::cuda && in_tiles && !uses_hopper_kernels(s_))
+    GTEST_SKIP() << "the portable kernels compute no part";
+  Problem p(c());
+  const Outputs all = run_all_expert_ops(s_, p);
+  const int64_t E = p.E();
+  std::vector<int32_t> own(2 * E), others(4 * E);
+  for (int64_t e = 0; e < E; ++e) {
+    const int64_t begin = p.shape.offsets[e], rows = p.c.counts[e];
+    const int64_t first = begin + (e % 3 == 1 ? 0 : rows / 3), end = e % 4 == 2 ? first : begin + (rows * 2 + 2) / 3;
+    own[e] = others[2 * E + 2 * e] = static_cast<int32_t>(first);
+    own[E + e] = others[2 * e + 1] = static_cast<int32_t>(end);
+    others[2 * e] = static_cast<int32_t>(begin);
+    others[2 * E + 2 * e + 1] = static_cast<int32_t>(begin + rows);
+  }
+  Array of_own = Array::of_ints({2, E}, own), of_others = Array::of_ints({2, 2 * E}, others);
+  p.parts = {{of_own.tensor(), 0.3}, {of_others.tensor(), 0.7}};
+  const Outputs parts = run_all_expert_ops(s_, p);
+  const auto want = all.of_rows(), got = parts.of_rows();
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i].second->bytes(), want[i].second->bytes()) << want[i].first;
+}
+
 TEST_P(ExpertsTeamTest, SameBits) {
   Problem p(GetParam());
   testing::expect_same_bits_for_any_team([&](Stream& s) { return run_all_expert_ops(s, p).all(); });
@@ -390,6 +416,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, PortableExpertsTest, ::testing::ValuesIn(cases_
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOfFewBlocksTest, ::testing::ValuesIn(cases_of_few_blocks()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsPartTest, ::testing::ValuesIn(testing::on_each_device(cases())),
+                         [](const auto& info) {
+                           return info.param.c.name + "_" + std::string(name_of(info.param.device));
+                         });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTermTest, ::testing::ValuesIn(cases_of_terms()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),

@@ -75,11 +75,17 @@ struct ExpertProblem {
   GatedActivation activation;
   ref::Activation ref_activation;
   bool few_rows = false;
+  std::vector<RowPart> parts = {};  // of the ops that take one; empty: all rows at once
 };
 
-// Runs an op with scratch of its own, which is poisoned before.
+// Runs an op with scratch of its own, which is poisoned before; for each of these parts of the rows, one after another.
 template <class Op>
-void run_expert_op(Stream& s, void (*op)(Stream&, const Op&), Op a) {
+void run_expert_op(Stream& s, void (*op)(Stream&, const Op&), Op a, const std::vector<RowPart>& parts = {}) {
+  for (const RowPart& part : parts) {
+    a.part = part;
+    run_expert_op(s, op, a);
+  }
+  if (!parts.empty()) return;
   SharedBytes scratch(Op::scratch_bytes(a, s) + 64);
   std::memset(scratch.data(), 0xff, scratch.num_bytes());
   void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
@@ -124,7 +130,8 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                            .added = p.term(p.low_up),
                            .rows = p.rows(),
                            .activation = p.activation,
-                           .few_rows = p.few_rows});
+                           .few_rows = p.few_rows},
+                          p.parts);
   run_expert_op<ExpertDown>(s, p.few_rows ? expert_down_after_up : expert_down,
                             {.y_RD = o.y.tensor(),
                              .a_RF = p.a.tensor(),
@@ -133,7 +140,8 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                              .added = p.term(p.low_down),
                              .b2_first = p.b2_first,
                              .rows = p.rows(),
-                             .few_rows = p.few_rows});
+                             .few_rows = p.few_rows},
+                            p.parts);
   run_expert_op<DExpertDown>(s, d_expert_down,
                              {.dh_R2F = o.dh.tensor(),
                               .sa_RF = o.sa.tensor(),
@@ -146,13 +154,15 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                               .added = p.term(p.low_down_bwd),
                               .b2_first = p.b2_first,
                               .rows = p.rows(),
-                              .activation = p.activation});
+                              .activation = p.activation},
+                             p.parts);
   run_expert_op<DExpertUp>(s, d_expert_up,
                            {.dx_RD = o.dx.tensor(),
                             .dh_R2F = p.h.tensor(),
                             .w1_e2FD = p.w1.tensor(),
                             .added = p.term(p.low_up_bwd),
-                            .rows = p.rows()});
+                            .rows = p.rows()},
+                           p.parts);
   for (const bool accumulate : {true, false}) {
     run_expert_op<ExpertWgrad>(s, expert_wgrad,
                                {.dw_eMN = (accumulate ? o.dw1 : o.dw1_stored).tensor(),

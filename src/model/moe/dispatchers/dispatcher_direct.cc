@@ -14,6 +14,7 @@ namespace moebius {
 namespace {
 
 DirectHandle& own(DispatchHandle& handle) { return static_cast<DirectHandle&>(handle); }
+const DirectHandle& own(const DispatchHandle& handle) { return static_cast<const DirectHandle&>(handle); }
 
 DirectWindow& window_of(const DispatcherSpec& spec) {
   MOEBIUS_CHECK(usage, spec.window != nullptr, "the direct dispatcher needs a window; make one for the layers");
@@ -130,7 +131,8 @@ void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
                            .first_expert = e_ * spec_.mesh->place().ep});
 }
 
-void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d) const {
+void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d,
+                            bool to_others) const {
   const int64_t T = x_TD.dim(0);
   push_rows(step.stream, {.sent_1 = window_.sent_1(),
                           .x_TD = x_TD,
@@ -139,7 +141,8 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .bases_W = window_.bases_W(),
                           .offset = to.offset,
                           .rank = rank_,
-                          .etp = etp_});
+                          .etp = etp_,
+                          .to_others = to_others});
 }
 
 // Rows like those of x, which may be narrower than the window's.
@@ -150,10 +153,18 @@ Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_
 }
 
 Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  return send_tokens(step, x_TD, handle, /*to_others=*/false);
+}
+
+Dispatched DirectDispatcher::dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const {
+  return send_tokens(step, x_TD, handle, /*to_others=*/true);
+}
+
+Dispatched DirectDispatcher::send_tokens(Step& step, Tensor x_TD, DispatchHandle& handle, bool to_others) const {
   DirectHandle& d = own(handle);
   const int64_t T = x_TD.dim(0);
   begin(step, d);
-  push(step, window_.tokens(), x_TD, d);
+  push(step, window_.tokens(), x_TD, d, to_others);
   round(step, "dispatch");
   return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
@@ -176,11 +187,51 @@ void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHan
   DirectHandle& d = own(handle);
   return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
+  sum_returned(step, y_TD, d);
+}
+
+void DirectDispatcher::return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
+  return_sums(step, y_RD, d.weight_NL, T, d, RowsOf::others);
+  round(step, "combine");
+}
+
+void DirectDispatcher::return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
+  return_sums(step, y_RD, d.weight_NL, T, d, RowsOf::own);
+}
+
+void DirectDispatcher::sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const {
+  DirectHandle& d = own(handle);
   d.has_begun = false;
   sum_of_ranks(step, y_TD, d);
 }
 
-void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d) const {
+SplitDispatcher::Parts DirectDispatcher::parts(Step& step, int64_t T, const DispatchHandle& handle) const {
+  const DirectHandle& d = own(handle);
+  const int64_t R = max_rows(T);
+  const Tensor token_R = d.rows.token_R.rows(0, R), own_token_R = step.alloc({R}, DType::i32);
+  const Tensor own_2e = step.alloc({2, e_}, DType::i32), others_22e = step.alloc({2, 2 * e_}, DType::i32);
+  own_rows(step.stream, {.own_2e = own_2e,
+                         .others_22e = others_22e,
+                         .own_token_R = own_token_R,
+                         .offsets_e1 = d.rows.offsets_e1,
+                         .row_token_R = token_R,
+                         .arrive_W1 = d.arrive_W1,
+                         .dest_TJ = d.dest_TJ.rows(0, T),
+                         .row_TJ = d.row_TJ.rows(0, T),
+                         .pair_row_NL = d.pair_row_NL.rows(0, W_ * T),
+                         .rank = rank_,
+                         .etp = etp_});
+  const double share = 1.0 / static_cast<double>(W_);
+  return {.own_rows = {d.rows.offsets_e1, own_token_R},
+          .rows = {d.rows.offsets_e1, token_R},
+          .own = {own_2e, share},
+          .others = {others_22e, 1 - share}};
+}
+
+void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d,
+                                   RowsOf of) const {
   const int64_t N = W_ * T;
   moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
                                      .y_RD = y_RD,
@@ -191,6 +242,7 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
                                      .bases_W = window_.bases_W(),
                                      .offset = window_.back().offset,
                                      .rank = rank_,
+                                     .of = of,
                                      .expected_pairs = T * spec_.top_k * etp_,
                                      .expected_rows = even_sums(T)});
 }
@@ -209,17 +261,22 @@ void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandl
 
 Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
   DirectHandle& d = own(handle);
-  const int64_t T = dy_TD.dim(0), R = max_rows(T);
+  const int64_t T = dy_TD.dim(0);
   begin(step, d);
   push(step, window_.grads(), dy_TD, d);
   round(step, "combine_bwd");
-  const Dispatched grads{.source = arrived(window_.grads(), dy_TD),
-                         .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)},
-                         .weight_R = step.alloc({R}, DType::f32)};
+  return {.source = arrived(window_.grads(), dy_TD),
+          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))},
+          .weight_R = row_weights(step, T, d)};
+}
+
+Tensor DirectDispatcher::row_weights(Step& step, int64_t T, const DispatchHandle& handle) const {
+  const DirectHandle& d = own(handle);
+  const Tensor weight_R = step.alloc({max_rows(T)}, DType::f32);
   local_pairs_to_rows(
       step.stream,
-      {.to_R = grads.weight_R, .from_NL = d.weight_NL.rows(0, W_ * T), .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
-  return grads;
+      {.to_R = weight_R, .from_NL = d.weight_NL.rows(0, W_ * T), .pair_row_NL = d.pair_row_NL.rows(0, W_ * T)});
+  return weight_R;
 }
 
 void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,

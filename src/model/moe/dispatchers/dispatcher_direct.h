@@ -30,6 +30,7 @@
 
 #include "model/moe/direct_window.h"
 #include "model/moe/dispatcher.h"
+#include "ops/dispatch/dispatch.h"
 
 namespace moebius {
 
@@ -40,7 +41,7 @@ struct DirectHandle final : DispatchHandle {
   bool has_begun = false;  // the rows of this pass may be written: all ranks have used those of earlier passes
 };
 
-class DirectDispatcher final : public Dispatcher {
+class DirectDispatcher final : public SplitDispatcher {
  public:
   // Error{usage} without a window.
   explicit DirectDispatcher(const DispatcherSpec& spec);
@@ -55,13 +56,23 @@ class DirectDispatcher final : public Dispatcher {
   void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
                     DispatchHandle& handle) const override;
 
+  Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const override;
+  Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
+  void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const override;
+  void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const override;
+  void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const override;
+  Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const override;
+
  private:
   void exchange_counts(Step& step, DirectHandle& handle) const;
   void exchange_routes(Step& step, DirectHandle& handle) const;
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
-  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle) const;
+  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle,
+            bool to_others = false) const;
+  Dispatched send_tokens(Step& step, Tensor x_TD, DispatchHandle& handle, bool to_others) const;
   // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
-  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle) const;
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle,
+                   RowsOf of = RowsOf::all) const;
   // Returns the sums that a rank returns, and gets back for its tokens, if experts are chosen evenly.
   int64_t even_sums(int64_t T) const;
   // Sums what came back to the tokens here over the ranks.

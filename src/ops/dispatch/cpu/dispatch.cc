@@ -27,6 +27,8 @@ int32_t next_destination(const int32_t* topk, const int32_t* kept, int64_t K, in
   return next;
 }
 
+bool moves(RowsOf of, bool is_own) { return of == RowsOf::all || is_own == (of == RowsOf::own); }
+
 int64_t rows_for_others(const int32_t* dest, int64_t n, int64_t etp, int64_t rank) {
   int64_t rows = 0;
   for (int64_t i = 0; i < n; ++i)
@@ -100,7 +102,8 @@ void push_rows(Stream& s, const PushRows& a) {
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * J; i < end * J; ++i) {
       for (int64_t q = dest[i] * a.etp; dest[i] >= 0 && q < (dest[i] + 1) * a.etp; ++q)
-        std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, x + i / J * row_bytes, row_bytes);
+        if (q != a.rank || !a.to_others)
+          std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, x + i / J * row_bytes, row_bytes);
     }
   });
   *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
@@ -215,7 +218,7 @@ void unpack_routes(Stream& s, const UnpackRoutes& a) {
 void return_sums(Stream& s, const ReturnSums& a) {
   const int64_t row_bytes = a.y_RD.dim(1) * size_of(a.y_RD.dtype);
   for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
-    if (num == 0) return;
+    if (num == 0 || !moves(a.of, q == a.rank)) return;
     const Tensor out{.data = array_of(a.bases_W, q, a.offset) + there * row_bytes,
                      .shape = {num, a.y_RD.dim(1)},
                      .dtype = a.y_RD.dtype};
@@ -260,6 +263,30 @@ void sum_pairs(Stream& s, const SumPairs& a) {
       }
     }
   });
+}
+
+void own_rows(Stream&, const OwnRows& a) {
+  const int64_t e = a.offsets_e1.numel() - 1, J = a.dest_TJ.dim(1), L = a.pair_row_NL.dim(1), ep = a.rank / a.etp;
+  const int32_t *offsets = a.offsets_e1.ptr<int32_t>(), *token = a.row_token_R.ptr<int32_t>();
+  const int32_t* arrive = a.arrive_W1.ptr<int32_t>() + a.rank;
+  int32_t *own = a.own_2e.ptr<int32_t>(), *others = a.others_22e.ptr<int32_t>();
+  for (int64_t i = 0; i < e; ++i) {
+    const auto first_from = [&](int32_t n) {
+      return static_cast<int32_t>(std::lower_bound(token + offsets[i], token + offsets[i + 1], n) - token);
+    };
+    own[i] = others[2 * e + 2 * i] = first_from(arrive[0]);
+    own[e + i] = others[2 * i + 1] = first_from(arrive[1]);
+    others[2 * i] = offsets[i];
+    others[2 * e + 2 * i + 1] = offsets[i + 1];
+  }
+  const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
+  for (int64_t i = 0; i < a.dest_TJ.numel(); ++i) {
+    if (dest[i] != ep) continue;
+    for (int64_t l = 0; l < L; ++l) {
+      const int32_t r = a.pair_row_NL.ptr<int32_t>()[row[i] * L + l];
+      if (r >= 0) a.own_token_R.ptr<int32_t>()[r] = static_cast<int32_t>(i / J);
+    }
+  }
 }
 
 }  // namespace moebius::cpu

@@ -197,6 +197,49 @@ __global__ void __launch_bounds__(kThreads) select_kernel(int32_t* topk, int32_t
   topk[i] = routes[at] = here >= 0 && here < num_experts ? here : -1;
 }
 
+struct Own {
+  int32_t *own_2e, *others_22e, *own_token_R;
+  const int32_t *offsets_e1, *row_token_R, *arrive_W1, *dest_TJ, *row_TJ, *pair_row_NL;
+  int64_t num;  // T J
+  int num_experts, num_dest, pairs_of_row, rank, ep;
+};
+
+// The first row of [begin, end) that reads row n or a later one.
+__device__ int32_t first_from(const int32_t* row_token, int32_t begin, int32_t end, int32_t n) {
+  while (begin < end) {
+    const int32_t middle = begin + (end - begin) / 2;
+    if (row_token[middle] < n)
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  return begin;
+}
+
+// A thread owns an expert, and another one a destination of a token.
+__global__ void __launch_bounds__(kThreads) own_rows_kernel(Own a) {
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (thread < a.num_experts) {
+    const auto i = static_cast<int>(thread), e = a.num_experts;
+    const int32_t begin = a.offsets_e1[i], end = a.offsets_e1[i + 1];
+    const int32_t own = first_from(a.row_token_R, begin, end, a.arrive_W1[a.rank]);
+    const int32_t after = first_from(a.row_token_R, own, end, a.arrive_W1[a.rank + 1]);
+    a.own_2e[i] = own;
+    a.own_2e[e + i] = after;
+    a.others_22e[2 * i] = begin;
+    a.others_22e[2 * e + 2 * i] = own;
+    a.others_22e[2 * i + 1] = after;
+    a.others_22e[2 * e + 2 * i + 1] = end;
+    return;
+  }
+  const int64_t i = thread - a.num_experts;
+  if (i >= a.num || a.dest_TJ[i] != a.ep) return;
+  for (int l = 0; l < a.pairs_of_row; ++l) {
+    const int32_t r = a.pair_row_NL[int64_t{a.row_TJ[i]} * a.pairs_of_row + l];
+    if (r >= 0) a.own_token_R[r] = static_cast<int32_t>(quotient(i, a.num_dest));
+  }
+}
+
 const int32_t* ints_or_null(const Tensor& t) { return t.empty() ? nullptr : t.ptr<int32_t>(); }
 
 }  // namespace
@@ -290,6 +333,26 @@ void sum_pairs(Stream& s, const SumPairs& a) {
                             .experts_of_rank = narrow<int>(a.experts_of_rank)};
   sum_pairs_kernel<<<num_blocks(pairs.num_pairs, kThreads), kThreads, 0, cuda_stream(s)>>>(pairs);
   check_launch("sum_pairs");
+}
+
+void own_rows(Stream& s, const OwnRows& a) {
+  const Own own{.own_2e = a.own_2e.ptr<int32_t>(),
+                .others_22e = a.others_22e.ptr<int32_t>(),
+                .own_token_R = a.own_token_R.ptr<int32_t>(),
+                .offsets_e1 = a.offsets_e1.ptr<int32_t>(),
+                .row_token_R = a.row_token_R.ptr<int32_t>(),
+                .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
+                .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                .row_TJ = a.row_TJ.ptr<int32_t>(),
+                .pair_row_NL = a.pair_row_NL.ptr<int32_t>(),
+                .num = a.dest_TJ.numel(),
+                .num_experts = narrow<int>(a.offsets_e1.numel() - 1),
+                .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                .pairs_of_row = narrow<int>(a.pair_row_NL.dim(1)),
+                .rank = narrow<int>(a.rank),
+                .ep = narrow<int>(a.rank / a.etp)};
+  own_rows_kernel<<<num_blocks(own.num_experts + own.num, kThreads), kThreads, 0, cuda_stream(s)>>>(own);
+  check_launch("own_rows");
 }
 
 }  // namespace moebius::cuda

@@ -20,6 +20,7 @@ struct Push {
   const int32_t *dest_TJ, *row_TJ;
   int64_t num_tokens, row_bytes;
   int num_dest, etp;
+  bool to_others;
 
   __device__ int copies() const { return num_dest * etp; }
   // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
@@ -27,6 +28,7 @@ struct Push {
     const int64_t i = t * num_dest + copy / etp;
     if (dest_TJ[i] < 0) return nullptr;
     const int q = dest_TJ[i] * etp + copy % etp;
+    if (q == to.rank && to_others) return nullptr;
     if (q != to.rank) sent += row_bytes;
     return to.array(q) + row_TJ[i] * row_bytes;
   }
@@ -236,7 +238,8 @@ void push_rows(Stream& s, const PushRows& a) {
                   .num_tokens = a.x_TD.dim(0),
                   .row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype),
                   .num_dest = narrow<int>(a.dest_TJ.dim(1)),
-                  .etp = narrow<int>(a.etp)};
+                  .etp = narrow<int>(a.etp),
+                  .to_others = a.to_others};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
   if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
@@ -293,6 +296,7 @@ void return_sums(Stream& s, const ReturnSums& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   Return back = return_of(a);
   if (!a.weight_NL.empty()) back.weight_NL = a.weight_NL.ptr<float>();
+  back.of = a.of;
   const int64_t width = a.y_RD.dim(1);
   const bool is_aligned = rows_are_aligned(width, size_of(a.y_RD.dtype), a.y_RD.data) && a.offset % 16 == 0;
   if (is_aligned && uses_hopper_kernels(s) && back.num_pairs <= kMostPairsPipelined)

@@ -8,6 +8,7 @@
 #include "device/cuda/cuda.h"
 #include "device/gpu_limits.h"
 #include "ops/cuda/vector.h"
+#include "ops/dispatch/dispatch.h"
 
 namespace moebius::cuda {
 
@@ -71,6 +72,7 @@ struct Return {
   const int32_t *pair_row_NL, *arrive_W1, *back_W;
   const float* weight_NL;  // may be null
   int num_pairs;           // pairs of a row: L
+  RowsOf of;               // the rows that return, by where they came from
 };
 
 // The rank that row n came from. All lanes of the warp call it.
@@ -89,8 +91,11 @@ __device__ __forceinline__ int source_of(const Return& a, const Windows& to, int
 class ReturnOrder {
  public:
   __device__ ReturnOrder(const Return& a, const Windows& to)
-      : num_rows_(a.arrive_W1[to.num_ranks]), own_begin_(a.arrive_W1[to.rank]), own_end_(a.arrive_W1[to.rank + 1]) {
-    const auto num_own = static_cast<uint64_t>(own_end_ - own_begin_), num_rows = static_cast<uint64_t>(num_rows_);
+      : own_begin_(a.arrive_W1[to.rank]), own_end_(a.arrive_W1[to.rank + 1]), end_(a.arrive_W1[to.num_ranks]) {
+    const int32_t own = own_end_ - own_begin_;
+    const auto num_own = static_cast<uint64_t>(a.of == RowsOf::others ? 0 : own);
+    num_rows_ = a.of == RowsOf::all ? end_ : a.of == RowsOf::own ? own : end_ - own;
+    const auto num_rows = static_cast<uint64_t>(num_rows_);
     own_of_turn_ = num_rows == 0 ? 0 : ((num_own << 32) + num_rows - 1) / num_rows;
   }
   __device__ uint32_t num_rows() const { return static_cast<uint32_t>(num_rows_); }
@@ -100,13 +105,14 @@ class ReturnOrder {
         turn * own_of_turn_;  // below 2^63: a turn and the share of this rank are at most 2^31, 2^32
     const auto own = static_cast<int32_t>(scaled >> 32);  // rows of this rank among the first `turn`
     if (static_cast<int32_t>((scaled + own_of_turn_) >> 32) > own) return own_begin_ + own;
-    const int32_t other = static_cast<int32_t>(turn) - own, behind = num_rows_ - own_end_;
+    const int32_t other = static_cast<int32_t>(turn) - own, behind = end_ - own_end_;
     return other < behind ? own_end_ + other : other - behind;
   }
 
  private:
-  int32_t num_rows_, own_begin_, own_end_;
-  uint64_t own_of_turn_;  // rows of this rank for each that returns, times 2^32, rounded up
+  int32_t own_begin_, own_end_, end_;  // of this rank's rows, and of all
+  int32_t num_rows_;                   // that return
+  uint64_t own_of_turn_;               // rows of this rank for each that returns, times 2^32, rounded up
 };
 
 template <class Op>
@@ -115,7 +121,8 @@ Return return_of(const Op& a) {
           .arrive_W1 = a.arrive_W1.template ptr<int32_t>(),
           .back_W = a.back_W.template ptr<int32_t>(),
           .weight_NL = nullptr,
-          .num_pairs = narrow<int>(a.pair_row_NL.dim(1))};
+          .num_pairs = narrow<int>(a.pair_row_NL.dim(1)),
+          .of = RowsOf::all};
 }
 
 }  // namespace moebius::cuda

@@ -108,11 +108,13 @@ float bias_product(const Operand& x, int64_t row, int64_t first, const T* b2, in
 template <class T>
 void add_bias_products(Stream& s, const DExpertDown& a) {
   const int64_t C = a.b2_eC.dim(1);
-  const int32_t *offsets = a.rows.offsets_e1.ptr<int32_t>(), *token = index_of(a.rows);
-  for (int64_t e = 0; e < a.b2_eC.dim(0); ++e) {
-    const T* b2 = a.b2_eC.ptr<T>() + e * C;
-    parallel_rows(s.pool(), offsets[e + 1] - offsets[e], 64, [&](int64_t begin, int64_t end) {
-      for (int64_t r = offsets[e] + begin; r < offsets[e] + end; ++r)
+  const int32_t* token = index_of(a.rows);
+  const RowRuns runs(a.rows, a.part, a.b2_eC.dim(0));
+  for (int64_t run = 0; run < runs.num; ++run) {
+    const RowRange rows = runs.at(run);
+    const T* b2 = a.b2_eC.ptr<T>() + rows.expert * C;
+    parallel_rows(s.pool(), rows.end - rows.begin, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t r = rows.begin + begin; r < rows.begin + end; ++r)
         a.dweight_R.ptr<float>()[r] += bias_product(a.dout_TD, token ? token[r] : r, a.b2_first, b2, C);
     });
   }
@@ -122,21 +124,23 @@ void add_bias_products(Stream& s, const DExpertDown& a) {
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
   const RowProduct p = product_of(a);
-  const int64_t R = a.dweight_R.numel(), num_experts = a.w2_eDF.data.dim(0);
+  const int64_t R = a.dweight_R.numel();
+  const RowRuns runs(a.rows, a.part, a.w2_eDF.data.dim(0));
   auto* partial = static_cast<float*>(a.scratch.data);  // [tasks_across, R]: <g, a> over the columns of each
   char* spaces = static_cast<char*>(a.scratch.data) + partial_bytes(a, p);
   with_float_type(a.sa_RF.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, num_experts, spaces,
+    for_each_row_task(s, p, runs, spaces,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t across, const PanelSpace& space) {
                         d_down_rows<T>(a, p, range, first, num, partial + across * R, space);
                       });
   });
   float* dweight = a.dweight_R.ptr<float>();
-  const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
-  for (int64_t r = offsets[0]; r < offsets[num_experts]; ++r) {
-    float sum = 0;
-    for (int64_t across = 0; across < p.tasks_across; ++across) sum += partial[across * R + r];
-    dweight[r] = sum;
+  for (int64_t run = 0; run < runs.num; ++run) {
+    for (int64_t r = runs.begins[run]; r < runs.ends[run]; ++r) {
+      float sum = 0;
+      for (int64_t across = 0; across < p.tasks_across; ++across) sum += partial[across * R + r];
+      dweight[r] = sum;
+    }
   }
   if (a.b2_eC.empty()) return;
   with_float_type(a.sa_RF.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });

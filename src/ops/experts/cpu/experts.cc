@@ -208,7 +208,7 @@ bool has_few_rows(const Op& a, const Operand& x) {
 void expert_up(Stream& s, const ExpertUp& a) {
   const RowProduct p = product_of(a);
   with_float_type(a.a_RF.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
+    for_each_row_task(s, p, RowRuns(a.rows, a.part, a.w1_e2FD.data.dim(0)), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         if (has_few_rows(a, a.x_TD)) return up_few_rows<T>(a, p, range, first, num, space);
                         for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
@@ -221,7 +221,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
 void expert_down(Stream& s, const ExpertDown& a) {
   const RowProduct p = product_of(a);
   with_float_type(a.y_RD.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w2_eDF.data.dim(0), a.scratch.data,
+    for_each_row_task(s, p, RowRuns(a.rows, a.part, a.w2_eDF.data.dim(0)), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         if (has_few_rows(a, a.a_RF)) return down_few_rows<T>(a, p, range, first, num, space);
                         for_panels_at_once(range, first, num, [&](int64_t panel, int64_t count) {
@@ -234,7 +234,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
 void d_expert_up(Stream& s, const DExpertUp& a) {
   const RowProduct p = product_of(a);
   with_float_type(a.dx_RD.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
+    for_each_row_task(s, p, RowRuns(a.rows, a.part, a.w1_e2FD.data.dim(0)), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         d_up_rows<T>(a, p, range, first, num, space);
                       });

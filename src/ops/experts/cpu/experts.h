@@ -18,23 +18,36 @@ struct RowRange {
   int64_t expert, begin, end;
 };
 
-// Returns the number of ranges of all experts, each cut into equal parts.
-inline int64_t num_ranges(const int32_t* offsets, int64_t num_experts) {
-  int64_t n = 0;
-  for (int64_t e = 0; e < num_experts; ++e) n += div_ceil(offsets[e + 1] - offsets[e], kRowsPerTask);
-  return n;
-}
-
-inline RowRange range_of(const int32_t* offsets, int64_t index) {
-  for (int64_t e = 0;; ++e) {
-    const int64_t rows = offsets[e + 1] - offsets[e], parts = div_ceil(rows, kRowsPerTask);
-    if (index < parts) {
-      const int64_t begin = rows * index / parts, end = rows * (index + 1) / parts;
-      return {e, offsets[e] + begin, offsets[e] + end};
-    }
-    index -= parts;
+// The runs of rows that an op computes: those of its part, or one of each expert with all of its rows.
+struct RowRuns {
+  RowRuns(const Rows& rows, const RowPart& part, int64_t num_experts)
+      : begins(rows.offsets_e1.ptr<int32_t>()), ends(begins + 1), num(num_experts) {
+    if (part.runs_2G.empty()) return;
+    num = part.runs_2G.dim(1);
+    begins = part.runs_2G.ptr<int32_t>();
+    ends = begins + num;
+    of_expert = num / num_experts;
   }
-}
+  RowRange at(int64_t run) const { return {run / of_expert, begins[run], ends[run]}; }
+  int64_t parts(int64_t run) const { return div_ceil(ends[run] - begins[run], kRowsPerTask); }
+  // The number of ranges of all runs, each cut into equal parts, and the range of this index.
+  int64_t num_ranges() const {
+    int64_t n = 0;
+    for (int64_t run = 0; run < num; ++run) n += parts(run);
+    return n;
+  }
+  RowRange range(int64_t index) const {
+    for (int64_t run = 0;; ++run) {
+      const RowRange all = at(run);
+      const int64_t rows = all.end - all.begin, n = parts(run);
+      if (index < n) return {all.expert, all.begin + rows * index / n, all.begin + rows * (index + 1) / n};
+      index -= n;
+    }
+  }
+
+  const int32_t *begins, *ends;
+  int64_t num, of_expert = 1;
+};
 
 // Returns the dtype that an operand is multiplied in.
 inline DType math_dtype(const Operand& x) { return x.is_plain() ? x.data.dtype : DType::f32; }
@@ -58,11 +71,10 @@ struct RowProduct {
 
 // Calls fn(range, first_panel, num_panels, index of the task across, space) for all tasks.
 template <class F>
-void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t num_experts, void* scratch, F&& fn) {
-  const int32_t* offsets = rows.offsets_e1.ptr<int32_t>();
-  s.pool().run(num_ranges(offsets, num_experts) * p.tasks_across, [&](int64_t task, int worker) {
+void for_each_row_task(Stream& s, const RowProduct& p, const RowRuns& runs, void* scratch, F&& fn) {
+  s.pool().run(runs.num_ranges() * p.tasks_across, [&](int64_t task, int worker) {
     const int64_t across = task % p.tasks_across, first = across * p.panels_per_task;
-    fn(range_of(offsets, task / p.tasks_across), first, std::min(p.panels_per_task, p.num_panels - first), across,
+    fn(runs.range(task / p.tasks_across), first, std::min(p.panels_per_task, p.num_panels - first), across,
        PanelSpace(scratch, worker, p.space));
   });
 }

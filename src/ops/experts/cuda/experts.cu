@@ -40,6 +40,12 @@ void note_path(const Stream& s, const char* name, Path path, const Tensor& weigh
 template <class Op>
 Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
   const Path path = path_of(s, a);
+  if constexpr (requires { a.part; }) {
+    MOEBIUS_CHECK(usage, a.part.runs_2G.empty() || path != Path::sm80,
+                  "{}: the portable kernels do not compute a part of the rows, only those of Hopper GPUs do; set "
+                  "parallel.expert_overlap to \"layer\" or \"none\"",
+                  name);
+  }
   if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, weights);
   return path;
 }

@@ -20,6 +20,21 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a);
 // Scratch of expert_wgrad into a bf16 dw: the f32 sums of a tile for each block of a grid without a limit.
 inline constexpr int64_t kMostWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
 
+// The runs of rows that an op computes: those of its part, or one of each expert with all of its rows.
+struct RowRuns {
+  RowRuns(const Rows& rows, const RowPart& part)
+      : begins(rows.offsets_e1.ptr<int32_t>()), ends(begins + 1), num(static_cast<int>(rows.offsets_e1.numel() - 1)) {
+    if (part.runs_2G.empty()) return;
+    of_expert = static_cast<int>(part.runs_2G.dim(1)) / num;
+    num = static_cast<int>(part.runs_2G.dim(1));
+    begins = part.runs_2G.ptr<int32_t>();
+    ends = begins + num;
+  }
+
+  const int32_t *begins, *ends;
+  int num, of_expert = 1;
+};
+
 // For any GPU of compute capability 8.0 and later: bf16, columns in multiples of 8, at most
 // kMaxPortableExperts; biases and every activation. takes() and the additions to the contract are as
 // in sm90.

@@ -76,16 +76,15 @@ __device__ void load(float (&slice)[kDepth][kStride], At&& at) {
   }
 }
 
-// 64 rows of one expert. Blocks count the row tiles of all experts; there are at most R / 64 +
-// E of them.
+// 64 rows of one run. Blocks count the row tiles of all runs; there are at most R / 64 + (number of runs) of them.
 struct RowTile {
   int expert = -1;
   int64_t begin, end;
 };
-__device__ RowTile row_tile(const int32_t* offsets, int num_experts, int64_t index) {
-  for (int e = 0; e < num_experts; ++e) {
-    const int64_t begin = offsets[e], end = offsets[e + 1], tiles = (end - begin + kTile - 1) / kTile;
-    if (index < tiles) return {e, begin + index * kTile, min(begin + (index + 1) * kTile, end)};
+__device__ RowTile row_tile(const RowRuns& runs, int64_t index) {
+  for (int g = 0; g < runs.num; ++g) {
+    const int64_t begin = runs.begins[g], end = runs.ends[g], tiles = (end - begin + kTile - 1) / kTile;
+    if (index < tiles) return {g / runs.of_expert, begin + index * kTile, min(begin + (index + 1) * kTile, end)};
     index -= tiles;
   }
   return {};
@@ -95,8 +94,8 @@ __device__ RowTile row_tile(const int32_t* offsets, int num_experts, int64_t ind
 template <class T>
 struct RowProduct {
   const T *x, *w;
-  const int32_t *offsets, *token;
-  int num_experts;
+  RowRuns runs;
+  const int32_t* token;
   int64_t k, n, w_row, w_col;
 };
 
@@ -107,7 +106,7 @@ __device__ int64_t gated_row(int64_t col, int64_t F) { return col % 2 * F + col 
 // taken in turn.
 template <class T, bool kAlongK, bool kGated, class Epilogue>
 __global__ void __launch_bounds__(kThreads) row_product_kernel(RowProduct<T> p, Epilogue epilogue) {
-  const RowTile tile = row_tile(p.offsets, p.num_experts, blockIdx.x);
+  const RowTile tile = row_tile(p.runs, blockIdx.x);
   if (tile.expert < 0) return;
   __shared__ Slices s;
   const T* w = p.w + tile.expert * p.n * p.k;
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) row_product_kernel(RowProduct<T> p, 
 
 template <class T, bool kAlongK, bool kGated = false, class Epilogue>
 void launch(Stream& s, const char* name, const RowProduct<T>& p, int64_t num_rows, Epilogue epilogue) {
-  const dim3 grid(num_rows / kTile + p.num_experts, div_ceil(p.n, kTile));
+  const dim3 grid(num_rows / kTile + p.runs.num, div_ceil(p.n, kTile));
   row_product_kernel<T, kAlongK, kGated><<<grid, kThreads, 0, cuda_stream(s)>>>(p, epilogue);
   check_launch(name);
 }
@@ -277,24 +276,24 @@ struct alignas(sizeof(T) * kNum) Chunk {
   T at[kNum];
 };
 
-// Returns the expert of row r: how many experts end at or before it. A whole warp calls it.
-__device__ int expert_of_row(const int32_t* offsets, int num_experts, int64_t r) {
-  int ended = 0;
-  for (int first = 0; first < num_experts; first += 32) {
-    const int e = first + static_cast<int>(threadIdx.x % 32);
-    ended += __popc(__ballot_sync(0xffffffffu, e < num_experts && offsets[e + 1] <= r));
+// Returns the run of row r, -1 if it is in none. A whole warp calls it.
+__device__ int run_of_row(const RowRuns& runs, int64_t r) {
+  for (int first = 0; first < runs.num; first += 32) {
+    const int g = first + static_cast<int>(threadIdx.x % 32);
+    const uint32_t found = __ballot_sync(0xffffffffu, g < runs.num && runs.begins[g] <= r && r < runs.ends[g]);
+    if (found != 0) return first + __ffs(found) - 1;
   }
-  return ended;
+  return -1;
 }
 
 // dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has. A warp owns a row.
 template <int kNum, class T>
-__global__ void __launch_bounds__(kThreads)
-    add_bias_products_kernel(float* dweight, const T* dout, ColumnBias<T> bias, const int32_t* offsets,
-                             const int32_t* token, int num_experts, int64_t D) {
+__global__ void __launch_bounds__(kThreads) add_bias_products_kernel(float* dweight, const T* dout, ColumnBias<T> bias,
+                                                                     RowRuns runs, const int32_t* token, int64_t D) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (r < offsets[0] || r >= offsets[num_experts]) return;
-  const int e = expert_of_row(offsets, num_experts, r);
+  const int run = run_of_row(runs, r);
+  if (run < 0) return;
+  const int e = run / runs.of_expert;
   const T* row = dout + (token ? token[r] : r) * D + bias.first;
   float sum = 0;
 #pragma unroll 4
@@ -315,9 +314,8 @@ void expert_up(Stream& s, const ExpertUp& a) {
   with_device_type(a.x_TD.data.dtype, [&]<class T>(T) {
     const RowProduct<T> p{elements<T>(a.x_TD.data),
                           elements<T>(a.w1_e2FD.data),
-                          a.rows.offsets_e1.ptr<int32_t>(),
+                          RowRuns(a.rows, a.part),
                           index_of(a.rows),
-                          static_cast<int>(a.w1_e2FD.data.dim(0)),
                           D,
                           2 * F,
                           D,
@@ -331,15 +329,8 @@ void expert_up(Stream& s, const ExpertUp& a) {
 void expert_down(Stream& s, const ExpertDown& a) {
   const int64_t R = a.a_RF.data.dim(0), F = a.a_RF.data.dim(1), D = a.y_RD.dim(1);
   with_device_type(a.a_RF.data.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.a_RF.data),
-                          elements<T>(a.w2_eDF.data),
-                          a.rows.offsets_e1.ptr<int32_t>(),
-                          nullptr,
-                          static_cast<int>(a.w2_eDF.data.dim(0)),
-                          F,
-                          D,
-                          F,
-                          1};
+    const RowProduct<T> p{
+        elements<T>(a.a_RF.data), elements<T>(a.w2_eDF.data), RowRuns(a.rows, a.part), nullptr, F, D, F, 1};
     launch<T, true>(s, "expert_down", p, R, StoreSums<T>{elements<T>(a.y_RD), D, bias_of<T>(a.b2_eC, a.b2_first)});
   });
 }
@@ -347,15 +338,8 @@ void expert_down(Stream& s, const ExpertDown& a) {
 void d_expert_up(Stream& s, const DExpertUp& a) {
   const int64_t R = a.dh_R2F.data.dim(0), F2 = a.dh_R2F.data.dim(1), D = a.dx_RD.dim(1);
   with_device_type(a.dh_R2F.data.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.dh_R2F.data),
-                          elements<T>(a.w1_e2FD.data),
-                          a.rows.offsets_e1.ptr<int32_t>(),
-                          nullptr,
-                          static_cast<int>(a.w1_e2FD.data.dim(0)),
-                          F2,
-                          D,
-                          1,
-                          D};
+    const RowProduct<T> p{
+        elements<T>(a.dh_R2F.data), elements<T>(a.w1_e2FD.data), RowRuns(a.rows, a.part), nullptr, F2, D, 1, D};
     launch<T, false>(s, "d_expert_up", p, R, StoreSums<T>{elements<T>(a.dx_RD), D});
   });
 }
@@ -364,15 +348,8 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1);
   static_assert(kTile == kDWeightCols);
   with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.dout_TD.data),
-                          elements<T>(a.w2_eDF.data),
-                          a.rows.offsets_e1.ptr<int32_t>(),
-                          index_of(a.rows),
-                          static_cast<int>(a.w2_eDF.data.dim(0)),
-                          D,
-                          F,
-                          1,
-                          F};
+    const RowProduct<T> p{
+        elements<T>(a.dout_TD.data), elements<T>(a.w2_eDF.data), RowRuns(a.rows, a.part), index_of(a.rows), D, F, 1, F};
     const StoreGradients<T> store{elements<T>(a.dh_R2F),
                                   elements<T>(a.sa_RF),
                                   static_cast<float*>(a.scratch.data),
@@ -410,10 +387,17 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 
 namespace {
 
-__global__ void add_dweight_partials_kernel(float* dweight, const float* partial, const int32_t* offsets,
-                                            int num_experts, int64_t R, int64_t num_partials) {
+__device__ bool has_row(const RowRuns& runs, int64_t r) {
+  if (runs.ends == runs.begins + 1) return r >= runs.begins[0] && r < runs.ends[runs.num - 1];
+  for (int g = 0; g < runs.num; ++g)
+    if (runs.begins[g] <= r && r < runs.ends[g]) return true;
+  return false;
+}
+
+__global__ void add_dweight_partials_kernel(float* dweight, const float* partial, RowRuns runs, int64_t R,
+                                            int64_t num_partials) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (r < offsets[0] || r >= offsets[num_experts]) return;
+  if (!has_row(runs, r)) return;
   float sum = 0;
   for (int64_t p = 0; p < num_partials; ++p) sum += partial[p * R + r];
   dweight[r] = sum;
@@ -425,8 +409,7 @@ void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials)
   constexpr int64_t kThreads = 256;
   const int64_t R = a.dweight_R.numel();
   add_dweight_partials_kernel<<<div_ceil(R, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.dweight_R.ptr<float>(), static_cast<const float*>(a.scratch.data), a.rows.offsets_e1.ptr<int32_t>(),
-      static_cast<int>(a.w2_eDF.data.dim(0)), R, num_partials);
+      a.dweight_R.ptr<float>(), static_cast<const float*>(a.scratch.data), RowRuns(a.rows, a.part), R, num_partials);
   check_launch("d_expert_down");
 }
 
@@ -441,7 +424,7 @@ void add_bias_products(Stream& s, const DExpertDown& a) {
     const auto kernel = aligned ? generic::add_bias_products_kernel<kNum, T> : generic::add_bias_products_kernel<1, T>;
     kernel<<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
         a.dweight_R.ptr<float>(), generic::elements<T>(a.dout_TD.data), generic::bias_of<T>(a.b2_eC, a.b2_first),
-        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.data.dim(0)), D);
+        RowRuns(a.rows, a.part), index_of(a.rows), D);
     check_launch("d_expert_down");
   });
 }

@@ -108,7 +108,7 @@ void launch(Stream& s, const DExpertDown& a) {
     p.scales = block_scales(a.dout_TD, a.w2_eDF);
   }
   p.gather = gather_of(a.dout_TD.data, a.rows.token_R);
-  p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group);
+  p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group, a.part.runs_2G);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   if constexpr (Op::kMajorB == Major::mn)
     add_product(p, a.added.low_RL, a.added.w, [&](const Tensor& w) { return mn_major_weights_map(w, kConfig); });

@@ -108,6 +108,7 @@ struct Product {
   Tensor bias_eC = {};
   int64_t bias_first = 0;
   LowRankTerm added = {};
+  RowPart part = {};
 };
 
 template <class Op>
@@ -123,7 +124,7 @@ void launch(Stream& s, const Product& a, const char* who) {
   typename Op::Params p{};
   p.a = rows_map(a.a_RK, kConfig);
   p.b = map_of(a.b);
-  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
+  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group, a.part.runs_2G);
   p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
   p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
   p.N = static_cast<int32_t>(N);
@@ -133,10 +134,11 @@ void launch(Stream& s, const Product& a, const char* who) {
 }
 
 Product product_of(const ExpertDown& a) {
-  return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows, a.b2_eC, a.b2_first, a.added};
+  return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows, a.b2_eC, a.b2_first, a.added, a.part};
 }
 Product product_of(const DExpertUp& a) {
-  return {.y_RN = a.dx_RD, .a_RK = a.dh_R2F.data, .b = a.w1_e2FD.data, .rows = a.rows, .added = a.added};
+  return {
+      .y_RN = a.dx_RD, .a_RK = a.dh_R2F.data, .b = a.w1_e2FD.data, .rows = a.rows, .added = a.added, .part = a.part};
 }
 
 template <Major kMajor, class Op>

@@ -134,7 +134,7 @@ void launch(Stream& s, const ExpertUp& a) {
   p.a = rows_map(a.x_TD.data, kConfig);
   p.b = weights_map(a.w1_e2FD.data, kConfig, Op::kCols);
   p.gather = gather_of(a.x_TD.data, a.rows.token_R);
-  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, Op::kCols), kConfig.l2_group);
+  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, Op::kCols), kConfig.l2_group, a.part.runs_2G);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
