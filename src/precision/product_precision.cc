@@ -72,10 +72,10 @@ Operand form_of(const Shape& shape, DType element, ScaleLayout layout, bool tran
   return q;
 }
 
-// x = the values of q, in the rows and columns of the matrix that was quantised.
-void fill(Stream& s, const Tensor& x, const Operand& q, const Tensor& offsets_e1 = {}) {
+// x = the values of q, in the rows and columns of the matrix that was quantised. hadamard: q was made with the transform.
+void fill(Stream& s, const Tensor& x, const Operand& q, const Tensor& offsets_e1 = {}, bool hadamard = false) {
   if (q.transposed)
-    dequantize_transposed(s, {.x_RC = x, .q = q, .offsets_e1 = offsets_e1});
+    dequantize_transposed(s, {.x_RC = x, .q = q, .offsets_e1 = offsets_e1, .hadamard = hadamard});
   else
     dequantize(s, {.x = x, .q = q});
 }
@@ -119,7 +119,7 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
   }
   quantize(c.stream, op);
   if (!emulates) return q;
-  fill(c.stream, values, q, rows.offsets_e1);
+  fill(c.stream, values, q, rows.offsets_e1, format.hadamard);
   return values;
 }
 

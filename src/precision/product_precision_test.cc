@@ -90,8 +90,8 @@ TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
   }
 }
 
-// On a GPU the products of the other recipes are emulated. They multiply what the CPU's do; values of nvfp4 are
-// rounded to bf16.
+// On a GPU the products of the other recipes are emulated. They multiply the values of the CPU's operands, those of nvfp4
+// rounded to bf16 and without the Hadamard transform.
 TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream s = testing::stream_on(DeviceKind::cuda, pool_);
@@ -118,8 +118,10 @@ TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
     Array values = Array::poisoned(x.tensor().shape, DType::f32),
           copied = Array::poisoned(x.tensor().shape, DType::f32);
     if (q.transposed)
-      dequantize_transposed(
-          s_, {.x_RC = values.tensor(), .q = q, .offsets_e1 = q.shape()[0] > 96 ? rows.offsets_e1 : Tensor{}});
+      dequantize_transposed(s_, {.x_RC = values.tensor(),
+                                 .q = q,
+                                 .offsets_e1 = q.shape()[0] > 96 ? rows.offsets_e1 : Tensor{},
+                                 .hadamard = GetParam() == PrecisionRecipe::nvfp4 && q.shape()[0] > 96});
     else
       dequantize(s_, {.x = values.tensor(), .q = q});
     copy_to_host(gpu, copied.tensor().data, emulated.data.data, copied.tensor().num_bytes());

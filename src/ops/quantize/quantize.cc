@@ -89,6 +89,9 @@ void check(const DequantizeTransposed& a) {
   MOEBIUS_CHECK(usage, a.q.transposed && (a.q.shape() == expected || is_padded),
                 "{}: q must be a transposed copy of x {}, with {} rows of it; got {}", who, to_string(a.x_RC),
                 expected[expected.rank() - 2], to_string(a.q));
+  MOEBIUS_CHECK(usage, !a.hadamard || a.q.data.dim(a.q.data.shape.rank() - 1) % 16 == 0,
+                "{}: the Hadamard transform is one of 16 columns; got {} of them", who,
+                a.q.data.dim(a.q.data.shape.rank() - 1));
 }
 
 double bytes_of(const Operand& q) { return static_cast<double>(q.data.num_bytes() + q.scales.num_bytes()); }

@@ -82,10 +82,13 @@ Cost cost(const Dequantize& a);
 // x is f32 or bf16: [R, C], or [e, n, m]. q is as Quantize makes it from such an x, or from the rows that it gathers:
 // with offsets q.data has padded_rows(R, e) columns, without them R or padded_rows(R). Rows at and past the last offset
 // are not written. Values are computed in f32, and rounded once.
+// With hadamard the transform of Quantize is undone, which needs whole blocks of 16 columns of q.
+// Error{usage} unless q is transposed and has the shape of x^T, padded or not.
 struct DequantizeTransposed {
-  Tensor x_RC;        // out
-  Operand q;          // in
-  Tensor offsets_e1;  // in i32, may be empty
+  Tensor x_RC;            // out
+  Operand q;              // in
+  Tensor offsets_e1;      // in i32, may be empty
+  bool hadamard = false;  // q was made with the Hadamard transform
 };
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
 Cost cost(const DequantizeTransposed& a);

@@ -1,5 +1,7 @@
 #include "ops/quantize/quantize.h"
 
+#include <cmath>
+
 #include "ops/quantize/quantize_ref.h"
 #include "ops/quantize/quantize_testing.h"
 
@@ -127,6 +129,28 @@ TEST_P(QuantizeTest, TheTransposedCopyGivesBackItsMatrix) {
   for (int64_t i = 0; i < std::ssize(got); ++i) {
     const int64_t e = i / (c.rows * c.cols), r = i / c.cols % c.rows, col = i % c.cols;
     ASSERT_EQ(got[i], values[(e * c.cols + col) * c.rows + r]) << i;
+  }
+}
+
+// A block of 16 columns that is partly padding keeps its numbers: the transform spreads them over all 16.
+TEST_P(QuantizeTest, TheHadamardTransformOfFewRowsIsUndone) {
+  const Case& c = this->c();
+  const int64_t R = 40, e = 4;
+  Array x = Array::normal({R, c.cols}, c.dtype, 5), offsets = Array::of_ints({e + 1}, {0, 1, 7, 22, R});
+  QuantisedArray q({c.cols, padded_rows(R, e)}, c.element, c.layout, true);
+  quantize(s_, {.q = q.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor(), .hadamard = true});
+  Array back = Array::poisoned({R, c.cols}, DType::f32);
+  dequantize_transposed(s_,
+                        {.x_RC = back.tensor(), .q = q.operand(), .offsets_e1 = offsets.tensor(), .hadamard = true});
+  const Values got = back.values(), expected = x.values();
+  for (int64_t r = 0; r < R; ++r) {
+    double dot = 0, of_got = 0, of_x = 0;
+    for (int64_t col = 0; col < c.cols; ++col) {
+      const double a = got[r * c.cols + col], b = expected[r * c.cols + col];
+      dot += a * b, of_got += a * a, of_x += b * b;
+    }
+    EXPECT_GT(dot, 0.95 * std::sqrt(of_got * of_x)) << "row " << r;
+    EXPECT_NEAR(of_got / of_x, 1, 0.3) << "row " << r;
   }
 }
 

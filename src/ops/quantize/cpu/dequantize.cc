@@ -4,6 +4,7 @@
 
 #include "core/narrow_float.h"
 #include "ops/cpu/vector.h"
+#include "ops/quantize/cpu/tile.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/quantize_backends.h"
 
@@ -82,7 +83,8 @@ void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
           const int64_t shift = offsets ? group_begin(first, g) - first : 0;
           for (int64_t r = first; r < last; r += std::ssize(piece)) {
             const int64_t n = std::min(std::ssize(piece), last - r);
-            dequantize_row(piece, a.q, matrix, col, r + shift, n);
+            dequantize_row(piece, a.q, matrix, col, r + shift, a.hadamard ? div_ceil(n, kHadamard) * kHadamard : n);
+            for (int64_t k = 0; a.hadamard && k < n; k += kHadamard) undo_hadamard(piece + k);
             for (int64_t k = 0; k < n; ++k) to[(r + k) * x.cols] = from_f32<T>(piece[k]);
           }
         }

@@ -1,6 +1,7 @@
 #include "ops/quantize/cpu/tile.h"
 
 #include <array>
+#include <bit>
 
 #include "ops/cpu/vector.h"
 
@@ -51,7 +52,6 @@ void load_columns(float* x, const Quantize& a, const Tile& tile) {
     std::fill(x + i * kTile + rows.end - rows.begin, x + i * kTile + tile.cols, 0.0f);
 }
 
-constexpr int kHadamard = 16;
 constexpr std::array<float, kHadamard> kSigns = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
 
 // x = x diag(signs) H / 4 of 16 numbers: four rounds of sums and differences, and an exact product.
@@ -69,6 +69,16 @@ void hadamard(float* x) {
 }
 
 }  // namespace
+
+void undo_hadamard(float* x) {
+  std::array<float, kHadamard> before;
+  for (int k = 0; k < kHadamard; ++k) {
+    float sum = 0;
+    for (int j = 0; j < kHadamard; ++j) sum += std::popcount(static_cast<unsigned>(j & k)) % 2 != 0 ? -x[j] : x[j];
+    before[k] = kSigns[k] * 0.25f * sum;
+  }
+  std::copy(before.begin(), before.end(), x);
+}
 
 Tiles::Tiles(const Quantize& a) {
   const Tensor& data = a.q.data;

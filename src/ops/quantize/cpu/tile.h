@@ -33,6 +33,10 @@ class Tiles {
 // of padding are zeros.
 void load_tile(float* x, const Quantize& a, const Tile& tile);
 
+// The Hadamard transform is one of 16 neighbours. This undoes it: each number is a sum in the order of x.
+constexpr int kHadamard = 16;
+void undo_hadamard(float* x);
+
 // The bits of the largest magnitude among rows x cols numbers: as integers magnitudes are ordered,
 // with infinity and then NaN above all numbers.
 inline uint32_t largest_bits(const float* x, int64_t rows, int64_t cols) {

@@ -338,6 +338,18 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
 
 // x [matrices, R, C] from q.data [matrices, C, columns]. A block moves 32 x 32 elements; lanes are rows of x when they
 // read, and columns when they write.
+// The value at column `column` of the row of q that begins at `row`; with a Hadamard transform, after it is undone.
+__device__ float value_before(const Problem& p, int64_t row, int64_t column) {
+  if (!p.hadamard) return value_of(p, row + column);
+  const int k = static_cast<int>(column % 16);
+  float sum = 0;
+  for (int j = 0; j < 16; ++j) {
+    const float value = value_of(p, row + column - k + j);
+    sum = __fadd_rn(sum, __popc(j & k) % 2 != 0 ? -value : value);
+  }
+  return is_negative(k) ? -0.25f * sum : 0.25f * sum;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) dequantize_transposed_kernel(T* x, Problem p, int64_t R) {
   __shared__ float tile[32][33];
@@ -351,7 +363,8 @@ __global__ void __launch_bounds__(kThreads) dequantize_transposed_kernel(T* x, P
     column = group_begin(p.offsets[group], group) + row - p.offsets[group];
   }
   for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
-    if (row < end && col + i < p.rows) tile[i][lane] = value_of(p, (blockIdx.z * p.rows + col + i) * p.cols + column);
+    if (row < end && col + i < p.rows)
+      tile[i][lane] = value_before(p, (blockIdx.z * p.rows + col + i) * p.cols, column);
   }
   __syncthreads();
   for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
@@ -451,7 +464,7 @@ void dequantize(Stream& s, const Dequantize& a) {
 }
 
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
-  Problem p = problem_of({.q = a.q, .x_RC = a.q.data, .offsets_e1 = a.offsets_e1});
+  Problem p = problem_of({.q = a.q, .x_RC = a.q.data, .offsets_e1 = a.offsets_e1, .hadamard = a.hadamard});
   const int rank = a.x_RC.shape.rank();
   const int64_t R = a.x_RC.dim(rank - 2), matrices = rank == 3 ? a.x_RC.dim(0) : 1;
   const dim3 grid(static_cast<unsigned>(div_ceil(R, int64_t{32})), static_cast<unsigned>(div_ceil(p.rows, int64_t{32})),
