@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "config/check/expert_rows_bound.h"
 #include "model/device_support.h"
 
 namespace moebius {
@@ -41,7 +40,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .optimizer = run.optimizer,
       .recompute = run.memory.recompute,
       .offload = run.memory.offload,
-      .expert_rows = expert_rows_budget(run),
+      .expert_rows = run.memory.expert_rows,
       .freeze = run.train.freeze,
       .lora = run.lora,
       .mesh = mesh,

@@ -22,30 +22,16 @@ bool pools_rows(double budget, const SharedExperts& e) {
   return bounded_rows(budget, even_rows(e), most_rows(e)) < most_rows(e);
 }
 
-namespace {
-
-SharedExperts experts_of(const RunSpec& s) {
+bool pools_expert_rows(const RunSpec& s) {
   const ParallelSpec& p = s.parallel;
   const int64_t batch = std::max<int64_t>(1, s.train.micro_batch);
   const int64_t seq = s.train.seq_len > 0 ? s.train.seq_len : s.model.max_position_embeddings;
-  return {.ep = p.ep,
-          .etp = p.etp,
-          .num_experts = s.model.num_experts,
-          .top_k = s.model.top_k,
-          .tokens = batch * seq / p.cp / p.tp,
-          .rows_factor = s.moe.rank_rows_factor};
-}
-
-}  // namespace
-
-bool pools_expert_rows(const RunSpec& s) { return pools_rows(expert_rows_budget(s), experts_of(s)); }
-
-double expert_rows_budget(const RunSpec& s) {
-  const auto origin = s.provenance.find("memory.expert_rows");
-  const bool is_named = origin != s.provenance.end() && origin->second != "default";
-  const SharedExperts e = experts_of(s);
-  const bool saves_little = e.num_experts > 0 && e.ep * e.etp > 1 && most_rows(e) <= 2 * even_rows(e);
-  return !is_named && s.memory.expert_rows == MemorySpec{}.expert_rows && saves_little ? 0 : s.memory.expert_rows;
+  return pools_rows(s.memory.expert_rows, {.ep = p.ep,
+                                           .etp = p.etp,
+                                           .num_experts = s.model.num_experts,
+                                           .top_k = s.model.top_k,
+                                           .tokens = batch * seq / p.cp / p.tp,
+                                           .rows_factor = s.moe.rank_rows_factor});
 }
 
 }  // namespace moebius

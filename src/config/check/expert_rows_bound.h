@@ -25,8 +25,5 @@ int64_t most_rows(const SharedExperts& e);  // rows of a rank if its experts are
 bool pools_rows(double budget, const SharedExperts& e);
 // The same for a run. A recipe of a model alone counts as one sequence of the model's context.
 bool pools_expert_rows(const RunSpec& s);
-// Returns the budget of a run: memory.expert_rows, or 0 where the recipe does not name it and a rank gets at most twice
-// the even share, as with ep = 2. There a budget would save less than its copies and its own memory for a layer cost.
-double expert_rows_budget(const RunSpec& s);
 
 }  // namespace moebius
