@@ -81,11 +81,13 @@ struct ExpertProblem {
 // Runs an op with scratch of its own, which is poisoned before; for each of these parts of the rows, one after another.
 template <class Op>
 void run_expert_op(Stream& s, void (*op)(Stream&, const Op&), Op a, const std::vector<RowPart>& parts = {}) {
-  for (const RowPart& part : parts) {
-    a.part = part;
-    run_expert_op(s, op, a);
+  if constexpr (requires { a.part; }) {
+    for (const RowPart& part : parts) {
+      a.part = part;
+      run_expert_op(s, op, a);
+    }
+    if (!parts.empty()) return;
   }
-  if (!parts.empty()) return;
   SharedBytes scratch(Op::scratch_bytes(a, s) + 64);
   std::memset(scratch.data(), 0xff, scratch.num_bytes());
   void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
