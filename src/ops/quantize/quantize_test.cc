@@ -143,14 +143,15 @@ TEST_P(QuantizeTest, TheHadamardTransformOfFewRowsIsUndone) {
   dequantize_transposed(s_,
                         {.x_RC = back.tensor(), .q = q.operand(), .offsets_e1 = offsets.tensor(), .hadamard = true});
   const Values got = back.values(), expected = x.values();
-  for (int64_t r = 0; r < R; ++r) {
+  const std::vector<int64_t> begins{0, 1, 7, 22, R};
+  for (int64_t g = 0; g < e; ++g) {
     double dot = 0, of_got = 0, of_x = 0;
-    for (int64_t col = 0; col < c.cols; ++col) {
-      const double a = got[r * c.cols + col], b = expected[r * c.cols + col];
-      dot += a * b, of_got += a * a, of_x += b * b;
+    for (int64_t i = begins[g] * c.cols; i < begins[g + 1] * c.cols; ++i) {
+      dot += got[i] * expected[i], of_got += got[i] * got[i], of_x += expected[i] * expected[i];
     }
-    EXPECT_GT(dot, 0.95 * std::sqrt(of_got * of_x)) << "row " << r;
-    EXPECT_NEAR(of_got / of_x, 1, 0.3) << "row " << r;
+    EXPECT_GT(dot, 0.85 * std::sqrt(of_got * of_x)) << "group " << g;
+    EXPECT_GT(of_got, 0.5 * of_x) << "group " << g;
+    EXPECT_LT(of_got, 2 * of_x) << "group " << g;
   }
 }
 
