@@ -5,8 +5,8 @@
         --run bf16 --run fp8_block:precision.recipe=fp8_block --run nvfp4:precision.recipe=nvfp4 \\
         --set run.device=cuda --set train.steps=2000 --set train.eval_every=200 --gpus 4 --at-once 8
 
-A run is NAME or NAME:KEY=VALUE, with several keys after one name as NAME:KEY=VALUE:KEY=VALUE. All runs get the
-keys of --set. The first run is the one to which the others are compared, seed by seed: run.seed gives weights
+A run is NAME or NAME:KEY=VALUE, with several keys after one name as NAME:KEY=VALUE:KEY=VALUE; a value has no
+colon there, and --set takes any value. All runs get the keys of --set. The first run is the one to which the others are compared, seed by seed: run.seed gives weights
 and data.
 
 OUT/curves.csv has a line for each evaluation: run, seed, step, loss. OUT/train.csv has the mean training loss
@@ -14,7 +14,9 @@ of each hundredth of a run. OUT/curves.md is a table: the means over seeds, the 
 their distance from the first run. OUT/NAME-SEED has the folder of a run without its checkpoints, which are
 removed when it ends, and the output of the program.
 
-With --gpus N the processes are spread over N GPUs; without it they share whatever `moebius` chooses. A run that
+A folder OUT/NAME-SEED that exists is removed first.
+
+With --gpus N the processes are spread over N GPUs; without it CUDA_VISIBLE_DEVICES is left as it is. A run that
 fails or that --limit ends is missing in the table, and the exit code is 1.
 """
 
@@ -36,12 +38,15 @@ ROOT = Path(__file__).resolve().parent.parent
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("--run", action="append", required=True, metavar="NAME:KEY=VALUE", dest="runs")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="keys")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--moebius", type=Path, default=ROOT / "build" / "moebius")
-    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--run", action="append", required=True, metavar="NAME[:KEY=VALUE...]", dest="runs",
+                        help="a run; may be given several times")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="keys",
+                        help="a key of all runs; may be given several times")
+    parser.add_argument("--seeds", default="1,2,3", help="values of run.seed, with commas")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--moebius", type=Path, default=ROOT / "build" / "moebius",
+                        help="the program; build/moebius if left out")
+    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs to spread the processes over")
     parser.add_argument("--at-once", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all runs together")
     return parser.parse_args()

@@ -2,9 +2,12 @@
 # Trains the model of short.toml on needles in 64 tokens, extends its context to 256 tokens with long.toml and with
 # long_theta.toml, and prints the losses of all three. Runs in the root of the repository.
 #
-# examples/needle/run.sh DIR [SEED] [OPTION...]    an OPTION is for all runs, as --set run.device=cuda
-# MOEBIUS names the program; build/moebius.
+# usage: examples/needle/run.sh DIR [SEED] [OPTION...]
+# DIR is a folder that does not exist yet. SEED is run.seed, 0 if it is left out. Each OPTION goes to the three
+# `moebius train`, such as --set run.device=cuda. The variable MOEBIUS names the program; without it, build/moebius.
 set -eu
+[ $# -gt 0 ] || { sed -n 's/^# usage/usage/p' "$0" >&2; exit 2; }
+[ ! -e "$1" ] || { echo "$1 exists; name a new folder" >&2; exit 2; }
 dir=$1 seed=${2:-0}
 shift; [ $# -eq 0 ] || shift
 moebius=${MOEBIUS:-build/moebius}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/gpu_limits.h"
 #include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
@@ -31,7 +32,10 @@ bool runs_cudnn(const EngineSpec& spec) {
                               .v_TGd = attention.v_UGd,
                               .doc_start_T = attention.doc_start_T,
                               .batch = attention.batch};
-  return spec.target == DeviceKind::cuda && (cudnn_takes(attention) || cudnn_takes(backward));
+  if (spec.target != DeviceKind::cuda) return false;
+  // A plan without a GPU at hand is for Hopper.
+  const bool is_hopper = spec.device != DeviceKind::cuda || query_gpu_limits().is_hopper();
+  return (is_hopper ? cudnn_takes(attention) : cudnn_takes_elsewhere(attention)) || cudnn_takes(backward);
 }
 
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,

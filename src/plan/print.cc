@@ -74,9 +74,6 @@ std::string files_text(const Prediction& p) {
 // Names what the run has and the prediction has not.
 std::string not_predicted_text(const RunSpec& run) {
   std::string text;
-  const ExpertOverlap overlap = run.parallel.expert_overlap;
-  if (overlap != ExpertOverlap::none && overlap != ExpertOverlap::layer)
-    text += "  parallel.expert_overlap: what it overlaps is not predicted, and is counted as with \"none\"\n";
   if (run.parallel.dynamic_cp && run.parallel.cp > 1)
     text +=
         "  parallel.dynamic_cp: every micro-batch is predicted with all cp ranks; its graphs' memory is not counted\n";

@@ -187,14 +187,19 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
-// With parallel.expert_overlap = "batch_split", the exchanges of a forward pass overlap with products of the rank's own
-// rows, and that of dy with theirs in the backward pass, in addition to those of "layer".
+// With parallel.expert_overlap = "batch_split", the two exchanges of a forward pass overlap with products of the rank's
+// own rows, x with the first product (two thirds of the time of experts) and y with the second. In the backward pass dy,
+// one of three exchanges, overlaps with a third of theirs, in addition to what overlaps with "layer".
 void overlap_own_rows(PassTime& forward, PassTime& backward, const TimeContext& c) {
   const double share = 1 / static_cast<double>(c.spec.mesh.ep * c.spec.mesh.etp);
-  const double dy = seconds_of_rows(backward) / 3;
-  for (const auto& [pass, sent] : {std::pair{&forward, seconds_of_rows(forward)}, {&backward, dy}}) {
+  const double of_forward = seconds_of_rows(forward) / 2, dy = seconds_of_rows(backward) / 3;
+  const auto hidden_behind = [&](const PassTime& pass, double sent, double part) {
+    return std::min(sent, share * part * pass.kernels[static_cast<size_t>(KernelClass::experts)]);
+  };
+  const double in_forward = hidden_behind(forward, of_forward, 2.0 / 3) + hidden_behind(forward, of_forward, 1.0 / 3);
+  for (const auto& [pass, hidden] :
+       {std::pair{&forward, in_forward}, {&backward, hidden_behind(backward, dy, 1.0 / 3)}}) {
     double& experts = pass->kernels[static_cast<size_t>(KernelClass::experts)];
-    const double hidden = std::min(sent, share * experts);
     pass->hidden += hidden;
     experts += taken_by_groups(c.machine) * hidden;
   }

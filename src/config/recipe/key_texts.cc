@@ -309,9 +309,10 @@ std::vector<KeyText> parallel_texts() {
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
        "What an MoE layer computes while its rows travel between ranks: nothing (`none`), other work of the same "
-       "layer (`layer`), or this and the rows of its own tokens apart from those of other ranks (`batch_split`, "
-       "[parallelism.md](../design/parallelism.md#work-beside-the-exchange)). Results do not depend on it, bit for "
-       "bit."},
+       "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
+       "[parallelism.md](../design/parallelism.md#work-beside-the-exchange)). `batch_split` needs `dispatcher = "
+       "\"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's kernels. Results do "
+       "not depend on it, bit for bit."},
       {"parallel.sums",
        "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
        "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "

@@ -201,7 +201,9 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
                 .rows = rows,
                 .few_rows = is_inference_ && saved.x_TD.dim(0) <= kFewRows,
                 .part = part};
-  if (w2_adapter_.is_empty()) return run_expert_op(step, op, expert_down_after_up);
+  if (w2_adapter_.is_empty()) {  // operands that are made here are written after expert_up was called
+    return run_expert_op(step, op, w2_precision_.is_plain() ? expert_down_after_up : expert_down);
+  }
   const Adapter::Forward adapted{.y = y_RD,
                                  .x = a_RF,
                                  .rows = rows,

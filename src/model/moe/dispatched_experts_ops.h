@@ -1,4 +1,4 @@
-// What the files of DispatchedExperts share: groups of rows for operands, and ops with scratch from the step stack.
+// The files of DispatchedExperts share this: groups of rows for operands, and ops with scratch from the step stack.
 #pragma once
 
 #include "model/moe/dispatched_experts.h"

@@ -98,19 +98,21 @@ class Dispatcher {
 class SplitDispatcher : public Dispatcher {
  public:
   const SplitDispatcher* split() const final { return this; }
-  // Both parts of the rows, on the step stack. The own rows read tokens of this rank, the others rows of the source.
+  // Both parts of the rows, on the step stack. own_rows index this rank's tokens, and rows index the source of
+  // dispatch_to_others(). runs_2G has one run of each expert for `own`, and two for `others`. T: tokens of this rank.
   struct Parts {
     Rows own_rows, rows;
     RowPart own, others;
   };
   virtual Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
-  // Like dispatch(), but the source has only the rows of other ranks' tokens; all else is undefined.
+  // Like dispatch(), but the rows of this rank's own tokens are undefined in the source.
   virtual Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const = 0;
-  // combine() in three calls. The first may overlap with the second; the last comes after both.
+  // combine() in three calls. The first reads the rows of `others` in y, the second those of `own`, and they may overlap.
+  // The last comes after both.
   virtual void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const = 0;
-  // Returns weight_R of combine_bwd(), on the step stack. It may come before that.
+  // Returns weight_R of combine_bwd(), f32 [R] on the step stack. It may be called before dispatch_to_others() of dy.
   virtual Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
 };
 

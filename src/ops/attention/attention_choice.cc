@@ -8,6 +8,9 @@ namespace {
 // Returns the number of blocks of our kernel for dk and dv. Each has 128 keys of a kv head.
 int64_t dkv_blocks(const AttentionShape& z) { return z.batch * z.kv_heads * ((z.kv_rows + 127) / 128); }
 
+// Returns the number of tiles of 128 queries of a head.
+int64_t query_tiles(const AttentionShape& z) { return z.batch * z.heads * ((z.rows + 127) / 128); }
+
 template <class Op>
 AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
   AttentionShape z{.batch = a.batch,
@@ -46,10 +49,11 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  constexpr int64_t kLong = 4096;
+  // With 512 tiles cuDNN's was faster, and ours with 1024; between them nothing was measured.
+  constexpr int64_t kLong = 4096, kFewTiles = 768;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
-  return z.window > 0 || z.kv_rows < kLong;
+  return z.window > 0 || z.kv_rows < kLong || query_tiles(z) < kFewTiles;
 }
 
 // The same, cuDNN's deterministic pass; ours on 2026-11-26 and 2026-11-27:
@@ -66,5 +70,16 @@ bool cudnn_is_faster_bwd(const AttentionShape& z) {
 
 bool cudnn_takes(const AttentionFwd& a) { return takes("attention_fwd", a, cudnn_is_faster_fwd); }
 bool cudnn_takes(const AttentionBwd& a) { return takes("attention_bwd", a, cudnn_is_faster_bwd); }
+
+bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd) {
+  const int64_t width = q_THd.dim(2), v_width = v_UGd.dim(2);
+  return q_THd.dtype == DType::bf16 &&
+         ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
+}
+
+bool cudnn_takes_elsewhere(const AttentionFwd& a) {
+  if (cudnn_takes(a)) return true;
+  return a.kernels == AttentionKernels::chosen && has_hopper_kernel(a.q_THd, a.v_UGd) && cudnn_can(a);
+}
 
 }  // namespace moebius

@@ -19,6 +19,12 @@ bool cudnn_can(const AttentionBwd& a);
 // cannot compute the call.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
+// Returns whether cuDNN computes the call on GPUs other than Hopper too, where Hopper GPUs have kernels of their own for
+// it: cudnn_takes(), or the table leaves the call to those kernels and cuDNN can compute it.
+bool cudnn_takes_elsewhere(const AttentionFwd& a);
+// Returns whether Hopper GPUs have kernels for heads of these widths: bf16, 64 or 128, or 192 with values of 128.
+// q and v: [rows, heads, width].
+bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd);
 // Returns the version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
 // Returns "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)" or "not part of this build", for messages.

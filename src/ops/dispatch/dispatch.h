@@ -25,7 +25,7 @@
 
 namespace moebius {
 
-// Which rows an op moves, by the rank of their token: all, or only this rank's own, or only those of other ranks.
+// The rows that an op moves, by the rank of their token: all, or only this rank's own, or only those of other ranks.
 enum class RowsOf : uint8_t { all, own, others };
 
 //   dest[t,j]   the j-th of the ep ranks that have experts of token t, ascending; -1 past the last one
@@ -190,8 +190,8 @@ void sum_pairs(Stream& s, const SumPairs& a);
 struct OwnRows {
   Tensor own_2e, others_22e, own_token_R;     // out i32
   Tensor offsets_e1, row_token_R, arrive_W1;  // in i32
-  Tensor dest_TJ, row_TJ, pair_row_NL;        // in i32, of the tokens here, and the N rows
-  int64_t rank = 0, etp = 1;                  // of W
+  Tensor dest_TJ, row_TJ, pair_row_NL;        // in i32: dest and row of this rank's tokens, pair_row of the N rows
+  int64_t rank = 0, etp = 1;                  // this rank's index among the W ranks; ranks that share an expert
 };
 void own_rows(Stream& s, const OwnRows& a);
 

@@ -27,12 +27,12 @@ struct Rows {
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// Some of the rows of an op, which reads and writes these alone, with the bits that it gives them among all rows. The
-// operands must be plain, and few_rows false. The portable kernels of GPUs compute no part: Error{usage}.
+// Some of the rows of an op. It reads and writes only these, with the bits that they have among all rows. Error{usage}
+// with quantised operands, with few_rows, where e does not divide G, and on the portable kernels of GPUs.
 struct RowPart {
-  // i32 [2, G], empty: all rows. Otherwise rows [runs[0,g], runs[1,g]) of expert g / (G / e), for all g < G.
+  // i32 [2, G]: rows [runs[0,g], runs[1,g]) are of expert g / (G / e); empty: all rows. REQUIRES: runs do not overlap.
   Tensor runs_2G;
-  double share = 1;  // of all rows that these are expected to be, for cost()
+  double share = 1;  // the expected part of all rows; only cost() reads it
 };
 
 // The gated activation of a gate and an up projection:

@@ -35,7 +35,7 @@ struct NewtonSchulz {
   Tensor o_BMN;                // out f32
   Tensor u_BMN;                // in f32
   Tensor scratch;              // bytes of any dtype
-  float factor = 1;            //
+  float factor = 1;            // multiplies X_5
   DType compute = DType::f32;  // or bf16
   static int64_t scratch_bytes(const Shape& BMN, DType compute);
 };

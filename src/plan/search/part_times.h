@@ -17,7 +17,7 @@ class PartTimes {
   const PartTime& of(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
  private:
-  // What part_time() reads besides the part, which stands for all that its own key names (plan/cost/part_key.h).
+  // The inputs of part_time() besides the part, which stands for all that its own key names (plan/cost/part_key.h).
   using Key = std::array<int64_t, 20>;
   struct Hash {
     size_t operator()(const Key& key) const;

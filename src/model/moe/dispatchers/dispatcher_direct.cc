@@ -233,6 +233,8 @@ SplitDispatcher::Parts DirectDispatcher::parts(Step& step, int64_t T, const Disp
 void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d,
                                    RowsOf of) const {
   const int64_t N = W_ * T;
+  const double own = 1 / static_cast<double>(W_), share = of == RowsOf::all ? 1 : of == RowsOf::own ? own : 1 - own;
+  const auto part = [&](int64_t n) { return static_cast<int64_t>(share * static_cast<double>(n)); };
   moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
                                      .y_RD = y_RD,
                                      .pair_row_NL = d.pair_row_NL.rows(0, N),
@@ -243,8 +245,8 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
                                      .offset = window_.back().offset,
                                      .rank = rank_,
                                      .of = of,
-                                     .expected_pairs = T * spec_.top_k * etp_,
-                                     .expected_rows = even_sums(T)});
+                                     .expected_pairs = part(T * spec_.top_k * etp_),
+                                     .expected_rows = part(even_sums(T))});
 }
 
 int64_t DirectDispatcher::even_sums(int64_t T) const {

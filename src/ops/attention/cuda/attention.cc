@@ -26,12 +26,6 @@ AttentionSizes sizes_of(const Op& a, const Tensor& k, const Tensor& v) {
           .doc_start = a.doc_start_T.empty() ? nullptr : a.doc_start_T.template ptr<int32_t>()};
 }
 
-bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
-  const int64_t width = q.dim(2), v_width = v.dim(2);
-  return q.dtype == DType::bf16 &&
-         ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
-}
-
 // Returns whether the run forces portable kernels on a GPU that has faster ones, which include cuDNN's.
 bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
 
@@ -55,11 +49,6 @@ void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batc
                 to_string(q), batch);
 }
 
-// Returns whether the table of attention_choice.h leaves the call to Hopper's kernels, and so to cuDNN on other GPUs.
-bool takes_cudnn_elsewhere(const AttentionFwd& a) {
-  return a.kernels == AttentionKernels::chosen && has_sm90_kernel(a.q_THd, a.v_UGd) && cudnn_can(a);
-}
-
 // Notes that cuDNN needs more scratch than the call has.
 template <class Op>
 void check_may_be_own(const char* who, const Op& a) {
@@ -76,13 +65,11 @@ AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_U
 AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
 
 // Without keys there is no memory to describe for the copy engine.
-bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
-bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
+bool sm90_takes(const AttentionFwd& a) { return has_hopper_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
+bool sm90_takes(const AttentionBwd& a) { return has_hopper_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
 
 // Returns the maximum over the kernels, since the choice among them depends on the GPU.
-int64_t scratch_bytes(const AttentionFwd& a) {
-  return cudnn_takes(a) || takes_cudnn_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;
-}
+int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0; }
 int64_t scratch_bytes(const AttentionBwd& a) {
   if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
   const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
@@ -92,8 +79,8 @@ int64_t scratch_bytes(const AttentionBwd& a) {
 namespace {
 
 void run_attention_fwd(Stream& s, const AttentionFwd& a) {
-  const bool is_elsewhere = !gpu_limits(s).is_hopper() && takes_cudnn_elsewhere(a);
-  if (!forces_portable(s) && (cudnn_takes(a) || is_elsewhere)) {
+  const bool takes = gpu_limits(s).is_hopper() ? cudnn_takes(a) : cudnn_takes_elsewhere(a);
+  if (!forces_portable(s) && takes) {
     if (cudnn_attention_fwd(s, a)) return;
     check_may_be_own("attention_fwd", a);
   }

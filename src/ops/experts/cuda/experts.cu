@@ -42,8 +42,9 @@ Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& r
   const Path path = path_of(s, a);
   if constexpr (requires { a.part; }) {
     MOEBIUS_CHECK(usage, a.part.runs_2G.empty() || path != Path::sm80,
-                  "{}: the portable kernels do not compute a part of the rows, only those of Hopper GPUs do; set "
-                  "parallel.expert_overlap to \"layer\" or \"none\"",
+                  "{}: the portable kernels do not compute a part of the rows; those of Hopper GPUs do, for at most "
+                  "512 experts and biases of an even number of columns; set parallel.expert_overlap to \"layer\" or "
+                  "\"none\"",
                   name);
   }
   if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, weights);

@@ -41,9 +41,9 @@ struct CodeTable {
   __device__ static const float* values(const CodeValues& all) { return has_sign ? all.with_sign : all.without_sign; }
 };
 
-// Returns code_below() of x or a neighbour of it, without a search. The codes of decade i have equal distances, so that
-// k = 2^i - 1 + floor(x 10^(I - i) 2^i / 0.9 - 2^i / 9). Where decades meet, those of both give the same k. So
-// rounding errors, also of the decade, change k by one at most.
+// Returns code_below() of x or a neighbour of it, without a search. The codes of decade i have equal distances:
+//   k = 2^i - 1 + floor(x 10^(I - i) 2^i / 0.9 - 2^i / 9)
+// Where decades meet, those of both give the same k. So rounding errors, also of the decade, change k by one at most.
 template <BlockCode code>
 __device__ __forceinline__ int code_near(float x) {
   using Table = CodeTable<code>;
