@@ -135,6 +135,7 @@ TEST_P(QuantizeTest, TheTransposedCopyGivesBackItsMatrix) {
 // A block of 16 columns that is partly padding keeps its numbers: the transform spreads them over all 16.
 TEST_P(QuantizeTest, TheHadamardTransformOfFewRowsIsUndone) {
   const Case& c = this->c();
+  if (c.layout != ScaleLayout::nv_blocks) return;  // others have no such transform
   const int64_t R = 40, e = 4;
   Array x = Array::normal({R, c.cols}, c.dtype, 5), offsets = Array::of_ints({e + 1}, {0, 1, 7, 22, R});
   QuantisedArray q({c.cols, padded_rows(R, e)}, c.element, c.layout, true);

@@ -1,6 +1,7 @@
 #include "plan/sharding/sharded_layers.h"
 
 #include "plan/testing.h"
+#include "plan/work_time.h"
 
 namespace moebius {
 namespace {
@@ -13,7 +14,8 @@ struct Case {
     spec.mesh = {.dp = 8, .edp = 8};
     spec.num_micro_batches = num_micro_batches;
     spec.overlap = overlap;
-    const double bytes = gpu.inside_gb_s * 1e9 * gpu.of(PlanSystem::moebius)[static_cast<size_t>(Share::inside)];
+    const double bytes = gpu.inside_gb_s * 1e9 * gpu.of(PlanSystem::moebius)[static_cast<size_t>(Share::inside)] /
+                         message_time_over_links(8);
     layers.resize(passes.size());
     for (LayerTraffic& layer : layers) layer.weights[Axis::dp_cp] = {.wire_bytes = bytes, .calls = 1};
   }
