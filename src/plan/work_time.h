@@ -47,7 +47,8 @@ struct TimeContext {
 
 // Returns the time of the messages of n GPUs of one domain over that at the rate of their links. NCCL's sends and
 // receives copy a message through buffers, and the last of the n - 1 messages of a rank overlaps with no other one. So
-// few ranks reach less of the rate than many (slopes between the sizes of `moebius bench collectives`: 253 GB/s of two H200, 311 of four).
+// few ranks reach less of the rate than many (slopes between the sizes of `moebius bench collectives`: 253 GB/s of two
+// H200, 311 of four).
 inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / static_cast<double>(n - 1) : 1; }
 
 // Returns the seconds of a collective call in which each rank sends wire_bytes. Moebius sends messages to each of the
