@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests `./dev` with tools that only print: what a build repeats of the configuration, where it looks
-for nvcc, that arguments are checked before anything is built, and that programs are built while tests run.
+for nvcc, and that arguments are checked before anything is built.
 """
 import os
 import pathlib
@@ -101,35 +101,6 @@ def check_refused(arguments, expected):
     return good
 
 
-# Runs the tests of a preset only when the programs of the next preset are being built; those of tsan are the last ones.
-CTEST = """#!/bin/sh
-case "$2" in release) next="build asan";; asan) next="build-tsan all";; *) exit 0;; esac
-for i in $(seq 300); do grep -q "$next" ninja.log 2>/dev/null && echo "$2" >>ctest.log && exit 0; sleep 0.1; done
-exit 1
-"""
-
-
-def check_built_ahead():
-    """While tests run, the programs of the next preset are built; its own tests begin after that."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        shutil.copy(DEV, folder / "dev")
-        for program, text in [("cmake", "#!/bin/sh\n"), ("g++", "#!/bin/sh\n"), ("python3", "#!/bin/sh\n"), ("ctest", CTEST),
-                              ("mpicxx.mpich", "#!/bin/sh\n"),
-                              ("ninja", '#!/bin/sh\necho "$2 $5" >>ninja.log; sleep 1; echo "$2 built" >>ctest.log\n')]:
-            write_program(folder / "bin" / program, text)
-        env = dict(os.environ, PATH=f"{folder / 'bin'}:/usr/bin:/bin", MOEBIUS_SETUP="skip")
-        env.pop("CUDA_HOME", None)
-        ran = subprocess.run([folder / "dev", "test"], env=env, capture_output=True, text=True, check=False)
-        log = folder / "ctest.log"
-        order = log.read_text().split("\n") if log.exists() else []
-    expected = ["release", "build built", "asan", "build-tsan built", ""]
-    if order != expected or "tests (tsan)" not in ran.stdout:
-        print(f"building ahead: expected {expected}; got {order}, '{ran.stdout + ran.stderr}'")
-        return False
-    return True
-
-
 def check_bare_root():
     """tools/bare_debian.sh removes its root at the end, so it refuses a folder that has something in it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +166,7 @@ def check_workloads():
 
 def main():
     results = [*(check(*case) for case in CASES), check_wheels(), *(check_refused(*case) for case in REFUSED),
-               check_workloads(), check_built_ahead(), check_bare_root(), check_bare_stopped()]
+               check_workloads(), check_bare_root(), check_bare_stopped()]
     print(f"dev: {sum(results)} of {len(results)} cases right")
     sys.exit(not all(results))
 
