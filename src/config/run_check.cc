@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "config/check/context_parallel_check.h"
+#include "config/check/hopper_kernels_check.h"
 #include "config/check/offload_check.h"
 #include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
@@ -134,19 +135,6 @@ void check_schedule(const RunSpec& s) {
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
 }
 
-// Hopper's kernels of expert_wgrad add to sums in bf16 (ops/experts/experts.h).
-void check_fused_shape(const RunSpec& s) {
-  constexpr int64_t kMostExperts = 512, kColumns = 8;
-  const ParallelSpec& p = s.parallel;
-  const int64_t D = s.model.hidden_size, F = s.model.moe_intermediate_size / p.etp, E = s.model.num_experts / p.ep;
-  MOEBIUS_CHECK(
-      usage, s.kernels == KernelChoice::automatic && D % kColumns == 0 && F % kColumns == 0 && E <= kMostExperts,
-      "optimizer.fuse_grad = true needs Hopper's kernels, which run.kernels = \"portable\" leaves out, widths "
-      "of experts in multiples of {}, and at most {} experts on a rank; got widths of {} and {}, and {} "
-      "experts; remove fuse_grad{}",
-      kColumns, kMostExperts, D, F, E, origin(s, "optimizer.fuse_grad"));
-}
-
 void check_grad(const RunSpec& s) {
   const OptimizerSpec& o = s.optimizer;
   if (s.precision.compute == DType::f32)
@@ -162,7 +150,6 @@ void check_grad(const RunSpec& s) {
       origin(s, "optimizer.fuse_grad"));
   if (s.model.num_moe_layers() == 0) refuse_idle(s, "optimizer.fuse_grad", "the model has no MoE layer; remove it");
   if (s.lora.is_on()) refuse_idle(s, "optimizer.fuse_grad", "with lora.rank no weights of experts train; remove it");
-  if (o.fuse_grad && s.device == DeviceKind::cuda) check_fused_shape(s);
   if (s.precision.recipe != PrecisionRecipe::none)
     refuse_idle(s, "optimizer.fuse_grad",
                 "products with quantised operands write f32 gradients; set precision.recipe = \"none\", or remove it");
@@ -455,6 +442,7 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_recompute(s);
   check_offload(s);
   check_precision(s);
+  check_hopper_kernels(s);
   check_lora(s);
   check_sharding(s);
   check_qk_clip(s);

@@ -73,6 +73,16 @@ std::string why_no_kernels(const GpusFound& found, int index) {
                      gpu.capability_major, gpu.capability_minor, capabilities_text(found), advice);
 }
 
+// No GPU is known that has the compute capability and not the memory.
+std::string why_no_shared_memory(const GpusFound& found, int index) {
+  const GpuFound& gpu = found.visible[index];
+  if (gpu.shared_bytes_per_block >= kLeastSharedBytes) return "";
+  return fmt::format(
+      "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; "
+      "set CUDA_VISIBLE_DEVICES to another GPU",
+      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kLeastSharedBytes);
+}
+
 }  // namespace
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
@@ -99,7 +109,9 @@ std::string why_not_usable(const GpusFound& found, int index) {
         "expected a GPU with index {}; got {} visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
         "nvidia-smi -L lists",
         index, count);
-  return has_kernels_for(found, found.visible[index]) ? why_no_ptx(found, index) : why_no_kernels(found, index);
+  if (!has_kernels_for(found, found.visible[index])) return why_no_kernels(found, index);
+  const std::string why = why_no_shared_memory(found, index);
+  return why.empty() ? why_no_ptx(found, index) : why;
 }
 
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice) {

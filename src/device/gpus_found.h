@@ -1,9 +1,11 @@
 // The GPUs that CUDA reports on this machine, and the reasons why some cannot be used.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "device/gpu_limits.h"
 #include "device/kernel_choice.h"
 
 namespace moebius {
@@ -11,6 +13,7 @@ namespace moebius {
 struct GpuFound {
   std::string name, uuid;  // "NVIDIA H200"; "GPU-...", as in CUDA_VISIBLE_DEVICES
   int capability_major = 0, capability_minor = 0;
+  int64_t shared_bytes_per_block = kLeastSharedBytes;  // as in GpuLimits
 };
 
 struct GpusFound {

@@ -11,6 +11,11 @@ const GpuFound kB200{.name = "NVIDIA B200", .uuid = "GPU-b", .capability_major =
 const GpuFound kRtx5090{.name = "NVIDIA RTX 5090", .uuid = "GPU-r", .capability_major = 12, .capability_minor = 0};
 const GpuFound kRtx4090{.name = "NVIDIA RTX 4090", .uuid = "GPU-l", .capability_major = 8, .capability_minor = 9};
 const GpuFound kThor{.name = "NVIDIA Thor", .uuid = "GPU-j", .capability_major = 11, .capability_minor = 0};
+const GpuFound kSmall{.name = "NVIDIA Small",
+                      .uuid = "GPU-s",
+                      .capability_major = 8,
+                      .capability_minor = 8,
+                      .shared_bytes_per_block = 64 << 10};
 const GpuFound kA100{.name = "NVIDIA A100", .uuid = "GPU-a", .capability_major = 8, .capability_minor = 0};
 
 struct Case {
@@ -61,6 +66,11 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
        2,
        "expected a GPU with index 2; got 1 visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
        "nvidia-smi -L lists",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kSmall}},
+       0,
+       "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
+       "kernels need 101376; set CUDA_VISIBLE_DEVICES to another GPU",
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},

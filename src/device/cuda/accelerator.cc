@@ -71,7 +71,11 @@ GpusFound gpus_found() {
   }
   for (int i = 0; i < n; ++i) {
     const cudaDeviceProp p = properties_of(i);
-    found.visible.push_back({p.name, uuid_text(p.uuid), p.major, p.minor});
+    found.visible.push_back({.name = p.name,
+                             .uuid = uuid_text(p.uuid),
+                             .capability_major = p.major,
+                             .capability_minor = p.minor,
+                             .shared_bytes_per_block = static_cast<int64_t>(p.sharedMemPerBlockOptin)});
   }
   return found;
 }

@@ -1,0 +1,40 @@
+#include "config/check/hopper_kernels_check.h"
+
+#include "config/check/run_check_keys.h"
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+// Hopper's kernels of expert_wgrad add to sums in bf16 (ops/experts/experts.h).
+void check_fused_shape(const RunSpec& s) {
+  constexpr int64_t kMostExperts = 512, kColumns = 8;
+  const ParallelSpec& p = s.parallel;
+  const int64_t D = s.model.hidden_size, F = s.model.moe_intermediate_size / p.etp, E = s.model.num_experts / p.ep;
+  MOEBIUS_CHECK(
+      usage, s.kernels == KernelChoice::automatic && D % kColumns == 0 && F % kColumns == 0 && E <= kMostExperts,
+      "optimizer.fuse_grad = true needs Hopper's kernels, which run.kernels = \"portable\" leaves out, widths "
+      "of experts in multiples of {}, and at most {} experts on a rank; got widths of {} and {}, and {} "
+      "experts; remove fuse_grad{}",
+      kColumns, kMostExperts, D, F, E, origin(s, "optimizer.fuse_grad"));
+}
+
+// The portable kernels of experts do not compute a part of the rows.
+void check_split(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  const bool splits = p.ep * p.etp > 1 && p.expert_overlap == ExpertOverlap::batch_split;
+  MOEBIUS_CHECK(usage, !splits || s.precision.compute == DType::f32 || s.kernels == KernelChoice::automatic,
+                "parallel.expert_overlap = \"batch_split\" needs Hopper's kernels, which run.kernels = \"portable\" "
+                "leaves out; set run.kernels = \"auto\", or expert_overlap to \"layer\" or \"none\"{}",
+                origin(s, "parallel.expert_overlap"));
+}
+
+}  // namespace
+
+void check_hopper_kernels(const RunSpec& s) {
+  if (s.device != DeviceKind::cuda) return;
+  if (s.optimizer.fuse_grad) check_fused_shape(s);
+  check_split(s);
+}
+
+}  // namespace moebius

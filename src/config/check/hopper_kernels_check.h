@@ -1,0 +1,12 @@
+// Checks the settings of a GPU that need Hopper's own kernels.
+#pragma once
+
+#include "config/run_spec.h"
+
+namespace moebius {
+
+// Error{usage} where a setting needs kernels that run.kernels = "portable" leaves out, or that do not take the widths
+// of this model.
+void check_hopper_kernels(const RunSpec& s);
+
+}  // namespace moebius
