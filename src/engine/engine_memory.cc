@@ -35,6 +35,7 @@ bool runs_cudnn(const EngineSpec& spec) {
   if (spec.target != DeviceKind::cuda) return false;
   // A plan without a GPU at hand is for Hopper.
   const bool is_hopper = spec.device != DeviceKind::cuda || query_gpu_limits().is_hopper();
+  if (is_hopper && spec.kernels == KernelChoice::portable) return false;
   return (is_hopper ? cudnn_takes(attention) : cudnn_takes_elsewhere(attention)) || cudnn_takes(backward);
 }
 

@@ -229,15 +229,16 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
 }
 
 // Kernels of cuDNN are part of the prediction where cuDNN takes this attention, and where the build has cuDNN. It takes
-// no heads of 16.
+// no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
 TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
-  const auto code_bytes = [](int64_t head_dim, DType dtype) {
+  const auto code_bytes = [](int64_t head_dim, DType dtype, KernelChoice kernels = KernelChoice::automatic) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},
                        .shape = {.batch = 1, .seq = 64, .documents = false},
                        .device = DeviceKind::null,
-                       .target = DeviceKind::cuda};
+                       .target = DeviceKind::cuda,
+                       .kernels = kernels};
     spec.model.head_dim = head_dim;
     spec.model.max_position_embeddings = 64;
     return Engine(spec).device_memory().code_bytes;
@@ -247,6 +248,7 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn ? 16 : 6) << 20);
   EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
   EXPECT_EQ(code_bytes(16, DType::bf16), 6 << 20);
+  EXPECT_EQ(code_bytes(64, DType::bf16, KernelChoice::portable), 6 << 20);
 }
 
 // Notes the micro-batches that it is asked for, each in its own host memory.
