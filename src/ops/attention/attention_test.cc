@@ -364,7 +364,7 @@ TEST(Attention, SameBitsEachTime) {
   });
 }
 
-TEST(AttentionOnCuda, PortableKernelsGiveTheSameBitsOnEveryGpu) {
+TEST(AttentionOnCuda, PortableKernelsGiveTheSameBitsInEveryConfig) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
   Stream s(*testing::accelerator(), pool);

@@ -1,5 +1,4 @@
-// Attention in a build without cuDNN: our own kernels run every call. Those for sm_90a run bf16 with head widths of 64,
-// 128, and latent 192 with values of 128; the generic ones run the rest.
+// Attention in a build without cuDNN: our own kernels run every call (cuda/attention.h).
 #include "ops/attention/cuda/attention.h"
 
 namespace moebius {

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/tensor.h"
+#include "ops/attention/attention_limits.h"
 
 namespace moebius {
 namespace {
@@ -22,6 +24,15 @@ std::string to_string(const PortableAttentionConfig& c) {
   return fmt::format("{}, heads to {}: {} rows a block, steps of {}, {} stage{}, {} warps",
                      kPassNames[static_cast<int>(c.pass)], c.width, c.block_rows(), c.tile().step_rows, c.stages,
                      c.stages == 1 ? "" : "s", c.warps);
+}
+
+unsigned portable_attention_blocks(const char* who, const PortableAttentionConfig& config, int64_t rows) {
+  const int64_t blocks = div_ceil(rows, config.block_rows()), most = cuda::kMaxHeadsOrBatch * config.block_rows();
+  MOEBIUS_CHECK(usage, rows <= most,
+                "{}: the portable kernels for heads of at most {} take sequences of at most {} tokens on this GPU; got "
+                "{}; use a shorter train.seq_len, or raise parallel.cp",
+                who, config.width, most, rows);
+  return static_cast<unsigned>(blocks);
 }
 
 PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits) {

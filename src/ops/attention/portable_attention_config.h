@@ -62,6 +62,10 @@ struct PortableAttentionConfig {
 // Returns a text such as "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
 std::string to_string(const PortableAttentionConfig& config);
 
+// Returns the blocks for a sequence of this many rows, which are one dimension of a grid. rows: queries or keys,
+// whichever the blocks of the pass have. Throws Error{usage} if a grid cannot have so many. who: the op.
+unsigned portable_attention_blocks(const char* who, const PortableAttentionConfig& config, int64_t rows);
+
 // Returns the config of a pass, for the larger of the head widths. REQUIRES: 1 <= width <= 256.
 // Throws Error{internal} if none fits: the GPU has less than 98 KiB of shared memory per block.
 PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits);

@@ -4,15 +4,13 @@ namespace moebius::cuda {
 namespace sm80 {
 namespace {
 
-constexpr int kThreads = 256, kLanes = 8, kRows = kThreads / kLanes;  // of a block, of a row, of a block
+constexpr int kThreads = 256, kLanes = 8, kRows = kThreads / kLanes;  // threads and rows of a block, lanes of a row
 
 __device__ __forceinline__ float product_of_pairs(uint32_t x, uint32_t y) {
-  const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
-  const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
-  return low(x) * low(y) + high(x) * high(y);
+  return low_of(x) * low_of(y) + high_of(x) * high_of(y);
 }
 
-// Returns the product of 8 columns, of which `columns` exist.
+// Returns the dot product of 8 columns, of which `columns` exist.
 __device__ __forceinline__ float product(const Half* x, const Half* y, int columns, bool has_chunks) {
   float sum = 0;
   if (has_chunks) {

@@ -13,7 +13,7 @@ enum class Gradients { dk, dv, both };
 template <int kWidth>
 constexpr PortableAttentionTile kDkvTile = portable_attention_tile(AttentionPass::dkv, kWidth);
 
-// Replaces scores by probabilities. The lane's columns are those of `lse2`.
+// Replaces scores by probabilities. lse2: from the lane's first column on.
 template <int kN>
 __device__ __forceinline__ void take_exponentials(float (&s)[1][kN][4], const float* lse2, float scale2) {
 #pragma unroll
@@ -24,7 +24,7 @@ __device__ __forceinline__ void take_exponentials(float (&s)[1][kN][4], const fl
   }
 }
 
-// Replaces probabilities by gradients of scores. The lane's columns are those of `delta`.
+// Replaces probabilities by gradients of scores. delta: from the lane's first column on.
 template <int kN>
 __device__ __forceinline__ void take_gradients(float (&s)[1][kN][4], const float (&dp)[1][kN][4], const float* delta) {
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ Work work_of_block(const AttentionSizes& z, int num_k
   return w;
 }
 
-// A step of queries in shared memory: rows of q and do, the sums of each, and where its document starts.
+// A step of queries in shared memory: their rows of q and do, their row sums, and where their documents begin.
 template <int kWidth>
 struct Step {
   using Rows = HeadTile<kWidth>;
@@ -82,7 +82,7 @@ struct Step {
   __device__ __forceinline__ float* delta() const { return lse2() + kQueries; }
   __device__ __forceinline__ int* doc_start() const { return reinterpret_cast<int*>(delta() + kQueries); }
 
-  // Returns the keys that these queries see, of which the first is `row`.
+  // Returns the keys that these queries attend to. The first query is `row`.
   __device__ __forceinline__ SeenKeys seen(const AttentionSizes& z, int row) const {
     const int end = min(row + kQueries, static_cast<int>(z.rows));
     return SeenKeys::of(z, row, end, z.doc_start ? doc_start()[0] : 0, z.doc_start ? doc_start()[end - 1 - row] : 0);
@@ -116,7 +116,7 @@ struct WarpKeys {
   Sums<16, kHasDk ? kWidth : 16> dk;
   Sums<16, kHasDv ? kWidth : 16> dv;
 
-  // Adds what the queries from `row` cause. The warp's first key is `key`.
+  // Adds the terms of the queries from `row` to the sums. The warp's first key is `key`.
   __device__ __forceinline__ void add(const Step<kWidth>& step, const AttentionSizes& z, const SeenKeys& seen, int key,
                                       int row) {
     constexpr int kQueries = Step<kWidth>::kQueries;
@@ -194,7 +194,7 @@ void launch_dkv(Stream& s, const AttentionBwd& a, const BwdParams& p) {
   if (p.z.kv_rows == 0) return;
   with_attention_config(s, AttentionPass::dkv, p.z, [&]<int kWidth>(const PortableAttentionConfig& config) {
     const dim3 blocks(p.z.kv_heads, static_cast<unsigned>(a.batch),
-                      static_cast<unsigned>(div_ceil(p.z.kv_rows, config.block_rows())));
+                      portable_attention_blocks("attention_bwd", config, p.z.kv_rows));
     if constexpr (kDkvTile<kWidth>.splits_sums) {
       launch_attention(s, "attention_bwd", dkv_kernel<kWidth, Gradients::dk>, blocks, config, p, config.stages);
       launch_attention(s, "attention_bwd", dkv_kernel<kWidth, Gradients::dv>, blocks, config, p, config.stages);

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(32 * kDqTile<kWidth>.max_warps, kDqTile<kWidth
 
 void launch_dq(Stream& s, const AttentionBwd& a, const BwdParams& p) {
   with_attention_config(s, AttentionPass::dq, p.z, [&]<int kWidth>(const PortableAttentionConfig& config) {
-    const dim3 blocks(p.z.heads, static_cast<unsigned>(div_ceil(p.z.rows, config.block_rows())),
+    const dim3 blocks(p.z.heads, portable_attention_blocks("attention_bwd", config, p.z.rows),
                       static_cast<unsigned>(a.batch));
     launch_attention(s, "attention_bwd", dq_kernel<kWidth>, blocks, config, p, config.stages);
   });

@@ -54,7 +54,7 @@ __device__ __forceinline__ void take_scores(float (&s)[kM][kN][4], Softmax<kM>& 
       tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 1));
       tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 2));
       const float new_max = fmaxf(run.max2[i][r], tile_max * scale2);
-      const float base = new_max == -INFINITY ? 0.0f : new_max;  // nothing seen yet
+      const float base = new_max == -INFINITY ? 0.0f : new_max;  // the row has had no key yet
       const float correction = exp2_approx(run.max2[i][r] - base);
       run.max2[i][r] = new_max;
       float sum = 0;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32 * kFwdTile<kWidth>.max_warps, kFwdTile<kWid
     float sum = run.sum[i / 2][i % 2];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    inverse[i / 2][i % 2] = sum == 0 ? 0.0f : 1.0f / sum;  // 0: no key seen
+    inverse[i / 2][i % 2] = sum == 0 ? 0.0f : 1.0f / sum;  // 0: the row has no key
     const int r = my_row + lane_row() + 8 * i;
     if (threadIdx.x % 4 == 0 && r < rows)
       p.lse[(base + r) * z.heads + h] = (run.max2[i / 2][i % 2] + log2f(sum)) * kLn2;
@@ -162,7 +162,7 @@ void sm80_attention_fwd(Stream& s, const AttentionFwd& a) {
                           .lse = a.lse_TH.ptr<float>(),
                           .z = z};
   sm80::with_attention_config(s, AttentionPass::fwd, z, [&]<int kWidth>(const PortableAttentionConfig& config) {
-    const dim3 blocks(z.heads, static_cast<unsigned>(div_ceil(z.rows, config.block_rows())),
+    const dim3 blocks(z.heads, portable_attention_blocks("attention_fwd", config, z.rows),
                       static_cast<unsigned>(a.batch));
     sm80::launch_attention(s, "attention_fwd", sm80::fwd_kernel<kWidth>, blocks, config, p);
   });

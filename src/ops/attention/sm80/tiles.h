@@ -7,6 +7,7 @@
 #include "ops/attention/cuda/attention_mask.h"
 #include "ops/sm80/copy.h"
 #include "ops/sm80/mma.h"
+#include "ops/sm80/pairs.h"
 
 namespace moebius::cuda::sm80 {
 
@@ -72,7 +73,7 @@ struct HeadTile {
     const uint32_t in_row = swizzled<kChunks>(row, chunk) - row * kRowBytes;
     return {row * kRowBytes, in_row};
   }
-  // Does the same for rows that are not made of chunks, with ordinary loads and stores.
+  // Does the same for rows whose chunks are not at multiples of 16 bytes, with ordinary loads and stores.
   static __device__ __forceinline__ void copy_elements(uint32_t to, const HeadRows& x, int row, int end, int num_rows) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < num_rows * kChunks; i += blockDim.x) {
@@ -187,11 +188,6 @@ __device__ __forceinline__ void add_product(float (&sums)[kM][kWidth / 8][4], co
       add_step(sums, left, right, pair);
     }
   }
-}
-
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 // Converts sums to a left operand, rounded to bf16.
