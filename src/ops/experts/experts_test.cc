@@ -259,7 +259,7 @@ const GpuLimits kOtherGpus[] = {
     {8, 0, 2, 163 << 10}, {10, 0, 1, 227 << 10}, {8, 9, 2, 99 << 10}, {8, 9, 300, 99 << 10}};
 
 // The sums of an element have one order in all configs.
-TEST_P(PortableExpertsTest, EqualTheReferenceWithTheSameBitsOnEveryGpu) {
+TEST_P(PortableExpertsTest, EqualTheReferenceWithTheSameBitsInEveryConfig) {
   Problem p(c());
   std::vector<Array> first;
   for (const GpuLimits& limits : kOtherGpus) {

@@ -1,7 +1,7 @@
-// The third and fourth step of a grouped product on any GPU of compute capability 8.0 and later, beside
-// those for Hopper (grouped_gemm_config.h): choose_portable_config() says how the product of a desc is
-// computed with mma.sync, within the limits of the GPU at hand, and sm80/launch.h runs the kernel that
-// was compiled for that config. Plain values; no CUDA is needed here.
+// How a grouped product is computed on any GPU of compute capability 8.0 and later. grouped_gemm_config.h describes
+// the products, and how Hopper's own kernels compute them. choose_portable_config() returns how mma.sync computes the
+// product of a desc within the limits of the GPU at hand. sm80/launch.h runs the kernel that was compiled for that
+// config. All are plain values, and no CUDA is needed here.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copies 16 bytes, or writes zeros if not valid; then nothing is read.
+// Copies 16 bytes. If not valid, it writes zeros and reads nothing.
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                : "memory");

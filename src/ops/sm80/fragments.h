@@ -6,8 +6,8 @@
 
 namespace moebius::cuda::sm80 {
 
-// The fragments of a step of 16 of k from a tile in shared memory with kChunks chunks a row, as
-// mma.m16n8k16 takes them. Rows of a tile run along k, or each row is a k ("across").
+// Loads the fragments of a step of 16 of k, as mma.m16n8k16 takes them, from a tile in shared memory with kChunks
+// chunks a row. along_k: the rows of the tile run along k. across_k: each row of the tile is one k.
 template <int kChunks>
 __device__ __forceinline__ void load_a_along_k(uint32_t (&a)[4], uint32_t tile, uint32_t row, uint32_t step) {
   const uint32_t lane = threadIdx.x % 32;

@@ -8,7 +8,7 @@
 
 namespace moebius::cuda::sm80 {
 
-// The order of an operand in memory: rows run along k, or along m (or n).
+// The order of an operand in memory: its rows run along k, or along m (n for the right operand).
 enum class Major : int { k, mn };
 
 // Loads four matrices of 8 x 8 elements of 2 bytes from shared memory. Lane l gives the address of row l % 8 of matrix

@@ -47,8 +47,8 @@ struct WgradGemm {
     __device__ __forceinline__ bool has(int i, int j) const { return 8 * i < rows && 8 * j < columns; }
   };
 
-  // Prefetches the elements of dw into L2 during the product of the tile: the first lane with elements of 128 bytes
-  // prefetches all of them.
+  // Prefetches the elements of dw into L2 during the product of the tile. Of the lanes whose elements share 128 bytes,
+  // the first prefetches all of them.
   __device__ __forceinline__ static void begin(const Params& p, const Tile& tile, WarpSums& sums) {
     clear_sums(sums);
     if (!p.accumulate) return;

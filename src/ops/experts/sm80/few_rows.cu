@@ -19,14 +19,14 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
-constexpr int kMatrixRows = 16;  // of a block
-constexpr int kStepK = 32;       // of a warp's two products
+constexpr int kMatrixRows = 16;  // rows of the matrix that a block owns
+constexpr int kStepK = 32;       // k of a warp's two products
 
 struct Params {
   const char *w, *x;
   const int32_t *offsets, *index;  // null: one expert has all rows; row r reads x[r]
   void* y;                         // [R, N], or null
-  uint16_t *h, *a;                 // with an activation
+  uint16_t *h, *a;                 // null without an activation
   ColumnBias bias;
   WordActivation activation;
   int32_t num_rows, num_experts, N, K;
@@ -86,11 +86,12 @@ __device__ __forceinline__ ExpertRows expert_rows(const Params& p) {
   return by_row && rows.begin != row ? ExpertRows{0, 0, 0} : rows;
 }
 
-// The blocks that a multiprocessor holds together. With fewer registers the compiler loads one word after the other.
+// Returns the blocks that share a multiprocessor. With more of them the compiler would have too few registers for
+// several loads at once.
 constexpr int blocks_together(int tiles, int warps) { return (tiles == 2 ? 24 : 16) / warps; }
 
-// kTiles: groups of 8 rows that read the weights together. Y: of the result. kGated: the block's 16
-// rows are 8 gate rows and the 8 up rows of the same f.
+// kTiles: groups of 8 rows that share each read of the weights. Y: the type of an element of y. kGated: the block's
+// 16 rows are 8 gate rows and the 8 up rows of the same f.
 template <int kTiles, int kWarps, bool kGated, class Y>
 __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) few_rows_kernel(Params p) {
   constexpr int kThreads = kWarps * 32, kRows = kTiles * 8;
@@ -210,10 +211,10 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   }
 }
 
-// A long sum of few blocks takes more warps.
+// Where blocks are few and sums are long, a block has more warps.
 bool takes_more_warps(const Params& p) { return !p.offsets && p.N <= 4096 && p.K >= 4096; }
 
-// rows_together: about as many rows as an expert has.
+// rows_together: about the number of rows of an expert.
 template <bool kGated, class Y>
 void launch_few_rows(Stream& s, const Params& p, int64_t rows_together) {
   const dim3 grid(static_cast<unsigned>(div_ceil(p.N, kMatrixRows)),
@@ -235,7 +236,7 @@ void launch_few_rows(Stream& s, const Params& p, int64_t rows_together) {
   with_tiles.template operator()<8>();
 }
 
-// An expert of several has few of the rows.
+// Where there are several experts, each of them has few of the rows.
 int64_t rows_together(const Rows& rows, int64_t num_rows) {
   return rows.offsets_e1.empty() ? num_rows : std::min<int64_t>(num_rows, 16);
 }

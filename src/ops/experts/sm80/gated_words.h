@@ -1,5 +1,5 @@
-// The gated activation of experts.h and its derivatives on words of two bf16. SwiGLU has the formulas,
-// and so the bits, of every other kernel (ops/cuda/swiglu.h).
+// The gated activation of experts.h and its derivatives, on words of two bf16. SwiGLU has the formulas, and so the
+// bits, that it has in every other kernel (ops/cuda/swiglu.h).
 #pragma once
 
 #include "ops/cuda/swiglu.h"
@@ -94,7 +94,7 @@ struct ActivationGradients {
       dup[i] = gradient.dup;
     }
   }
-  // Values that the limits cut off have no gradient.
+  // A value that a limit replaces has no gradient.
   __device__ __forceinline__ void by_clamped(const GatedActivation& f, const float (&da)[8], const float (&gate)[8],
                                              const float (&up)[8]) {
     const Gated gated(f, gate, up);

@@ -29,8 +29,8 @@ inline ColumnBias column_bias(const Tensor& b_eC, int64_t first) {
   return {halves(b_eC), static_cast<int32_t>(first), static_cast<int32_t>(b_eC.dim(1))};
 }
 
-// The rows of A in a tile: those of the tile's expert, gathered where there is an index. Past the last one,
-// that is read again.
+// Opens the rows of A in a tile: those of the tile's expert, gathered if there is an index. The last of them is read
+// again in place of rows past it.
 template <class CopyA>
 __device__ __forceinline__ void open_rows(CopyA& a, const Source& x, const Tile& tile) {
   const auto row_of = [&](int32_t i) { return row_in_source(x.index, min(tile.m + i, tile.end_m - 1), true); };

@@ -2,17 +2,17 @@
 // each; all of them copy to a ring of slots and multiply from it. Copies run num_slots - 1 steps before
 // the products, also into the next tile, so that they overlap with the storing of a tile.
 //
-// An element is the sum over k in order, 16 at a time, in every config. So its bits depend neither on the
-// GPU nor on the tile that it is in.
+// An element is the sum over k in order, 16 at a time, in every config. So on one GPU its bits depend neither on
+// the config nor on the tile that it is in. The tensor cores of another GPU may round these sums differently.
 //
 // An Op says where operands come from, and what happens to the product of a tile:
 //   kConfig, kCut      the PortableGemmConfig, and the dimension that the offsets cut
-//   kMajorA, kMajorB   of the operands in memory
+//   kMajorA, kMajorB   the order of each operand in memory
 //   struct Params { Tiles tiles; ... };
 //   CopyA, CopyB       RowsAlongK or RowsAcrossK
 //   open(params, a, b, tile)    opens the copies of a tile
 //   begin(params, tile, sums)   sets the sums of a warp, before the products are added
-//   store(params, tile, sums)   by a warp, with the products
+//   store(params, tile, sums)   stores the sums of a warp, with the products
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -46,8 +46,8 @@ struct Copies {
   bool more = true;
   uint32_t slot = 0;
 
-  // The next slot is filled by open(), copy() of all kParts in order, and close(). Nothing branches in a
-  // part, so that the compiler can put its copies between products.
+  // The next slot is filled by open(), copy() of all kParts in order, and close(). The copies of a part are
+  // unrolled, so that the compiler can put them between products.
   __device__ __forceinline__ void open() {
     while (more && left <= 0) {
       Tile tile;
@@ -65,7 +65,7 @@ struct Copies {
     a.template copy<kPart, kParts>(to);
     b.template copy<kPart, kParts>(to + kConfig.slot_bytes_a());
   }
-  // Closes the group of its copies, which may be empty.
+  // Closes the group of copies of this slot, which may be empty.
   __device__ __forceinline__ void close() {
     commit_copies();
     a.next();
@@ -111,8 +111,8 @@ struct Products {
         multiply(sums[i][j], a[from][i], b[from][j / 2][j % 2 * 2], b[from][j / 2][j % 2 * 2 + 1]);
     }
   }
-  // Multiplies a slot whose first fragments are loaded. more: loads those of the next one, which is of the
-  // same tile. (Between tiles the registers are needed to store one.)
+  // Multiplies a slot whose first fragments are loaded. more: the next slot is of the same tile, and its first
+  // fragments are loaded too. (Between tiles these registers are needed to store a tile.)
   __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies, bool more) {
     copies.open();
     for_each_constant<0, kSteps>([&](auto step) {

@@ -8,7 +8,7 @@
 
 namespace moebius::cuda::sm80 {
 
-// The requirements of copies of 16 bytes: bf16, rows of a multiple of 16 bytes, at such an address.
+// Returns whether rows can be copied 16 bytes at a time: they are bf16, and begin at multiples of 16 bytes.
 inline bool takes_rows(const Tensor& t) {
   return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;

@@ -14,8 +14,9 @@ struct Source {
   uint32_t chunks;       // pieces of 16 bytes in a row
 };
 
-// Returns the row of the source that is row i; negative where not valid. It is volatile assembly: with C++, the
-// compiler would move conditional loads to their uses, one after the other, and each would wait for the memory.
+// Returns the row of the source from which row i is read; a negative number if not valid. It is volatile assembly:
+// with C++, the compiler would move conditional loads to their uses, one after the other, and each would wait for the
+// memory.
 __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
   int32_t row = valid && index == nullptr ? i : -1;
   asm volatile(
@@ -169,7 +170,7 @@ class RowsAcrossK {
 };
 
 // The part of a tile that a warp multiplies: 64 of its rows (or columns), 16 of k at a time, as four
-// fragments of 16 x 16. kLeft: of A, else of B, where a fragment is two of 16 x 8.
+// fragments of 16 x 16. kLeft: the operand is A, else B, where a fragment is two tiles of 16 x 8.
 template <Major kMajor, bool kLeft, int kRowChunks>
 class Fragments {
  public:
@@ -188,7 +189,8 @@ class Fragments {
     constexpr uint32_t kRowBytes = kRowChunks * 16;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      // Two chunks further is an exclusive or of the address: the tile begins at a multiple of 128 bytes.
+      // Two chunks further in a swizzled row is the exclusive or of the address with 32, since the tile begins at a
+      // multiple of 128 bytes.
       const uint32_t at =
           kMajor == Major::k ? (at_ ^ kStep * 32) + i * 16 * kRowBytes : (at_ ^ i * 32) + kStep * 16 * kRowBytes;
       load_matrices<kMajor == Major::mn>(to[i], slot + at);

@@ -17,7 +17,7 @@ enum class Cut : int { m, k };
 struct Tiles {
   const int32_t* offsets;  // [num_experts + 1]; null: one expert has [0, cut)
   int32_t num_experts, cut;
-  int32_t m, k;           // the dimension that is not cut
+  int32_t m, k;           // only the one that is not cut is read
   int32_t across;         // tiles across the columns of the output
   bool has_idle = false;  // with Cut::k, experts without rows have tiles too, whose sums are zero
 };
@@ -43,7 +43,7 @@ struct Tile {
   int32_t expert;
   int32_t m, end_m;  // the first row of A, and where the rows of its expert end
   int32_t n;         // tile across
-  int32_t k, end_k;  // what is summed over
+  int32_t k, end_k;  // the range that is summed over
 };
 
 // The tiles of a block, in order. Groups of kGroup tiles down the rows are computed column after column,

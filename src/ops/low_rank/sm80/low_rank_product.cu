@@ -1,7 +1,10 @@
 // low_rank_product for compute capability 8.0 and later. Both kernels are bound by memory: one reads
 // many columns and writes few (A x and B^T dy), the other reads few and adds to many (B u and A^T v).
 // A block owns 128 rows of one matrix, a warp 16 of them. A sum runs over k in order, 16 at a time.
+#include <algorithm>
+
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/low_rank/cuda/low_rank.h"
 #include "ops/low_rank/sm80/tiles.h"
 
@@ -15,7 +18,7 @@ struct Product {
   int64_t w_matrix;       // elements from a matrix to the next
   LowRankRows rows;
   const int32_t* token;
-  int32_t col_tiles;  // of the blocks, those of a tile of rows are next to each other
+  int32_t col_tiles;  // tiles across the columns; those of one tile of rows are neighbouring blocks
   bool accumulate;
   float scale;
 
@@ -196,6 +199,7 @@ using Kernel = void (*)(Product);
 
 void launch(Stream& s, Kernel kernel, Product p, int bytes, int cols) {
   p.col_tiles = (p.y.count + cols - 1) / cols;
+  static_assert(std::max(Narrow<64>::kBytes, Wide::kBytes) <= kLeastSharedBytes);
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const auto blocks = static_cast<unsigned>((p.rows.num_rows / kRows + p.rows.num_matrices) * p.col_tiles);
   kernel<<<blocks, kLowRankThreads, bytes, cuda_stream(s)>>>(p);

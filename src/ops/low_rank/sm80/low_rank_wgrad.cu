@@ -2,6 +2,7 @@
 // columns of the wide side and 32 or 64 of the narrow one, of one matrix, and reads all of its rows. If the rows are
 // split (low_rank_wgrad_tiles.h), a second kernel adds the parts in order.
 #include "device/cuda/cuda.h"
+#include "device/gpu_limits.h"
 #include "ops/low_rank/cuda/low_rank.h"
 #include "ops/low_rank/low_rank_wgrad_tiles.h"
 #include "ops/low_rank/sm80/tiles.h"
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kLowRankThreads) add_parts_kernel(const __grid
 template <int kNarrow>
 void launch(Stream& s, const Wgrad& p) {
   constexpr int kBytes = WgradShared<kNarrow>::kBytes;
+  static_assert(kBytes <= kLeastSharedBytes);
   MOEBIUS_CUDA(cudaFuncSetAttribute(wgrad_kernel<kNarrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto blocks = static_cast<unsigned>(p.rows.num_matrices * p.num_parts * p.narrow_tiles * p.wide_tiles);
   wgrad_kernel<kNarrow><<<blocks, kLowRankThreads, kBytes, cuda_stream(s)>>>(p);

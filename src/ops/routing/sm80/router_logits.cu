@@ -4,8 +4,8 @@
 //   dw      m of D, n experts, k tokens         a = x, b = dlogits: 3 terms; in parts of k
 //   dx      m tokens, n of D, k experts         a = dlogits: 2 terms, b = w: as many, or 1 when w is bf16, since dx is
 //                                               rounded to bf16
-// A block of 8 warps has tiles of 128 x 64, and a warp 32 x 32 of these. The tensor cores' sums are cut off, not
-// rounded, so they end with each step of 32 of k and continue in registers.
+// A block of 8 warps has tiles of 128 x 64, and a warp 32 x 32 of these. Tensor cores truncate their sums instead of
+// rounding them. So they sum 32 of k at a time, and these sums are added to others in registers.
 #include <algorithm>
 
 #include "device/block_limit.h"
@@ -109,7 +109,7 @@ __device__ __forceinline__ void multiply_slot(Sums& product, uint32_t slot, uint
   }
 }
 
-// Two neighbouring columns of a row of out, which are there.
+// Writes two neighbouring columns of a row of out. The second one may be past the last column.
 template <Gate kGate>
 __device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_t row, int64_t column, float x,
                                     float y) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_
     to[0] = x;
     if (column + 1 < e.columns) to[1] = y;
   } else {
-    float* to = static_cast<float*>(out) + (part * e.columns + column) * e.rows + row;  // eight lanes have neighbours
+    float* to = static_cast<float*>(out) + (part * e.columns + column) * e.rows + row;  // eight lanes write neighbours
     to[0] = x;
     if (column + 1 < e.columns) to[e.rows] = y;
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const uint32_t row = warp / 2 * 32, column = warp % 2 * 32;
   for (int i = blockIdx.x; i < e.tiles_m * e.tiles_n * e.parts; i += gridDim.x) {
     const Tile t = tile_at(e, i);
-    // Fills the slot of a step; a group of copies in any case.
+    // Fills the slot of a step, if there is one. It closes a group of copies in any case.
     const auto fill = [&](int step) {
       if (step < t.num_steps) {
         const int k = (t.first_step + step) * kDepth;
@@ -174,6 +174,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <Gate kGate, int kTerms>
 void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, void* out) {
   constexpr int kBytes = kSlots * Layout<kGate, kTerms>::kSlotBytes;
+  static_assert(kBytes <= kLeastSharedBytes);
   e.tiles_m = static_cast<int>(div_ceil(e.rows, kRows));
   e.tiles_n = static_cast<int>(div_ceil(e.columns, kColumns));
   e.steps_of_part = static_cast<int>(div_ceil(div_ceil(e.depth, kDepth), e.parts));
