@@ -4,7 +4,8 @@
 usage: tools/gpu_code.py --architectures "80;90a" [--cuobjdump FILE] PROGRAM
 
 Every kernel of cuda/ and sm80/ must have code for each architecture, and PTX of 8.0 unless 90a is the only one. Those
-of sm90/ have code for 90a alone. The exit status is 1 where something is missing, and 77 without a cuobjdump.
+of sm90/ have code for 90a alone. Files of one name are counted together: where sm90/ has the name too, one of them
+may lack code for 90a unnoticed (ops/cuda/early_launch.h finds this where it matters). The exit status is 1 where something is missing, and 77 without a cuobjdump.
 """
 import argparse
 import collections
