@@ -14,9 +14,9 @@ struct Source {
   uint32_t chunks;       // pieces of 16 bytes in a row
 };
 
-// Returns the row of the source from which row i is read; a negative number if not valid. It is volatile assembly:
-// with C++, the compiler would move conditional loads to their uses, one after the other, and each would wait for the
-// memory.
+// Returns the row of the source from which row i is read, or a negative number if not valid. It is volatile assembly.
+// With C++, the compiler would move conditional loads to their uses, one after the other, so that each would wait for
+// the memory.
 __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i, bool valid) {
   int32_t row = valid && index == nullptr ? i : -1;
   asm volatile(
