@@ -13,7 +13,10 @@ if(NOT MOEBIUS_ASAN OR MOEBIUS_SANITIZE OR MOEBIUS_ROOMS OR MOEBIUS_FUZZ)
   return()
 endif()
 
-set(MOEBIUS_ASAN_FLAGS -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=all)
+# A null pointer and an access beyond an object are found by the address sanitizer. The checks of the undefined-behaviour
+# sanitizer for the same take g++ a quarter of its time.
+set(MOEBIUS_ASAN_FLAGS -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr,nonnull-attribute,returns-nonnull-attribute
+  -fno-omit-frame-pointer -fno-sanitize-recover=all)
 function(moebius_asan_library target kind)
   add_library(${target} ${kind} EXCLUDE_FROM_ALL ${ARGN})
   target_include_directories(${target} PUBLIC src)
@@ -26,11 +29,11 @@ set(parts ${MOEBIUS_PARTS})
 list(REMOVE_ITEM parts cuda cudnn nccl)
 moebius_select(sources ${parts})
 
-# Modules whose own loops take no time call the checks of the address sanitizer, where others have them in place. The checks are
-# the same, and g++ needs about a sixth less time.
+# The modules that move numbers and text in loops of their own have the checks of the address sanitizer in place. All others
+# call them. The checks are the same, and g++ needs about a sixth less time.
 set(checks_by_call $<$<CXX_COMPILER_ID:GNU>:SHELL:--param asan-instrumentation-with-call-threshold=0>)
 set(cold ${sources})
-list(FILTER cold INCLUDE REGEX "/src/(checkpoint|config|hub|io|jinja|report|train|weights)/")
+list(FILTER cold EXCLUDE REGEX "/src/(comm|data|ops|tokenizer)/")
 list(REMOVE_ITEM sources ${cold})
 moebius_asan_library(moebius_cold_asan OBJECT ${cold})
 target_compile_options(moebius_cold_asan PRIVATE ${checks_by_call})
@@ -43,7 +46,7 @@ if(MOEBIUS_HAS_MPI)
 endif()
 moebius_asan_library(moebius_cli_asan STATIC ${MOEBIUS_CLI_SOURCES})
 target_compile_options(moebius_cli_asan PRIVATE ${checks_by_call})
-moebius_precompile(moebius_cli_asan <CLI/CLI.hpp>)
+moebius_precompile(moebius_cli_asan ${MOEBIUS_COMMON_HEADERS})
 target_link_libraries(moebius_cli_asan PUBLIC moebius_lib_asan)
 
 add_custom_target(asan)

@@ -4,7 +4,8 @@ own header first.
 nvcc compiles the headers of CUDA code, where there is one.
 
 A header that a source file includes first is already compiled by the build. The others are compiled
-here.
+here. The build precompiles a few headers of the standard library (CMakeLists.txt), so that it does
+not show where they are missing. Their names are looked up here in each file.
 Successes are remembered by the hash of the header and of all its includes, so a second run costs
 nothing.
 """
@@ -30,6 +31,21 @@ NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 COMPILE_CUDA = [NVCC, "-std=c++20", "-arch=compute_90a", "--expt-relaxed-constexpr",
                 "-DFMT_USE_CONSTEXPR=1", "-Isrc", "-I.", "-x", "cu", "-ptx", "-o", os.devnull]
 CUDA_CODE = re.compile(r"__device__|__global__|#pragma unroll|<cuda|<cublas|<cudnn")
+# The names that each precompiled header gives. fmt/core.h has fmt::format too.
+PRECOMPILED = {
+    ("algorithm",): r"std::(ranges::)?((stable_|nth_)?(sort|element)|find(_if)?|(any|all|none)_of|(max|min)_element|copy(_n)?"
+                    r"|fill(_n)?|count(_if)?|transform|(lower|upper)_bound|reverse|min|max|clamp|unique|equal|rotate)\b",
+    ("filesystem",): r"std::filesystem\b",
+    ("functional",): r"std::(function|plus|greater|less|hash|ref|cref|invoke)\b",
+    ("map",): r"std::(multi)?map<",
+    ("memory",): r"std::(unique_ptr|shared_ptr|weak_ptr|make_unique|make_shared)\b",
+    ("string",): r"std::(string\b|to_string|stoi|getline)",
+    ("thread",): r"std::(thread|this_thread|jthread)\b",
+    ("vector",): r"std::vector\b",
+    ("fmt/format.h", "fmt/core.h"): r"fmt::(format|format_to|print)\b",
+    ("fmt/format.h", "fmt/ranges.h"): r"fmt::join\b",
+}
+NO_CODE = re.compile(r'//.*|"(\\.|[^"\\\n])*"')
 CACHE = ".cache/headers.json"
 
 
@@ -103,6 +119,18 @@ def check_own_header_first(root, path):
     return None if first == wanted else f'{path}: must include "{wanted}" first; got {first}'
 
 
+def check_precompiled(root, path):
+    """Returns a complaint for each name of a precompiled header that the file does not include, itself
+    or through the project's files.
+    """
+    code = NO_CODE.sub("", "\n".join(line for line in read(root, path).splitlines() if not line.startswith("#")))
+    used = {headers: found[0] for headers, names in PRECOMPILED.items() if (found := re.search(names, code))}
+    if not used:
+        return []
+    included = {header for file in closure(root, root / path, set()) for _, _, header in includes(read(root, file))}
+    return [f"{path}: must include <{headers[0]}> for {name}" for headers, name in used.items() if not included & set(headers)]
+
+
 def main():
     root = root_from_arguments()
     headers = sources(root, (".h",))
@@ -110,6 +138,8 @@ def main():
     unchecked = [] if NVCC else [path for path in alone if is_cuda(root, path)]
     complaints = [check_pragma(root, path) for path in headers]
     complaints += [check_own_header_first(root, path) for path in sources(root, (".cc",))]
+    complaints += [complaint for path in sources(root, (".h", ".cc")) if path.parts[0] == "src" and not is_test(path)
+                   for complaint in check_precompiled(root, path)]
     complaints = [complaint for complaint in complaints if complaint] + check_compile(root, [path for path in alone if path not in unchecked])
     note = f"; {len(unchecked)} of CUDA code not checked, there is no nvcc" if unchecked else ""
     return report("headers", complaints, f"{len(alone) - len(unchecked)} of {len(headers)} headers compile alone, the build shows the others{note}")

@@ -46,6 +46,7 @@ BAD = [
     ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
     ("layers", "src/core/a.cc", "#include <boost/any.hpp>\n", "is of no library that the project knows"),
     ("headers", "src/core/a.h", HEADER + "inline std::vector<int> f() { return {}; }\n", "src/core/a.h: does not compile alone"),
+    ("headers", "src/core/a.cc", "int f() { return std::max(1, 2); }\n", "src/core/a.cc: must include <algorithm> for std::max"),
     ("headers", "src/core/a.h", "int f();\n", "must be #pragma once"),
     ("headers", "src/core/shape.cc", '#include <vector>\n#include "core/shape.h"\n', 'must include "core/shape.h" first; got vector'),
     ("size", "src/core/a.cc", LONG, "501 lines, at most 500"),

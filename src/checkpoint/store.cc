@@ -1,5 +1,6 @@
 #include "checkpoint/store.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>

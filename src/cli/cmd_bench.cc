@@ -1,4 +1,3 @@
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 
@@ -109,7 +108,7 @@ int run_on_device(BenchOptions& o, BenchReport (*workload)(const BenchSpec&)) {
   return 0;
 }
 
-int run_bench(const CLI::App& command, BenchOptions& o, Log& log) {
+int run_bench(const Command& command, BenchOptions& o, Log& log) {
   check_bench_options(command, o);
   if (o.name == "dispatch") return run_dispatch(o);
   if (o.name == "collectives") return run_collectives(o);
@@ -127,7 +126,7 @@ int run_bench(const CLI::App& command, BenchOptions& o, Log& log) {
 }  // namespace
 
 void add_bench(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "bench",
       "times a workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine");
   const auto o = std::make_shared<BenchOptions>();

@@ -1,6 +1,5 @@
 #include <fmt/core.h>
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 
 #include <atomic>
 #include <csignal>
@@ -158,13 +157,11 @@ int run_chat(Options& o, Log& log) {
 }  // namespace
 
 void add_chat(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("chat", "chats with a model: each line of standard input is a message");
+  Command* command = cli.program.add_subcommand("chat", "chats with a model: each line of standard input is a message");
   const auto o = std::make_shared<Options>();
   add_generation_options(*command, *o);
   command->add_option("--system", o->system, "a system message, which begins the conversation");
-  command->add_option("--context", o->context, "the most tokens of a conversation")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command->add_option("--context", o->context, "the most tokens of a conversation")->positive()->capture_default_str();
   add_example(*command, "moebius chat runs/chat --system 'You are brief.'");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -120,12 +119,12 @@ int run_prune(const Options& o) {
 }  // namespace
 
 void add_checkpoint(Cli& cli) {
-  CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "lists, verifies and prunes the checkpoints of a run");
-  checkpoint->require_subcommand(1);
+  Command* checkpoint = cli.program.add_subcommand("checkpoint", "lists, verifies and prunes the checkpoints of a run");
+  checkpoint->require_subcommand();
   add_example(*checkpoint, "moebius checkpoint verify runs/mine");
   const auto o = std::make_shared<Options>();
   const auto add = [&](const char* name, const char* what, const char* path, int (*run)(const Options&)) {
-    CLI::App* command = checkpoint->add_subcommand(name, what);
+    Command* command = checkpoint->add_subcommand(name, what);
     command->add_option("PATH", o->path, path)->required();
     add_json_option(*command, o->json);
     command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });

@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -305,14 +304,13 @@ int run(const Options& o) {
 }  // namespace
 
 void add_config(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "config",
       "prints the resolved recipe with the origin of each value, the model's size, the mesh and the memory plan");
   const auto o = std::make_shared<Options>();
   command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
   command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
   command->add_option("--ranks-per-machine", o->ranks_per_machine, "number of ranks that start on each machine")
       ->capture_default_str();

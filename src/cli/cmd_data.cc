@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <ctime>
 #include <memory>
@@ -105,11 +104,11 @@ int run_info(const Options& o) {
 }  // namespace
 
 void add_data(Cli& cli) {
-  CLI::App* data = cli.app.add_subcommand("data", "builds and describes token datasets");
-  data->require_subcommand(1);
+  Command* data = cli.program.add_subcommand("data", "builds and describes token datasets");
+  data->require_subcommand();
   const auto o = std::make_shared<Options>();
 
-  CLI::App* build =
+  Command* build =
       data->add_subcommand("build", "makes PREFIX.bin and PREFIX.idx from text and jsonl, also compressed as .zst");
   build->add_option("--input", o->build.inputs, "text, .jsonl or .zst files, read in this order")->required();
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json")->required();
@@ -118,7 +117,7 @@ void add_data(Cli& cli) {
   build
       ->add_option("--seq-len", o->build.seq_len,
                    "also count the documents that training with this train.seq_len would cut")
-      ->check(CLI::PositiveNumber);
+      ->positive();
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "the PREFIX of the dataset to make")->required();
   build->add_flag("--force", o->build.replace, "replace an existing dataset");
@@ -126,7 +125,7 @@ void add_data(Cli& cli) {
   add_example(*build, "moebius data build --input book.txt --tokenizer bytes --out data/book");
   build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 
-  CLI::App* info = data->add_subcommand("info", "prints what a dataset holds");
+  Command* info = data->add_subcommand("info", "prints what a dataset holds");
   info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   add_json_option(*info, o->json);
   info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 #include <xxhash.h>
 #include <zstd.h>
-#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -86,7 +85,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"fmt", fmt_version()},
           {"zstd", ZSTD_versionString()},
           {"xxHash", xxhash_version()},
-          {"CLI11", CLI11_VERSION},
+          {"CLI11", argument_parser_version()},
           {"CUDA", cuda_versions_text(gpus_found())},
           {"cuBLASLt", cublas_lt_text()},
           {"cuDNN", cudnn_text(cudnn_version())},
@@ -130,7 +129,7 @@ int run_doctor(bool json) {
 }  // namespace
 
 void add_doctor(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "doctor", "prints what this machine and this build have, what they lack, and which features need that");
   const auto json = std::make_shared<bool>(false);
   add_json_option(*command, *json);

@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -130,8 +129,8 @@ int run_eval(const Options& o, Cli& cli) {
 }  // namespace
 
 void add_eval(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("eval", "prints a model's loss, perplexity and bits per byte on a token dataset");
+  Command* command =
+      cli.program.add_subcommand("eval", "prints a model's loss, perplexity and bits per byte on a token dataset");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
   command->add_option("--data", o->data, "the dataset: the PREFIX of PREFIX.bin and PREFIX.idx")->required();

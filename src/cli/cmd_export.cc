@@ -1,6 +1,5 @@
 #include "weights/export.h"
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/command.h"
@@ -32,7 +31,7 @@ void add_export(Cli& cli) {
     std::string dtype;
     bool adapter = false, fused_experts = false, json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint or a run");
+  Command* command = cli.program.add_subcommand("export", "makes a Hugging Face folder from a checkpoint or a run");
   const auto o = std::make_shared<Options>();
   command->add_option("CHECKPOINT", o->spec.model, "a checkpoint, a run's folder, or a Hugging Face folder")
       ->required();
@@ -43,13 +42,14 @@ void add_export(Cli& cli) {
       "releases them; default: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
-  command->add_flag("--adapter", o->adapter,
-                    "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
+  const Argument* adapter =
+      command->add_flag("--adapter", o->adapter,
+                        "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
   command
       ->add_flag("--fused-experts", o->fused_experts,
                  "with --adapter: all experts of a layer as one parameter, as transformers 5 has them (PEFT 0.19 or "
                  "later)")
-      ->needs("--adapter");
+      ->needs(*adapter);
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   add_example(*command, "moebius export runs/mine mine-hf --dtype bf16");

@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <cmath>
 #include <memory>
@@ -18,7 +17,7 @@ void add_forward(Cli& cli) {
     int threads = 0;
     bool json = false;
   };
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "forward", "writes logits, loss, routes and gradients of given tokens, for comparison with other software");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->spec.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();

@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -213,16 +212,16 @@ int run_generate(const Options& o, Log& log) {
 }  // namespace
 
 void add_generate(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("generate", "continues a prompt, or each prompt of a file");
+  Command* command = cli.program.add_subcommand("generate", "continues a prompt, or each prompt of a file");
   const auto o = std::make_shared<Options>();
   add_generation_options(*command, *o);
-  CLI::Option* prompt = command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document");
-  CLI::Option* prompts = command->add_option(
+  Argument* prompt = command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document");
+  Argument* prompts = command->add_option(
       "--prompts", o->prompts,
       "a file with a prompt on each line; in a .jsonl file, with an object that has \"prompt\" or \"messages\"");
-  prompt->excludes(prompts);
+  prompt->excludes(*prompts);
   command->add_option("--batch", o->batch, "number of texts that are generated at a time")
-      ->check(CLI::Range(int64_t{1}, kMaxSequences))
+      ->between(1, kMaxSequences)
       ->capture_default_str();
   add_json_option(*command, o->json);
   add_example(*command, "moebius generate runs/mine --prompt 'In the beginning' --max-tokens 100");

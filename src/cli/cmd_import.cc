@@ -1,6 +1,5 @@
 #include "weights/import.h"
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/command.h"
@@ -14,7 +13,7 @@ void add_import(Cli& cli) {
     ImportSpec spec;
     bool json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("import", "makes a checkpoint from a Hugging Face folder");
+  Command* command = cli.program.add_subcommand("import", "makes a checkpoint from a Hugging Face folder");
   const auto o = std::make_shared<Options>();
   command->add_option("HF_DIR", o->spec.model, "the Hugging Face folder to read")->required();
   command->add_option("CHECKPOINT", o->spec.out, "the folder to make")->required();

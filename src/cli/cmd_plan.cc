@@ -1,5 +1,4 @@
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -133,11 +132,11 @@ int run(const Options& o, Cli& cli) {
 }  // namespace
 
 void add_plan(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "plan", "predicts memory and time of a run on any machine, and searches for a layout; runs nothing");
   const auto o = std::make_shared<Options>();
   o->limits.threads = num_threads(0);
-  const auto several = [](CLI::Option* option) { option->take_all()->allow_extra_args(false); };
+  const auto several = [](Argument* option) { option->repeatable(); };
   command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
   several(command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value"));
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();

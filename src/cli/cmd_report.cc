@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <filesystem>
@@ -99,8 +98,8 @@ int run_report(Log& log, const Options& o) {
 }  // namespace
 
 void add_report(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
+  Command* command =
+      cli.program.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
   command->add_option("--out", o->out, "the page to write, FILE.html");

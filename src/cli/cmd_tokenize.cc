@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <charconv>
 #include <iostream>
@@ -54,7 +53,7 @@ int run_tokenize(const Options& o, Log& log) {
 }  // namespace
 
 void add_tokenize(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand(
+  Command* command = cli.program.add_subcommand(
       "tokenize", "turns each line of standard input into token ids, or with --decode ids into text");
   const auto o = std::make_shared<Options>();
   command->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json")->required();

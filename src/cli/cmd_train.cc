@@ -1,4 +1,3 @@
-#include <CLI/CLI.hpp>
 #include <filesystem>
 
 #include "cli/command.h"
@@ -112,13 +111,12 @@ int train(const TrainArgs& args, Cli& cli) {
 }  // namespace
 
 void add_train(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("train", "trains the model of a recipe; resumes from the newest checkpoint in run.dir");
+  Command* command = cli.program.add_subcommand(
+      "train", "trains the model of a recipe; resumes from the newest checkpoint in run.dir");
   auto args = std::make_shared<TrainArgs>();
   command->add_option("recipe", args->recipe, "the recipe, a TOML file")->required();
   command->add_option("--set", args->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   add_ranks_options(*command, args->ranks, args->timeout_s);
   add_example(*command, "moebius train recipes/demo.toml --set train.steps=100");
   command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -31,13 +30,13 @@ int run_watch(Cli& cli, const Options& o) {
 }  // namespace
 
 void add_watch(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("watch", "serves the page of a run on 127.0.0.1 and updates it while the run trains");
+  Command* command =
+      cli.program.add_subcommand("watch", "serves the page of a run on 127.0.0.1 and updates it while the run trains");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->run, "the folder of a run")->required();
   command->add_option("--port", o->server.port, "the port on 127.0.0.1; 0: a free one")
       ->capture_default_str()
-      ->check(CLI::Range(0, 65535));
+      ->between(0, 65535);
   command->add_flag("--metrics", o->server.metrics, "also serve the newest metrics at /metrics, for Prometheus");
   add_example(*command, "moebius watch runs/mine");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_watch(cli, *o); }; });

@@ -6,17 +6,14 @@
 #include <functional>
 #include <string>
 
+#include "cli/parse/arguments.h"
 #include "core/log.h"
-
-namespace CLI {
-class App;
-}
 
 namespace moebius {
 
 // The arguments that a command gets from main.
 struct Cli {
-  CLI::App& app;
+  Command& program;
   Log& log;                        // standard error
   const std::atomic<int>& signal;  // the last SIGTERM, SIGINT or SIGUSR1, 0 if none came
   // The command that was asked for. It returns the exit code.

@@ -1,7 +1,5 @@
 #include "cli/generation.h"
 
-#include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -40,7 +38,7 @@ std::vector<int32_t> configured_ends(const std::string& dir, int64_t vocab_size)
 
 }  // namespace
 
-void add_generation_options(CLI::App& command, GenerationOptions& o) {
+void add_generation_options(Command& command, GenerationOptions& o) {
   Sampling& sampling = o.spec.sampling;
   command.add_option("MODEL", o.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
   command.add_option("--max-tokens", o.spec.max_tokens, "the most tokens to add to a text")->capture_default_str();
@@ -61,8 +59,7 @@ void add_generation_options(CLI::App& command, GenerationOptions& o) {
       ->capture_default_str();
   command.add_option("--seed", sampling.seed, "seed of sampling; the same seed gives the same text")
       ->capture_default_str();
-  command.add_option("--stop", o.stops, "a text ends before this string; may be given several times")
-      ->allow_extra_args(false);
+  command.add_option("--stop", o.stops, "a text ends before this string; may be given several times")->repeatable();
   command.add_option("--tokenizer", o.tokenizer, "bytes, or a folder with a tokenizer.json; default: the model's");
   add_device_option(command, o.device);
   add_dtype_option(command, o.dtype);

@@ -6,13 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/parse/arguments.h"
 #include "data/chat.h"
 #include "infer/generate.h"
 #include "tokenizer/tokenizer.h"
-
-namespace CLI {
-class App;
-}
 
 namespace moebius {
 
@@ -22,7 +19,7 @@ struct GenerationOptions {
   std::vector<std::string> stops;
   int threads = 0;
 };
-void add_generation_options(CLI::App& command, GenerationOptions& o);
+void add_generation_options(Command& command, GenerationOptions& o);
 
 // The tokenizer of a model, and what depends on it.
 class ModelTokenizer {

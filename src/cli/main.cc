@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
+#include "cli/parse/arguments.h"
 #include "comm/liveness/rank_supervisor.h"
 #include "config/nearest.h"
 
@@ -120,7 +121,8 @@ int run(int argc, char** argv) {
   const bool redraw = isatty(STDERR_FILENO) && std::getenv("NO_COLOR") == nullptr;
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);
-  Cli cli{.app = app, .log = *log, .signal = received_signal};
+  Command program(&app);
+  Cli cli{.program = program, .log = *log, .signal = received_signal};
   for (const auto add :
        {add_train, add_eval, add_generate, add_chat, add_forward, add_data, add_tokenize, add_checkpoint, add_import,
         add_export, add_upcycle, add_config, add_plan, add_bench, add_report, add_watch, add_doctor})

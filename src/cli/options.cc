@@ -1,7 +1,6 @@
 #include "cli/options.h"
 
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -11,24 +10,24 @@
 
 namespace moebius {
 
-void add_device_option(CLI::App& command, std::string& device) {
+void add_device_option(Command& command, std::string& device) {
   command.add_option("--device", device, "the device that computes: cpu or cuda")->capture_default_str();
 }
 
-void add_dtype_option(CLI::App& command, std::string& dtype) {
+void add_dtype_option(Command& command, std::string& dtype) {
   command.add_option("--dtype", dtype, "the dtype of the computation: f32 or bf16")->capture_default_str();
 }
 
-void add_threads_option(CLI::App& command, int& threads) {
+void add_threads_option(Command& command, int& threads) {
   command.add_option("--threads", threads, "number of CPU threads; 0: one for each CPU that this process may use")
       ->capture_default_str();
 }
 
-void add_json_option(CLI::App& command, bool& json) {
+void add_json_option(Command& command, bool& json) {
   command.add_flag("--json", json, "print the result as JSON on standard output");
 }
 
-void add_shard_bytes_option(CLI::App& command, int64_t& bytes) {
+void add_shard_bytes_option(Command& command, int64_t& bytes) {
   command.add_option("--shard-bytes", bytes, "the largest size of a file's tensors, in bytes")->capture_default_str();
 }
 
@@ -36,16 +35,15 @@ void check_shard_bytes(int64_t bytes) {
   MOEBIUS_CHECK(usage, bytes >= 1, "--shard-bytes: expected at least 1; got {}", bytes);
 }
 
-void add_layout_options(CLI::App& command, LayoutOptions& options) {
+void add_layout_options(Command& command, LayoutOptions& options) {
   command
       .add_option("--set", options.overrides,
                   "parallel.KEY=VALUE, the layout on several ranks, as parallel.ep=2; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   add_ranks_options(command, options.ranks, options.timeout_s);
 }
 
-void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s) {
+void add_ranks_options(Command& command, int64_t& ranks, std::optional<double>& timeout_s) {
   command
       .add_option("--ranks", ranks,
                   "number of ranks, started as threads of this process for debugging; mpirun, srun and torchrun start "
@@ -93,6 +91,6 @@ void print_json(const nlohmann::ordered_json& object) {
   fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-void add_example(CLI::App& command, const std::string& line) { command.footer("Example:\n  " + line); }
+void add_example(Command& command, const std::string& line) { command.footer("Example:\n  " + line); }
 
 }  // namespace moebius

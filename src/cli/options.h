@@ -6,24 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "cli/parse/arguments.h"
 #include "config/run_spec.h"
 #include "core/log.h"
 #include "core/tensor.h"
 
-namespace CLI {
-class App;
-}
-
 namespace moebius {
 
-void add_device_option(CLI::App& command, std::string& device);  // --device
-void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
-void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
-void add_json_option(CLI::App& command, bool& json);             // --json
-void add_shard_bytes_option(CLI::App& command, int64_t& bytes);  // --shard-bytes
-void check_shard_bytes(int64_t bytes);                           // throws Error{usage} unless it is at least 1
+void add_device_option(Command& command, std::string& device);  // --device
+void add_dtype_option(Command& command, std::string& dtype);    // --dtype
+void add_threads_option(Command& command, int& threads);        // --threads, 0: all that the process may use
+void add_json_option(Command& command, bool& json);             // --json
+void add_shard_bytes_option(Command& command, int64_t& bytes);  // --shard-bytes
+void check_shard_bytes(int64_t bytes);                          // throws Error{usage} unless it is at least 1
 // The help of the command ends with this line, which a user may type.
-void add_example(CLI::App& command, const std::string& line);
+void add_example(Command& command, const std::string& line);
 
 // --set parallel.KEY=VALUE, --ranks and --timeout, for commands that run on any layout.
 struct LayoutOptions {
@@ -31,9 +28,9 @@ struct LayoutOptions {
   int64_t ranks = 1;
   std::optional<double> timeout_s;
 };
-void add_layout_options(CLI::App& command, LayoutOptions& options);
+void add_layout_options(Command& command, LayoutOptions& options);
 // Adds --ranks and --timeout only.
-void add_ranks_options(CLI::App& command, int64_t& ranks, std::optional<double>& timeout_s);
+void add_ranks_options(Command& command, int64_t& ranks, std::optional<double>& timeout_s);
 // Returns the layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
 // the rest of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);

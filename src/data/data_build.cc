@@ -1,5 +1,6 @@
 #include "data/data_build.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 

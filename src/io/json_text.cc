@@ -1,5 +1,6 @@
 #include "io/json_text.h"
 
+#include <functional>
 #include <unordered_set>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // Runtime::eval: the value of an expression.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "jinja/filters.h"

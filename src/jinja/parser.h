@@ -1,6 +1,7 @@
 // Parses a template. Constructs that are not supported are refused by name.
 #pragma once
 
+#include <algorithm>
 #include <string_view>
 
 #include "jinja/lexer.h"

@@ -1,6 +1,5 @@
 #include "cli/bench/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "cli/machine.h"
@@ -54,7 +53,7 @@ bool is_among(const std::string& name, const Names& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void check_taken(const CLI::App& command, const std::string& workload) {
+void check_taken(const Command& command, const std::string& workload) {
   for (const auto& [option, takers] : kTakenBy) {
     MOEBIUS_CHECK(usage, command.count(option) == 0 || is_among(workload, takers),
                   "bench {}: expected no {}, an option of {} alone; leave it out", workload, option,
@@ -75,7 +74,7 @@ KernelChoice kernel_choice(const std::string& name) {
 
 }  // namespace
 
-void add_bench_options(CLI::App& command, BenchOptions& o) {
+void add_bench_options(Command& command, BenchOptions& o) {
   command
       .add_option(
           "NAME", o.name,
@@ -95,7 +94,7 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option(
       "--recipe", o.recipe,
       "step, precision: the recipe; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
-  command.add_option("--set", o.overrides, "step, precision: SECTION.KEY=VALUE")->take_all()->allow_extra_args(false);
+  command.add_option("--set", o.overrides, "step, precision: SECTION.KEY=VALUE")->repeatable();
   command.add_option("--steps", o.steps, "step: timed steps; they follow one warm-up step, on a GPU three")
       ->capture_default_str();
   command.add_option("--head-dim", o.spec.head_dim, "attention: width of every head; 0: the widths of the shape")
@@ -126,12 +125,12 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command
       .add_option("--ranks-per-node", o.ranks_per_node,
                   "dispatch: number of consecutive ranks of one machine that form a node")
-      ->check(CLI::Range(1, 8))
+      ->between(1, 8)
       ->capture_default_str();
   command
       .add_option("--sms", o.sms,
                   "dispatch on a GPU: multiprocessors for the copies of direct; 0: as many as they take")
-      ->check(CLI::Range(0, 1 << 16))
+      ->between(0, 1 << 16)
       ->capture_default_str();
   command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall, direct or two_level")
       ->capture_default_str();
@@ -139,7 +138,7 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   add_example(command, "moebius bench moe-layer --shape qwen3-30b-a3b --device cuda");
 }
 
-void check_bench_options(const CLI::App& command, BenchOptions& o) {
+void check_bench_options(const Command& command, BenchOptions& o) {
   MOEBIUS_CHECK(usage, is_among(o.name, kWorkloads), "bench: expected {}; got \"{}\"", listed(kWorkloads, "or"),
                 o.name);
   check_taken(command, o.name);

@@ -6,10 +6,7 @@
 #include <vector>
 
 #include "bench/bench.h"
-
-namespace CLI {
-class App;
-}
+#include "cli/parse/arguments.h"
 
 namespace moebius {
 
@@ -23,11 +20,11 @@ struct BenchOptions {
   bool profile = false, hash = false, json = false;
 };
 
-void add_bench_options(CLI::App& command, BenchOptions& o);
+void add_bench_options(Command& command, BenchOptions& o);
 
 // Sets the routing. Throws Error{usage} for an unknown workload, an option that the workload does not
 // take, or a value that makes no sense.
-void check_bench_options(const CLI::App& command, BenchOptions& o);
+void check_bench_options(const Command& command, BenchOptions& o);
 
 // Returns the machine, and the GPU if that is timed. threads: 0 leaves them out.
 std::string bench_machine(DeviceKind device, int threads);
