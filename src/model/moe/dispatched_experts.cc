@@ -2,7 +2,7 @@
 
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
-#include "model/moe/row_blocks.h"
+#include "model/moe/row_block_operands.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
@@ -157,8 +157,8 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
-// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product of
-// the own rows runs.
+// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product
+// of the own rows runs.
 void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
                                          const ConcurrentWork& concurrent) const {
   StackScope scope(step.stack);
