@@ -308,9 +308,9 @@ std::vector<KeyText> parallel_texts() {
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
-       "What an MoE layer computes while its rows travel between ranks: nothing (`none`), other work of the same "
+       "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
        "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
-       "[parallelism.md](../design/parallelism.md#work-beside-the-exchange)). `batch_split` needs `dispatcher = "
+       "[parallelism.md](../design/parallelism.md#overlap-with-the-exchange-of-rows)). `batch_split` needs `dispatcher = "
        "\"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's kernels. Results do "
        "not depend on it, bit for bit."},
       {"parallel.sums",
@@ -357,7 +357,7 @@ std::vector<KeyText> other_texts() {
        "copies beside them; `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and "
        "checkpoints the same. Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
       {"precision.dispatch",
-       "The dtype in which rows travel to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
+       "The dtype in which rows are sent to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
        "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes the "
        "numbers of a run. Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
       {"precision.activations",

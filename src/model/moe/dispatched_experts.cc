@@ -34,7 +34,7 @@ const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool reads_sent_r
                 "lora");
   MOEBIUS_CHECK(usage, dispatcher.split() != nullptr,
                 "parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows the "
-                "places of all rows before they travel; set it, or set expert_overlap to \"layer\"");
+                "places of all rows before they are sent; set it, or set expert_overlap to \"layer\"");
   return dispatcher.split();
 }
 
