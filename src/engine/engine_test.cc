@@ -6,6 +6,7 @@
 #include "comm/transport/threads.h"
 #include "core/error.h"
 #include "device/accelerator.h"
+#include "engine/engine_testing.h"
 #include "io/testing.h"
 #include "memory/testing.h"
 #include "ops/attention/attention_cudnn.h"
@@ -14,25 +15,6 @@ namespace moebius {
 namespace {
 
 using testing::HasSubstr;
-
-// Hundreds of terabytes: declared, measured and refused before any of it is asked for.
-EngineSpec huge_spec(DeviceKind device) {
-  return {.model = {.vocab_size = 1 << 20,
-                    .hidden_size = 1 << 14,
-                    .num_layers = 7,
-                    .num_heads = 1 << 12,
-                    .num_kv_heads = 8,
-                    .head_dim = 256,
-                    .max_position_embeddings = 33,
-                    .moe_layers = std::vector<bool>(7, true),
-                    .num_experts = 64,
-                    .top_k = 2,
-                    .moe_intermediate_size = 1 << 20},
-          .use = ModelUse::training,
-          .shape = {.batch = 3, .seq = 33, .max_segments = 3},
-          .optimizer = OptimizerSpec{.lr = 0.5},
-          .device = device};
-}
 
 void expect_refused(const EngineSpec& spec, const std::vector<std::string>& texts) {
   try {
@@ -47,7 +29,7 @@ void expect_refused(const EngineSpec& spec, const std::vector<std::string>& text
 TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
   const int64_t resident = current_rss_bytes();
   expect_refused(
-      huge_spec(DeviceKind::cpu),
+      testing::huge_spec(DeviceKind::cpu),
       {"out of memory: ", " are available; weights, gradients and the optimizer alone take ",
        "of any batch: use more ranks (parallel.ep, tp or pp), train.freeze, a smaller model", "memory plan\n"});
   EXPECT_LT(current_rss_bytes() - resident, 64 << 20);
@@ -56,14 +38,15 @@ TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
 TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  expect_refused(huge_spec(DeviceKind::cuda),
+  expect_refused(testing::huge_spec(DeviceKind::cuda),
                  {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and CUDA graphs; ",
                   " are available; weights, gradients and the optimizer alone take ", "memory plan\n"});
 }
 
 TEST(Engine, OutOfMemoryShowsTheMemoryTable) {
-  Engine engine(
-      {.model = huge_spec(DeviceKind::cpu).model, .shape = {.batch = 1, .seq = 3}, .device = DeviceKind::null});
+  Engine engine({.model = testing::huge_spec(DeviceKind::cpu).model,
+                 .shape = {.batch = 1, .seq = 3},
+                 .device = DeviceKind::null});
   try {
     engine.run([](Step&) { throw OutOfMemory("out of device memory in a call"); });
     FAIL() << "no error";
@@ -233,7 +216,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
 TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
-    EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
+    EngineSpec spec = {.model = testing::huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},
                        .shape = {.batch = 1, .seq = 64, .documents = false},
                        .device = DeviceKind::null,
@@ -261,7 +244,7 @@ struct NotedFills final : BatchSource {
 };
 
 TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
-  EngineSpec spec = huge_spec(DeviceKind::null);
+  EngineSpec spec = testing::huge_spec(DeviceKind::null);
   spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
   spec.num_micro_batches = 3;
   Engine engine(spec);
@@ -275,7 +258,7 @@ TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
 }
 
 TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {
-  EXPECT_GT(Engine(huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
+  EXPECT_GT(Engine(testing::huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
 }
 
 }  // namespace
