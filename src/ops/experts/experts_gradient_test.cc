@@ -9,8 +9,8 @@ using testing::run_expert_op;
 using testing::Values;
 using Problem = testing::ExpertProblem;
 
-// The gradients of the sum of probe . y, with y[t,:] = sum over the rows of t of weight (w2 a), by chaining the ops in
-// f32.
+// The gradients of the sum of probe . y, with y[t,:] = sum over the rows of t of weight (w2 a). They are computed by
+// chaining the ops, in f32.
 struct ChainedGradients {
   Array dh, sa, dweight, dw1, dw2;
   Values dx;
