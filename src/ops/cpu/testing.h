@@ -72,7 +72,7 @@ inline void on_each_device(const std::function<void(Stream&)>& body) {
   }
 }
 
-// Bytes that the host and the GPU see alike (pinned memory where there is a GPU), copied by value.
+// Bytes that both the host and the GPU can access (pinned memory where there is a GPU), copied by value.
 class SharedBytes {
  public:
   SharedBytes() = default;
