@@ -65,7 +65,7 @@ ChainedGradients chained_gradients(Stream& s, Problem& p) {
 
 // loss(x): a function whose derivatives at `at` are compared with `gradient`, by central differences.
 template <class Loss>
-void expect_derivatives(const char* what, Values at, const Values& gradient, Loss&& loss) {
+void expect_derivatives(const char* what, Values at, const Values& gradient, const Loss& loss) {
   Values differences(at.size());
   for (size_t i = 0; i < at.size(); ++i) {
     const double step = 1e-5, old = at[i];
