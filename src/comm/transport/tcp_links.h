@@ -69,11 +69,8 @@ class TcpLinks {
 
   // The state of another rank, as far as this rank knows it.
   struct Peer {
-    enum class State {
-      here,
-      left,
-      lost
-    } state = State::here;              // left: it has ended its work; lost: its connection broke
+    enum class State { here, left, lost };  // left: it has ended its work; lost: its connection broke
+    State state = State::here;
     std::optional<uint64_t> own_error;  // at rank 0: the hash of an error of its own, which it sent
     std::string failure;                // why it ended the run; empty if it did not
   };
@@ -93,7 +90,7 @@ class TcpLinks {
   bool have_all_left() const { return have_all_left_; }
   bool nothing_to_send() const;
 
-  // These are sent after everything before them. They are in flight when the call returns, and were sent when
+  // These queue a frame, to be sent after all frames queued before it. It has been sent when
   // move_until(.., nothing_to_send) returns true.
   void send_own_error(uint64_t hash);                 // to rank 0: this rank has failed by itself
   void send_error_reply(int rank, ErrorReply reply);  // from rank 0 to one rank: all have failed by themselves
@@ -121,17 +118,17 @@ class TcpLinks {
 
  private:
   enum class Kind : uint32_t {
-    message,
-    offer,
-    accept,
-    body,
+    message,  // a message of at most kEagerBytes
+    offer,    // of a longer message
+    accept,   // of an offer
+    body,     // the bytes of an accepted offer
     own_error,
     error_reply,
     failure,
-    lost,
+    lost,  // a connection broke
     left,
     all_left,
-    probe
+    probe  // see probe()
   };
   struct Header {
     Kind kind = Kind::message;
