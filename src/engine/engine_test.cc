@@ -29,7 +29,7 @@ void expect_refused(const EngineSpec& spec, const std::vector<std::string>& text
 TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
   const int64_t resident = current_rss_bytes();
   expect_refused(
-      testing::huge_spec(DeviceKind::cpu),
+      huge_spec(DeviceKind::cpu),
       {"out of memory: ", " are available; weights, gradients and the optimizer alone take ",
        "of any batch: use more ranks (parallel.ep, tp or pp), train.freeze, a smaller model", "memory plan\n"});
   EXPECT_LT(current_rss_bytes() - resident, 64 << 20);
@@ -38,15 +38,14 @@ TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
 TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  expect_refused(testing::huge_spec(DeviceKind::cuda),
+  expect_refused(huge_spec(DeviceKind::cuda),
                  {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and CUDA graphs; ",
                   " are available; weights, gradients and the optimizer alone take ", "memory plan\n"});
 }
 
 TEST(Engine, OutOfMemoryShowsTheMemoryTable) {
-  Engine engine({.model = testing::huge_spec(DeviceKind::cpu).model,
-                 .shape = {.batch = 1, .seq = 3},
-                 .device = DeviceKind::null});
+  Engine engine(
+      {.model = huge_spec(DeviceKind::cpu).model, .shape = {.batch = 1, .seq = 3}, .device = DeviceKind::null});
   try {
     engine.run([](Step&) { throw OutOfMemory("out of device memory in a call"); });
     FAIL() << "no error";
@@ -216,7 +215,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
 TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
-    EngineSpec spec = {.model = testing::huge_spec(DeviceKind::null).model,
+    EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},
                        .shape = {.batch = 1, .seq = 64, .documents = false},
                        .device = DeviceKind::null,
@@ -244,7 +243,7 @@ struct NotedFills final : BatchSource {
 };
 
 TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
-  EngineSpec spec = testing::huge_spec(DeviceKind::null);
+  EngineSpec spec = huge_spec(DeviceKind::null);
   spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
   spec.num_micro_batches = 3;
   Engine engine(spec);
@@ -258,7 +257,7 @@ TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
 }
 
 TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {
-  EXPECT_GT(Engine(testing::huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
+  EXPECT_GT(Engine(huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
 }
 
 }  // namespace

@@ -20,8 +20,6 @@ struct EngineTestAccess {
   static int64_t stack_high_water(Engine& engine) { return engine.plan_.stack().high_water(); }
 };
 
-namespace testing {
-
 // A spec that needs hundreds of terabytes: an engine is refused before it allocates any of them.
 inline EngineSpec huge_spec(DeviceKind device) {
   return {.model = {.vocab_size = 1 << 20,
@@ -40,7 +38,5 @@ inline EngineSpec huge_spec(DeviceKind device) {
           .optimizer = OptimizerSpec{.lr = 0.5},
           .device = device};
 }
-
-}  // namespace testing
 
 }  // namespace moebius

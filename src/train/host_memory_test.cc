@@ -76,7 +76,7 @@ TEST(HostMemory, TheRanksOfAMachineShareIt) {
 // Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where
 // they are not.
 TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
-  EngineSpec spec = testing::huge_spec(DeviceKind::null);
+  EngineSpec spec = huge_spec(DeviceKind::null);
   spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
   spec.num_micro_batches = 5;
   Engine engine(spec);
