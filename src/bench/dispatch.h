@@ -23,7 +23,7 @@ struct DispatchBenchSpec {
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;  // threads of a rank
   int64_t runs = 7;
-  int sms = 0;  // multiprocessors of a GPU for the direct dispatcher's copies; 0: as many as they take
+  int sms = 0;  // multiprocessors of a GPU for the direct dispatcher's copies; 0: all that they can use
   KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
 };
 
@@ -62,14 +62,14 @@ struct DispatchBench {
   std::vector<DispatchRate> rates;
   // With one rank, and with the direct dispatcher: the rates of dispatch and combine, and of a copy. A rate is bytes
   // read and written by all ranks over the time of the slowest. On a GPU each is a CUDA graph.
-  // The copy is of as many bytes. With one rank on a CPU it is a plain loop that copies a row for each pair.
+  // The copy is of the same number of bytes. With one rank on a CPU it is a plain loop that copies a row for each pair.
   double dispatch_gbytes_per_s = 0, copy_gbytes_per_s = 0;
   double times_slower_than_copy() const { return copy_gbytes_per_s / dispatch_gbytes_per_s; }
 };
 
 // Runs on all ranks of the world together, and returns the same on each. Rows are bf16. The experts
 // return their rows unchanged.
-// Throws Error{numerics} unless y is what the weights say. Throws Error{usage} when etp does not
+// Throws Error{numerics} unless y is the sum that the weights give. Throws Error{usage} when etp does not
 // divide the ranks, ep = ranks / etp does not divide the experts, or the dispatcher cannot run on these ranks.
 DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world);
 

@@ -69,7 +69,7 @@ TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
 }
 
 // A token has an expert of a given one of P ranks with probability 1 - C(16 - 16/P, 2) / C(16, 2), and its row then
-// travels once to each of the etp ranks there, unless that is its own.
+// is sent once to each of the etp ranks there, unless that is its own.
 TEST(BenchDispatch, DirectSendsARowOnceToEachRank) {
   for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
     const DispatchBench r = bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0},
@@ -91,7 +91,7 @@ TEST(BenchDispatch, DirectSendsARowOnceToEachRank) {
 }
 
 // 16 experts, top 2: a node of two has one of a token's with probability 1 - C(8, 2) / C(16, 2), a rank of four with
-// 1 - C(12, 2) / C(16, 2). A row travels once to the other node, and in each node to the rank that does not pass it on.
+// 1 - C(12, 2) / C(16, 2). A row is sent once to the other node, and in each node to the rank that does not pass it on.
 TEST(BenchDispatch, TwoLevelSendsARowOnceToEachNode) {
   const DispatchBench r = bench(4, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0},
                                     .dispatcher = DispatcherKind::two_level,

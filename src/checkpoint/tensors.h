@@ -19,7 +19,7 @@ struct NamedTensor {
   std::optional<TensorSlice> slice = {};  // what this rank holds of the global tensor; none: all of it
   bool is_replica = false;                // another rank saves the same slice
   bool converts = false;                  // the tensor is f32 or bf16, and may be read from either
-  // With a code, the tensor is read from f32, bf16 and u8 codes alike (core/block_code.h), whatever its
+  // With a code, the tensor can be read from f32, from bf16 and from u8 codes (core/block_code.h), whatever its
   // own dtype is. Where it is u8, scales are the scales of its blocks. They are saved as a tensor of their own.
   std::optional<BlockCode> code = {};
   Tensor scales = {};

@@ -43,7 +43,7 @@ struct Resolved {
   int64_t ranks_per_machine = 8;
 };
 
-// Returns the dispatcher that a run of this recipe takes when so many ranks start on a machine.
+// Returns the dispatcher of a run of this recipe if ranks_per_machine ranks start on each machine.
 DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
   const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};

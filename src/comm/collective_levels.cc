@@ -5,14 +5,14 @@
 namespace moebius {
 
 CollectiveLevels::CollectiveLevels(int size, int node) : size_(size) {
-  MOEBIUS_ASSERT(size > 0 && node > 0 && node <= kMostAtOnce);
+  MOEBIUS_ASSERT(size > 0 && node > 0 && node <= kMaxRadix);
   int left = size;
   if (node > 1 && node < size && size % node == 0) {
     radices_.push_back(node);
     left /= node;
   }
-  while (left > kMostAtOnce) {
-    int radix = kMostAtOnce;
+  while (left > kMaxRadix) {
+    int radix = kMaxRadix;
     while (radix > 1 && left % radix != 0) --radix;
     if (radix == 1) break;
     radices_.push_back(radix);

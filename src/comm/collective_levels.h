@@ -22,12 +22,12 @@ namespace moebius {
 
 class CollectiveLevels {
  public:
-  static constexpr int kMostAtOnce = 8;
+  static constexpr int kMaxRadix = 8;  // maximum ranks that exchange at a level
 
-  // node: ranks per node, at most kMostAtOnce. It is the first radix if it is above 1, below size, and divides size.
-  // Each other radix is the largest divisor, up to kMostAtOnce, of the remaining factor. A remaining factor without
-  // such a divisor, such as a prime above kMostAtOnce, is one level.
-  explicit CollectiveLevels(int size, int node = kMostAtOnce);
+  // node: ranks per node, at most kMaxRadix. It is the first radix if it is above 1, below size, and divides size.
+  // Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor without
+  // such a divisor, such as a prime above kMaxRadix, is one level.
+  explicit CollectiveLevels(int size, int node = kMaxRadix);
 
   int size() const { return size_; }
   int count() const { return static_cast<int>(radices_.size()); }

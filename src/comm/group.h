@@ -51,7 +51,7 @@ class Pending {
 };
 
 // The exchange of rows between all ranks of a group.
-//   in    its rows go to ranks 0, 1, ... in this order, send_rows[r] of them to rank r
+//   in    its rows are sent to ranks 0, 1, ... in this order, send_rows[r] of them to rank r
 //   out   gets the rows from ranks 0, 1, ... in this order, recv_rows[r] of them from rank r
 // A row is what one index of dim 0 holds. Both counts are on the host, one per rank.
 // They must agree between ranks: what r sends to q is what q expects from r, else

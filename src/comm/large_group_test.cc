@@ -18,7 +18,7 @@ namespace {
 
 // --- levels ---------------------------------------------------------------------------------------------------------
 
-std::vector<int> radices(int size, int node = CollectiveLevels::kMostAtOnce) {
+std::vector<int> radices(int size, int node = CollectiveLevels::kMaxRadix) {
   const CollectiveLevels levels(size, node);
   std::vector<int> radices;
   for (int l = 0; l < levels.count(); ++l) radices.push_back(levels.radix(l));
@@ -87,7 +87,7 @@ float sum_over(const CollectiveLevels& levels, const std::vector<float>& values,
   return sum;
 }
 
-float wanted_sum(int size, int64_t i, bool of_bf16, int node = CollectiveLevels::kMostAtOnce) {
+float wanted_sum(int size, int64_t i, bool of_bf16, int node = CollectiveLevels::kMaxRadix) {
   const CollectiveLevels levels(size, node);
   std::vector<float> values;
   for (int r = 0; r < size; ++r) values.push_back(of_bf16 ? to_f32(to_bf16(value(r, i))) : value(r, i));

@@ -110,8 +110,8 @@ void MeshShape::check() const {
                 tp, cp, dp, tp * cp * dp, etp, ep, edp, etp * ep * edp);
   MOEBIUS_CHECK(usage, cp_inner >= 1 && cp % cp_inner == 0,
                 "mesh: cp_inner must divide cp, {} % {} must be 0; choose a divisor of cp", cp, cp_inner);
-  MOEBIUS_CHECK(usage, ranks_per_node >= 1 && ranks_per_node <= CollectiveLevels::kMostAtOnce,
-                "mesh: ranks_per_node must be from 1 to {}; got {}", CollectiveLevels::kMostAtOnce, ranks_per_node);
+  MOEBIUS_CHECK(usage, ranks_per_node >= 1 && ranks_per_node <= CollectiveLevels::kMaxRadix,
+                "mesh: ranks_per_node must be from 1 to {}; got {}", CollectiveLevels::kMaxRadix, ranks_per_node);
   check_fsdp_shard(*this);
 }
 

@@ -12,7 +12,7 @@ namespace {
 Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
 
 // Hidden states go from stage to stage, and keys from rank to rank.
-// Buckets of gradients and weights travel while the GPU computes.
+// Buckets of gradients and weights are exchanged while the GPU computes.
 NcclUse use_of(const MeshShape& shape, Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
           .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp,

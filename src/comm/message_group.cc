@@ -90,7 +90,7 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_reduce_sum", x);
-  const int64_t piece = kSumPiece * std::min(size(), CollectiveLevels::kMostAtOnce);
+  const int64_t piece = kSumPiece * std::min(size(), CollectiveLevels::kMaxRadix);
   const Tensor x_N = x.view({x.numel()});
   for (int64_t at = 0; at < x_N.numel(); at += piece) {
     const Tensor piece_N = x_N.rows(at, std::min(at + piece, x_N.numel()));
@@ -113,7 +113,7 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
 
 void MessageGroup::reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t record) {
   const int64_t own_size = out.numel();
-  const int64_t piece = std::max(int64_t{1}, kSumPiece * std::min(size(), CollectiveLevels::kMostAtOnce) / size());
+  const int64_t piece = std::max(int64_t{1}, kSumPiece * std::min(size(), CollectiveLevels::kMaxRadix) / size());
   const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
   for (int64_t at = 0; at < own_size; at += piece) {
     const int64_t end = std::min(at + piece, own_size);
@@ -146,7 +146,7 @@ void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
 void MessageGroup::gather(Tensor out, Tensor in, int64_t record) {
   if (levels_.is_direct()) return exchange(Spans(size(), span_of(in)), blocks_of(out, size()), record);
   const int64_t own_bytes = in.num_bytes();
-  const int64_t piece = std::max(int64_t{1}, kSumPiece * size_of(DType::f32) * CollectiveLevels::kMostAtOnce / size());
+  const int64_t piece = std::max(int64_t{1}, kSumPiece * size_of(DType::f32) * CollectiveLevels::kMaxRadix / size());
   auto* const to = static_cast<std::byte*>(out.data);
   const auto* const from = static_cast<const std::byte*>(in.data);
   for (int64_t at = 0; at < own_bytes; at += piece) {

@@ -21,9 +21,9 @@ namespace moebius {
 
 struct MessageGroupSpec {
   std::string name;
-  std::vector<int> ranks;  // world ranks, ascending
-  int channel = 0;         // the first of kChannelsOfGroup channels, the same on all ranks of the group
-  int node = CollectiveLevels::kMostAtOnce;  // ranks per node, for CollectiveLevels
+  std::vector<int> ranks;                  // world ranks, ascending
+  int channel = 0;                         // the first of kChannelsOfGroup channels, the same on all ranks of the group
+  int node = CollectiveLevels::kMaxRadix;  // ranks per node, for CollectiveLevels
 };
 inline constexpr int kChannelsOfGroup = 2;  // one for collectives, one for sends and receives
 

@@ -116,7 +116,7 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
     if (answer.why[0] == 0) put(answer.why, why);
     pages.shares_gpu |= on_gpu && std::strcmp(ranks[r].gpu, mine.gpu) == 0;
   }
-  pages.apart = first_of(gathered(group, answer));
+  pages.why_no_access = first_of(gathered(group, answer));
   return pages;
 }
 
@@ -126,7 +126,7 @@ std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
   Answer answer;
   {
     const PeerPages pages = open_peers(group, memory, window);
-    put(answer.why, pages.apart.empty() ? what_is_lost(s, group, pages) : pages.apart);
+    put(answer.why, pages.why_no_access.empty() ? what_is_lost(s, group, pages) : pages.why_no_access);
   }
   return first_of(gathered(world, answer));  // no rank frees memory that another has open before this
 }

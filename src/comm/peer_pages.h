@@ -14,7 +14,7 @@ struct PeerPages {
   std::vector<std::byte*> windows;   // by rank: where its window begins, as this rank sees it
   bool shares_gpu = false;           // this rank's GPU is another rank's too
   // The reason why some rank cannot access the memory of another, the same on every rank; empty if all can.
-  std::string apart;
+  std::string why_no_access;
 };
 
 // All ranks of the group call it together. Each passes a window of its memory.

@@ -31,11 +31,11 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
       waits_on_host_(waits_on_host) {
   MOEBIUS_ASSERT(window.num_bytes() >= control_bytes(group.size()) && memory.data() != nullptr);
   pages_ = open_peers(group, memory, window);
-  MOEBIUS_CHECK(usage, pages_.apart.empty(),
+  MOEBIUS_CHECK(usage, pages_.why_no_access.empty(),
                 "parallel.dispatcher: direct and two_level write to the memory of all ranks of {}: {}; choose another "
                 "dispatcher, a layout that has these ranks on one machine, or with two_level another "
                 "parallel.ranks_per_node",
-                group.name(), pages_.apart);
+                group.name(), pages_.why_no_access);
   std::vector<int64_t> addresses;
   for (std::byte* begin : pages_.windows) addresses.push_back(reinterpret_cast<int64_t>(begin));
   copy_to_device(s, bases_W().data, addresses.data(), bases_W().num_bytes());

@@ -34,10 +34,11 @@ struct DispatcherChoiceInputs {
   std::string origin;          // the end of the error's message: where the key was set
 };
 
-// Rows of a token that leave its rank on each way, where experts are chosen evenly. W = ETP EP ranks share E experts.
+// Rows of a token that leave its rank in each direction, if experts are chosen evenly. W = ETP EP ranks share the E
+// experts of a layer.
 //   all-gather   W - 1
 //   all-to-all   K ETP (W - 1) / W
-//   direct       (W - 1) (1 - C(E - E/EP, K) / C(E, K)): the others that have any of its experts
+//   direct       (W - 1) (1 - C(E - E/EP, K) / C(E, K)): the other ranks that have any of its experts
 struct RowsOfToken {
   double allgather = 0, alltoall = 0, direct = 0;
 };

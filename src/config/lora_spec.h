@@ -9,7 +9,7 @@
 
 namespace moebius {
 
-// How the frozen matrices of projections and experts are held beside adapters.
+// The format of the frozen matrices of projections and experts while adapters are trained.
 enum class LoraBase {
   compute,    // in the dtype of the computation
   fp8_block,  // E4M3 with an f32 scale for each block of 128 x 128 (core/quantized.h, square_blocks)

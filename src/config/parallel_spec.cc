@@ -34,7 +34,7 @@ void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t wor
 
 namespace {
 
-// The ranks that hold the same weights of a layer; larger groups of them are shared out in blocks of fsdp_shard.
+// The ranks that hold the same weights of a layer; larger groups of them are sharded in blocks of fsdp_shard.
 void check_fsdp_shard(const ParallelSpec& p, int64_t world_size) {
   const int64_t shard = p.fsdp_shard, dp_cp = p.dp(world_size) * p.cp, edp = p.edp(world_size);
   MOEBIUS_CHECK(usage, shard == 0 || shard >= 2,

@@ -21,8 +21,9 @@ enum class PipelineSchedule { one_f_one_b };
 enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 
 // The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h). No choice changes a bit.
-//   none    nothing
-//   layer   work of the same layer: products of its experts' backward pass, and its shared expert
+//   none         nothing
+//   layer        work of the same layer: products of its experts' backward pass, and its shared expert
+//   batch_split  also the products of the rank's own rows
 enum class ExpertOverlap { none, layer, batch_split };
 
 struct ParallelSpec {

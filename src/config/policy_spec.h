@@ -48,7 +48,7 @@ struct PrecisionSpec {
   PrecisionRecipe recipe = PrecisionRecipe::none;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
   PrecisionChoice weights = PrecisionChoice::compute;      // dtype of quantised products' weights, in training
-  PrecisionChoice dispatch = PrecisionChoice::compute;     // rows on their way to experts
+  PrecisionChoice dispatch = PrecisionChoice::compute;     // rows that are sent to experts
   PrecisionChoice activations = PrecisionChoice::compute;  // pre-activations of gated layers, kept for backward
   std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
   bool operator==(const PrecisionSpec&) const = default;

@@ -284,7 +284,7 @@ void check_held_in_recipe(const RunSpec& s) {
                 "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",
                 origin(s, "log.precision"));
   if (s.model.num_experts == 0)
-    refuse_idle(s, "precision.dispatch", "the model has no experts, so no row travels to one; remove it");
+    refuse_idle(s, "precision.dispatch", "the model has no experts to which rows are sent; remove it");
   if (!weights) return;
   MOEBIUS_CHECK(usage, s.optimizer.master == MasterFormat::f32,
                 "precision.weights = \"recipe\" holds weights in 8 bits, which {} cannot be the masters of; set "

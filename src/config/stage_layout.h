@@ -46,7 +46,8 @@ struct StageLayout {
 };
 
 struct StageLayoutRequest {
-  std::string text;  // parallel.layout; empty: as many layers on each stage, E on the first, m and L on the last
+  // parallel.layout; empty: all stages have the same number of layers, E is on the first, and m and L are on the last.
+  std::string text;
   int64_t num_ranks = 1, num_virtual = 1;
   int64_t num_layers = 0, num_mtp = 0;  // numbers of the whole model
 };

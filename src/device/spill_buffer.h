@@ -1,5 +1,5 @@
 // One range of addresses, of which some parts are in device memory and the rest is in host memory. Kernels read and
-// write both alike. So a tensor can have its worst-case size, while only its expected rows use device memory.
+// write both in the same way. So a tensor can have its worst-case size, while only its expected rows use device memory.
 //   cpu   Ordinary pages; a page that is never written uses no memory.
 //   cuda  Managed memory (CUDA programming guide, unified memory), whose parts stay where they are placed. A host page
 //         uses no memory before its first access; the GPU accesses it over PCIe, without migration.

@@ -6,6 +6,7 @@
 #include "comm/transport/threads.h"
 #include "core/error.h"
 #include "device/accelerator.h"
+#include "engine/engine_testing.h"
 #include "io/testing.h"
 #include "memory/testing.h"
 #include "ops/attention/attention_cudnn.h"
@@ -14,25 +15,6 @@ namespace moebius {
 namespace {
 
 using testing::HasSubstr;
-
-// Hundreds of terabytes: declared, measured and refused before any of it is asked for.
-EngineSpec huge_spec(DeviceKind device) {
-  return {.model = {.vocab_size = 1 << 20,
-                    .hidden_size = 1 << 14,
-                    .num_layers = 7,
-                    .num_heads = 1 << 12,
-                    .num_kv_heads = 8,
-                    .head_dim = 256,
-                    .max_position_embeddings = 33,
-                    .moe_layers = std::vector<bool>(7, true),
-                    .num_experts = 64,
-                    .top_k = 2,
-                    .moe_intermediate_size = 1 << 20},
-          .use = ModelUse::training,
-          .shape = {.batch = 3, .seq = 33, .max_segments = 3},
-          .optimizer = OptimizerSpec{.lr = 0.5},
-          .device = device};
-}
 
 void expect_refused(const EngineSpec& spec, const std::vector<std::string>& texts) {
   try {

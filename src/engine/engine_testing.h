@@ -1,4 +1,5 @@
-// Access to an engine for tests: the end of a step after passes that a test ran by itself, and the step stack's use.
+// For tests of engines: the end of a step after passes that a test ran by itself, the use of the step stack, and the
+// spec of an engine that no machine can hold.
 #pragma once
 
 #include "engine/engine.h"
@@ -18,5 +19,24 @@ struct EngineTestAccess {
   // Returns the high-water mark of the step stack, in bytes.
   static int64_t stack_high_water(Engine& engine) { return engine.plan_.stack().high_water(); }
 };
+
+// A spec that needs hundreds of terabytes: an engine is refused before it allocates any of them.
+inline EngineSpec huge_spec(DeviceKind device) {
+  return {.model = {.vocab_size = 1 << 20,
+                    .hidden_size = 1 << 14,
+                    .num_layers = 7,
+                    .num_heads = 1 << 12,
+                    .num_kv_heads = 8,
+                    .head_dim = 256,
+                    .max_position_embeddings = 33,
+                    .moe_layers = std::vector<bool>(7, true),
+                    .num_experts = 64,
+                    .top_k = 2,
+                    .moe_intermediate_size = 1 << 20},
+          .use = ModelUse::training,
+          .shape = {.batch = 3, .seq = 33, .max_segments = 3},
+          .optimizer = OptimizerSpec{.lr = 0.5},
+          .device = device};
+}
 
 }  // namespace moebius

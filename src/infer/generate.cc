@@ -246,7 +246,7 @@ class Generator::Run {
     of_.times_.tokens_s += seconds_since(start);
   }
 
-  // Returns whether every text may take so many more tokens.
+  // Returns whether every text may have `count` more tokens.
   bool all_need(int64_t count) const {
     return std::all_of(growing_.begin(), growing_.end(), [&](const Growing& g) {
       return std::ssize(results_[g.prompt].tokens) + count <= spec_.max_tokens;

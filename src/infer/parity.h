@@ -18,7 +18,7 @@ struct ParitySpec {
   std::string out;           // safetensors file to write
   std::string model;         // path of the model, as in weights/load.h
   std::string adapter = {};  // path of an adapter, as in weights/adapter.h; empty: none
-  std::string tokens;        // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
+  std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and optionally `doc_start` of the same shape
   bool gradients = false;
   double mtp_coeff = 0.0;  // weight of multi-token prediction in the objective of the gradients; 0: without it
   DType compute = DType::f32;

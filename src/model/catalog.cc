@@ -61,8 +61,8 @@ std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
   return runs;
 }
 
-// Returns the part of a name that is most like the pattern without the * and the dots at its ends. ends_only: the part is
-// the end of the name.
+// Returns the part of a name that is most like the pattern without the * and the dots at its ends. ends_only: the part
+// is the end of the name.
 std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names,
                                bool ends_only = false) {
   const size_t begin = pattern.find_first_not_of("*."), end = pattern.find_last_not_of("*.");
@@ -112,7 +112,7 @@ ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
 
 namespace {
 
-// Scales of weights in few bits are not parameters of the model.
+// Scales of quantised weights are not parameters of the model.
 int64_t numel_of(const ModelCatalog::Entry& entry) {
   if (entry.spec.name.ends_with(scales_name(""))) return 0;
   int64_t count = 0;

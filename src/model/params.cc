@@ -30,7 +30,7 @@ Tensor Param::master() const {
 }
 
 namespace {
-// Weights of few bits and their scales are loaded, never initialised randomly.
+// Quantised weights and their scales are loaded, never initialised randomly.
 bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
 
 Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
@@ -136,7 +136,7 @@ void ParamTable::own(size_t i, const ElementRange& range) {
 }
 
 void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(is_drawn(params_[i]));  // a frozen base in few bits is read whole
+  MOEBIUS_ASSERT(is_drawn(params_[i]));  // a quantised frozen base is read whole
   plan_.withdraw(params_[i].w);
   params_[i].kept_weights = piece;
 }

@@ -2,7 +2,7 @@
 // and multi-token prediction. Without a pipeline the model is one stage.
 //
 // A stage sends the residual stream to the next one: [T, D] in the dtype of the computation, with the last layer's
-// output added. Its gradient comes back. T is the number of this rank's rows of the residual stream
+// output added. The next stage sends its gradient back. T is the number of this rank's rows of the residual stream
 // (model/attention/token_runs.h).
 //
 // The norms round the sum before they read it, so cutting the model into stages changes no bit. A stage works in place:
@@ -122,7 +122,7 @@ class Stage {
   void read_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const;
   void mtp_loss(Step& step, const Saved& saved) const;
   const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
-  // The parameters that the head reads, and those that multi-token prediction reads beside its own.
+  // The parameters that the head reads, and the embedding that multi-token prediction reads.
   const ParamSpan& of_head() const { return embedding_ && model_.tie_word_embeddings ? of_embedding_ : of_end_; }
   const ParamSpan& of_mtp_embedding() const { return embedding_ ? of_embedding_ : of_end_; }
   void forward_mtp(Step& step, Saved& saved) const;

@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;  // far above any vocabulary; memory can index so many
+constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;  // far above any vocabulary; a table of this size fits memory
 constexpr std::string_view kMarker = "\xE2\x96\x81";
 
 // A merge is ["a", "b"], or "a b" in older files.

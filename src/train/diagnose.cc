@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// Returns the first element that is not finite, or -1. Of weights in few bits only E4M3 can have such elements, since
+// Returns the first element that is not finite, or -1. Of quantised weights only E4M3 can have such elements, since
 // scales were checked when they were read.
 int64_t first_nonfinite(Stream& s, const Tensor& t) {
   if (t.dtype == DType::f32 || t.dtype == DType::bf16) return find_nonfinite(s, t);

@@ -17,10 +17,9 @@ class MemoryForecast {
   // Throws Error{usage} when the host does not have the memory of plan, snapshot and rows of experts beyond
   // their budget. All ranks call it together.
   void predict(CheckpointStore& store, bool async_save);
-  void compare();  // logs it beside the measured peak
-  int64_t predicted_bytes() const {
-    return predicted_bytes_;
-  }  // memory of the GPU or the process; valid after predict()
+  void compare();  // logs the prediction and the measured peak
+  // Memory of the GPU or of the process; valid after predict().
+  int64_t predicted_bytes() const { return predicted_bytes_; }
 
  private:
   void predict_gpu(const HostMemory& host);

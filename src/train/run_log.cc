@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kHistograms = 200;  // about so many in a run; TensorBoard shows fewer
+constexpr int64_t kHistograms = 200;  // the approximate number in a run; TensorBoard shows fewer
 
 std::string duration_text(double seconds) {
   const int64_t s = static_cast<int64_t>(seconds + 0.5);

@@ -70,7 +70,7 @@ class PartLoader {
     for (int64_t begin = 0; begin < numel; begin += kMaxElements)
       load(entry, p, part, {.begin = begin, .count = std::min(kMaxElements, numel - begin)});
   }
-  // Loads weights in few bits, a whole row of blocks at a time: unchanged if they have these blocks on
+  // Loads quantised weights, a whole row of blocks at a time: unchanged if they have these blocks on
   // disk, else quantised.
   void load_blocks(size_t entry, const Param& p, const Param& scales, const ParamPart& part) {
     const ScaleLayout layout = held_layout(p.w.dtype), on_disk = reader_.blocks_on_disk(entry);

@@ -1,5 +1,5 @@
 // Weights from a folder into a model: from a checkpoint of Moebius or a Hugging Face folder. The
-// files in the folder tell which it is.
+// files in the folder show which it is.
 #pragma once
 
 #include <optional>

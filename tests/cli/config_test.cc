@@ -247,7 +247,7 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
                  "parallel.dispatcher = \"alltoall\" reads its counts on the host");
   ranks_per_machine = "2";
-  // In bf16 all-to-all sends less across two nodes, since the sums of two_level travel in f32.
+  // In bf16 all-to-all sends less across two nodes, since the sums of two_level are sent in f32.
   EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
   EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"}),
             "two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2 "

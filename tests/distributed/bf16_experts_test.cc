@@ -94,10 +94,9 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
       expect_same(train(world, spec), want);
     };
     same("nothing", [](EngineSpec&) {});
-    same("work beside rows on their way", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::layer; });
+    same("work during the exchange of rows", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::layer; });
     if (c.dispatcher == DispatcherKind::direct) {
-      same("own rows while those of others travel",
-           [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
+      same("own rows during the exchange", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
       same("the same, recomputed", [](EngineSpec& spec) {
         spec.expert_overlap = ExpertOverlap::batch_split;
         spec.recompute.expert_up = true;

@@ -39,7 +39,7 @@ struct LayoutModel {
   // together. The widths are such that no block is split.
   bool quantised = false;
   bool wide = false;             // the widths of quantised, which tensor cores take
-  bool narrow_rows = false;      // quantised: rows travel to experts in 8 bits
+  bool narrow_rows = false;      // quantised: rows are sent to experts in 8 bits
   bool held_in_8_bits = false;   // quantised: weights are held and exchanged in 8 bits
   bool saved_in_8_bits = false;  // quantised: pre-activations are saved in 8 bits
   auto operator<=>(const LayoutModel&) const = default;

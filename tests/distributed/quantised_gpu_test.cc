@@ -1,4 +1,4 @@
-// Weights that are held in 8 bits, and rows that travel in 8 bits, on ranks of GPUs. Ranks may share one.
+// Weights that are held in 8 bits, and rows that are sent in 8 bits, on ranks of GPUs. Ranks may share one.
 // Skipped where there is no GPU.
 #include "device/accelerator.h"
 #include "tests/distributed/ranks.h"
@@ -134,9 +134,9 @@ TEST_P(QuantisedOnGpuRanks, ActivationsInEightBitsAreTheSameWithABudgetOfRows) {
   });
 }
 
-// A token is rounded before all uses, so how it travels changes no bit of a layer. All-to-all adds the rows of a
+// A token is rounded before all uses, so the way it is sent changes no bit of a layer. All-to-all adds the rows of a
 // token in another order, as it does without 8 bits. Gradients of weights in bf16 show that the rows were rounded:
-// quantising them once more along a row changes nothing.
+// quantising them again along a row changes nothing.
 TEST_P(QuantisedOnGpuRanks, RowsInEightBitsAreTheSameHoweverTheyTravel) {
   run_ranks(num_ranks(), [](Transport& world) {
     const auto train = [&](DispatcherKind dispatcher, bool graph, PrecisionChoice dispatch) {

@@ -1,5 +1,5 @@
 // A model with products of fp8_block on every kind of layout: each rank's blocks are those of one rank. Weights may be
-// held, rows travel, and pre-activations be saved, in 8 bits.
+// held, rows be sent, and pre-activations be saved, in 8 bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

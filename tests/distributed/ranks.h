@@ -20,7 +20,7 @@ inline Transport*& process_world() {
   return world;
 }
 
-// Runs the body on so many ranks, which are threads or the processes of process_world().
+// Runs the body on num_ranks ranks, which are threads or the processes of process_world().
 inline void run_ranks(int num_ranks, const RankBody& body) {
   if (process_world() == nullptr) return run_threads(num_ranks, test_world(), body);
   ASSERT_EQ(process_world()->size(), num_ranks);

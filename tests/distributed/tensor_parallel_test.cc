@@ -25,7 +25,7 @@ void declare_gqa(const Gqa& layer, MemoryPlan& plan, Gqa::Saved& saved) {
 Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
 
 // In the forward pass a layer gathers x and sums y. In the backward pass it gathers dy, sums dx,
-// and gathers x once more for the weight gradient.
+// and gathers x again for the weight gradient.
 // Each of these sends (n - 1) / n of the rows of all ranks.
 void expect_row_traffic(const LayerPasses& passes, int64_t n, int64_t more_forward = 0, int64_t more_backward = 0) {
   const int64_t all_rows = kRows * D * size_of(DType::f32), once = all_rows * (n - 1) / n;

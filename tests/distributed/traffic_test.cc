@@ -1,5 +1,5 @@
 // The bytes that a training step sends over each axis equal the closed formulas of
-// docs/design/parallelism.md exactly.
+// docs/design/parallelism.md and docs/design/expert-parallelism.md exactly.
 #include <map>
 
 #include "comm/control.h"

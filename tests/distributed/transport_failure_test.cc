@@ -169,9 +169,9 @@ TEST_P(RanksFail, AJobThatIsSuspendedContinues) {
 
 // The construction of the watchdog of the other ranks may throw, too.
 TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
-  const Ended ended = run_failing("none rank_watch.meet:1:throw");
+  const Ended ended = run_failing("none rank_watch.connect:1:throw");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
-  EXPECT_THAT(ended.text, HasSubstr("report: rank 1 (dp 1) threw, and others did not: rank_watch.meet: Input/output "
+  EXPECT_THAT(ended.text, HasSubstr("report: rank 1 (dp 1) threw, and others did not: rank_watch.connect: Input/output "
                                     "error (a test's fault)\n"));
   EXPECT_LT(ended.seconds, 60);
 }
@@ -183,7 +183,7 @@ TEST_P(MpiRanksFail, ARankStoppedOutsideOfMpiEndsTheRunInTime) {
   };
   for (const Place& at :
        {Place{"none", "mpi.init:1:stop", "MPI_Init_thread"}, Place{"none", "mpi.dup:1:stop", "MPI_Comm_dup"},
-        Place{"none", "mpi.dup:2:stop", "MPI_Comm_dup"}, Place{"all", "mpi.farewell:1:stop", "MPI_Allgather"},
+        Place{"none", "mpi.dup:2:stop", "MPI_Comm_dup"}, Place{"all", "mpi.own_error:1:stop", "MPI_Allgather"},
         Place{"none", "mpi.finalize:1:stop", "MPI_Finalize"}}) {
     SCOPED_TRACE(at.fault);
     const Ended ended = run_command(fmt::format("timeout -k 3 60 {} {} {}", GetParam().command, at.way, at.fault));

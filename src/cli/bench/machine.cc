@@ -139,7 +139,7 @@ std::string device_name(const BenchSpec& spec) {
                                          : fmt::format("{} threads of an {}", spec.threads, this_machine().cpu);
 }
 
-// Other work slows every run alike, so the spread of the runs need not show it.
+// Other work slows every run equally, so the spread of the runs need not show it.
 void warn_of_other_work(Log& log) {
   double load = 0;
   const int cpus = this_machine().cpus;

@@ -129,7 +129,7 @@ void add_bench_options(Command& command, BenchOptions& o) {
       ->capture_default_str();
   command
       .add_option("--sms", o.sms,
-                  "dispatch on a GPU: multiprocessors for the copies of direct; 0: as many as they take")
+                  "dispatch on a GPU: multiprocessors for the copies of direct; 0: all that they can use")
       ->between(0, 1 << 16)
       ->capture_default_str();
   command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall, direct or two_level")

@@ -21,7 +21,7 @@ struct RankFailure {
 std::optional<ErrorKind> error_kind(int number);
 // Returns the exception that is being handled. REQUIRES: within a handler.
 RankFailure caught_failure();
-// Returns the report to the user when not all ranks have failed alike. `recorder` is
+// Returns the report to the user when the ranks have not all failed in the same way. `recorder` is
 // that of `rank`.
 std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& recorder);
 

@@ -108,7 +108,7 @@ std::string failure_of(const std::function<void()>& body) {
 RankWatch::RankWatch(Control& control, double seconds, Listener listener)
     : rank_(control.rank()), listener_(std::move(listener)), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (control.size() == 1) return;
-  fault_point("rank_watch.meet");
+  fault_point("rank_watch.connect");
   connect(control, seconds);
   watches_ = why_missing_.empty();
   wake();
@@ -167,7 +167,7 @@ void RankWatch::run(const std::stop_token& stop) {
     polled.assign(1, {.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
     if (watches_)
       for (const Link& link : links_)  // poll skips a negative descriptor
-        polled.push_back({.fd = link.is_through ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
+        polled.push_back({.fd = link.is_closed ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
     if (::poll(polled.data(), polled.size(), -1) <= 0) continue;
     uint64_t times = 0;
     if (polled[0].revents != 0) (void)!::read(waker_.descriptor(), &times, sizeof times);
@@ -181,8 +181,8 @@ void RankWatch::receive(Link& link) {
                            link.bytes.size() - link.num_bytes, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) {
-    link.is_through = true;
-    return hear({.event = Event::death, .rank = link.rank}, link);
+    link.is_closed = true;
+    return handle_notice({.event = Event::death, .rank = link.rank}, link);
   }
   link.num_bytes += n;
   if (link.num_bytes < link.bytes.size()) return;
@@ -190,13 +190,13 @@ void RankWatch::receive(Link& link) {
   std::memcpy(&notice, link.bytes.data(), sizeof notice);
   link.num_bytes = 0;
   if (notice.event == Event::exit) {
-    link.is_through = true;
+    link.is_closed = true;
   } else {
-    hear(notice, link);
+    handle_notice(notice, link);
   }
 }
 
-void RankWatch::hear(const Notice& notice, const Link& from) {
+void RankWatch::handle_notice(const Notice& notice, const Link& from) {
   if (quiet_.exchange(true)) return;
   send(notice, &from);
   notice.event == Event::death ? listener_.death(notice.rank) : listener_.ending();

@@ -27,7 +27,7 @@ class RankWatch {
     std::function<void(int rank)> death;   // called when the process of this rank has ended
     std::function<void()> ending = [] {};  // called when another rank ends the processes of all ranks
   };
-  // Every rank of the world makes one; they meet over `control`.
+  // Every rank of the world makes one; they exchange their addresses over `control`.
   // After that it takes them at most about `seconds`.
   // At most one of the listener's functions is called, once, on this object's thread.
   RankWatch(Control& control, double seconds, Listener listener);
@@ -55,12 +55,12 @@ class RankWatch {
     Socket socket;
     std::array<std::byte, sizeof(Notice)> bytes{};  // bytes of a notice that is arriving
     size_t num_bytes = 0;
-    bool is_through = false;  // nothing more will come
+    bool is_closed = false;  // nothing more will come
   };
   void connect(Control& control, double seconds);
   void run(const std::stop_token& stop);
   void receive(Link& link);
-  void hear(const Notice& notice, const Link& from);
+  void handle_notice(const Notice& notice, const Link& from);
   void send(const Notice& notice, const Link* except = nullptr);
   void wake();
 

@@ -80,7 +80,7 @@ struct HandshakeConnector::State {
   Job job;
   int to_rank = 0;
   Greeting greeting;
-  std::vector<std::byte> heard;  // of the message that is arriving
+  std::vector<std::byte> received;  // of the message that is arriving
   bool has_answered = false;
 };
 
@@ -97,11 +97,11 @@ void HandshakeConnector::greet(const Socket& connection) {
 
 bool HandshakeConnector::is_accepted(const Socket& connection) {
   State& s = *state_;
-  if (s.has_answered) return hear(connection, s.heard, 1, kAcceptance);
-  if (!hear(connection, s.heard, sizeof(Challenge), kChallenge)) return false;
+  if (s.has_answered) return read_available(connection, s.received, 1, kAcceptance);
+  if (!read_available(connection, s.received, sizeof(Challenge), kChallenge)) return false;
   Challenge challenge;
-  std::memcpy(&challenge, s.heard.data(), sizeof challenge);
-  s.heard.clear();
+  std::memcpy(&challenge, s.received.data(), sizeof challenge);
+  s.received.clear();
   MOEBIUS_CHECK(distributed, challenge.magic == kMagic, "another program answers");
   MOEBIUS_CHECK(distributed, is_same(challenge.proof, proof_of_acceptor(s.job, s.greeting, challenge)),
                 "the rank there does not know the secret of this job");
@@ -128,7 +128,7 @@ struct HandshakeAcceptor::PendingConnection {
   Socket socket;
   std::string from;
   Deadline deadline;
-  std::vector<std::byte> heard;  // of the message that is arriving
+  std::vector<std::byte> received;  // of the message that is arriving
   bool has_greeted = false;
   Greeting greeting;
   Challenge challenge;
@@ -202,19 +202,19 @@ void HandshakeAcceptor::accept_one() {
 }
 
 bool HandshakeAcceptor::has_proved(PendingConnection& v) const {
-  const size_t size = v.has_greeted ? sizeof(Answer) : sizeof(Greeting), have = v.heard.size();
-  v.heard.resize(size);
-  const ssize_t n = ::recv(v.socket.descriptor(), v.heard.data() + have, size - have, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return v.heard.resize(have), false;
+  const size_t size = v.has_greeted ? sizeof(Answer) : sizeof(Greeting), have = v.received.size();
+  v.received.resize(size);
+  const ssize_t n = ::recv(v.socket.descriptor(), v.received.data() + have, size - have, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return v.received.resize(have), false;
   MOEBIUS_CHECK(distributed, n > 0, "closed the connection before it had proved the job's secret{}",
                 v.has_greeted ? fmt::format("; it calls itself rank {}", v.greeting.rank) : "");
-  v.heard.resize(have + n);
-  if (!v.has_greeted && v.heard.size() >= sizeof kMagic)
-    MOEBIUS_CHECK(distributed, std::memcmp(v.heard.data(), &kMagic, sizeof kMagic) == 0, "is another program");
-  if (v.heard.size() < size) return false;
+  v.received.resize(have + n);
+  if (!v.has_greeted && v.received.size() >= sizeof kMagic)
+    MOEBIUS_CHECK(distributed, std::memcmp(v.received.data(), &kMagic, sizeof kMagic) == 0, "is another program");
+  if (v.received.size() < size) return false;
   if (!v.has_greeted) return challenge(v), false;
   Answer answer;
-  std::memcpy(&answer, v.heard.data(), sizeof answer);
+  std::memcpy(&answer, v.received.data(), sizeof answer);
   MOEBIUS_CHECK(distributed, is_same(answer, proof_of_connector(job_, v.greeting, v.challenge)),
                 "did not prove that it knows the job's secret; it calls itself rank {}", v.greeting.rank);
   write_value(v.socket, kAccepted, Deadline(), kAcceptance);
@@ -222,8 +222,8 @@ bool HandshakeAcceptor::has_proved(PendingConnection& v) const {
 }
 
 void HandshakeAcceptor::challenge(PendingConnection& v) const {
-  std::memcpy(&v.greeting, v.heard.data(), sizeof v.greeting);
-  v.heard.clear();
+  std::memcpy(&v.greeting, v.received.data(), sizeof v.greeting);
+  v.received.clear();
   v.has_greeted = true;
   MOEBIUS_CHECK(distributed, v.greeting.run == hash_of(job_.run), "is a rank of another run");
   MOEBIUS_CHECK(distributed, v.greeting.rank >= 0 && v.greeting.rank != rank_, "calls itself rank {}", v.greeting.rank);

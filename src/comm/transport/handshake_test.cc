@@ -247,13 +247,13 @@ TEST(HandshakeAcceptor, AConnectorAnswersOnlyTheExpectedRank) {
 // once nevertheless.
 TEST(HandshakeAcceptor, UnauthenticatedConnectionsDoNotDelayARank) {
   Door door;
-  std::vector<Socket> strangers;
-  for (int i = 0; i < 100; ++i) strangers.push_back(door.connect());
-  write_text(strangers[0], std::string(400, 'x'), deadline_in(5), "nonsense");
-  write_value<uint64_t>(strangers[1], 0x3273756962656f6d, deadline_in(5), "a beginning");
-  strangers[1].close();
-  write_all(strangers[2], greeting_of_a_rank(), deadline_in(5), "a greeting");
-  strangers[2].close();
+  std::vector<Socket> unauthenticated;
+  for (int i = 0; i < 100; ++i) unauthenticated.push_back(door.connect());
+  write_text(unauthenticated[0], std::string(400, 'x'), deadline_in(5), "nonsense");
+  write_value<uint64_t>(unauthenticated[1], 0x3273756962656f6d, deadline_in(5), "a beginning");
+  unauthenticated[1].close();
+  write_all(unauthenticated[2], greeting_of_a_rank(), deadline_in(5), "a greeting");
+  unauthenticated[2].close();
   const auto begin = std::chrono::steady_clock::now();
   Socket s;
   const auto member = door.while_running(5, [&] {
@@ -270,9 +270,9 @@ TEST(HandshakeAcceptor, UnauthenticatedConnectionsDoNotDelayARank) {
 
 TEST(HandshakeAcceptor, ASilentConnectionIsClosedInTime) {
   Door door;
-  const Socket stranger = door.connect();
+  const Socket silent = door.connect();
   door.while_running(HandshakeAcceptor::kHandshakeTimeoutS + 1, [&] {
-    EXPECT_THAT(failure_of([&] { read_value<char>(stranger, deadline_in(10), "anything"); }),
+    EXPECT_THAT(failure_of([&] { read_value<char>(silent, deadline_in(10), "anything"); }),
                 HasSubstr("the other end has closed the connection"));
   });
   EXPECT_EQ(door.refused(), "; refused: 127.0.0.1, which has proved nothing for 5 s");

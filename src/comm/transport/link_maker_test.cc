@@ -131,13 +131,14 @@ TEST(LinkMaker, TriesUntilTheOtherListens) {
 // One that never answers, and one with another secret, do not hold up the call of a third.
 TEST(LinkMaker, CallsDoNotWaitForEachOther) {
   const Socket silent = listen_at(0, true);
-  Maker stranger({.rank = 2, .secret = "another secret!!"}), lower({.rank = 3});
+  Maker unauthenticated({.rank = 2, .secret = "another secret!!"}), lower({.rank = 3});
   Maker higher({.rank = 4,
                 .size = 5,
-                .places = {{}, {.host = "127.0.0.1", .port = port_of(silent)}, stranger.place, lower.place}});
+                .places = {{}, {.host = "127.0.0.1", .port = port_of(silent)}, unauthenticated.place, lower.place}});
   for (const int r : {1, 2, 3}) higher.maker->call(r);
   EXPECT_THAT(higher.ranks_after(1), ElementsAre(3));
-  EXPECT_THAT(stranger.warnings_after(1), HasSubstr("closed the connection before it had proved the job's secret"));
+  EXPECT_THAT(unauthenticated.warnings_after(1),
+              HasSubstr("closed the connection before it had proved the job's secret"));
   EXPECT_THAT(higher.maker->why_not(1), HasSubstr("its machine has accepted the connection, and the rank has not"));
   // It tries again, and says in between that it waits for the other's answer.
   EXPECT_THAT(higher.why_with(2, "does not know"), HasSubstr("does not know the secret of this job"));

@@ -38,9 +38,9 @@ class NameLookup {
   std::shared_ptr<State> state_;
 };
 
-// Begins to connect to one of these addresses, the attempt-th in turn, and does not wait. Once the socket can be
-// written to, connect_error() says whether it is a connection. A closed socket: the attempt failed, with errno set.
-// Throws Error{distributed} when there are none; it names the host.
+// Begins to connect to one of these addresses, which attempts 0, 1, ... try one after another, and does not wait. Once
+// the socket can be written to, connect_error() says whether it is a connection. A closed socket: the attempt failed,
+// with errno set. Throws Error{distributed} when there are none; it names the host.
 Socket begin_connect(const HostPort& to, const Addresses& addresses, int attempt);
 // Tries until the deadline: a name may not be known yet, and a listener may not have started.
 // The text of an Error{distributed} names the host, and says whether its name or its answer is missing.

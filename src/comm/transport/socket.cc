@@ -141,15 +141,15 @@ int connect_error(const Socket& s) {
 bool wait_readable(const Socket& s, Deadline deadline) { return wait_for(s, POLLIN, deadline); }
 bool wait_writable(const Socket& s, Deadline deadline) { return wait_for(s, POLLOUT, deadline); }
 
-bool hear(const Socket& s, std::vector<std::byte>& heard, size_t size, const char* what) {
-  const size_t have = heard.size();
-  heard.resize(size);
-  const ssize_t n = ::recv(s.descriptor(), heard.data() + have, size - have, MSG_DONTWAIT);
+bool read_available(const Socket& s, std::vector<std::byte>& received, size_t size, const char* what) {
+  const size_t have = received.size();
+  received.resize(size);
+  const ssize_t n = ::recv(s.descriptor(), received.data() + have, size - have, MSG_DONTWAIT);
   const int error = errno;
-  heard.resize(have + std::max<ssize_t>(n, 0));
+  received.resize(have + std::max<ssize_t>(n, 0));
   if (n == 0) fail_transfer("receiving", what, "the other end has closed the connection");
   if (n < 0 && error != EAGAIN && error != EINTR) fail_transfer("receiving", what, std::strerror(error));
-  return heard.size() == size;
+  return received.size() == size;
 }
 
 std::string peer_host(const Socket& connection) { return host_of(connection, ::getpeername); }

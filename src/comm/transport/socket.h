@@ -54,9 +54,9 @@ Socket connect_until(const HostPort& to, Deadline deadline);
 // Makes a new socket of a connection, or a listener, as all of them are: nothing waits in it.
 void prepare_socket(const Socket& s);
 int connect_error(const Socket& s);  // an errno; 0: connected
-// Reads what has come of `size` bytes into heard, and does not wait.
-// Returns whether all have come. Throws Error{distributed}, as read_all does, when the other end is gone.
-bool hear(const Socket& s, std::vector<std::byte>& heard, size_t size, const char* what);
+// Appends to `received` the bytes that have arrived, up to `size` in all, and does not wait.
+// Returns whether all have arrived. Throws Error{distributed}, as read_all does, when the other end is gone.
+bool read_available(const Socket& s, std::vector<std::byte>& received, size_t size, const char* what);
 // Returns false when nothing came before the deadline.
 bool wait_readable(const Socket& s, Deadline deadline);
 bool wait_writable(const Socket& s, Deadline deadline);

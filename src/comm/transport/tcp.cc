@@ -48,10 +48,10 @@ class TcpTransport final : public Transport {
   std::vector<LinkMeasurement> links() override { return links_.measurements(); }
   const WorldOptions& options() const override { return options_.world; }
 
-  // Returns an answer when every rank has ended body by an exception of its own within the grace time. Rank 0 decides
-  // whether they have. text: of this rank's exception.
-  std::optional<TcpLinks::Verdict> all_meet(const std::string& text);
-  void tell_failure(const RankFailure& failure);
+  // Returns rank 0's reply if every rank has ended body by an exception of its own within the grace time, else nothing.
+  // Rank 0 decides whether they have. text: of this rank's exception.
+  std::optional<TcpLinks::ErrorReply> all_fail(const std::string& text);
+  void send_failure(const RankFailure& failure);
   // Called when all ranks have ended: no rank may see a connection close from which it still reads.
   void leave();
   std::string name(int rank) const { return name_of_rank(options_.world, rank); }
@@ -72,7 +72,7 @@ class TcpTransport final : public Transport {
   }
   std::unique_ptr<Message> post(const TcpEnd& end) { return std::make_unique<TcpMessage>(links_, end); }
   bool all_others(const std::function<bool(const TcpLinks::Peer&)>& are) const;
-  void tell_verdicts(uint64_t own_hash);
+  void send_error_replies(uint64_t own_hash);
   void check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   std::string silence_of(std::span<const int> ranks);
@@ -178,41 +178,41 @@ bool TcpTransport::all_others(const std::function<bool(const TcpLinks::Peer&)>& 
   return true;
 }
 
-std::optional<TcpLinks::Verdict> TcpTransport::all_meet(const std::string& text) {
+std::optional<TcpLinks::ErrorReply> TcpTransport::all_fail(const std::string& text) {
   if (rank() == 0) {
-    const auto has_met = [](const TcpLinks::Peer& p) { return p.farewell.has_value(); };
-    if (!links_.move_until(options_.grace_s, [&] { return all_others(has_met); })) return {};
-    tell_verdicts(hash_of(text));
-    return TcpLinks::Verdict{};
+    const auto has_failed = [](const TcpLinks::Peer& p) { return p.own_error.has_value(); };
+    if (!links_.move_until(options_.grace_s, [&] { return all_others(has_failed); })) return {};
+    send_error_replies(hash_of(text));
+    return TcpLinks::ErrorReply{};
   }
-  links_.say_farewell(hash_of(text));
-  std::optional<TcpLinks::Verdict> verdict;
+  links_.send_own_error(hash_of(text));
+  std::optional<TcpLinks::ErrorReply> reply;
   links_.move_until(options_.grace_s, [&] {
-    verdict = links_.verdict();
-    return verdict.has_value();
+    reply = links_.error_reply();
+    return reply.has_value();
   });
-  return verdict;
+  return reply;
 }
 
-// REQUIRES: this is rank 0, and all others have said farewell.
-void TcpTransport::tell_verdicts(uint64_t own_hash) {
+// REQUIRES: this is rank 0, and all others have sent an error of their own.
+void TcpTransport::send_error_replies(uint64_t own_hash) {
   std::vector<uint64_t> hashes{own_hash};
   links_.move_until(0, [&] {
-    for (int r = 1; r < size(); ++r) hashes.push_back(*links_.peer(r).farewell);
+    for (int r = 1; r < size(); ++r) hashes.push_back(*links_.peer(r).own_error);
     return true;
   });
-  std::set<uint64_t> said{own_hash};
-  for (int r = 1; r < size(); ++r) links_.say_verdict(r, {.was_said_before = !said.insert(hashes[r]).second});
+  std::set<uint64_t> seen{own_hash};
+  for (int r = 1; r < size(); ++r) links_.send_error_reply(r, {.is_repeated = !seen.insert(hashes[r]).second});
 }
 
 // A rank whose wait cannot end reports before it is ended:
 // together the reports show which rank waits for which.
-void TcpTransport::tell_failure(const RankFailure& failure) {
+void TcpTransport::send_failure(const RankFailure& failure) {
   const auto is_through = [](const TcpLinks::Peer& p) {
     return p.state != TcpLinks::Peer::State::here || !p.failure.empty();
   };
   if (failure.distributed) links_.move_until(options_.grace_s, [&] { return all_others(is_through); });
-  links_.say_failure(failure.what.substr(0, failure.what.find('\n')));
+  links_.send_failure(failure.what.substr(0, failure.what.find('\n')));
   links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
 }
 
@@ -220,11 +220,11 @@ void TcpTransport::tell_failure(const RankFailure& failure) {
 void TcpTransport::leave() {
   if (options_.connections)
     options_.connections({.at_start = connections_at_start_, .at_end = links_.num_connections()});
-  links_.say_left();
+  links_.send_left();
   if (rank() == 0) {
     const auto is_gone = [](const TcpLinks::Peer& p) { return p.state != TcpLinks::Peer::State::here; };
     links_.move_until(options_.grace_s, [&] { return all_others(is_gone); });
-    links_.say_all_left();
+    links_.send_all_left();
     links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
   } else {
     links_.move_until(options_.grace_s,
@@ -241,11 +241,12 @@ void TcpTransport::end_stalled(int failed_rank) {
 
 // Returns when every rank has failed by itself, as with a wrong recipe.
 // Then each ends as a single process would.
-TcpLinks::Verdict end_unless_all_fail(const TcpOptions& options, TcpTransport& transport, const RankFailure& failure) {
+TcpLinks::ErrorReply end_unless_all_fail(const TcpOptions& options, TcpTransport& transport,
+                                         const RankFailure& failure) {
   if (!failure.distributed)
-    if (const std::optional<TcpLinks::Verdict> verdict = transport.all_meet(failure.what)) return *verdict;
+    if (const std::optional<TcpLinks::ErrorReply> reply = transport.all_fail(failure.what)) return *reply;
   if (options.report) options.report(report_of(failure, transport.name(transport.rank()), transport.recorder()));
-  transport.tell_failure(failure);
+  transport.send_failure(failure);
   throw Error(ErrorKind::distributed, "");
 }
 
@@ -260,9 +261,9 @@ void run_tcp(const TcpOptions& options, const RankBody& body) {
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
     const RankFailure failure = caught_failure();
-    const TcpLinks::Verdict verdict = end_unless_all_fail(options, transport, failure);
+    const TcpLinks::ErrorReply reply = end_unless_all_fail(options, transport, failure);
     transport.leave();
-    if (verdict.was_said_before && failure.kind) throw Error(*failure.kind, "");
+    if (reply.is_repeated && failure.kind) throw Error(*failure.kind, "");
     throw;
   }
   transport.leave();

@@ -23,7 +23,7 @@ struct TcpOptions {
   std::string host;        // where other ranks reach this one; empty: the address from which its connections come
   std::string run;         // a name that distinguishes the run from others at the same ports
   // Every connection proves this secret, of at least kShortestSecret characters. Empty: with a store,
-  // rank 0 draws one and the store carries it; without, only ranks of one machine can meet.
+  // rank 0 draws one and the store carries it; without, only ranks of one machine can connect.
   std::string secret;
   // Gets the report of a rank that ends the run.
   std::function<void(const std::string&)> report;

@@ -107,7 +107,7 @@ void TcpLinks::post_send(TcpEnd& end) {
   Header header{.channel = end.channel, .number = end.number, .num_bytes = end.num_bytes};
   if (end.num_bytes <= kEagerBytes) {
     OutFrame frame{.header = header, .payload = end.data, .payload_bytes = end.num_bytes, .end = &end};
-    if (!link.is_made && link.kept_bytes + end.num_bytes <= kMostKeptBytes) keep(link, frame);
+    if (!link.is_made && link.kept_bytes + end.num_bytes <= kMaxKeptBytes) keep(link, frame);
     queue(end.peer, std::move(frame));
   } else {
     header.kind = Kind::offer;
@@ -120,32 +120,32 @@ void TcpLinks::post_receive(TcpEnd& end) {
   Link& link = links_[end.peer];
   Channel& channel = link.channels[end.channel];
   end.number = channel.num_received++;
-  if (channel.early.empty()) {
+  if (channel.unexpected.empty()) {
     channel.receives.push_back(&end);
   } else {
-    take_early(link, channel, end);
+    take_unexpected(link, channel, end);
   }
 }
 
-void TcpLinks::take_early(Link& link, Channel& channel, TcpEnd& end) {
-  Early& early = channel.early.front();
-  if (early.header.kind == Kind::offer) {
-    accept_offer(channel, end, early.header);
-  } else if (sizes_agree(end, early.header.num_bytes)) {
-    const bool coming = link.early == &early;
+void TcpLinks::take_unexpected(Link& link, Channel& channel, TcpEnd& end) {
+  UnexpectedMessage& unexpected = channel.unexpected.front();
+  if (unexpected.header.kind == Kind::offer) {
+    accept_offer(channel, end, unexpected.header);
+  } else if (sizes_agree(end, unexpected.header.num_bytes)) {
+    const bool coming = link.unexpected == &unexpected;
     const int64_t have = coming ? link.got - static_cast<int64_t>(sizeof(Header)) : end.num_bytes;
-    std::copy_n(early.bytes.data(), have, end.data);
+    std::copy_n(unexpected.bytes.data(), have, end.data);
     if (coming) {
       link.receiver = &end;
       link.into = end.data;
     } else {
       finish(end, TcpEnd::State::ended);
     }
-  } else if (link.early == &early) {
+  } else if (link.unexpected == &unexpected) {
     link.into = nullptr;
   }
-  if (link.early == &early) link.early = nullptr;
-  channel.early.pop_front();
+  if (link.unexpected == &unexpected) link.unexpected = nullptr;
+  channel.unexpected.pop_front();
 }
 
 void TcpLinks::accept_offer(Channel& channel, TcpEnd& end, const Header& offer) {
@@ -294,7 +294,7 @@ void TcpLinks::begin_payload(int peer) {
   const Header& header = link.header;
   link.into = nullptr;
   link.receiver = nullptr;
-  link.early = nullptr;
+  link.unexpected = nullptr;
   if (header.kind == Kind::failure) {
     link.text.resize(header.num_bytes);
     link.into = link.text.data();
@@ -303,9 +303,9 @@ void TcpLinks::begin_payload(int peer) {
   if (header.kind != Kind::message && header.kind != Kind::body) return;
   Channel& channel = link.channels[header.channel];
   if (header.kind == Kind::message && channel.receives.empty()) {
-    link.early = &channel.early.emplace_back(Early{.header = header, .bytes = {}});
-    link.early->bytes.resize(header.num_bytes);
-    link.into = link.early->bytes.data();
+    link.unexpected = &channel.unexpected.emplace_back(UnexpectedMessage{.header = header, .bytes = {}});
+    link.unexpected->bytes.resize(header.num_bytes);
+    link.into = link.unexpected->bytes.data();
   } else if (header.kind == Kind::message) {
     TcpEnd& end = *channel.receives.front();
     channel.receives.pop_front();
@@ -330,11 +330,11 @@ void TcpLinks::end_payload(int peer) {
     case Kind::accept:
       take_accept(peer);
       break;
-    case Kind::farewell:
-      link.peer.farewell = static_cast<uint64_t>(link.header.number);
+    case Kind::own_error:
+      link.peer.own_error = static_cast<uint64_t>(link.header.number);
       break;
-    case Kind::verdict:
-      verdict_ = Verdict{.was_said_before = link.header.number != 0};
+    case Kind::error_reply:
+      error_reply_ = ErrorReply{.is_repeated = link.header.number != 0};
       break;
     case Kind::failure:
       links_[link.header.channel].peer.failure.assign(reinterpret_cast<const char*>(link.text.data()),
@@ -359,14 +359,14 @@ void TcpLinks::end_payload(int peer) {
   link.got = 0;
   link.into = nullptr;
   link.receiver = nullptr;
-  link.early = nullptr;
+  link.unexpected = nullptr;
 }
 
 void TcpLinks::take_offer(int peer) {
   Link& link = links_[peer];
   Channel& channel = link.channels[link.header.channel];
   if (channel.receives.empty()) {
-    channel.early.push_back({.header = link.header, .bytes = {}});
+    channel.unexpected.push_back({.header = link.header, .bytes = {}});
     return;
   }
   TcpEnd& end = *channel.receives.front();

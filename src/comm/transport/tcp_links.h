@@ -4,14 +4,14 @@
 //
 //   Star      Each rank begins with a connection to rank 0. The connection of two other ranks is made when one of
 //             them posts a message to the other for the first time: the higher one asks for it, the lower one waits.
-//   News      A rank that ends the run informs the ranks that it is connected to. Rank 0 forwards the first such news,
-//             and the first connection that breaks, to all ranks. Later ones are consequences.
+//   Failures  A rank that ends the run informs the ranks that it is connected to. Rank 0 forwards the first such
+//             failure, and the first connection that breaks, to all ranks. Later ones are consequences.
 //   Frames    Bytes on a connection are frames: a header, then its payload.
 //             A message of at most kEagerBytes is one frame, which the receiver keeps until it is asked for.
-//             The sender keeps a copy of such frames until there is a connection, up to kMostKeptBytes for a rank. So
+//             The sender keeps a copy of such frames until there is a connection, up to kMaxKeptBytes for a rank. So
 //             a rank that sends a short message does not wait for the connection to be made.
 //             For a longer message the sender first sends an offer. The receiver accepts it when it knows
-//             where the bytes go; then they come. So no rank keeps long messages of others.
+//             where the bytes go; then they are sent. So no rank keeps long messages of others.
 //   Order     Each end numbers the messages of two ranks on a channel: the n-th sent is the n-th received.
 //   Threads   One mutex guards everything. While the rank's thread waits it moves the bytes
 //             itself, and the mover pauses.
@@ -51,7 +51,7 @@ struct TcpEnd {
 
 class TcpLinks {
  public:
-  static constexpr int64_t kEagerBytes = 1 << 16, kMostKeptBytes = 1 << 20;
+  static constexpr int64_t kEagerBytes = 1 << 16, kMaxKeptBytes = 1 << 20;
 
   // `sockets` is by rank; those of ranks without a connection are closed.
   // connect(r): asks for a connection to a lower rank. It returns at once, and add() brings the connection. It is
@@ -69,13 +69,14 @@ class TcpLinks {
 
   // The state of another rank, as far as this rank knows it.
   struct Peer {
-    enum class State { here, left, lost } state = State::here;  // left: it said goodbye; lost: its connection broke
-    std::optional<uint64_t> farewell;                           // at rank 0: the farewell that it sent
-    std::string failure;                                        // why it ended the run; empty if it did not
+    enum class State { here, left, lost };  // left: it has ended its work; lost: its connection broke
+    State state = State::here;
+    std::optional<uint64_t> own_error;  // at rank 0: the hash of an error of its own, which it sent
+    std::string failure;                // why it ended the run; empty if it did not
   };
-  // The answer of rank 0 when all ranks have said farewell.
-  struct Verdict {
-    bool was_said_before = false;  // a lower rank has said the same
+  // The reply of rank 0 when all ranks have sent an error of their own.
+  struct ErrorReply {
+    bool is_repeated = false;  // a lower rank has the same error
   };
   // Moves bytes until done() returns true.
   // Returns false when `seconds` pass before that (comm/liveness/stall_aware_deadline.h).
@@ -85,17 +86,17 @@ class TcpLinks {
   // These REQUIRE that they are called from done.
   const Peer& peer(int rank) const { return links_[rank].peer; }
   std::optional<int> first_failed() const { return first_failed_; }  // the first known to have failed or broken
-  std::optional<Verdict> verdict() const { return verdict_; }
+  std::optional<ErrorReply> error_reply() const { return error_reply_; }
   bool have_all_left() const { return have_all_left_; }
   bool nothing_to_send() const;
 
-  // These go after everything sent before. They are in flight when the call returns, and have left when
+  // These queue a frame, to be sent after all frames queued before it. It has been sent when
   // move_until(.., nothing_to_send) returns true.
-  void say_farewell(uint64_t hash);          // is sent to rank 0
-  void say_verdict(int rank, Verdict v);     // rank 0, to one rank: all have said farewell
-  void say_failure(const std::string& why);  // to all connected ranks
-  void say_left();                           // is sent to all connected ranks
-  void say_all_left();                       // rank 0, to all ranks
+  void send_own_error(uint64_t hash);                 // to rank 0: this rank has failed by itself
+  void send_error_reply(int rank, ErrorReply reply);  // from rank 0 to one rank: all have failed by themselves
+  void send_failure(const std::string& why);          // to all connected ranks: this rank ends the run
+  void send_left();                                   // to all connected ranks: this rank has ended its work
+  void send_all_left();                               // from rank 0 to all ranks
 
   // Sends each of these ranks a few bytes. Their machines acknowledge them even if the ranks do not read.
   void probe(std::span<const int> ranks);
@@ -116,11 +117,23 @@ class TcpLinks {
   void watch(double stall_s, std::function<void(int failed_rank)> on_stall);
 
  private:
-  enum class Kind : uint32_t { message, offer, accept, body, farewell, verdict, failure, lost, left, all_left, probe };
+  enum class Kind : uint32_t {
+    message,  // a message of at most kEagerBytes
+    offer,    // of a longer message
+    accept,   // of an offer
+    body,     // the bytes of an accepted offer
+    own_error,
+    error_reply,
+    failure,
+    lost,  // a connection broke
+    left,
+    all_left,
+    probe  // see probe()
+  };
   struct Header {
     Kind kind = Kind::message;
     int32_t channel = 0;  // in a failure and in lost: the rank that it is about
-    int64_t number = 0;   // number of the message; in a farewell its hash; in a verdict whether it was said before
+    int64_t number = 0;   // number of the message; in own_error the hash; in error_reply whether it is repeated
     int64_t num_bytes = 0;
   };
   // A frame to send. Its payload belongs to the end that sends it, or to the frame itself.
@@ -139,16 +152,16 @@ class TcpLinks {
     double seconds = 0;
   };
   // A message that came before its receive: its bytes, or an offer.
-  struct Early {
+  struct UnexpectedMessage {
     Header header;
     std::vector<std::byte> bytes;
   };
   struct Channel {
     int64_t num_sent = 0, num_received = 0;
-    std::deque<TcpEnd*> receives;         // receives whose message has not come
-    std::deque<Early> early;              // messages without a receive yet; one of the two is always empty
-    std::map<int64_t, TcpEnd*> offered;   // sends until they are accepted
-    std::map<int64_t, TcpEnd*> accepted;  // receives until their bytes come
+    std::deque<TcpEnd*> receives;              // receives whose message has not come
+    std::deque<UnexpectedMessage> unexpected;  // messages without a receive yet; one of the two is always empty
+    std::map<int64_t, TcpEnd*> offered;        // sends until they are accepted
+    std::map<int64_t, TcpEnd*> accepted;       // receives until their bytes come
   };
   struct Link {
     Socket socket;
@@ -162,10 +175,10 @@ class TcpLinks {
     BusyTime of_frame;       // time of the frame that is arriving, while a rank waits for it
     // The frame that is arriving.
     Header header;
-    int64_t got = 0;             // bytes of header and payload so far
-    std::byte* into = nullptr;   // where the payload goes; null: it is dropped
-    TcpEnd* receiver = nullptr;  // the end that the payload is for
-    Early* early = nullptr;      // where it is kept without a receive
+    int64_t got = 0;                          // bytes of header and payload so far
+    std::byte* into = nullptr;                // where the payload goes; null: it is dropped
+    TcpEnd* receiver = nullptr;               // the end that the payload is for
+    UnexpectedMessage* unexpected = nullptr;  // where it is kept without a receive
     std::vector<std::byte> text;
   };
 
@@ -179,7 +192,7 @@ class TcpLinks {
   void post_receive(TcpEnd& end);
   static void own_payload(OutFrame& frame);  // copies the payload, which belonged to an end
   void keep(Link& link, OutFrame& frame);    // the same for a message, which ends by it
-  void take_early(Link& link, Channel& channel, TcpEnd& end);
+  void take_unexpected(Link& link, Channel& channel, TcpEnd& end);
   void accept_offer(Channel& channel, TcpEnd& end, const Header& offer);
   bool sizes_agree(TcpEnd& end, int64_t peer_bytes);
   void finish(TcpEnd& end, TcpEnd::State state);
@@ -207,7 +220,7 @@ class TcpLinks {
   std::vector<int> open_;  // ranks whose sockets are open
   const std::function<void(int)> connect_;
   std::optional<int> first_failed_;
-  std::optional<Verdict> verdict_;
+  std::optional<ErrorReply> error_reply_;
   bool have_all_left_ = false;
   Socket mover_waker_, rank_waker_;  // eventfds that end the poll of the mover and of the rank's thread
   int64_t num_open_ = 0;             // ends that are waiting

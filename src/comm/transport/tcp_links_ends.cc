@@ -28,27 +28,27 @@ void TcpLinks::note_failed(int rank) {
     if (r != rank) queue_text(r, why.empty() ? lost : failure, why);
 }
 
-void TcpLinks::say_farewell(uint64_t hash) {
+void TcpLinks::send_own_error(uint64_t hash) {
   const std::lock_guard lock(mutex_);
-  queue(0, {.header = {.kind = Kind::farewell, .number = static_cast<int64_t>(hash)}});
+  queue(0, {.header = {.kind = Kind::own_error, .number = static_cast<int64_t>(hash)}});
 }
 
-void TcpLinks::say_verdict(int rank, Verdict v) {
+void TcpLinks::send_error_reply(int rank, ErrorReply reply) {
   const std::lock_guard lock(mutex_);
-  queue(rank, {.header = {.kind = Kind::verdict, .number = v.was_said_before}});
+  queue(rank, {.header = {.kind = Kind::error_reply, .number = reply.is_repeated}});
 }
 
-void TcpLinks::say_failure(const std::string& why) {
+void TcpLinks::send_failure(const std::string& why) {
   const std::lock_guard lock(mutex_);
   for (const int r : open_) queue_text(r, {.kind = Kind::failure, .channel = rank_, .num_bytes = std::ssize(why)}, why);
 }
 
-void TcpLinks::say_left() {
+void TcpLinks::send_left() {
   const std::lock_guard lock(mutex_);
   for (const int r : open_) queue(r, {.header = {.kind = Kind::left}});
 }
 
-void TcpLinks::say_all_left() {
+void TcpLinks::send_all_left() {
   const std::lock_guard lock(mutex_);
   for (const int r : open_) queue(r, {.header = {.kind = Kind::all_left}});
 }

@@ -258,7 +258,7 @@ TEST(TcpLinks, AConnectionThatWasFullHasARate) {
 // Sends end before their connection is made, in the order of their bytes, as far as copies of them are kept.
 TEST(TcpLinks, AShortMessageDoesNotWaitForItsConnection) {
   Links world(3);
-  constexpr int64_t kBytes = TcpLinks::kEagerBytes, kMost = TcpLinks::kMostKeptBytes / kBytes;
+  constexpr int64_t kBytes = TcpLinks::kEagerBytes, kMost = TcpLinks::kMaxKeptBytes / kBytes;
   std::vector<std::byte> data(kBytes), got(kBytes);
   std::vector<TcpEnd> sends(kMost + 1, {.peer = 2, .sends = true, .data = data.data(), .num_bytes = kBytes});
   for (int64_t i = 0; i <= kMost; ++i) {

@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Throws Error{usage} where parallel.fsdp or parallel.shard_gradients is set beside a key that it cannot
+// Throws Error{usage} where parallel.fsdp or parallel.shard_gradients is set together with a key that it cannot
 // be combined with.
 void check_sharding(const RunSpec& s);
 

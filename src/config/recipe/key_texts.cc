@@ -295,7 +295,8 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.schedule",
        "The order of a pipeline's passes. `1f1b` is the only one; it is interleaved where `vpp` is above 1."},
       {"parallel.dispatcher",
-       "How tokens reach experts on other ranks ([parallelism.md](../design/parallelism.md#dispatchers)). `allgather` "
+       "How tokens reach experts on other ranks "
+       "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` "
        "gives all tokens to all ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs "
        "`run.graph = false`. `direct` writes to the memory of the other ranks, which must be on one machine. "
        "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; on a GPU with "
@@ -308,11 +309,11 @@ std::vector<KeyText> parallel_texts() {
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
-       "What an MoE layer computes while its rows travel between ranks: nothing (`none`), other work of the same "
+       "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
        "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
-       "[parallelism.md](../design/parallelism.md#work-beside-the-exchange)). `batch_split` needs `dispatcher = "
-       "\"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's kernels. Results do "
-       "not depend on it, bit for bit."},
+       "[expert-parallelism.md](../design/expert-parallelism.md#overlap-with-the-exchange-of-rows)). `batch_split` "
+       "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's "
+       "kernels. Results do not depend on it, bit for bit."},
       {"parallel.sums",
        "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
        "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "
@@ -357,7 +358,7 @@ std::vector<KeyText> other_texts() {
        "copies beside them; `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and "
        "checkpoints the same. Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
       {"precision.dispatch",
-       "The dtype in which rows travel to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
+       "The dtype in which rows are sent to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
        "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes the "
        "numbers of a run. Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
       {"precision.activations",

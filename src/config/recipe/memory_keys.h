@@ -11,8 +11,8 @@
 
 namespace moebius {
 
-// "norm", or "norm:0-3,7" for some layers. Each name is in the list once. Ranges of a name are in order, and
-// apart. No value: a text that is no name, a name that comes twice, or a range that is empty or overlaps.
+// "norm", or "norm:0-3,7" for some layers. Each name is in the list once. Ranges of a name are in order, and do not
+// overlap. No value: a text that is no name, a name that comes twice, or a range that is empty or overlaps.
 std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& texts);
 // Returns the list that reads back as `recompute`, in the order of kRecomputeNames.
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);

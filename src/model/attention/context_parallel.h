@@ -7,7 +7,7 @@
 //              summed on the ranks that own them.
 //   ring       Keys and values are sent around the ring of ranks, and results over each block are merged by their
 //              log-sums (Ring Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431). In the
-//              backward the gradients travel along with them.
+//              backward the gradients are sent along with them.
 //   alltoall   Ranks exchange rows for heads, and each attends with all rows of its heads
 //              (DeepSpeed Ulysses, arXiv 2309.14509).
 //   hierarchical  alltoall between the ranks of Axis::cp_inner, which have a fast interconnect, and a ring

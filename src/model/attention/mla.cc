@@ -298,7 +298,7 @@ void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
 }
 
 // Every rank computes the share that its own heads have in the gradient of k_rope. The sum of the
-// shares goes to the rank whose rows they are.
+// shares is sent to the rank that has these rows.
 void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   StackScope scope(step.stack);

@@ -122,7 +122,7 @@ AdapterParams adapter_params(const LoraSpec& lora, const ParamSpec& w) {
   int64_t rows = 0;
   for (const Group& group : groups) {
     const ParamPart& first = whole.parts[static_cast<size_t>(group.front())];
-    const int64_t count = std::ssize(group) * first.local_shape()[0];  // gate and up have as many rows
+    const int64_t count = std::ssize(group) * first.local_shape()[0];  // gate and up have the same number of rows
     std::string name = w.name;
     if (group.size() == 1) name = w.shape.rank() == 3 ? fmt::format("{}.{}", w.name, group.front()) : matrix_of(first);
     params.blocks.push_back({.column = first.offset / m.in, .row = rows, .count = count, .name = std::move(name)});

@@ -7,8 +7,8 @@
 //   routes        [W T, 2L]  i32  experts here and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
 //   grads         [W T, D]        dy of the tokens that arrive; in training only
-//   back          [T J ETP, D]    sums that return to the tokens here, and after them
-//   back_weights  [T J ETP, L] f32  derivatives by their weights; in training only
+//   back          [T J ETP, D]    sums that return for this rank's tokens
+//   back_weights  [T J ETP, L] f32  derivatives w.r.t. their weights; in training only
 // These are bounds for any routing: a token is sent to a rank at most once, and all W T tokens may choose its experts.
 //
 // two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep

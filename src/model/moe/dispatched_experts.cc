@@ -2,7 +2,7 @@
 
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
-#include "model/moe/row_blocks.h"
+#include "model/moe/row_block_operands.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
@@ -34,7 +34,7 @@ const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool reads_sent_r
                 "lora");
   MOEBIUS_CHECK(usage, dispatcher.split() != nullptr,
                 "parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows the "
-                "places of all rows before they travel; set it, or set expert_overlap to \"layer\"");
+                "places of all rows before they are sent; set it, or set expert_overlap to \"layer\"");
   return dispatcher.split();
 }
 
@@ -157,8 +157,8 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
-// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product of
-// the own rows runs.
+// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product
+// of the own rows runs.
 void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
                                          const ConcurrentWork& concurrent) const {
   StackScope scope(step.stack);
@@ -428,7 +428,7 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
   const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
   saved.dh_rows = alloc_row_blocks(step, of_dh, /*transposed=*/false);
   StackScope scope(step.stack);
-  // With a budget of rows sa is in its memory, which has room for g where dx has not.
+  // With a budget of rows sa has memory of its own, which is large enough for g, as that of dx may not be.
   const auto memory_of_g = [&]() -> Tensor {
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);

@@ -77,17 +77,17 @@ class DispatchedExperts final : public RoutedExperts {
                  const SplitDispatcher::Parts* parts) const;
   void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
-  // The dispatcher's calls; rows may travel in 8 bits.
+  // The dispatcher's calls; rows may be sent in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
   Dispatched dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const;
   // forward() between announce and the end of combine, with batch_split.
   void forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved, const ConcurrentWork& concurrent) const;
   void save_h(Step& step, int64_t num_rows, const Tensor& offsets_e1, Saved& saved) const;
   // Keeps the rows of x at the experts for backward_weight, and recomputes h from them if it was not saved.
-  // Joins `coming`, which brings them, before it reads them. parts: with batch_split, else null.
+  // Joins `coming`, the side work that sends them, before it reads them. parts: with batch_split, else null.
   void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
                    const SplitDispatcher::Parts* parts) const;
-  // Brings the rows of dy to the experts, with the weight of each row.
+  // Sends the rows of dy to the experts, with the weight of each row.
   Dispatched receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,

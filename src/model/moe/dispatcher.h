@@ -1,7 +1,7 @@
 // A Dispatcher moves the rows of tokens to their experts and back. The experts of a layer are spread over the ranks of
 // etp x ep: ep rank j has the experts [j E/EP, (j + 1) E/EP), and each of its etp ranks has 1/ETP of their inner width
-// F. So a row goes to all etp ranks of its expert, and the results that they return are summed. All dispatchers compute
-// the same layer; they differ in the messages that they send.
+// F. So a row is sent to all etp ranks of its expert, and the results that they return are summed. All dispatchers
+// compute the same layer; they differ in the messages that they send.
 //   local        Every expert is on this rank. Nothing is moved; rows are read through the index.
 //   all-gather   Every rank gets the tokens and routes of all W = ETP EP ranks, and computes the rows of its
 //                experts. The results are reduce-scattered. The host reads no counts, so a CUDA graph may
@@ -65,7 +65,7 @@ class SplitDispatcher;
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  // Returns this dispatcher if it can move the rows of other ranks apart from those of this rank's tokens, else null.
+  // Returns this dispatcher if it can send the rows for other ranks separately from this rank's own rows, else null.
   virtual const SplitDispatcher* split() const { return nullptr; }
   // Returns the maximum number of rows of this rank's experts if each rank has T tokens: for any routing, or with
   // rows_factor the bound that it sets. Buffers of rows have this many.
@@ -93,8 +93,8 @@ class Dispatcher {
                             DispatchHandle& handle) const = 0;
 };
 
-// Calls for parallel.expert_overlap = "batch_split": the rows of this rank's own tokens are computed while those of other
-// ranks travel. announce() comes before these, as before the calls above.
+// Calls for parallel.expert_overlap = "batch_split": the rows of this rank's own tokens are computed while those of
+// other ranks are exchanged. announce() comes before these, as before the calls above.
 class SplitDispatcher : public Dispatcher {
  public:
   const SplitDispatcher* split() const final { return this; }
@@ -107,8 +107,8 @@ class SplitDispatcher : public Dispatcher {
   virtual Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
   // Like dispatch(), but the rows of this rank's own tokens are undefined in the source.
   virtual Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const = 0;
-  // combine() in three calls. The first reads the rows of `others` in y, the second those of `own`, and they may overlap.
-  // The last comes after both.
+  // combine() in three calls. The first reads the rows of `others` in y, the second those of `own`, and they may
+  // overlap. The last comes after both.
   virtual void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const = 0;

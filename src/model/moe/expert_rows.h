@@ -65,13 +65,13 @@ class ExpertRows {
 
   // The tensors of the layer that runs, [max rows, *], which all MoE layers share.
   struct Scratch {
-    Tensor h, dh;          // pre-activations, and the derivatives by them
+    Tensor h, dh;          // pre-activations, and the derivatives w.r.t. them
     Tensor act;            // activations; in backward multiplied by the weights of their rows
-    Tensor y;              // outputs; in backward the derivatives by the rows of x
+    Tensor y;              // outputs; in backward the derivatives w.r.t. the rows of x
     Tensor low, dlow1;     // used by W1's adapter
     Tensor dlow2, g;       // used by W2's adapter
     Tensor tokens, grads;  // all-to-all: rows of x and of dy as they arrived
-    Tensor sent;           // all-to-all: rows that go back
+    Tensor sent;           // all-to-all: rows that are returned
   };
   const Scratch& scratch() const { return scratch_; }
 
@@ -84,8 +84,8 @@ class ExpertRows {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held, bool in_8_bits) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
-  // Brings back what was kept, and frees its pages. compute(step, offsets) computes the rows of each expert that
-  // offsets say: all that were not kept, often none. With in_8_bits all rows of h are rounded.
+  // Restores the kept rows, and frees their pages. compute(step, offsets) computes the rows of each expert between
+  // `offsets`: all rows that were not kept, often none. With in_8_bits all rows of h are rounded.
   template <class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
     if (!held.keeps) {
@@ -105,8 +105,9 @@ class ExpertRows {
   }
 
   // Counts of a step on each of the W ranks of the world, f64 [W, 3] of Life::metrics:
-  //   [r, 0] rows without a page           [r, 1] the most rows that passes kept or would have kept at a time, over
-  //   [r, 2] ns of recomputing rows               the rows that the pool has
+  //   [r, 0]  rows without a page
+  //   [r, 1]  the maximum rows that passes kept, or would have kept, at a time, divided by the rows of the pool
+  //   [r, 2]  nanoseconds of recomputing rows
   // Empty where no rows are kept.
   const Tensor& counts_W3() const { return counts_W3_; }
   void reduce_counts(Stream& s) const;  // gives every rank the counts of all
@@ -138,7 +139,7 @@ class ExpertRows {
   DType dtype_;
   bool is_all_to_all_, has_layers_;
   std::vector<int64_t> moe_layers_;  // indices of the model's MoE layers
-  bool keeps_ = true;                // some of them keep rows: on all ranks alike
+  bool keeps_ = true;                // some of them keep rows; the same on all ranks
   int64_t low1_ = 0, low2_ = 0;
   int64_t h_columns_ = 0;  // columns of h in the pool: the maximum over the layers
   Scratch scratch_;
@@ -147,7 +148,7 @@ class ExpertRows {
   int64_t even_rows_;  // of a chunk
 };
 
-// Returns the bytes of Life::rows for the pool of so many pages, each row of num_columns.
+// Returns the bytes of Life::rows for a pool of num_pages pages, whose rows have num_columns columns.
 int64_t stash_bytes(int64_t num_pages, int64_t num_columns, DType dtype);
 // Returns the bytes of Life::metrics for the counts of a world.
 int64_t stash_counts_bytes(int64_t num_ranks);
@@ -156,8 +157,8 @@ int64_t stash_counts_bytes(int64_t num_ranks);
 // the worst case. REQUIRES a budget.
 void check_offload_of_rows(const OffloadSpec& offload);
 
-// Returns the object that the MoE layers of a model share. Null without a budget, in a model without such layers, where
-// a rank has all experts, and where the budget reaches the worst case: on all ranks of a model alike.
+// Returns the object that the MoE layers of a model share. It is null without a budget, in a model without such layers,
+// if a rank has all experts, and if the budget reaches the worst case. All ranks of a model get the same.
 std::unique_ptr<ExpertRows> make_expert_rows(const ModelSpec& model, const Mesh& mesh, const ExpertRowsSpec& spec);
 
 }  // namespace moebius

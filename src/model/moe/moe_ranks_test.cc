@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeSavedInEightBits,
                                               name_of(std::get<1>(info.param)));
                          });
 
-// Rows travel in 8 bits, and no product is quantised.
+// Rows are sent in 8 bits, and no product is quantised.
 const PrecisionSpec kInEightBits = {
     .recipe = PrecisionRecipe::fp8_block, .dispatch = PrecisionChoice::recipe, .keep = {"*"}};
 
@@ -400,7 +400,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, BudgetedMoe,
 
 class OverlappingMoe : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {};
 
-// Rows travel at other times, and the gradients of weights are made before those of the router.
+// Rows are exchanged at other times, and the gradients of weights are computed before those of the router.
 TEST_P(OverlappingMoe, ChangesNoBit) {
   const auto& [layout, dispatcher] = GetParam();
   const MeshShape mesh = kLayouts[layout].mesh;

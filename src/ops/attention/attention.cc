@@ -9,9 +9,16 @@
 namespace moebius {
 namespace {
 
-// Checks queries [B Sq, H, d] and keys [B Skv, G, d] of one dtype, and the rows that go with both.
-void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                  const Tensor& doc_start, int64_t batch, int64_t window, bool is_part) {
+// The inputs that the forward and the backward pass have in common.
+struct Inputs {
+  const Tensor &q, &k, &v, &lse, &doc_start;
+  int64_t batch, window;
+  bool is_part;
+};
+
+// Checks queries [B Sq, H, d] and keys [B Skv, G, d] of one dtype, and the tensors with a row for each of them.
+void check_inputs(const char* who, const Inputs& in) {
+  const auto& [q, k, v, lse, doc_start, batch, window, is_part] = in;
   const DType dtype = q.dtype;
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: q must be f32 or bf16; got {}", who,
                 to_string(q));
@@ -78,7 +85,7 @@ int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, const Stream& s) { re
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const char* who = "attention_fwd";
-  check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
+  check_inputs(who, {a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part});
   check_part(who, a);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
   if (!a.max_logit_H.empty()) check_tensor(who, "max_logit", a.max_logit_H, DType::f32, {a.q_THd.dim(1)});
@@ -105,7 +112,7 @@ Cost cost(const AttentionFwd& a) {
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
   const char* who = "attention_bwd";
-  check_shapes(who, a.q_THd, a.k_TGd, a.v_TGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
+  check_inputs(who, {a.q_THd, a.k_TGd, a.v_TGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part});
   check_part(who, a);
   MOEBIUS_CHECK(usage, a.is_part || a.q_THd.dim(0) == a.k_TGd.dim(0),
                 "{}: q and k must have the same rows; got {} and {}", who, to_string(a.q_THd), to_string(a.k_TGd));

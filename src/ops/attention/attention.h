@@ -19,7 +19,7 @@ enum class AttentionBwdPath : uint8_t {
   chosen,      // the faster ones for the shape, by the table of attention_slices.h
   one_kernel,  // dq, dk and dv in one kernel
   kept_ds,     // dk and dv, then dq from the gradients of the scores, which are kept in scratch
-  recomputed,  // dk and dv, then dq from scores that are computed once more
+  recomputed,  // dk and dv, then dq from recomputed scores
 };
 
 // There are B sequences. Query row b*Sq + i is at position p = Skv - Sq + i of sequence b, whose
@@ -38,7 +38,7 @@ enum class AttentionBwdPath : uint8_t {
 struct AttentionFwd {
   Tensor o_THd, lse_TH;  // out; T = B Sq; o is [T, H, dv]
   // inout f32 [H], or empty: max_logit[h] = max(max_logit[h], the largest scale q k^T of head h), over the keys that
-  // queries see. REQUIRES: at least 0. On a GPU the scores are computed once more for it.
+  // queries attend to. REQUIRES: at least 0. On a GPU the scores are recomputed for it.
   Tensor max_logit_H = {};
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]
   Tensor doc_start_T;          // in, i32, empty: all 0; REQUIRES: non-decreasing within a sequence

@@ -1,5 +1,5 @@
-// The backward pass of the sm90 kernels with its three ways to dq: in one kernel with dk and dv, from ds that is kept in
-// scratch, a few sequences or kv heads at a time, and from scores computed once more. What the gradients are is for
+// The backward pass of the sm90 kernels with its three ways to dq: in one kernel with dk and dv, from ds that is kept
+// in scratch, a few sequences or kv heads at a time, and from recomputed scores. What the gradients are is for
 // attention_test.cc.
 #include <fmt/format.h>
 
@@ -173,8 +173,8 @@ TEST(AttentionBwdOnGpu, CutQueriesGiveTheSameGradients) {
   }
 }
 
-// Blocks of one kernel add dq in an order of their own, and wait for each other. Among the shapes are more blocks than a
-// GPU runs at a time, several slices, sequences that end inside a tile, and blocks whose keys no query sees.
+// Blocks of one kernel add dq in an order of their own, and wait for each other. Among the shapes are more blocks than
+// a GPU runs at a time, several slices, sequences that end inside a tile, and blocks whose keys no query sees.
 TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);

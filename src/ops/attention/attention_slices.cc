@@ -105,7 +105,7 @@ int64_t fused_wave(const DsSizes& z) {
          std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
 }
 
-// Returns whether scores that are computed once more are the fastest, by what was measured on an H100. The host knows
+// Returns whether recomputing the scores is the fastest, by what was measured on an H100. The host knows
 // only that there are documents. Where a sequence is not long, they are taken to be shorter than it: with narrow heads
 // the sums of dq are then most of the memory that is read and written.
 bool recomputed_is_fastest(const DsSizes& z) {
@@ -113,8 +113,8 @@ bool recomputed_is_fastest(const DsSizes& z) {
   return z.width == 64 && z.has_documents && z.window == 0 && z.rows <= kShortRows;
 }
 
-// Returns whether one kernel is faster than those with ds, by what was measured there. Where a window is short, the sums
-// of dq are most of the memory that is read and written.
+// Returns whether one kernel is faster than those with ds, by what was measured there. Where a window is short, the
+// sums of dq are most of the memory that is read and written.
 bool one_kernel_is_faster(const DsSizes& z) {
   constexpr int64_t kShortWindow = 512;
   return z.window == 0 || z.window > kShortWindow;

@@ -1,5 +1,5 @@
-// The backward pass of the sm90 kernels computes five products instead of seven in one of two ways, slice by slice, so
-// that each has a bounded scratch:
+// The backward pass of the sm90 kernels computes five products instead of seven by one of two methods. Both work slice
+// by slice, so that their scratch is bounded:
 //
 // - One kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
 // - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
@@ -67,7 +67,7 @@ constexpr int64_t fused_tile_rows(int64_t width) { return width == 64 ? 128 : 64
 // b kv_heads + g is kv head g of sequence b.
 struct FusedPlan {
   int64_t groups_of_slice = 0;  // kv groups; the last slice may have fewer. 0: the sums of one group do not fit
-  int64_t wave = 0;             // kv groups of a slice whose blocks begin in turn
+  int64_t wave = 0;             // kv groups of a slice whose blocks begin one after another
   int64_t dq_bytes = 0;         // f32 sums of dq of a slice
   int64_t counter_bytes = 0;    // i32 counters of a slice: of each half of a query tile, and of blocks
   int64_t bytes() const { return dq_bytes + counter_bytes; }

@@ -1,5 +1,5 @@
 // Both passes of attention walk the score matrix on the CPU in tiles of queries times tiles of
-// keys. This header has their sizes, and the keys that a query sees.
+// keys. This header has their sizes, and the keys that a query attends to.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +29,14 @@ struct Visibility {
   int64_t window;
   int64_t q_first, kv_first;  // positions of its first query and key here
 
-  // Keys that query i of sequence b sees.
+  // Returns the keys that query i of sequence b attends to.
   Range keys_of(int64_t b, int64_t i) const {
     const int64_t position = q_first + i;
     int64_t first = doc_start_T.empty() ? 0 : doc_start_T.ptr<int32_t>()[b * rows + i];
     if (window > 0) first = std::max(first, position - window + 1);
     return Range{first - kv_first, position + 1 - kv_first}.within({0, kv_rows});
   }
-  // Returns all keys that some of these queries see, and perhaps others between.
+  // Returns a range with all keys that any of these queries attends to.
   Range keys_of(int64_t b, Range queries) const {
     Range all = keys_of(b, queries.end - 1);
     for (int64_t i = queries.begin; i < queries.end; ++i) all.begin = std::min(all.begin, keys_of(b, i).begin);

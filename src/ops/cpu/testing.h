@@ -72,7 +72,7 @@ inline void on_each_device(const std::function<void(Stream&)>& body) {
   }
 }
 
-// Bytes that the host and the GPU see alike (pinned memory where there is a GPU), copied by value.
+// Bytes that both the host and the GPU can access (pinned memory where there is a GPU), copied by value.
 class SharedBytes {
  public:
   SharedBytes() = default;
@@ -108,7 +108,7 @@ class Array {
     if (a.bytes_.num_bytes() > 0) std::memset(a.bytes_.data(), 0xff, a.bytes_.num_bytes());
     return a;
   }
-  // Normal values rounded to the dtype; key tells arrays apart.
+  // Normal values rounded to the dtype; arrays with different keys have different values.
   static Array normal(Shape shape, DType dtype, uint64_t key, double scale = 1) {
     Values v(shape.numel());
     const Rng rng(1234, RngSite::bench, key);

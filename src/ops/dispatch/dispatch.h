@@ -6,12 +6,12 @@
 //   W = P ETP
 //   q = etp + ETP ep
 //   its experts = [ep E/P, (ep + 1) E/P)
-// A token goes once to each rank that has any of its experts. Its destinations are ep ranks, J at
-// most, and all etp ranks of each of them get the row. L of its pairs at most are at one of them:
+// A token is sent once to each rank that has any of its experts. Its destinations are at most J ep ranks, and all etp
+// ranks of each of them get the row. At most L of its pairs are on one of them:
 //   J = min(K, P),  L = min(K, E/P)
 //
-//   Rows that arrive   N of them at most. They are sorted by the rank that they come from, then by token.
-//   Rows that return   B of them at most. They are sorted by the rank that they come from, then by token.
+//   Rows that arrive   at most N. They are sorted by the rank that they come from, then by token.
+//   Rows that return   at most B. They are sorted by the rank that they come from, then by token.
 //                      A token has one from each of its ranks.
 //
 // Every rank has a window, memory that all ranks write to (comm/peer_window.h); all windows have one layout. bases_W
@@ -29,8 +29,8 @@ namespace moebius {
 enum class RowsOf : uint8_t { all, own, others };
 
 //   dest[t,j]   the j-th of the ep ranks that have experts of token t, ascending; -1 past the last one
-//   slot[t,j]   the place of t among the tokens here that go to dest[t,j], by token
-//   count[p]    the number of tokens here that go to ep rank p
+//   slot[t,j]   the place of t among this rank's tokens for dest[t,j], by token
+//   count[p]    the number of this rank's tokens for ep rank p
 //
 // A pair with a negative kept is dropped, and not sent.
 struct Destinations {
@@ -80,8 +80,8 @@ struct PushToAll {
 void push_to_all(Stream& s, const PushToAll& a);
 
 // Computes the places of rows in a local array that is sorted by destination, then by token. Destinations are in
-// ascending order, but `last` comes last. Each has `section` rows of the array; with section = 0, as many as it gets.
-// first[p] is the sum of the rows of all destinations before p.
+// ascending order, but `last` comes last. Each has `section` rows of the array; with section = 0 it has only the rows
+// that it gets. first[p] is the sum of the rows of all destinations before p.
 //   row[g,t,j] = first[dest[t,j]] + slot[t,j]  where dest[t,j] is one of [g P/G, (g + 1) P/G), else -1
 struct SortedPlaces {
   Tensor row_GTJ;                    // out i32
@@ -182,7 +182,7 @@ struct SumPairs {
 };
 void sum_pairs(Stream& s, const SumPairs& a);
 
-// The rows of this rank's experts in two parts: those of its own tokens, which need not travel, and those of others.
+// The rows of this rank's experts in two parts: those of its own tokens, which are not sent, and those of other ranks.
 // row_token[r] is the row n of N that row r reads; it ascends in the rows of an expert, which are sorted by source.
 //   own[0,i], own[1,i]         begin and end of the own rows of expert i
 //   others[0,2i], others[1,2i]   those of the rows before them;  others[.,2i+1]  those of the rows after them

@@ -37,7 +37,7 @@ struct GpuRank {
   Tensor seen() const { return ints(static_cast<std::byte*>(numbers.data()) + 8, size); }
   Tensor arrived() const { return ints(static_cast<std::byte*>(window.data) + control, size); }
 
-  // Every rank tells its number to all, and keeps what it was told.
+  // Every rank sends its number to all, and keeps what it receives.
   void tell() {
     push_to_all(s,
                 {.sent_1 = peers.sent_1(), .x_M = mine(), .bases_W = peers.bases_W(), .offset = control, .rank = rank});

@@ -196,6 +196,130 @@ class DispatchTest : public testing::DeviceTest<Case> {
     }
     EXPECT_EQ(to.values(), want);
   }
+  void send_routes(int64_t q) {
+    Rank& r = *ranks_[q];
+    Array routes = Array::poisoned({c().T, 2 * c().K}, DType::i32);
+    pack_routes(s_, {.routes_T2K = routes.tensor(),
+                     .topk_TK = r.topk.tensor(),
+                     .kept_TK = r.kept.tensor(),
+                     .weight_TK = r.weight.tensor()});
+    sent_now(q);
+    push_routes(s_, {.sent_1 = r.sent.tensor(),
+                     .routes_T2K = routes.tensor(),
+                     .dest_TJ = r.dest.tensor(),
+                     .row_TJ = r.row.tensor(),
+                     .bases_W = bases_.tensor(),
+                     .offset = r.offset[Rank::routes],
+                     .rank = q,
+                     .etp = c().etp,
+                     .experts_of_rank = c().e});
+    synchronize(s_);
+    EXPECT_EQ(sent_now(q), left_[q] * static_cast<double>(8 * c().L()));
+  }
+  // Unpacks the routes that arrived at rank q, and compares them with the routes of the ranks that sent them.
+  void expect_routes(int64_t q, Array& topk, Array& weight) {
+    Rank& r = *ranks_[q];
+    unpack_routes(s_, {.topk_NL = topk.tensor(),
+                       .weight_NL = weight.tensor(),
+                       .routes_N2L = r.at(Rank::routes),
+                       .arrive_W1 = r.arrive.tensor()});
+    Values want_topk, want_weight;
+    for (int64_t n = 0; n < c().N(); ++n) {
+      const bool here = n < std::ssize(arrivals_[q]);
+      const std::vector<int64_t> pairs = here ? pairs_at(arrivals_[q][n], q) : std::vector<int64_t>();
+      for (const int64_t k : pairs) {
+        const Arrival row = arrivals_[q][n];
+        want_topk.push_back(static_cast<double>(expert_of(c(), row.from, row.token, k)));
+        want_weight.push_back(row_of(ranks_[row.from]->weight.tensor(), row.token)[k]);
+      }
+      want_topk.resize((n + 1) * c().L(), -1);
+      want_weight.resize((n + 1) * c().L(), 0);
+    }
+    EXPECT_EQ(topk.values(), want_topk);
+    EXPECT_EQ(weight.values(), want_weight);
+  }
+  // The results of the experts of a rank: random rows and numbers, for the pairs that arrived.
+  struct Results {
+    Array y, numbers, pair_row, weight;
+    Values y_values = y.values(), number_values = numbers.values();
+  };
+  Results experts_results(int64_t q, Array& topk, const Array& weight) {
+    const int64_t R = c().N() * c().L();
+    Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32);
+    Array pair_row = Array::poisoned({c().N(), c().L()}, DType::i32);
+    Array scratch(Shape{IndexRows::scratch_bytes(c().N(), c().e, s_)}, DType::u8);
+    index_rows(s_, {.offsets_e1 = offsets.tensor(),
+                    .row_token_R = token.tensor(),
+                    .pair_row_TK = pair_row.tensor(),
+                    .scratch = scratch.tensor(),
+                    .topk_TK = topk.tensor(),
+                    .first_expert = c().e * (q / c().etp)});
+    synchronize(s_);  // the arrays of this scope are in use until then
+    return {.y = Array::normal({R, c().D}, c().dtype, 300 + q),
+            .numbers = Array::normal({R}, DType::f32, 400 + q),
+            .pair_row = pair_row,
+            .weight = weight};
+  }
+  // Both kinds of sums return: those of odd ranks are weighted, those of even ranks are not.
+  static bool is_weighted(int64_t q) { return q % 2 == 1; }
+  void return_results(int64_t q) {
+    Rank& r = *ranks_[q];
+    Results& results = results_[q];
+    sent_now(q);
+    return_sums(s_, {.sent_1 = r.sent.tensor(),
+                     .y_RD = results.y.tensor(),
+                     .pair_row_NL = results.pair_row.tensor(),
+                     .weight_NL = is_weighted(q) ? results.weight.tensor() : Tensor{},
+                     .arrive_W1 = r.arrive.tensor(),
+                     .back_W = r.back_first.tensor(),
+                     .bases_W = bases_.tensor(),
+                     .offset = r.offset[Rank::back],
+                     .rank = q});
+    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
+    return_pairs(s_, {.sent_1 = r.sent.tensor(),
+                      .from_R = results.numbers.tensor(),
+                      .pair_row_NL = results.pair_row.tensor(),
+                      .arrive_W1 = r.arrive.tensor(),
+                      .back_W = r.back_first.tensor(),
+                      .bases_W = bases_.tensor(),
+                      .offset = r.offset[Rank::back_pairs],
+                      .rank = q});
+    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().L() * 4));
+  }
+  // Compares the sums and numbers that returned to rank q with those of the results.
+  void expect_returned(int64_t q) {
+    Values got, want, got_pairs, want_pairs;
+    for (int64_t b = 0; b < c().B(); ++b) {
+      if (b >= std::ssize(returns_[q])) {
+        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back), b)) << "a row that does not return was written";
+        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back_pairs), b));
+        continue;
+      }
+      add_returned({q, returns_[q][b].token}, returns_[q][b].from, want, want_pairs);
+      const Values have = row_of(ranks_[q]->at(Rank::back), b), pairs = row_of(ranks_[q]->at(Rank::back_pairs), b);
+      got.insert(got.end(), have.begin(), have.end());
+      got_pairs.insert(got_pairs.end(), pairs.begin(), pairs.end());
+    }
+    // K additions in f32 of terms near 1, rounded once.
+    testing::expect_close("back", got, want, testing::epsilon(c().dtype), 0x1p-22 * static_cast<double>(c().K));
+    EXPECT_EQ(got_pairs, want_pairs);
+    expect_sums_of_pairs(q, want_pairs);
+  }
+  // Appends what rank `from` returns for a token: the sum of its rows, and the numbers of its pairs.
+  void add_returned(const Arrival& token, int64_t from, Values& sums, Values& numbers) {
+    const auto& there = arrivals_[from];
+    const int64_t n = std::find(there.begin(), there.end(), token) - there.begin();
+    Results& results = results_[from];
+    const Values at = row_of(results.pair_row.tensor(), n), weight = row_of(results.weight.tensor(), n);
+    Values sum(c().D);
+    for (int64_t l = 0; l < c().L(); ++l) {
+      const auto r = static_cast<int64_t>(at[l]);
+      numbers.push_back(r < 0 ? 0 : results.number_values[r]);
+      for (int64_t d = 0; r >= 0 && d < c().D; ++d)
+        sum[d] += (is_weighted(from) ? weight[l] : 1) * results.y_values[r * c().D + d];
+    }
+    sums.insert(sums.end(), sum.begin(), sum.end());
+  }
   // Bytes that rank q sent since the last call.
   double sent_now(int64_t q) {
     const double all = ranks_[q]->sent.values()[0], now = all - sent_before_[q];
@@ -225,6 +349,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
   Array bases_;
   std::vector<ref::TokenExperts> experts_;
   std::vector<std::vector<Arrival>> arrivals_, returns_;
+  std::vector<Results> results_;
   std::map<int64_t, double> left_, returned_, sent_before_;  // rows for other ranks
 };
 
@@ -285,119 +410,15 @@ TEST(SelectRoutes, LeavesThePairsOfSomeExperts) {
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   announce();
-  const int64_t K = c().K, L = c().L(), N = c().N(), R = N * L;
+  for (int64_t q = 0; q < c().W(); ++q) send_routes(q);
   for (int64_t q = 0; q < c().W(); ++q) {
-    Array routes = Array::poisoned({c().T, 2 * K}, DType::i32);
-    pack_routes(s_, {.routes_T2K = routes.tensor(),
-                     .topk_TK = ranks_[q]->topk.tensor(),
-                     .kept_TK = ranks_[q]->kept.tensor(),
-                     .weight_TK = ranks_[q]->weight.tensor()});
-    sent_now(q);
-    push_routes(s_, {.sent_1 = ranks_[q]->sent.tensor(),
-                     .routes_T2K = routes.tensor(),
-                     .dest_TJ = ranks_[q]->dest.tensor(),
-                     .row_TJ = ranks_[q]->row.tensor(),
-                     .bases_W = bases_.tensor(),
-                     .offset = ranks_[q]->offset[Rank::routes],
-                     .rank = q,
-                     .etp = c().etp,
-                     .experts_of_rank = c().e});
-    synchronize(s_);
-    EXPECT_EQ(sent_now(q), left_[q] * static_cast<double>(8 * L));
+    const Shape shape{c().N(), c().L()};
+    Array topk = Array::poisoned(shape, DType::i32), weight = Array::poisoned(shape, DType::f32);
+    expect_routes(q, topk, weight);
+    results_.push_back(experts_results(q, topk, weight));
   }
-  std::vector<Array> ys, pair_rows, weights, froms;
-  for (int64_t q = 0; q < c().W(); ++q) {
-    sent_now(q);
-    Rank& r = *ranks_[q];
-    Array topk = Array::poisoned({N, L}, DType::i32), weight = Array::poisoned({N, L}, DType::f32);
-    unpack_routes(s_, {.topk_NL = topk.tensor(),
-                       .weight_NL = weight.tensor(),
-                       .routes_N2L = r.at(Rank::routes),
-                       .arrive_W1 = r.arrive.tensor()});
-    Values want_topk, want_weight;
-    for (int64_t n = 0; n < N; ++n) {
-      const bool here = n < std::ssize(arrivals_[q]);
-      const std::vector<int64_t> pairs = here ? pairs_at(arrivals_[q][n], q) : std::vector<int64_t>();
-      for (const int64_t k : pairs) {
-        const Arrival row = arrivals_[q][n];
-        want_topk.push_back(static_cast<double>(expert_of(c(), row.from, row.token, k)));
-        want_weight.push_back(row_of(ranks_[row.from]->weight.tensor(), row.token)[k]);
-      }
-      want_topk.resize((n + 1) * L, -1);
-      want_weight.resize((n + 1) * L, 0);
-    }
-    EXPECT_EQ(topk.values(), want_topk);
-    EXPECT_EQ(weight.values(), want_weight);
-    Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32);
-    Array pair_row = Array::poisoned({N, L}, DType::i32);
-    Array scratch(Shape{IndexRows::scratch_bytes(N, c().e, s_)}, DType::u8);
-    index_rows(s_, {.offsets_e1 = offsets.tensor(),
-                    .row_token_R = token.tensor(),
-                    .pair_row_TK = pair_row.tensor(),
-                    .scratch = scratch.tensor(),
-                    .topk_TK = topk.tensor(),
-                    .first_expert = c().e * (q / c().etp)});
-    ys.push_back(Array::normal({R, c().D}, c().dtype, 300 + q));
-    froms.push_back(Array::normal({R}, DType::f32, 400 + q));
-    pair_rows.push_back(pair_row);
-    weights.push_back(weight);
-    for (const bool weighted : {true, false}) {
-      if (weighted == (q % 2 == 0)) continue;  // ranks in turns, so that both kinds return
-      return_sums(s_, {.sent_1 = r.sent.tensor(),
-                       .y_RD = ys[q].tensor(),
-                       .pair_row_NL = pair_rows[q].tensor(),
-                       .weight_NL = weighted ? weights[q].tensor() : Tensor{},
-                       .arrive_W1 = r.arrive.tensor(),
-                       .back_W = r.back_first.tensor(),
-                       .bases_W = bases_.tensor(),
-                       .offset = r.offset[Rank::back],
-                       .rank = q});
-    }
-    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
-    return_pairs(s_, {.sent_1 = r.sent.tensor(),
-                      .from_R = froms[q].tensor(),
-                      .pair_row_NL = pair_rows[q].tensor(),
-                      .arrive_W1 = r.arrive.tensor(),
-                      .back_W = r.back_first.tensor(),
-                      .bases_W = bases_.tensor(),
-                      .offset = r.offset[Rank::back_pairs],
-                      .rank = q});
-    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(L * 4));
-  }
-  std::vector<Values> y_of, from_of;
-  for (int64_t q = 0; q < c().W(); ++q) {
-    y_of.push_back(ys[q].values());
-    from_of.push_back(froms[q].values());
-  }
-  for (int64_t q = 0; q < c().W(); ++q) {
-    Values got, want, got_pairs, want_pairs;
-    for (int64_t b = 0; b < c().B(); ++b) {
-      if (b >= std::ssize(returns_[q])) {
-        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back), b)) << "a row that does not return was written";
-        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back_pairs), b));
-        continue;
-      }
-      const Arrival row = returns_[q][b];
-      const auto& there = arrivals_[row.from];
-      const int64_t n = std::find(there.begin(), there.end(), Arrival{q, row.token}) - there.begin();
-      const Values at = row_of(pair_rows[row.from].tensor(), n), weight = row_of(weights[row.from].tensor(), n);
-      Values sum(c().D);
-      for (int64_t l = 0; l < L; ++l) {
-        const auto r = static_cast<int64_t>(at[l]);
-        want_pairs.push_back(r < 0 ? 0 : from_of[row.from][r]);
-        for (int64_t d = 0; r >= 0 && d < c().D; ++d)
-          sum[d] += (row.from % 2 == 0 ? 1 : weight[l]) * y_of[row.from][r * c().D + d];
-      }
-      want.insert(want.end(), sum.begin(), sum.end());
-      const Values have = row_of(ranks_[q]->at(Rank::back), b), pairs = row_of(ranks_[q]->at(Rank::back_pairs), b);
-      got.insert(got.end(), have.begin(), have.end());
-      got_pairs.insert(got_pairs.end(), pairs.begin(), pairs.end());
-    }
-    // K additions in f32 of terms near 1, rounded once.
-    testing::expect_close("back", got, want, testing::epsilon(c().dtype), 0x1p-22 * static_cast<double>(K));
-    EXPECT_EQ(got_pairs, want_pairs);
-    expect_sums_of_pairs(q, want_pairs);
-  }
+  for (int64_t q = 0; q < c().W(); ++q) return_results(q);
+  for (int64_t q = 0; q < c().W(); ++q) expect_returned(q);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, DispatchTest, ::testing::ValuesIn(testing::on_each_device(cases())));

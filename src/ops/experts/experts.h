@@ -52,7 +52,8 @@ struct GatedActivation {
 //   d_expert_down, d_expert_up    + w[e]^T low[r,:]    w [e, L, N]
 //
 // N is the number of columns of the product: 2F, D, F (of g) and D. The rows of low are those of the product, sorted by
-// expert. Not every kernel can add a term: adds_term() tells for an op on the device of s. Others throw Error{usage}.
+// expert. Not every kernel can add a term: adds_term() returns whether the kernel of an op on the
+// device of s does. Others throw Error{usage}.
 struct LowRankTerm {
   Tensor low_RL, w;  // in, of the dtype of the product
   bool empty() const { return w.empty(); }

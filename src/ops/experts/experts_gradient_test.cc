@@ -9,8 +9,75 @@ using testing::run_expert_op;
 using testing::Values;
 using Problem = testing::ExpertProblem;
 
-// sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining
-// the ops, in f32.
+// The gradients of the sum of probe . y, with y[t,:] = sum over the rows of t of weight (w2 a). They are computed by
+// chaining the ops, in f32.
+struct ChainedGradients {
+  Array dh, sa, dweight, dw1, dw2;
+  Values dx;
+};
+ChainedGradients chained_gradients(Stream& s, Problem& p) {
+  const DType f32 = DType::f32;
+  Array h({p.R, 2 * p.c.F}, f32), a({p.R, p.c.F}, f32), dxrow({p.R, p.c.D}, f32);
+  ChainedGradients g{.dh = Array({p.R, 2 * p.c.F}, f32),
+                     .sa = Array({p.R, p.c.F}, f32),
+                     .dweight = Array({p.R}, f32),
+                     .dw1 = Array({4, 8, 6}, f32),
+                     .dw2 = Array({4, 6, 4}, f32),
+                     .dx = Values(p.c.T * p.c.D)};
+  run_expert_op<ExpertUp>(s, expert_up,
+                          {.h_R2F = h.tensor(),
+                           .a_RF = a.tensor(),
+                           .x_TD = p.x.tensor(),
+                           .w1_e2FD = p.w1.tensor(),
+                           .b1_e2F = p.b1.tensor(),
+                           .rows = p.rows(),
+                           .activation = p.activation});
+  run_expert_op<DExpertDown>(s, d_expert_down,
+                             {.dh_R2F = g.dh.tensor(),
+                              .sa_RF = g.sa.tensor(),
+                              .dweight_R = g.dweight.tensor(),
+                              .dout_TD = p.dout.tensor(),
+                              .w2_eDF = p.w2.tensor(),
+                              .b2_eC = p.b2.tensor(),
+                              .h_R2F = h.tensor(),
+                              .weight_R = p.weight.tensor(),
+                              .b2_first = p.b2_first,
+                              .rows = p.rows(),
+                              .activation = p.activation});
+  run_expert_op<DExpertUp>(
+      s, d_expert_up, {.dx_RD = dxrow.tensor(), .dh_R2F = g.dh.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run_expert_op<ExpertWgrad>(s, expert_wgrad,
+                             {.dw_eMN = g.dw1.tensor(),
+                              .left_RM = g.dh.tensor(),
+                              .right_RN = p.x.tensor(),
+                              .gather_right = true,
+                              .rows = p.rows()});
+  run_expert_op<ExpertWgrad>(s, expert_wgrad,
+                             {.dw_eMN = g.dw2.tensor(),
+                              .left_RM = p.dout.tensor(),
+                              .right_RN = g.sa.tensor(),
+                              .gather_left = true,
+                              .rows = p.rows()});
+  const Values rows = dxrow.values();
+  for (int64_t i = 0; i < p.R * p.c.D; ++i) g.dx[p.shape.source(i / p.c.D) * p.c.D + i % p.c.D] += rows[i];
+  return g;
+}
+
+// loss(x): a function whose derivatives at `at` are compared with `gradient`, by central differences.
+template <class Loss>
+void expect_derivatives(const char* what, Values at, const Values& gradient, const Loss& loss) {
+  Values differences(at.size());
+  for (size_t i = 0; i < at.size(); ++i) {
+    const double step = 1e-5, old = at[i];
+    at[i] = old + step;
+    const double above = loss(at);
+    at[i] = old - step;
+    differences[i] = (above - loss(at)) / (2 * step);
+    at[i] = old;
+  }
+  testing::expect_close(what, gradient, differences, 1e-5, 1e-6);
+}
+
 void expect_chained_gradients(Stream& s, bool gpt_oss) {
   Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}, 0, true, DType::f32, gpt_oss});
   const ref::ExpertShape& shape = p.shape;
@@ -27,78 +94,27 @@ void expect_chained_gradients(Stream& s, bool gpt_oss) {
     }
     return sum;
   };
-  const DType f32 = DType::f32;
-  Array h({p.R, 2 * p.c.F}, f32), a({p.R, p.c.F}, f32), dh({p.R, 2 * p.c.F}, f32), sa({p.R, p.c.F}, f32);
-  Array dweight({p.R}, f32), dxrow({p.R, p.c.D}, f32), dw1({4, 8, 6}, f32), dw2({4, 6, 4}, f32);
-  run_expert_op<ExpertUp>(s, expert_up,
-                          {.h_R2F = h.tensor(),
-                           .a_RF = a.tensor(),
-                           .x_TD = p.x.tensor(),
-                           .w1_e2FD = p.w1.tensor(),
-                           .b1_e2F = p.b1.tensor(),
-                           .rows = p.rows(),
-                           .activation = p.activation});
-  run_expert_op<DExpertDown>(s, d_expert_down,
-                             {.dh_R2F = dh.tensor(),
-                              .sa_RF = sa.tensor(),
-                              .dweight_R = dweight.tensor(),
-                              .dout_TD = p.dout.tensor(),
-                              .w2_eDF = p.w2.tensor(),
-                              .b2_eC = p.b2.tensor(),
-                              .h_R2F = h.tensor(),
-                              .weight_R = p.weight.tensor(),
-                              .b2_first = p.b2_first,
-                              .rows = p.rows(),
-                              .activation = p.activation});
-  run_expert_op<DExpertUp>(
-      s, d_expert_up, {.dx_RD = dxrow.tensor(), .dh_R2F = dh.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
-  run_expert_op<ExpertWgrad>(s, expert_wgrad,
-                             {.dw_eMN = dw1.tensor(),
-                              .left_RM = dh.tensor(),
-                              .right_RN = p.x.tensor(),
-                              .gather_right = true,
-                              .rows = p.rows()});
-  run_expert_op<ExpertWgrad>(s, expert_wgrad,
-                             {.dw_eMN = dw2.tensor(),
-                              .left_RM = p.dout.tensor(),
-                              .right_RN = sa.tensor(),
-                              .gather_left = true,
-                              .rows = p.rows()});
-  Values dx(p.c.T * p.c.D);
-  for (int64_t i = 0; i < p.R * p.c.D; ++i) dx[shape.source(i / p.c.D) * p.c.D + i % p.c.D] += dxrow.values()[i];
-
+  ChainedGradients g = chained_gradients(s, p);
   const Values x = p.x.values(), w1 = p.w1.values(), w2 = p.w2.values(), weight = p.weight.values();
-  const auto expect = [&](const char* what, Values at, const Values& gradient, auto&& with) {
-    Values differences(at.size());
-    for (size_t i = 0; i < at.size(); ++i) {
-      const double step = 1e-5, old = at[i];
-      at[i] = old + step;
-      const double above = with(at);
-      at[i] = old - step;
-      differences[i] = (above - with(at)) / (2 * step);
-      at[i] = old;
-    }
-    testing::expect_close(what, gradient, differences, 1e-5, 1e-6);
-  };
-  expect("dx", x, dx, [&](const Values& v) { return loss(v, w1, w2, weight); });
-  expect("dw1", w1, dw1.values(), [&](const Values& v) { return loss(x, v, w2, weight); });
-  expect("dw2", w2, dw2.values(), [&](const Values& v) { return loss(x, w1, v, weight); });
-  expect("dweight", weight, dweight.values(), [&](const Values& v) { return loss(x, w1, w2, v); });
+  expect_derivatives("dx", x, g.dx, [&](const Values& v) { return loss(v, w1, w2, weight); });
+  expect_derivatives("dw1", w1, g.dw1.values(), [&](const Values& v) { return loss(x, v, w2, weight); });
+  expect_derivatives("dw2", w2, g.dw2.values(), [&](const Values& v) { return loss(x, w1, v, weight); });
+  expect_derivatives("dweight", weight, g.dweight.values(), [&](const Values& v) { return loss(x, w1, w2, v); });
   if (!gpt_oss) return;
-  Array db1 = Array::of({4, 8}, f32, Values(32)), db2 = Array::of({4, 3}, f32, Values(12));
-  expert_bias_grad(s, {.db_eN = db1.tensor(), .x_RM = dh.tensor(), .rows = p.rows()});
+  Array db1 = Array::of({4, 8}, DType::f32, Values(32)), db2 = Array::of({4, 3}, DType::f32, Values(12));
+  expert_bias_grad(s, {.db_eN = db1.tensor(), .x_RM = g.dh.tensor(), .rows = p.rows()});
   expert_bias_grad(s, {.db_eN = db2.tensor(),
                        .x_RM = p.dout.tensor(),
                        .weight_R = p.weight.tensor(),
                        .x_first = p.b2_first,
                        .gather = true,
                        .rows = p.rows()});
-  expect("db1", p.b1.values(), db1.values(), [&](const Values& v) {
+  expect_derivatives("db1", p.b1.values(), db1.values(), [&](const Values& v) {
     b1 = v;
     return loss(x, w1, w2, weight);
   });
   b1 = p.b1.values();
-  expect("db2", p.b2.values(), db2.values(), [&](const Values& v) {
+  expect_derivatives("db2", p.b2.values(), db2.values(), [&](const Values& v) {
     b2.b = v;
     return loss(x, w1, w2, weight);
   });

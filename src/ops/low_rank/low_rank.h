@@ -79,7 +79,7 @@ void low_rank_activation(Stream& s, const LowRankActivation& a);
 Cost cost(const LowRankActivation& a);
 
 // dweight[r] += <g[r,:], a[r,:]>
-// dh[r,:]    += the derivative of weight[r] <g[r,:], a[r,:]> by h[r,:]
+// dh[r,:]    += the derivative of weight[r] <g[r,:], a[r,:]> w.r.t. h[r,:]
 //
 // a is activation(h), rounded. d_expert_down computes both for g of W2. They are linear in g, so this op adds those for
 // the g of W2's adapter. dweight and weight are f32.

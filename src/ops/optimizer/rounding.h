@@ -1,10 +1,10 @@
-// The forms in which optimizers keep numbers, beside f32.
+// The formats in which optimizers keep numbers, besides f32.
 //
 // A bf16 weight and a remainder of 16 bits are together an f32, its master:
 //   bits(master) = (bits(weight) << 16) + remainder   with the remainder as a signed number
 // The weight is the bf16 nearest to the master. Halfway between two it is the one that is farther from 0, where
 // rounding to nearest even has 65537 masters for some weights, which 16 bits do not count. Every
-// f32 but the NaNs comes back with its bits; a NaN comes back as some NaN.
+// f32 except a NaN is restored with its bits; a NaN is restored as some NaN.
 //
 // Stochastic rounding to bf16 adds 16 random bits to those that are dropped, and truncates. So a
 // number between two neighbours becomes the upper one with a probability of its distance from the

@@ -31,7 +31,7 @@ void check(const IndexRows& a, const Stream& s) {
   if (!a.kept_TK.empty()) check_tensor(who, "kept", a.kept_TK, DType::i32, a.topk_TK.shape);
   if (!a.counts_e.empty()) check_tensor(who, "counts", a.counts_e, DType::i32, {e});
   const int64_t most = a.topk_TK.dim(0) * std::min(a.topk_TK.dim(1), e);
-  MOEBIUS_CHECK(usage, a.row_token_R.numel() >= most, "{}: row_token must have room for {} rows; got {}", who, most,
+  MOEBIUS_CHECK(usage, a.row_token_R.numel() >= most, "{}: row_token must have at least {} rows; got {}", who, most,
                 to_string(a.row_token_R));
   check_tensor(who, "row_token", a.row_token_R, DType::i32, {a.row_token_R.numel()});
   if (!a.row_pair_R.empty()) check_tensor(who, "row_pair", a.row_pair_R, DType::i32, a.row_token_R.shape);

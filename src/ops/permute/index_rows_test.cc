@@ -156,7 +156,7 @@ TEST(IndexRows, BadArgumentsAreNamed) {
   EXPECT_EQ(error(bad), "index_rows: topk must be i32[6, 2]; got f32[6, 2]");
   bad = good;
   bad.row_token_R = rows.tensor().rows(0, 11);
-  EXPECT_EQ(error(bad), "index_rows: row_token must have room for 12 rows; got i32[11]");
+  EXPECT_EQ(error(bad), "index_rows: row_token must have at least 12 rows; got i32[11]");
   bad = good;
   bad.scratch = {};
   EXPECT_EQ(error(bad), "index_rows: scratch must have 8 bytes; got 0");

@@ -1,5 +1,5 @@
-// Quantised weights whose masters are shared out over ranks: each rank has the elements
-// [first, first + n) of the whole, which may begin and end in any place of a block.
+// Quantised weights whose masters are sharded over ranks. Each rank has the elements [first, first + n) of the whole,
+// which may begin and end anywhere in a block.
 //
 // The result is that of quantize() for the whole weights: f8_e4m3 with square_blocks, from values that
 // are rounded to the dtype of the computation first. Ranks exchange the largest magnitudes of blocks

@@ -2,7 +2,7 @@
 // rows. All passes of a step share the pool, and allocate and free its pages in the order of the stream. So the host
 // reads no counts, and a CUDA graph may capture all of it.
 //
-//   forward    alloc_pages    allocates the pages that the rows need, or as many as are free
+//   forward    alloc_pages   allocates the pages that the rows need, or all free pages if these are fewer
 //              stash_rows    copies the rows that have a page
 //   backward   unstash_rows  copies them back
 //              free_pages    frees the pages, and returns the rows without a page, which the caller recomputes

@@ -45,9 +45,9 @@ bool follows(const TrainedParams::OfPart& first, const TrainedParams::OfPart& se
 // A part as a whole matrix, and back. Shards are equal, and in the order of the ranks.
 class WholeMatrix {
  public:
-  // room_n: memory for a matrix.
-  WholeMatrix(const Mesh& mesh, const TrainedParams::OfPart& of, const Tensor& room_n)
-      : group_(mesh.group(shard_axis(*of.param))), shape_(of.part->shape), shard_(of.part->shard), room_n_(room_n) {
+  // buffer_n: memory for a matrix.
+  WholeMatrix(const Mesh& mesh, const TrainedParams::OfPart& of, const Tensor& buffer_n)
+      : group_(mesh.group(shard_axis(*of.param))), shape_(of.part->shape), shard_(of.part->shard), buffer_n_(buffer_n) {
     if (shard_.dim < 0) shard_ = {.dim = 0, .begin = 0, .count = shape_[0]};
     MOEBIUS_ASSERT(shard_.count * num_shards() == shape_[shard_.dim]);
   }
@@ -55,11 +55,11 @@ class WholeMatrix {
   // Returns the matrix, which is in whole_n or in the memory of the gradient.
   Tensor gather(Stream& s, const Tensor& shard, const Tensor& whole_n) const {
     if (num_shards() == 1) return shard;
-    group_.all_gather(s, room_n_, shard.view({shard.numel()}));
-    if (shard_.dim == 0) return room_n_.view(shape_);
+    group_.all_gather(s, buffer_n_, shard.view({shard.numel()}));
+    if (shard_.dim == 0) return buffer_n_.view(shape_);
     const Tensor whole = whole_n.view(shape_);
     for (int64_t r = 0; r < num_shards(); ++r) {
-      const Tensor from = room_n_.rows(r * shard.numel(), (r + 1) * shard.numel()).view(shard.shape);
+      const Tensor from = buffer_n_.rows(r * shard.numel(), (r + 1) * shard.numel()).view(shard.shape);
       copy_columns(s, {.to_TA = whole, .from_TB = from, .to_first = r * shard_.count, .count = shard_.count});
     }
     return whole;
@@ -71,7 +71,7 @@ class WholeMatrix {
       const Tensor rows = whole.rows(shard_.begin, shard_.begin + shard_.count);
       return rows.view({rows.numel()});
     }
-    const Tensor columns = room_n_.rows(0, shape_[0] * shard_.count).view({shape_[0], shard_.count});
+    const Tensor columns = buffer_n_.rows(0, shape_[0] * shard_.count).view({shape_[0], shard_.count});
     copy_columns(s, {.to_TA = columns, .from_TB = whole, .from_first = shard_.begin, .count = shard_.count});
     return columns.view({columns.numel()});
   }
@@ -82,7 +82,7 @@ class WholeMatrix {
   Group& group_;
   Shape shape_;
   Shard shard_;
-  Tensor room_n_;
+  Tensor buffer_n_;
 };
 
 }  // namespace

@@ -36,7 +36,7 @@ class ListBuilder {
     const bool sends = shape_.has_output(turn.pass, turn.stage);
     if (shape_.has_input(turn.pass, turn.stage)) ++own.num_used;
     for (Lane& lane : lanes_) open(lane);
-    if (sends && std::ssize(own.results) - own.num_waited == kResultsOnTheirWay) wait(own);
+    if (sends && std::ssize(own.results) - own.num_waited == kMaxSendsInFlight) wait(own);
     add(Verb::run, turn);
     if (turn.pass == Pass::backward_input) add(Verb::run, {Pass::backward_weight, turn.micro_batch, turn.stage});
     if (!sends) return;
@@ -50,7 +50,7 @@ class ListBuilder {
   }
   void wait(Lane& lane) { add(Verb::wait, lane.results[lane.num_waited++]); }
 
-  static constexpr int64_t kResultsOnTheirWay = 2;
+  static constexpr int64_t kMaxSendsInFlight = 2;
   const PipelineShape& shape_;
   const int64_t ahead_;
   std::array<Lane, 2> lanes_;

@@ -2,10 +2,9 @@
 // (parallel/pipeline/pipeline.h) runs its rank's list as it is. The simulator (parallel/pipeline/simulate.h) checks the
 // lists of all ranks.
 //
-// A StagePlacement says which rank holds a stage (config/stage_layout.h). One message per micro-batch and pass
-// travels between two stages: the hidden state forwards, its gradient backwards. The messages of
-// one pass from one rank to another are a channel. Both its ends list them in the same order, so a
-// transport may match messages by order alone.
+// A StagePlacement says which rank holds a stage (config/stage_layout.h). One message per micro-batch and pass is sent
+// between two stages: the hidden state forwards, its gradient backwards. The messages of one pass from one rank to
+// another are a channel. Both its ends list them in the same order, so a transport may match messages by order alone.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +71,7 @@ struct PipelineShape {
 };
 
 // The actions of every rank. They also say where transfers start. In each pass, receives are
-// opened 1 input before the one that runs (interleaved: 1 + G - P inputs). So transfers can
+// opened 1 input ahead of the pass that runs (interleaved: 1 + G - P inputs). So transfers can
 // overlap with compute. The last rank's results come to rank 0 G - P turns early, and so it
 // never waits for a buffer. At most two results of a pass are in flight from a rank: one is sent
 // while the next is computed.
@@ -87,7 +86,7 @@ struct Schedule {
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 
 // 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473)
-// for V > 1: a rank's warm-up forwards, then one forward and one backward in turn, then the
+// for V > 1: a rank's warm-up forwards, then alternately one forward and one backward, then the
 // remaining backwards. A backward is backward_input followed at once by backward_weight.
 // In each pass, every stage takes the micro-batches in the order 0 .. M - 1, so gradients are
 // summed in the same order for any P and V.

@@ -138,8 +138,7 @@ void BucketExchange::gather_gradients(Stream& s, const std::function<bool(const 
   }
 }
 
-// --- quantised weights
-// ------------------------------------------------------------------------------------------------
+// --- quantised weights ----------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,10 +1,11 @@
-// The sharding of ZeRO-1, and of ZeRO-2 and ZeRO-3 for layers. A rank updates the weights of its share of each
-// bucket (parallel/sharding/grad_buckets.h), and keeps all weights and gradients. Those of layers it may keep its share
-// of alone (layer_weights.h, layer_gradients.h); the rest of this comment is about the others. Gradients go to the
-// ranks that own them and are summed there; weights come back from their owners. With overlap both run while the model
-// computes. The reduction of a bucket of gradients starts when the last micro-batch's backward pass
-// has added to it. A forward pass waits for a bucket of weights when it first reads them. Without
-// overlap each is one blocking collective. The same numbers are added in the same order either way.
+// The sharding of ZeRO-1, and of ZeRO-2 and ZeRO-3 for layers. A rank updates the weights of its share of each bucket
+// (parallel/sharding/grad_buckets.h). With ZeRO-1 it keeps all weights and gradients. With ZeRO-2 and ZeRO-3 it keeps
+// only its share of those of layers (layer_weights.h, layer_gradients.h).
+//
+// For what is not sharded: gradients are reduce-scattered to the ranks that own them, and weights are all-gathered from
+// their owners. With overlap both run while the model computes. The reduction of a bucket of gradients starts when the
+// last micro-batch's backward pass has added to it. A forward pass waits for a bucket of weights when it first reads
+// them. Without overlap each is one blocking collective. The same numbers are added in the same order either way.
 #pragma once
 
 #include <array>

@@ -50,7 +50,7 @@ struct ExchangeRank {
   std::unique_ptr<Sharding> exchange;
 };
 
-// Waits for the progress of the other rank, and returns after so many seconds if there is none.
+// Waits for the progress of the other rank, for at most `seconds`.
 void wait_for(const std::atomic<int>& progress, int until, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (progress < until && std::chrono::steady_clock::now() < end)

@@ -27,7 +27,7 @@ struct GradBucket {
   std::vector<size_t> indices;  // indices of the parameters in their table
   int64_t numel = 0;            // with padding, a multiple of the group's size
   ElementRange own;             // this rank's share
-  int layer = -1;               // Param::layer of all of them, where layers are apart; else -1
+  int layer = -1;               // Param::layer of all of them, if a bucket has one layer alone; else -1
   bool is_frozen = false;       // true if all of them are frozen
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // f32 [own.count], the same of the gradients

@@ -54,7 +54,7 @@ struct ShardedRank {
 
 void on_ranks(const std::function<void(Transport&)>& body) { run_threads(kRanks, {.timeout_s = 30}, body); }
 
-// Frozen weights of layers are shared out and gathered as trained ones are. Those of no layer stay whole.
+// Frozen weights of layers are sharded and gathered as trained ones are. Those of no layer stay whole.
 TEST(LayerWeights, MayBeFrozen) {
   for (const bool overlap : {true, false}) {
     on_ranks([&](Transport& world) {

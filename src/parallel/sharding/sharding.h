@@ -58,8 +58,8 @@ class Sharding : public ParamResidency {
   // !shards_gradients.
   virtual void gather_gradients(Stream& s, const std::function<bool(const ParamSpec&)>& of) = 0;
   // The owners have updated their weights, or the masters of weights that are held quantised, which this
-  // quantises. The other ranks get them in this call, or with overlap during the next forward pass. Sharded weights of
-  // a layer they get whenever a pass comes to it.
+  // quantises. The other ranks get them in this call, or with overlap during the next forward pass. They get the
+  // sharded weights of a layer whenever a pass comes to it.
   virtual void weights_changed(Stream& s) = 0;
   // After this each rank has all weights that it keeps whole, as their owners changed them.
   virtual void wait_for_weights(Stream& s) = 0;

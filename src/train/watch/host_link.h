@@ -1,6 +1,6 @@
 // The rate at which updates move masters and moments over the link between a GPU and its host (optimizer.offload),
-// beside the rate that plans assume. A host that is slower than planned makes steps longer, and no other figure shows it.
-// It is for runs of one rank: with more, the time of an update has sums over ranks in it.
+// compared with the rate that plans assume. A host that is slower than planned makes steps longer, and no other figure
+// shows it. It is for runs of one rank: with several, the time of an update includes sums over ranks.
 #pragma once
 
 #include <string>

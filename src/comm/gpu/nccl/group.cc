@@ -169,7 +169,7 @@ void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tenso
 }
 
 void NcclGroup::gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
-  const bool large = size() > CollectiveLevels::kMostAtOnce;
+  const bool large = size() > CollectiveLevels::kMaxRadix;
   if (size() == 1 || (world_.sums() == GpuSums::ranks && !large))
     return exchange(on, lane, Spans(size(), span_of(in)), blocks_of(out, size()));
   world_.nccl_all_gather(on, lane, out, in);

@@ -62,7 +62,7 @@ class NcclWorld {
   // Returns a lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
-  // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own
+  // Launches on `on`: to[r] is sent to rank r, and rank r fills from[r]. This rank's own
   // part is copied.
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from);
   // Makes later work of `after` wait for all work that `before` has so far.

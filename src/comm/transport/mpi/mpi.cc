@@ -56,10 +56,10 @@ bool poll_for(double seconds, F&& ended) {
   return true;
 }
 
-// Makes a call that waits for all ranks, for which MPI has no timeout.
+// Makes a call of MPI that all ranks must make together, and for which MPI has no timeout.
 // throws: the text of the exception that this rank is about to throw.
-void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
-              const std::string& throws = "") {
+void call_collectively(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
+                       const std::string& throws = "") {
   const CallWatchdog limit(options.world.timeout_before_steps_s(), [&] {
     const std::string name = name_of_rank(options.world, rank);
     if (options.report)
@@ -78,8 +78,9 @@ void start_mpi(const MpiOptions& options) {
   MPI_Initialized(&initialized);
   MOEBIUS_CHECK(usage, !initialized, "mpi: a process runs one world of MPI; this is a second one");
   fault_point("mpi.init");
-  meet_all(options, options.rank, "MPI_Init_thread",
-           [&] { check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)); });
+  call_collectively(options, options.rank, "MPI_Init_thread", [&] {
+    check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
+  });
   MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
   // It is set on the world, too: MPI_Testall uses no particular communicator's handler.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -154,9 +155,9 @@ class MpiTransport final : public Transport {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
     fault_point("mpi.dup");
-    meet_all(mpi_, rank_, "MPI_Comm_dup", [&] {
+    call_collectively(mpi_, rank_, "MPI_Comm_dup", [&] {
       check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
-      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
+      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &error_comm_));
     });
   }
 
@@ -193,52 +194,52 @@ class MpiTransport final : public Transport {
   // May be called from any thread: from now on this rank does not wait for any other.
   // Returns the text to report at once, since this rank's thread may compute for longer than the
   // launcher allows.
-  std::string learn_death(int dead) {
+  std::string note_death(int dead) {
     const int64_t record = waiting_for_;
-    said_death_ = record >= 0;
+    reported_death_ = record >= 0;
     dead_rank_ = dead;
     return death_text(dead, record);
   }
   // May be called from any thread: another rank has reported why the run ends.
-  void learn_ending() { is_ending_ = true; }
+  void note_ending() { is_ending_ = true; }
   // Returns whether the reason why this rank's wait failed was reported: by this rank, with the collective, or by the
   // rank that ends the run.
-  bool was_said() const { return said_death_ || is_ending_; }
+  bool was_reported() const { return reported_death_ || is_ending_; }
 
   // Returns whether every rank calls this within the grace time.
-  bool all_meet(double seconds) {
+  bool all_fail(double seconds) {
     MPI_Request request;
-    MPI_Ibarrier(farewell_, &request);
+    MPI_Ibarrier(error_comm_, &request);
     return poll_for(seconds, [&] {
       int met = 0;
       MPI_Test(&request, &met, MPI_STATUS_IGNORE);
       return met != 0;
     });
   }
-  // Returns whether a lower rank passes the same text. REQUIRES: all_meet() returned true.
-  bool was_said_before(const std::string& text) {
+  // Returns whether a lower rank passes the same text. REQUIRES: all_fail() returned true.
+  bool is_repeated_error(const std::string& text) {
     const uint64_t mine = std::hash<std::string>{}(text);
     std::vector<uint64_t> all(size_);
-    fault_point("mpi.farewell");
-    const auto gather = [&] { MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_); };
-    meet_all(mpi_, rank_, "MPI_Allgather", gather, text);
+    fault_point("mpi.own_error");
+    const auto gather = [&] { MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, error_comm_); };
+    call_collectively(mpi_, rank_, "MPI_Allgather", gather, text);
     return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
   }
   // The destructor does not do this:
   // after an exception that other ranks do not have, it would wait for them.
-  // throws: as in meet_all.
+  // throws: as in call_collectively.
   void release(const std::string& throws = "") {
     const auto free_both = [&] {
       MPI_Comm_free(&comm_);
-      MPI_Comm_free(&farewell_);
+      MPI_Comm_free(&error_comm_);
     };
-    meet_all(mpi_, rank_, "MPI_Comm_free", free_both, throws);
+    call_collectively(mpi_, rank_, "MPI_Comm_free", free_both, throws);
   }
   // The last call of MPI.
   void finish(const std::string& throws = "") {
     release(throws);
     fault_point("mpi.finalize");
-    meet_all(
+    call_collectively(
         mpi_, rank_, "MPI_Finalize", [] { MPI_Finalize(); }, throws);
   }
 
@@ -274,29 +275,29 @@ class MpiTransport final : public Transport {
 
   const MpiOptions& mpi_;
   const WorldOptions& options_;
-  MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
+  MPI_Comm comm_ = MPI_COMM_NULL, error_comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
   std::atomic<int64_t> waiting_for_ = -1;  // a record of recorder()
   std::atomic<int> dead_rank_ = -1;
-  std::atomic<bool> said_death_ = false, is_ending_ = false;
+  std::atomic<bool> reported_death_ = false, is_ending_ = false;
 };
 
 // Uses messages of its own, so that the flight recorder shows only the run's collectives.
 std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& transport) {
-  MpiTransport meeting(options);
-  Control control(meeting);
+  MpiTransport rendezvous(options);
+  Control control(rendezvous);
   const auto on_death = [&options, &transport](int rank) {
-    const std::string text = transport.learn_death(rank);
+    const std::string text = transport.note_death(rank);
     if (options.report) options.report(text);
   };
   auto watch = std::make_unique<RankWatch>(
-      control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.learn_ending(); }});
+      control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.note_ending(); }});
   if (!watch->why_missing().empty() && control.is_root() && options.warn)
     options.warn(
         fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); the run continues, but only the "
                     "launcher will notice a rank that is killed",
                     watch->why_missing()));
-  meeting.release();
+  rendezvous.release();
   return watch;
 }
 
@@ -307,8 +308,8 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
 // for which. watch: null where this rank failed before it had one.
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
                          const RankFailure& failure) {
-  if (!failure.distributed && transport.all_meet(kGraceS)) return;
-  if (options.report && !(failure.distributed && transport.was_said()))
+  if (!failure.distributed && transport.all_fail(kGraceS)) return;
+  if (options.report && !(failure.distributed && transport.was_reported()))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.recorder()));
   if (failure.distributed) sleep_s(kGraceS);
   if (watch) watch->announce_abort();
@@ -340,9 +341,9 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     const RankFailure failure = caught_failure();
     end_unless_all_fail(options, transport, watch.get(), failure);
     if (watch) watch->announce_exit();
-    const bool was_said = transport.was_said_before(failure.what);
+    const bool is_repeated = transport.is_repeated_error(failure.what);
     transport.finish(failure.what);
-    if (was_said && failure.kind) {
+    if (is_repeated && failure.kind) {
       // mpirun ends all processes when one of them ends so. The rank that reports the error
       // must end first.
       sleep_s(1);

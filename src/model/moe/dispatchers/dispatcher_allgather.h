@@ -1,6 +1,6 @@
-// The tokens and routes of all ranks of etp x ep are gathered. Each rank computes the rows of its
-// experts, and sums them into a partial result for every token. The results are reduce-scattered.
-// Shapes depend on nothing that tokens choose, and nothing is read back.
+// All-gather: the tokens and routes of all ranks of etp x ep are gathered. Each rank computes the rows of its experts,
+// and sums them into a partial result for every token. The results are reduce-scattered. Shapes do not depend on the
+// routing, and the host reads nothing back.
 //
 // With T tokens per rank and W ranks, a rank sends on each call
 //   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
@@ -18,7 +18,7 @@ namespace moebius {
 
 // Its rows are those of the N = W T tokens of all ranks.
 struct AllGatherHandle final : DispatchHandle {
-  // A token has L = min(K, e) pairs with the e experts here at most, in the order of k.
+  // A token has at most L = min(K, e) pairs with the rank's e experts, in the order of k.
   Tensor pair_row_NL, k_NL, weight_NL;
 };
 

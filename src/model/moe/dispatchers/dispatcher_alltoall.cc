@@ -95,7 +95,7 @@ void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
       for (int64_t e = ep * e_; e < (ep + 1) * e_; ++e) rows += counts_WE[from * E_ + e];
     MOEBIUS_CHECK(usage, rows <= max_rows(T),
                   "moe.rank_rows_factor = {} plans for {} rows at the experts of a rank; a layer's tokens chose {} for "
-                  "ep rank {}; raise it (0: room for the worst case, {} rows), or balance the experts",
+                  "ep rank {}; raise it (0: memory for the worst case, {} rows), or balance the experts",
                   spec_.rows_factor, max_rows(T), rows, ep, worst_rows(T));
   }
 }

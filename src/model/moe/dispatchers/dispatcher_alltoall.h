@@ -1,11 +1,10 @@
-// A row travels to the ranks of its expert alone. Rows are sorted by expert, exchanged over etp x
-// ep, and come back the same way. So a token's sum is computed as on one rank: over k, in order.
-// With etp each row goes to all ETP ranks of its expert, which return partial results. These are
-// added in the order of their ranks.
+// All-to-all: a row is sent only to the ranks of its expert. Rows are sorted by expert, exchanged over etp x ep, and
+// returned by the reverse exchange. So a token's sum is computed as on one rank: over k, in order. With etp each row is
+// sent to all ETP ranks of its expert, which return partial results. These are added in the order of their ranks.
 //
-// Buffers have room for the worst case, in which every token of every rank chooses the experts
-// here. rows_factor > 0 bounds them to factor T K ETP rows. If the tokens of a layer then choose
-// more for any rank, all ranks throw Error{usage}, since each has the counts of all.
+// Buffers are planned for the worst case, in which every token of every rank chooses experts of this rank. rows_factor
+// > 0 bounds them to factor T K ETP rows. If the tokens of a layer then need more rows on any rank, all ranks throw
+// Error{usage}, since each has the counts of all.
 //
 // The sizes of an exchange depend on the choices of the tokens. The ranks send each other their
 // counts, which are copied to the host after the gather of the rows of the first dispatch. The

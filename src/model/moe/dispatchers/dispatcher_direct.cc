@@ -169,7 +169,7 @@ Dispatched DirectDispatcher::send_tokens(Step& step, Tensor x_TD, DispatchHandle
   return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
-// The index travels as a route does. Routes have been unpacked on all ranks after one more round.
+// The index is sent in place of the routes, after a round by which all ranks have unpacked these.
 void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);

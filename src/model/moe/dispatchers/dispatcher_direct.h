@@ -1,28 +1,28 @@
-// A token travels once to each rank that has any of its experts. Its rank writes it into that rank's
-// memory (model/moe/direct_window.h). Nothing is read back, and a CUDA graph may hold all of it.
+// Direct: one-sided dispatch between ranks of one machine. A token is sent once to each rank that has any of its
+// experts: its own rank writes it into that rank's memory (model/moe/direct_window.h). The host reads nothing back, so
+// a CUDA graph may hold all of it.
 //
-//   announce      The ranks tell each other how many rows each sends to each. So every rank knows the places of its
-//                 rows at the others, and of what returns to it, before it sends (ops/dispatch/dispatch.h).
-//                 The experts and weights of the tokens follow, and each rank sorts the rows that it will get.
+//   announce      The ranks exchange how many rows each of them sends to each ep rank. So before it sends, every rank
+//                 knows the places of its rows in the windows of the others, and of the sums that return to its own
+//                 (ops/dispatch/dispatch.h). The experts and weights of the tokens follow, and each rank sorts the rows
+//                 that it will get.
 //   dispatch      Rows are written to their places. The products read them through the index of the sorted rows.
 //   combine       The rank of the experts sums a token's rows over k, in f32, and returns one row. The token's rank
 //                 sums these in the order of the ranks, in f32. In bf16 both sums are rounded.
-//   backward      It is the same with the same places. The derivatives by the weights return as rows of L.
+//   backward      The same calls with the same places. The derivatives w.r.t. the weights return as rows of L elements.
 //
-// A rank has e = E/EP experts, so L = min(K, e) pairs of a token are at it at most. Routes, the index of the rows that
+// A rank has e = E/EP experts, so at most L = min(K, e) pairs of a token are on it. Routes, the index of the rows that
 // arrive, and the derivatives that return have L columns.
 //
-// A round (comm/peer_window.h) separates what one rank writes from what another reads: four in a
-// forward pass of a layer, four in a backward pass. Rows are in the order of their ranks, then of
-// their tokens, and no sum depends on when a row arrives. So the bits are those of the dispatcher
-// that gathers all tokens.
+// A round (comm/peer_window.h) separates what one rank writes from what another reads. A forward pass of a layer has
+// four, and a backward pass four. Rows are in the order of their ranks, then of their tokens, and no sum depends on
+// when a row arrives. So the bits are those of the all-gather dispatcher, if the ranks are on one node.
 //
-// With T tokens a rank, n rows that leave it for other ranks, and m rows that others sent to it, a
-// rank sends each time
+// With T tokens a rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
 //   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements
 //   combine   m D elements                  dispatch_bwd           m (D elements + 4 L bytes)
-// Where experts are chosen evenly both are expected to be (W - 1)/W of ETP T times the number of ep
-// ranks that have one of K experts.
+// If experts are chosen evenly, both n and m are expected to be (W - 1)/W of ETP T times the number of ep ranks that
+// have one of K experts.
 #pragma once
 
 #include <memory>
@@ -70,12 +70,12 @@ class DirectDispatcher final : public SplitDispatcher {
   void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle,
             bool to_others = false) const;
   Dispatched send_tokens(Step& step, Tensor x_TD, DispatchHandle& handle, bool to_others) const;
-  // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
+  // Returns the sums of the experts' rows to the ranks of their tokens. Weights empty: plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle,
                    RowsOf of = RowsOf::all) const;
   // Returns the sums that a rank returns, and gets back for its tokens, if experts are chosen evenly.
   int64_t even_sums(int64_t T) const;
-  // Sums what came back to the tokens here over the ranks.
+  // Adds the sums that returned for this rank's tokens, over the ranks.
   void sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& handle) const;
   void round(Step& step, const char* phase) const;
   void begin(Step& step, DirectHandle& handle) const;  // a round, unless the pass has begun

@@ -127,7 +127,7 @@ TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
       if (choice == Choice::even) return dispatch();
       expect_error(ErrorKind::usage,
                    "moe.rank_rows_factor = 1.5 plans for 96 rows at the experts of a rank; a layer's tokens chose 128 "
-                   "for ep rank 1; raise it (0: room for the worst case, 128 rows), or balance the experts",
+                   "for ep rank 1; raise it (0: memory for the worst case, 128 rows), or balance the experts",
                    dispatch);
     });
   }

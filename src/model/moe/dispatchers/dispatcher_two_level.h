@@ -1,31 +1,33 @@
-// Ranks on several nodes: a token travels once to each node that has any of its experts, by a message. From the rank
-// that receives it there it goes one-sided to the ranks of that node, as with
+// Two-level: dispatch between ranks on several nodes. A token is sent once to each node that has any of its experts, by
+// a message. The rank that receives it writes it into the memory of the ranks of its node, as with
 // model/moe/dispatchers/dispatcher_direct.h.
 //
 // The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
 // of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
 // (model/moe/direct_window.h) of its node.
 //
-//   announce      A rank tells its rail how many tokens each gets. The counts are read on the host, since messages have
-//                 sizes. The experts and weights of the tokens follow. Each rank then has tokens of M ranks, and
-//                 announces them in its node as DirectDispatcher does, those of each node m for themselves.
-//   dispatch      A row goes to one rank of each node that needs it, and that rank writes it to the ranks of its experts.
-//   combine       The rank of the experts returns a sum over k for each token. The rank that had passed on the token adds
-//                 these in the order of the ranks and sends the sum of the node. The token's rank adds those of the nodes.
-//   backward      It is the same with the same places.
+//   announce      A rank sends each rank of its rail the number of tokens that it will get. The host reads these
+//                 counts, since messages have sizes. The experts and weights of the tokens follow. Each rank then has
+//                 tokens of M ranks, and announces them in its node as DirectDispatcher does, separately for each node
+//                 of origin.
+//   dispatch      A row is sent to one rank of each node that needs it, which writes it to the ranks of its experts.
+//   combine       The rank of the experts returns a sum over k for each token. The rank that received the token adds
+//                 these in the order of the ranks, and sends back the sum of the node. The token's rank adds the sums
+//                 of the nodes.
+//   backward      The same calls with the same places.
 //
 // Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
 // those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
-// all tokens. With more than 8 nodes these have levels too: blocks of nodes, and blocks of such blocks. Rows are
-// ordered by the rank of their token, then by token, whichever rank has passed them on.
+// all tokens. With more than 8 nodes the nodes have levels too: blocks of nodes, and blocks of such blocks. Rows are
+// ordered by the rank of their token, then by token, whichever rank received them first.
 //
-// While a CUDA graph is captured no count can be read. Then a message has T rows, as many as a rank has tokens, and
-// counts are not sent: routes that no token has are zeros, which choose no expert. Their rows are sent, but nobody reads
-// them, and nothing is written to windows for them. So the bits are the same. Only the capture decides, so the eager
-// steps of a run send messages of exact sizes.
+// While a CUDA graph is captured no count can be read. Then no counts are sent, and a message has T rows, one for each
+// token of a rank. The routes of unused rows are zeros, which choose no expert. Unused rows are sent, but no rank reads
+// them, and nothing is written to windows for them. So the bits are the same. Only captured calls send such messages:
+// the eager steps of a run send messages of exact sizes.
 //
-// With T tokens a rank, n_a rows that it sends to other nodes, and m_a that it has passed on for them, a rank sends
-// across nodes each time
+// With T tokens a rank, n_a rows that it sends to other nodes, and m_a rows that it received from them, a rank sends
+// across nodes in each call
 //   announce  (M - 1) 4 + n_a 8 K bytes    dispatch, combine_bwd  n_a D elements
 //   combine   m_a D 4 bytes                dispatch_bwd           m_a (D 4 + 4 K) bytes
 // With fixed messages n_a and m_a are (M - 1) T, and no count is sent.
@@ -44,11 +46,11 @@
 namespace moebius {
 
 struct TwoLevelHandle final : DispatchHandle {
-  // Rows of the tokens here for all nodes are sorted by node, then by token; those for this node come last. Here are the
-  // rows of a token at the nodes of each block, which are added first. A = min(K, M).
+  // The rows of this rank's tokens for all nodes are sorted by node, then by token; those for this node come last. This
+  // is the index of a token's rows at the nodes of each of the G blocks, whose sums are added first. A = min(K, M).
   Tensor node_row_GTA;
-  std::vector<int64_t> send_rows,
-      recv_rows;  // in messages to and from each node, on the host; of this node: both equal
+  // Rows of the messages to and from each node, on the host; both are equal for this node.
+  std::vector<int64_t> send_rows, recv_rows;
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
@@ -73,7 +75,7 @@ class TwoLevelDispatcher final : public Dispatcher {
                     DispatchHandle& handle) const override;
 
  private:
-  // Rows of the tokens that the rail has sent here, for each node the rows that came.
+  // Rows of the tokens that the rail has sent: for each node the rows that arrived from it.
   using Sections = std::vector<Tensor>;
 
   void find_nodes(Step& step, TwoLevelHandle& handle) const;
@@ -86,7 +88,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   // out = the sum over the nodes of a block of a level, of f32 rows that are sorted by node.
   void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
                       const TwoLevelHandle& handle) const;
-  // Sends rows of the tokens here to the rail, and receives the rail's. Views are of the step stack.
+  // Sends rows of this rank's tokens to its rail, and receives those of the rail. The results are on the step stack.
   enum class Unused { undefined, zero };  // rows of messages that no token has
   Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle, Unused unused) const;
   Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;

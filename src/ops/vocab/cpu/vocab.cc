@@ -50,7 +50,7 @@ float exponentials(float* x, int64_t n, float max) {
   return sum;
 }
 
-// Returns the loss of one token from its logits, which become scratch; and the derivative by them,
+// Returns the loss of one token from its logits, which become scratch; and the derivative w.r.t. them,
 // if asked for.
 template <class T>
 float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float weight, float scale) {

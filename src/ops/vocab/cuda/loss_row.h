@@ -1,4 +1,4 @@
-// The loss of one row of logits, and the derivative by them, by the blocks of a team.
+// The loss of one row of logits, and the derivative w.r.t. them, computed by the blocks of a team.
 #pragma once
 
 #include "ops/cuda/vector.h"

@@ -14,7 +14,7 @@ inline Operand alloc_row_blocks(Step& step, const Shape& shape, bool transposed)
   return q;
 }
 
-// A tensor of this shape in the first elements of `of`. REQUIRES: `of` has as many.
+// Returns a tensor of this shape in the first elements of `of`. REQUIRES: `of` has at least this many elements.
 inline Tensor first_elements(Tensor of, const Shape& shape) {
   MOEBIUS_ASSERT(shape.numel() <= of.numel());
   of.shape = shape;
