@@ -8,9 +8,10 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "cli/command.h"
-#include "cli/generation.h"
+#include "cli/generation/options.h"
 #include "cli/options.h"
 #include "infer/text_stream.h"
 #include "weights/load.h"
@@ -20,9 +21,18 @@ namespace moebius {
 namespace {
 
 struct Options : GenerationOptions {
-  std::string system;
+  std::string system, template_kwargs;
   int64_t context = 4096;
 };
+
+TemplateVariables template_variables(const Options& o) {
+  if (o.template_kwargs.empty()) return {};
+  try {
+    return read_template_variables(o.template_kwargs, "chat --chat-template-kwargs");
+  } catch (const Error& error) {
+    throw Error(ErrorKind::usage, error.what());
+  }
+}
 
 // Static storage, since a signal handler can use nothing else.
 std::atomic<int> num_interrupts{0};
@@ -53,8 +63,13 @@ class NotedInterrupt {
 // A conversation with a model, in a terminal or through pipes.
 class Conversation {
  public:
-  Conversation(const Options& o, ModelTokenizer& tokenizer, Engine& engine, Log& log)
-      : o_(o), tokenizer_(tokenizer), spec_(tokenizer.spec()), generator_(engine), log_(log) {
+  Conversation(const Options& o, TemplateVariables variables, ModelTokenizer& tokenizer, Engine& engine, Log& log)
+      : o_(o),
+        variables_(std::move(variables)),
+        tokenizer_(tokenizer),
+        spec_(tokenizer.spec()),
+        generator_(engine),
+        log_(log) {
     spec_.reuse_cache = true;
     reset();
   }
@@ -86,7 +101,7 @@ class Conversation {
   }
 
   void reset() {
-    chat_ = {.who = "chat"};
+    chat_ = {.more = variables_, .who = "chat"};
     if (!o_.system.empty()) chat_.messages.push_back(chat_message("system", o_.system));
   }
 
@@ -128,6 +143,7 @@ class Conversation {
   }
 
   const Options& o_;
+  const TemplateVariables variables_;
   ModelTokenizer& tokenizer_;
   GenerateSpec spec_;
   Generator generator_;
@@ -137,9 +153,12 @@ class Conversation {
 };
 
 int run_chat(Options& o, Log& log) {
+  MOEBIUS_CHECK(usage, o.context >= 1, "--context: expected at least 1; got {}", o.context);
+  TemplateVariables variables = template_variables(o);
   ModelTokenizer tokenizer("chat", o);
   warn_if_any(log, tokenizer.notice());
   warn_if_any(log, tokenizer.other_tokenizer_notice());
+  if (const std::string notice = tokenizer.sampling_notice(); !notice.empty()) log.line(notice);
   const ModelSpec model = read_model_spec(o.model);
   o.context = std::min(o.context, model.max_position_embeddings);
   EngineSpec spec =
@@ -150,7 +169,7 @@ int run_chat(Options& o, Log& log) {
   Engine engine(spec);
   Stream s = engine.stream();
   warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
-  Conversation(o, tokenizer, engine, log).run();
+  Conversation(o, std::move(variables), tokenizer, engine, log).run();
   return 0;
 }
 
@@ -161,7 +180,9 @@ void add_chat(Cli& cli) {
   const auto o = std::make_shared<Options>();
   add_generation_options(*command, *o);
   command->add_option("--system", o->system, "a system message, which begins the conversation");
-  command->add_option("--context", o->context, "the most tokens of a conversation")->positive()->capture_default_str();
+  command->add_option("--chat-template-kwargs", o->template_kwargs,
+                      "variables of the chat template, an object of JSON: '{\"enable_thinking\": false}'");
+  command->add_option("--context", o->context, "the most tokens of a conversation")->capture_default_str();
   add_example(*command, "moebius chat runs/chat --system 'You are brief.'");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
 }

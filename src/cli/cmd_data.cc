@@ -1,10 +1,13 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/command.h"
+#include "cli/data_text.h"
 #include "cli/options.h"
 #include "data/data_build.h"
 #include "data/token_data.h"
@@ -17,6 +20,8 @@ struct Options {
   std::string tokenizer, prefix;
   bool parse_special = false, json = false;
   int threads = 0;
+  std::optional<int64_t> seq_len;
+  int64_t first = 0, count = 1, max_tokens = 1000;  // of data show
 };
 
 std::string_view type_name(TokenType type) {
@@ -43,12 +48,18 @@ std::string targets_text(const DatasetInfo& info) {
 
 // Training cuts the documents that do not fit a sequence, where documents are kept whole at all.
 std::string cut_text(int64_t seq_len, const DatasetInfo& info) {
-  if (seq_len == 0) return fmt::format(", {} tokens in the longest document", info.longest);
-  return fmt::format(", {} tokens in the longest document; {} not fit sequences of {}", info.longest,
+  if (seq_len == 0) return fmt::format(", {} in the longest document", counted(info.longest, "token"));
+  return fmt::format(", {} in the longest document; {} not fit sequences of {}", counted(info.longest, "token"),
                      info.num_cut == 1 ? "1 document does" : fmt::format("{} documents do", info.num_cut), seq_len);
 }
 
+void check_at_least_one(const char* option, int64_t value) {
+  MOEBIUS_CHECK(usage, value >= 1, "{}: expected at least 1; got {}", option, value);
+}
+
 int run_build(Options& o, Log& log) {
+  if (o.seq_len) check_at_least_one("--seq-len", *o.seq_len);
+  o.build.seq_len = o.seq_len.value_or(0);
   o.build.threads = num_threads(o.threads);
   const std::time_t now = std::time(nullptr);
   localtime_r(&now, &o.build.now);
@@ -65,8 +76,9 @@ int run_build(Options& o, Log& log) {
                 {"longest", info.longest},
                 {"cut", info.num_cut}});
   } else {
-    fmt::print("{}: {}, {} tokens{}, {} bytes of text{}\n", o.build.out_prefix, counted(info.documents, "document"),
-               info.tokens, targets_text(info), info.text_bytes, cut_text(o.build.seq_len, info));
+    fmt::print("{}: {}, {}{}, {} of text{}\n", o.build.out_prefix, counted(info.documents, "document"),
+               counted(info.tokens, "token"), targets_text(info), counted(info.text_bytes, "byte"),
+               cut_text(o.build.seq_len, info));
   }
   return 0;
 }
@@ -101,6 +113,45 @@ int run_info(const Options& o) {
   return 0;
 }
 
+std::unique_ptr<Tokenizer> tokenizer_of(const Options& o) {
+  const auto info = read_dataset_info(o.prefix);
+  MOEBIUS_CHECK(usage, info || !o.tokenizer.empty(),
+                "data show: expected --tokenizer, since there is no {}.json that names it; got none", o.prefix);
+  const std::string name = o.tokenizer.empty() ? info->tokenizer : o.tokenizer;
+  check_tokenizer(o.prefix, name, "data show");
+  return open_tokenizer(name, {.show_special = true});
+}
+
+void show_document(const TokenDataset& data, const Tokenizer& tokenizer, int64_t document, const Options& o) {
+  int64_t at = data.document_begins()[document];
+  const int64_t tokens = data.document_begins()[document + 1] - at;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  if (!o.json) fmt::print("document {}: {}\n", document, counted(tokens, "token"));
+  for (const DocumentPart& part : document_parts(data, document, o.max_tokens)) {
+    check_token_ids(part.ids, tokenizer.vocab_size(), at, o.prefix);
+    at += std::ssize(part.ids);
+    if (o.json)
+      list.push_back({{"loss", part.has_loss}, {"ids", part.ids}, {"text", tokenizer.decode(part.ids)}});
+    else
+      fmt::print("  {}  {}\n", part.has_loss ? "loss   " : "no loss", quoted_text(part.ids, tokenizer));
+  }
+  if (o.json) return print_json({{"document", document}, {"tokens", tokens}, {"parts", list}});
+  if (tokens > o.max_tokens) fmt::print("  and {}\n", counted(tokens - o.max_tokens, "more token"));
+}
+
+int run_show(const Options& o) {
+  check_at_least_one("--count", o.count);
+  check_at_least_one("--max-tokens", o.max_tokens);
+  const TokenDataset data = TokenDataset::open(o.prefix);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(o);
+  MOEBIUS_CHECK(usage, o.first >= 0 && o.first < data.num_documents(),
+                "data show: expected --document from 0 to {}, the documents of {}; got {}", data.num_documents() - 1,
+                o.prefix, o.first);
+  for (int64_t d = o.first; d - o.first < std::min(o.count, data.num_documents() - o.first); ++d)
+    show_document(data, *tokenizer, d, o);
+  return 0;
+}
+
 }  // namespace
 
 void add_data(Cli& cli) {
@@ -114,10 +165,8 @@ void add_data(Cli& cli) {
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json")->required();
   build->add_flag("--parse-special", o->parse_special,
                   "encode special tokens that are spelled out in the text as special tokens, not as text");
-  build
-      ->add_option("--seq-len", o->build.seq_len,
-                   "also count the documents that training with this train.seq_len would cut")
-      ->positive();
+  build->add_option("--seq-len", o->seq_len,
+                    "also count the documents that training with this train.seq_len would cut");
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "the PREFIX of the dataset to make")->required();
   build->add_flag("--force", o->build.replace, "replace an existing dataset");
@@ -129,6 +178,15 @@ void add_data(Cli& cli) {
   info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   add_json_option(*info, o->json);
   info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });
+
+  Command* show = data->add_subcommand("show", "prints documents as text, and on which parts the loss is computed");
+  show->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  show->add_option("--document", o->first, "number of the first document, from 0")->capture_default_str();
+  show->add_option("--count", o->count, "how many documents")->capture_default_str();
+  show->add_option("--max-tokens", o->max_tokens, "the most tokens of a document to print")->capture_default_str();
+  show->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json; default: the dataset's");
+  add_json_option(*show, o->json);
+  show->callback([&cli, o] { cli.run = [o] { return run_show(*o); }; });
 }
 
 }  // namespace moebius

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "cli/command.h"
-#include "cli/generation.h"
+#include "cli/generation/options.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "data/document.h"
@@ -182,6 +182,7 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   if (control.is_root()) {
     warn_if_any(log, tokenizer->notice());
     warn_if_any(log, tokenizer->other_tokenizer_notice());
+    if (const std::string notice = tokenizer->sampling_notice(); !notice.empty()) log.line(notice);
   }
   if (world.size() > 1) spec.world = &world;
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);

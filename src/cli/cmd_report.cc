@@ -28,9 +28,15 @@ void check_ending(const char* option, const std::string& path, const char* endin
                 "report {} {}: expected a name that ends in {}; give one", option, path, ending);
 }
 
+// Without --out and --csv, one run has its page in its folder.
+void choose_files(Options& o) {
+  if (!o.out.empty() || !o.csv.empty()) return;
+  MOEBIUS_CHECK(usage, o.runs.size() == 1, "report: expected --out FILE.html for a page of {} runs; got none",
+                o.runs.size());
+  o.out = std::filesystem::path(o.runs[0]) / "report.html";
+}
+
 void check(const Options& o) {
-  MOEBIUS_CHECK(usage, !o.out.empty() || !o.csv.empty(),
-                "report: expected --out FILE.html or --csv FILE.csv; got neither");
   check_ending("--out", o.out, ".html");
   check_ending("--csv", o.csv, ".csv");
   MOEBIUS_CHECK(usage, o.runs.size() <= kMaxRuns, "report: expected at most {} runs; got {}; write several pages",
@@ -56,12 +62,14 @@ std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& 
 
 void warn_of_skipped_lines(Log& log, const RunFolder& folder) {
   const SkippedLines& left = folder.data().skipped_lines;
-  if (left.damaged + left.out_of_order > 0)
-    log.warn("{}: skipped {} damaged lines, and {} lines whose step is not above the one before", folder.metrics_path(),
-             left.damaged, left.out_of_order);
+  if (left.damaged > 0) log.warn("{}: left out {}", folder.metrics_path(), counted(left.damaged, "damaged line"));
+  if (left.out_of_order > 0)
+    log.warn("{}: left out {} whose step is not above the one before", folder.metrics_path(),
+             counted(left.out_of_order, "record"));
 }
 
-int run_report(Log& log, const Options& o) {
+int run_report(Log& log, Options& o) {
+  choose_files(o);
   check(o);
   std::vector<std::unique_ptr<RunFolder>> folders;
   for (const std::string& path : o.runs) {
@@ -102,10 +110,10 @@ void add_report(Cli& cli) {
       cli.program.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
-  command->add_option("--out", o->out, "the page to write, FILE.html");
+  command->add_option("--out", o->out, "the page to write, FILE.html; default for one run: RUN/report.html");
   command->add_option("--csv", o->csv, "the table of one run's metrics to write, FILE.csv");
   add_json_option(*command, o->json);
-  add_example(*command, "moebius report runs/mine --out mine.html");
+  add_example(*command, "moebius report runs/mine");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_report(cli.log, *o); }; });
 }
 

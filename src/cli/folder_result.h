@@ -21,8 +21,8 @@ void print_folder_result(Log& log, const char* done, const Result& r, const std:
   if (json) {
     print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
   } else {
-    fmt::print("{} {} tensors, {}, in {} shards, and {} other files to {}\n", done, r.num_tensors, bytes_text(r.bytes),
-               r.num_shards, r.num_files, out);
+    fmt::print("{} {}, {}, in {}, and {} to {}\n", done, counted(r.num_tensors, "tensor"), bytes_text(r.bytes),
+               counted(r.num_shards, "shard"), counted(r.num_files, "other file"), out);
   }
 }
 

@@ -24,6 +24,7 @@ constexpr std::string_view
     kPrompts = "not there: moebius data build keeps prompts and the turns of users out of the loss",
     kQuantisedBase = "lora.base", kRootOfRank = "lora.alpha times the square root of lora.rank",
     kPlainLora = "not there: adapters are plain LoRA with the same rank for all matrices",
+    kTracker = "log.tensorboard (the only tracker; metrics.jsonl has the same figures)",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
 // Names in Hugging Face's trainers and config files, in PEFT, Unsloth, axolotl and LLaMA-Factory, and in Megatron,
@@ -197,8 +198,17 @@ constexpr OtherName kOtherNames[] = {
     {"eval_iters", "train.eval_batches"},
     {"log_interval", "log.every"},
     {"tensorboard_dir", "log.tensorboard (the files are in run.dir)"},
-    {"wandb", "log.tensorboard (the only tracker; metrics.jsonl has the same figures)"},
-    {"wandb_project", "log.tensorboard (the only tracker; metrics.jsonl has the same figures)"},
+    {"wandb", kTracker},
+    {"wandb_project", kTracker},
+    {"use_wandb", kTracker},
+    {"report_to", kTracker},
+    {"optim", "optimizer.name"},
+    {"random_state", "run.seed"},
+    {"max_seq_len", "train.seq_len"},
+    {"resume_from_checkpoint", "checkpoint.resume, which is on: the same command resumes"},
+    {"pad_to_sequence_len", "always on: every sequence has train.seq_len tokens"},
+    {"special_tokens", "not there: the tokenizer's folder names them"},
+    {"deepspeed", kShardedWeights},
     {"no_save_optim", "not there: a checkpoint always has the optimizer's state"},
     // Names that say something only together with their section.
     {"lora.r", "lora.rank"},

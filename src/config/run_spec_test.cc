@@ -182,6 +182,9 @@ TEST(Parse, UnknownKeysOfMegatronAreTranslated) {
     const std::string text = parse_error({key + "=3"});
     return text.substr(text.find(key) + key.size());
   };
+  EXPECT_EQ(hint("train.report_to"),
+            "; here that is log.tensorboard (the only tracker; metrics.jsonl has the same figures)");
+  EXPECT_EQ(hint("train.random_state"), "; here that is run.seed");
   EXPECT_EQ(hint("moe.router_topk"), "; here that is model.num_experts_per_tok");
   EXPECT_EQ(hint("model.ffn_hidden_size"), "; here that is model.intermediate_size");
   EXPECT_EQ(hint("moe.token_dispatcher_type"), "; here that is parallel.dispatcher");

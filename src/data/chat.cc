@@ -101,7 +101,24 @@ jinja::Value list_at(const Json& record, const char* key, const std::string& who
   return jinja::value_of(*it);
 }
 
+TemplateVariables variables_of(const Json& object) {
+  TemplateVariables variables;
+  for (const auto& [key, value] : object.items()) variables.emplace_back(key, jinja::value_of(value));
+  return variables;
+}
+
 }  // namespace
+
+TemplateVariables read_template_variables(std::string_view text, const std::string& who) {
+  const Json object = parse_ordered(text, who);
+  MOEBIUS_CHECK(input, object.is_object(), "{}: expected an object, such as {{\"enable_thinking\": false}}; got {}",
+                who, shown(object));
+  try {
+    return variables_of(object);
+  } catch (const jinja::TemplateError& error) {
+    MOEBIUS_FAIL(input, "{}: {}", who, error.what());
+  }
+}
 
 Chat read_chat(std::string_view line, const std::string& who) {
   Json record = parse_ordered(line, who);
@@ -125,7 +142,7 @@ Chat read_chat(std::string_view line, const std::string& who) {
     MOEBIUS_CHECK(input, more->is_object(),
                   "{}: expected an object in \"chat_template_kwargs\"; got {}; correct or drop the line", who,
                   more->type_name());
-    for (const auto& [key, value] : more->items()) chat.more.emplace_back(key, jinja::value_of(value));
+    chat.more = variables_of(*more);
   } catch (const jinja::TemplateError& error) {
     MOEBIUS_FAIL(input, "{}: {}; correct or drop the line", who, error.what());
   }

@@ -18,15 +18,20 @@
 
 namespace moebius {
 
+// Variables of a template beside messages and tools, by their names.
+using TemplateVariables = std::vector<std::pair<std::string, jinja::Value>>;
+
 struct Chat {
   std::vector<jinja::Value> messages;  // objects with a "role", without keys whose value is null
   jinja::Value tools = jinja::None{}, documents = jinja::None{};
-  std::vector<std::pair<std::string, jinja::Value>> more;  // further variables of the template
-  std::string who;                                         // names the chat in messages, such as file:line
+  TemplateVariables more;
+  std::string who;  // names the chat in messages, such as file:line
 };
 
 // Throws Error{input} "WHO: ..." for a line that is not a chat.
 Chat read_chat(std::string_view line, const std::string& who);
+// Reads an object of JSON, as "chat_template_kwargs" of a chat. Throws Error{input} "WHO: ..." for anything else.
+TemplateVariables read_template_variables(std::string_view text, const std::string& who);
 // Makes one message of a chat.
 jinja::Value chat_message(const std::string& role, const std::string& content);
 std::string role_of(const jinja::Value& message);

@@ -159,8 +159,18 @@ void check_utf8(std::string_view line, const std::string& who) {
                 static_cast<uint8_t>(line[bad]));
 }
 
+// A file of one list, over several lines or in one, is a common form of data sets.
+void refuse_list(std::string_view line, const std::string& who) {
+  const size_t first = line.find_first_not_of(" \t");
+  MOEBIUS_CHECK(input, first == line.npos || line[first] != '[',
+                "{}: expected an object on each line; got the beginning of a list; make a line of each element: "
+                "jq -c '.[]' FILE > NAME.jsonl",
+                who);
+}
+
 Document read_document(std::string_view line, const std::string& who) {
   check_utf8(line, who);
+  refuse_list(line, who);
   json record = parse_json(line, who);
   if (!record.is_object()) refuse(line, who);
   Document document;

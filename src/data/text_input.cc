@@ -18,16 +18,27 @@ bool is_jsonl(std::string_view path) {
   return path.ends_with(".jsonl");
 }
 
+// Returns how to make a .jsonl of a file with this ending.
+std::string conversion(const std::string& path, std::string_view ending) {
+  if (ending == ".json")
+    return fmt::format("if it is one list, make a line of each element: jq -c '.[]' {} > NAME.jsonl", path);
+  if (ending == ".parquet" || ending == ".arrow")
+    return fmt::format("convert it with Python's datasets: Dataset.{}(\"{}\").to_json(\"NAME.jsonl\")",
+                       ending == ".arrow" ? "from_file" : "from_parquet", path);
+  if (ending == ".ndjson") return "rename it to .jsonl";
+  return "convert it first, for example to .jsonl.zst (one object a line, its text under \"text\")";
+}
+
 void refuse_other_formats(const std::string& path) {
   // The last four are here because as plain text their markup would be trained on.
   constexpr std::array<std::string_view, 12> kOthers{".gz",  ".xz",  ".bz2",  ".zip",    ".parquet", ".arrow",
                                                      ".bin", ".npy", ".json", ".ndjson", ".csv",     ".tsv"};
+  std::string_view name = path;
+  if (name.ends_with(".zst")) name.remove_suffix(4);
   const auto other =
-      std::find_if(kOthers.begin(), kOthers.end(), [&](std::string_view e) { return path.ends_with(e); });
-  MOEBIUS_CHECK(usage, other == kOthers.end(),
-                "text input {}: expected text, .jsonl or either with .zst; got {}; convert it first, for example to "
-                ".jsonl.zst (one object a line, its text under \"text\")",
-                path, *other);
+      std::find_if(kOthers.begin(), kOthers.end(), [&](std::string_view e) { return name.ends_with(e); });
+  MOEBIUS_CHECK(usage, other == kOthers.end(), "text input {}: expected text, .jsonl or either with .zst; got {}; {}",
+                path, *other, conversion(path, *other));
 }
 
 // Appends up to kReadBytes. Returns false at the end.

@@ -102,7 +102,10 @@ TEST(TextInputRefuse, Lines) {
       "a.jsonl:2: expected an object with a string \"text\", "
       "or with strings \"prompt\" and \"completion\", or with a chat in \"messages\" or \"conversations\"; got {\"txet\"");
   refuse("a.jsonl", "\n{\"text\":1}\n", "a.jsonl:2: expected an object with a string");
-  refuse("a.jsonl", "[1]\n", "a.jsonl:1: expected an object with a string");
+  for (const char* list : {"[1]\n", "[\n  {\"text\": \"x\"}\n]\n"})
+    refuse("a.jsonl", list,
+           "a.jsonl:1: expected an object on each line; got the beginning of a list; make a line of each element: "
+           "jq -c '.[]' FILE > NAME.jsonl");
   refuse("a.jsonl", "{\"text\":\"x\"", "a.jsonl:1: expected JSON; got a parse error at line 1, column 12");
   refuse("a.jsonl", "{\"text\":\"x\"} {}", "a.jsonl:1: expected JSON");
   refuse("a.jsonl", "{\"text\":\"x\",\"text\":\"y\"}",
@@ -114,7 +117,10 @@ TEST(TextInputRefuse, Lines) {
 TEST(TextInputRefuse, OtherFormats) {
   refuse("a.jsonl.gz", "x", "expected text, .jsonl or either with .zst; got .gz; convert it first", ErrorKind::usage);
   refuse("a.csv", "prompt,completion\n", "got .csv; convert it first", ErrorKind::usage);
-  refuse("a.parquet", "x", "got .parquet", ErrorKind::usage);
+  refuse("a.json", "[]", "a.json > NAME.jsonl", ErrorKind::usage);
+  refuse("a.parquet", "x", "a.parquet\").to_json(\"NAME.jsonl\")", ErrorKind::usage);
+  refuse("a.csv.zst", "x", "got .csv; convert it first", ErrorKind::usage);
+  refuse("a.ndjson", "{}", "got .ndjson; rename it to .jsonl", ErrorKind::usage);
   expect_error(ErrorKind::input, "No such file", [] { TextInput("/no-such-file"); });
 }
 

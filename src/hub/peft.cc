@@ -94,6 +94,13 @@ void check_patterns(const json& config, const std::string& who) {
 }
 
 std::string checked_folder(const std::string& dir) {
+  const bool is_pickle =
+      !std::filesystem::exists(dir + "/" + kPeftWeights) && std::filesystem::exists(dir + "/adapter_model.bin");
+  MOEBIUS_CHECK(
+      input, !is_pickle,
+      "adapter {}: expected {}; got adapter_model.bin, a pickle, which can run code when it is loaded; load it "
+      "with PEFT, and save it with save_pretrained(..., safe_serialization=True)",
+      dir, kPeftWeights);
   for (const char* file : {kPeftConfig, kPeftWeights}) {
     MOEBIUS_CHECK(input, std::filesystem::is_regular_file(dir + "/" + file),
                   "adapter {}: expected a folder of PEFT with {}; there is none; check the path", dir, file);
@@ -262,9 +269,8 @@ void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntr
   }
   MOEBIUS_CHECK(
       input, 2 * pairs.size() == stored.size(),
-      "adapter {}: expected an A for each B of experts; got {} tensors and {} with an A; check that the file is "
-      "complete",
-      dir_, stored.size(), pairs.size());
+      "adapter {}: expected an A for each B of experts; got {}, and {} of A and B; check that the file is complete",
+      dir_, counted(std::ssize(stored), "tensor"), counted(std::ssize(pairs), "pair"));
   x.is_exchanged = is_exchanged(x, pairs, version, "adapter " + dir_);
   for (const ExpertAdapterPair& pair : pairs) {
     x.are_stacked = is_stacked(x, pair);

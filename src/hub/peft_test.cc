@@ -146,7 +146,7 @@ TEST_F(PeftFolders, ExpertsHaveBothTensors) {
   EXPECT_THAT(refusal({experts + "lora_A.weight"}),
               HasSubstr("expected a B for " + experts + "lora_A.weight; got none"));
   EXPECT_THAT(refusal({experts + "lora_B.weight"}),
-              HasSubstr("expected an A for each B of experts; got 1 tensors and 0"));
+              HasSubstr("expected an A for each B of experts; got 1 tensor, and 0 pairs of A and B"));
   EXPECT_THAT(refusal({experts + "lora_A.weight", experts + "lora_B.weight"}),
               HasSubstr("expected adapters of 1 experts [4, 3] and [3, 2] with rank 8"));
 }
@@ -158,6 +158,12 @@ TEST_F(PeftFolders, BothFilesAreNeeded) {
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), HasSubstr("expected a folder of PEFT with adapter_config.json"));
   }
+}
+
+TEST_F(PeftFolders, APickleIsNamed) {
+  write_file_atomic(dir_.path(kPeftConfig), plain_config().dump());
+  write_file_atomic(dir_.path("adapter_model.bin"), "x");
+  expect_error(ErrorKind::input, "got adapter_model.bin, a pickle", [&] { PeftFolder(dir_.path(), ExpertAdapters{}); });
 }
 
 }  // namespace

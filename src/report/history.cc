@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/error.h"
 #include "report/plot/axis.h"
 #include "report/plot/figure.h"
 #include "report/plot/markup.h"
@@ -66,7 +67,7 @@ std::vector<Process> shown_processes(const ShownRun& run) {
   }
   for (Process& process : processes) {
     if (!process.end.empty()) continue;
-    process.end = fmt::format("no word after step {}", process.last_step);
+    process.end = "no end recorded";
     process.is_bad = &process != &newest;
   }
   if (processes.size() > kMostProcesses) processes.erase(processes.begin(), processes.end() - kMostProcesses);
@@ -126,8 +127,8 @@ std::string history_figure(const Runs& runs, const ShownRun& run) {
   std::string description;
   for (const Process& process : processes) {
     x.high = std::max(x.high, process.end_s);
-    description += fmt::format("{}Started after step {}, {} checkpoints, {}.", description.empty() ? "" : " ",
-                               process.first_step, process.saves.size(), process.end);
+    description += fmt::format("{}Started after step {}, {}, {}.", description.empty() ? "" : " ", process.first_step,
+                               counted(std::ssize(process.saves), "checkpoint"), process.end);
   }
   const double below = kTop + kPitch * static_cast<double>(processes.size()) + 4;
   Markup out;
@@ -172,14 +173,14 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
   add_not_finite(notes, data.eval, "eval ");
   const SkippedLines& left = data.skipped_lines;
   if (left.damaged > 0)
-    notes.push_back(fmt::format("metrics.jsonl has {} damaged lines, which were left out.", left.damaged));
+    notes.push_back(fmt::format("metrics.jsonl: left out {}.", counted(left.damaged, "damaged line")));
   if (left.out_of_order > 0)
-    notes.push_back(fmt::format(
-        "metrics.jsonl has {} records whose step is not above the one before; they were skipped.", left.out_of_order));
+    notes.push_back(fmt::format("metrics.jsonl: left out {} whose step is not above the one before.",
+                                counted(left.out_of_order, "record")));
   if (left.half_line) notes.push_back("The last line of metrics.jsonl is half-written, and was left out.");
   if (data.skipped_event_lines.damaged > 0)
     notes.push_back(
-        fmt::format("events.jsonl has {} damaged lines, which were left out.", data.skipped_event_lines.damaged));
+        fmt::format("events.jsonl: left out {}.", counted(data.skipped_event_lines.damaged, "damaged line")));
   Markup out;
   out.open("div", {{"class", "card"}}).element("h3", {}, "Files" + of_run(runs, run));
   for (const std::string& note : notes) out.element("p", {{"class", "note"}}, note);
@@ -206,7 +207,7 @@ RunState state_of(const ShownRun& run, double now_s) {
   if (data.last_step >= steps && steps > 0) return {fmt::format("{}, done", of_steps), false};
   const double step_s = data.trained_s / static_cast<double>(data.steps), quiet_s = now_s - run.modified_s;
   if (quiet_s < std::max(60.0, 10 * step_s)) return {fmt::format("{}, running", of_steps), false};
-  return {fmt::format("{}, stopped without a word; its metrics were last written at {}", of_steps,
+  return {fmt::format("{}, stopped without a record of its end; its metrics were last written at {}", of_steps,
                       time_text(run.modified_s)),
           true};
 }

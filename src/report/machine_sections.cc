@@ -49,7 +49,7 @@ std::string memory_bars(const Runs& runs, const ShownRun& run) {
   if (!(predicted >= 1)) return "";
   BarChart chart{
       .id = id_of("memory", run), .title = "Memory predicted and held" + of_run(runs, run), .unit = Unit::bytes};
-  chart.note = "of the first rank's device; parts are lives of the plan";
+  chart.note = "on the first rank's device; each part is a life of the memory plan";
   chart.bars.push_back(predicted_bar(*start));
   if (peak) {
     const double held = peak->last(), off = 100 * (held / predicted - 1);
@@ -139,8 +139,8 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
   const bool straggles = times.size() > 1 && median > 0 && busiest.busy_s() > kStraggles * median;
   BarChart chart{
       .id = id_of("ranks", run), .title = "Time of a step by rank" + of_run(runs, run), .unit = Unit::seconds};
-  chart.note =
-      times.size() == 1 ? "in the last steps" : "in the last steps; waiting is communication that no compute hides";
+  chart.note = times.size() == 1 ? "in the last steps"
+                                 : "in the last steps; waiting is communication that does not overlap with computation";
   if (times.size() > kMostRankBars) {
     chart.note += fmt::format("; the {} busiest of {} ranks", kMostRankBars, times.size());
     times.resize(kMostRankBars);

@@ -143,7 +143,7 @@ TEST_F(Page, RunsAreSideBySideAndTheirRecipesCompared) {
 
 TEST_F(Page, ShowsTheStateOfARun) {
   write_run(dir_.path("run"), 10);
-  EXPECT_TRUE(has(page({"run"}), "step 10 of 20, stopped without a word"));
+  EXPECT_TRUE(has(page({"run"}), "step 10 of 20, stopped without a record of its end"));
   EXPECT_TRUE(has(page({"run"}, folders_[0]->modified_s() + 5), "step 10 of 20, running"));
   const std::string events = read_file(dir_.path("run/events.jsonl"));
   write_file_atomic(dir_.path("run/events.jsonl"),

@@ -147,10 +147,10 @@ std::string prometheus_text(const std::string& run_name, const RunData& run) {
   if (out.begin("steps_per_run", "train.steps of the recipe."))
     out.sample(recipe_number(run, "train.steps").value_or(std::nan("")));
   for (const auto& [name, series] : run.train.all())
-    if (!series.empty() && out.begin(name, "Of the newest step; see the reference of metrics.jsonl."))
+    if (!series.empty() && out.begin(name, "The value of the newest step, under its name in metrics.jsonl."))
       out.sample(series.last());
   for (const auto& [name, series] : run.eval.all())
-    if (!series.empty() && out.begin("eval_" + name, "Of the newest evaluation.")) out.sample(series.last());
+    if (!series.empty() && out.begin("eval_" + name, "The value of the newest evaluation.")) out.sample(series.last());
   add_layers(out, run.moe, run.moe.balance, "layer_load_max_over_mean", "Tokens of the busiest expert over the mean.");
   add_layers(out, run.moe, run.moe.entropy, "layer_router_entropy", "Mean entropy of a token's scores, in nats.");
   add_layers(out, run.moe, run.moe.dropped, "layer_dropped", "Pairs of token and expert that were dropped.");

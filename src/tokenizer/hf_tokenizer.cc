@@ -141,7 +141,8 @@ std::string HfTokenizer::decode(std::span<const int32_t> ids) const {
     MOEBIUS_CHECK(usage, 0 <= id && id < vocab_size(),
                   "tokenizer {}: expected ids in [0, {}]; got {}; use the model's tokenizer", dir_, vocab_size() - 1,
                   id);
-    if (!is_special_[id] && id != eod_id_.value_or(-1) && !tokens_[id].empty()) tokens.push_back(tokens_[id]);
+    const bool is_shown = options_.show_special || (!is_special_[id] && id != eod_id_.value_or(-1));
+    if (is_shown && !tokens_[id].empty()) tokens.push_back(tokens_[id]);
   }
   std::unique_ptr<Scratch> scratch = take_scratch();
   std::string text = decoder_.decode(std::move(tokens), scratch->match);

@@ -61,6 +61,7 @@ TEST_F(HfTokenizerTest, MergesOfBothSpellingsAndAddedTokens) {
   // lstrip includes the spaces, and "ba" inside "aba" is no single word.
   EXPECT_THAT(encode(*tokenizer, "a  ba aba"), ElementsAre(0, 9, 4, 0));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{3, 7, 4, 9}), "ab abba");
+  EXPECT_EQ(open(kTiny, {.show_special = true})->decode(std::vector<int32_t>{3, 7, 4, 9}), "ab<end> abba");
 }
 
 TEST_F(HfTokenizerTest, IdsWithoutATokenGiveNoTextAndThoseBeyondAreRefused) {

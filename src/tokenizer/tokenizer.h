@@ -46,6 +46,7 @@ class Tokenizer {
 struct TokenizerOptions {
   bool parse_special = true;  // a special token spelled out in a text is encoded as that token
   bool add_special = true;    // adds the ids that the model expects around each text, such as a first token
+  bool show_special = false;  // decode spells out special tokens and eod_id, which otherwise add nothing
 };
 
 // Opens the tokenizer "bytes" or the one in a folder.

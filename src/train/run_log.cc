@@ -7,6 +7,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "core/error.h"
 #include "io/files.h"
 
 namespace moebius {
@@ -26,7 +27,7 @@ void RunLog::open(int64_t first_step) {
   write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
   const std::string path = run_.dir + "/metrics.jsonl";
   if (const int64_t damaged = truncate_jsonl_after(path, first_step - 1); damaged > 0) {
-    log_.warn("{}: {} damaged lines were dropped", path, damaged);
+    log_.warn("{}: dropped {}", path, counted(damaged, "damaged line"));
   }
   metrics_.emplace(path);
   events_.emplace(run_.dir + "/events.jsonl");

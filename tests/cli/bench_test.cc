@@ -56,6 +56,27 @@ TEST(CliBench, DispatchCountsBytesAcrossNodesApart) {
                  "more whole nodes of parallel.ranks_per_node = 8 ranks");
 }
 
+// bench/generation.py writes a model of a Hugging Face type, and times its texts.
+TEST(CliBench, GenerationIsTimedBesideTheLimitOfReading) {
+  if (std::string(MOEBIUS_PYTHON).empty()) GTEST_SKIP() << "needs Python";
+  const TestDir dir;
+  std::string command = quoted(MOEBIUS_PYTHON) + " " + quoted(MOEBIUS_SOURCE_DIR "/bench/generation.py") +
+                        " --moebius " + quoted(built_program("moebius")) + " --keep " + quoted(dir.path("model")) +
+                        " --layers 1 --texts 2 --tokens 2 202 --bandwidth 10 --threads 1 --json";
+  for (const char* set : {"hidden_size=64", "head_dim=32", "num_attention_heads=2", "num_key_value_heads=1",
+                          "vocab_size=320", "num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=16"})
+    command += fmt::format(" --set {}", set);
+  ASSERT_EQ(std::system((command + " > " + quoted(dir.path("out"))).c_str()), 0);
+  const auto result = nlohmann::json::parse(read_file(dir.path("out"))).at("results").at(0);
+  // Head, norms, attention and router; and 3 of 4 experts, which two tokens choose on average.
+  const int64_t dense = 320 * 64 + 3 * 64 + 2 * 32 + 64 * (64 + 32 + 32 + 64) + 4 * 64, expert = 3 * 64 * 16;
+  EXPECT_EQ(result.at("read_bytes"), 2.0 * static_cast<double>(dense + 3 * expert));
+  EXPECT_DOUBLE_EQ(result.at("limit_tokens_per_s"), 2 * 10e9 / result.at("read_bytes").get<double>());
+  EXPECT_GT(result.at("tokens_per_s"), 0);
+  EXPECT_NE(std::system((command + " --layers 2 2> " + quoted(dir.path("err"))).c_str()), 0);
+  EXPECT_THAT(read_file(dir.path("err")), testing::HasSubstr("expected a model of these sizes; got another"));
+}
+
 TEST(CliBench, AStepOfATinyModel) {
   TestDir dir;
   const auto json = json_of(run_moebius(

@@ -71,6 +71,12 @@ TEST_F(Chats, AModelAnswersAsItWasTaught) {
   EXPECT_GT(fed({"--system", "the light of day"}), fed({}));
   // A run answers like the folder that it was exported to.
   EXPECT_EQ(start({"chat", "runs/tuned"}, kGreedy, "day\n").out, "night\n");
+  // Its sampling is that of the folder that it began with.
+  write_file_atomic(dir_.path(kModelFolder + "/generation_config.json"), R"({"temperature": 2, "top_k": 1})");
+  const Ran drawn = start({"chat", "runs/tuned", "--max-tokens", "8"}, {}, "day\n");
+  EXPECT_EQ(drawn.out, "night\n");
+  EXPECT_THAT(drawn.err,
+              testing::HasSubstr("sampling as in the model's generation_config.json: temperature 2, top-k 1"));
 
   write_file_atomic(dir_.path("asked.jsonl"),
                     R"({"messages": [{"role": "user", "content": "light"}]})"
@@ -87,10 +93,18 @@ TEST_F(Chats, MessagesThatCannotBeAnswered) {
   const auto chat = [&](const std::vector<std::string>& more, const std::string& input) {
     return start({"chat", kModelFolder, "--temperature", "0", "--max-tokens", "4"}, more, input);
   };
+  expect_refused(chat({"--context", "0"}, "day\n"), 2, "--context: expected at least 1; got 0");
   expect_refused(chat({"--context", "8"}, "day\n"), 2,
                  "chat: expected a conversation of less than 8 tokens; got 15; /reset forgets it");
   expect_refused(chat({}, "day \xff\n"), 3, "expected UTF-8 text");
   expect_refused(chat({"--stop", ""}, "day\n"), 2, "expected stop strings of at least one character");
+  expect_refused(chat({"--chat-template-kwargs", "[1]"}, "day\n"), 2,
+                 "chat --chat-template-kwargs: expected an object, such as {\"enable_thinking\": false}; got [1]");
+  expect_refused(chat({"--chat-template-kwargs", "{a: 1}"}, "day\n"), 2, "--chat-template-kwargs: expected JSON");
+  write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"),
+                    "{% if enable_thinking %}{{ raise_exception('thinks') }}{% endif %}{{ messages[0].content }}");
+  EXPECT_EQ(chat({"--chat-template-kwargs", "{\"enable_thinking\": false}"}, "day\n/reset\nday\n").code, 0);
+  expect_refused(chat({"--chat-template-kwargs", "{\"enable_thinking\": true}"}, "day\n"), 3, "thinks");
   write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"), "{{ messages[1].role }}");
   expect_refused(chat({}, "day\n"), 3, kModelFolder + "/chat_template.jinja:1: ");
   write_file_atomic(dir_.path(kModelFolder + "/chat_template.jinja"), "{% for m in messages %}");
@@ -251,11 +265,72 @@ TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {
   expect_refused(generate({"--prompt", "a", "--repetition-penalty", "0"}), 2, "repetition-penalty must be above 0");
 }
 
+// The commands of the guide about adapters, in their order, and the recipe that they name, for a small model.
+TEST_F(Chats, TheGuideAdaptsAModelToChats) {
+  std::filesystem::create_directory_symlink(MOEBIUS_SOURCE_DIR "/recipes", dir_.path("recipes"));
+  const std::vector<std::string> small{"run.device=cpu",
+                                       "train.steps=4",
+                                       "train.global_batch=4",
+                                       "train.seq_len=48",
+                                       "model.vocab_size=640",
+                                       "model.hidden_size=32",
+                                       "model.num_attention_heads=4",
+                                       "model.num_hidden_layers=2",
+                                       "model.num_experts=4",
+                                       "model.head_dim=8",
+                                       "model.num_key_value_heads=2",
+                                       "model.num_experts_per_tok=2",
+                                       "model.rope_theta=1e4",
+                                       "optimizer.warmup_steps=0",
+                                       "model.intermediate_size=48",
+                                       "model.moe_intermediate_size=24",
+                                       "model.max_position_embeddings=64"};
+  std::istringstream section(guide_section("\n## Adapters\n"));
+  int done = 0;
+  for (std::string line; std::getline(section, line);) {
+    if (!line.starts_with("build/moebius ")) continue;
+    std::istringstream text(line.substr(std::strlen("build/moebius ")));
+    std::vector<std::string> words{std::istream_iterator<std::string>(text), {}};
+    std::erase(words, "--device");
+    std::erase(words, "cuda");
+    if (words[0] == "train")
+      for (const std::string& set : small) words.insert(words.end(), {"--set", set});
+    const Ran ran = start(words, words[0] == "chat" ? kGreedy : std::vector<std::string>{}, "day\n");
+    EXPECT_EQ(ran.code, 0) << line << ": " << ran.err;
+    ++done;
+  }
+  EXPECT_EQ(done, 6);
+  for (const char* made : {"Adapter/adapter_config.json", "Tuned/config.json", "Merged/manifest.json"})
+    EXPECT_TRUE(std::filesystem::exists(dir_.path(made))) << made;
+}
+
+TEST_F(Chats, TheDatasetShowsWhatHasALoss) {
+  build();
+  const std::vector<std::string> words{"data", "show", "runs/tuned/data/pairs"};
+  EXPECT_EQ(start(words, {"--count", "9", "--document", "1"}).out,
+            "document 1: 21 tokens\n"
+            "  no loss  \"<|im_start|>user\\nlight<|im_end|>\\n<|im_start|>assistant\\n\"\n"
+            "  loss     \"the end<|im_end|>\"\n"
+            "  no loss  \"\\n\"\n");
+  const auto json = json_of(start(words, {"--json", "--max-tokens", "2"}));
+  EXPECT_EQ(json.at("document"), 0);
+  EXPECT_EQ(json.at("parts").size(), 1u);
+  EXPECT_EQ(json.at("parts")[0].at("ids").size(), 2u);
+  EXPECT_EQ(json.at("parts")[0].at("loss"), false);
+  EXPECT_THAT(start(words, {"--max-tokens", "1"}).out, testing::EndsWith(" more tokens\n"));
+  expect_refused(start(words, {"--document", "2"}), 2, "expected --document from 0 to 1, the documents of runs/tuned");
+  expect_refused(start(words, {"--count", "0"}), 2, "--count: expected at least 1; got 0");
+  expect_refused(start(words, {"--tokenizer", "bytes"}), 3, "expected the tokenizer that built the dataset");
+  std::filesystem::remove(dir_.path("runs/tuned/data/pairs.json"));
+  expect_refused(start(words, {}), 2, "data show: expected --tokenizer, since there is no runs/tuned/data/pairs.json");
+}
+
 TEST_F(Chats, DocumentsThatAreCutAreCounted) {
   const auto info = json_of(build({"--seq-len", "19", "--json"}));
   EXPECT_EQ(info.at("documents"), 2);
   EXPECT_EQ(info.at("cut"), 1) << info;
   EXPECT_EQ(info.at("longest"), 21);
+  expect_refused(build({"--seq-len", "0"}), 2, "--seq-len: expected at least 1; got 0");
   EXPECT_THAT(build({"--seq-len", "19"}).out, testing::HasSubstr("; 1 document does not fit sequences of 19"));
   const std::string cut = "; 1 of 2 documents is longer than train.seq_len + 1 = 20 tokens and is cut";
   EXPECT_THAT(run_guide("train", {"--set", "train.seq_len=19", "--set", "train.steps=1"}).err, testing::HasSubstr(cut));

@@ -67,15 +67,15 @@ inline std::string block_of(const std::string& section, const std::string& fence
   return section.substr(text, end + 1 - text);
 }
 
-inline std::string guide_section() {
+inline std::string guide_section(const std::string& heading) {
   const std::string text = read_file(MOEBIUS_SOURCE_DIR "/" + kGuide);
-  const size_t begin = text.find(kGuideSection);
-  if (begin == text.npos) throw std::runtime_error(kGuide + " has no heading" + kGuideSection);
+  const size_t begin = text.find(heading);
+  if (begin == text.npos) throw std::runtime_error(kGuide + " has no heading" + heading);
   return text.substr(begin, text.find("\n## ", begin + 1) - begin);
 }
 
 inline GuideText read_guide() {
-  const std::string section = guide_section();
+  const std::string section = guide_section(kGuideSection);
   GuideText guide{.recipe = block_of(section, "```toml")};
   std::istringstream lines(block_of(section, "```"));
   for (std::string line; std::getline(lines, line);) guide.commands.push_back(line.substr(0, line.find(" #")));

@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class CliReport : public ::testing::Test {
@@ -35,17 +36,25 @@ TEST_F(CliReport, WritesOnePageAndATable) {
   EXPECT_EQ(json.at("runs")[0].at("last_step"), 6);
 }
 
+TEST_F(CliReport, ThePageOfOneRunIsInItsFolder) {
+  EXPECT_THAT(run_moebius(dir_, {"report", "run/"}).out, MatchesRegex("run/report.html  .* KiB\n"));
+  EXPECT_THAT(read_file(dir_.path("run/report.html")), StartsWith("<!DOCTYPE html>"));
+}
+
 TEST_F(CliReport, WarnsOfWhatItLeftOut) {
   write_run(dir_.path("bad"), 2, "rubbish\n");
   const Ran ran = run_moebius(dir_, {"report", "bad", "--out", "page.html"});
   EXPECT_EQ(ran.code, 0);
-  EXPECT_THAT(
-      ran.err,
-      HasSubstr("bad/metrics.jsonl: skipped 1 damaged lines, and 0 lines whose step is not above the one before"));
+  EXPECT_THAT(ran.err, HasSubstr("bad/metrics.jsonl: left out 1 damaged line\n"));
+  EXPECT_THAT(ran.err, Not(HasSubstr("whose step")));
+  write_run(dir_.path("old"), 2, train_line(1, 1) + "\n" + train_line(2, 1) + "\n");
+  EXPECT_THAT(run_moebius(dir_, {"report", "old", "--out", "page.html"}).err,
+              HasSubstr("old/metrics.jsonl: left out 2 records whose step is not above the one before\n"));
 }
 
 TEST_F(CliReport, RefusesWhatItCannotHonour) {
-  expect_refused(run_moebius(dir_, {"report", "run"}), 2, "expected --out FILE.html or --csv FILE.csv; got neither");
+  expect_refused(run_moebius(dir_, {"report", "run", "run"}), 2,
+                 "report: expected --out FILE.html for a page of 2 runs; got none");
   expect_refused(run_moebius(dir_, {"report", "no", "--out", "p.html"}), 3,
                  "no: expected the folder of a run; got nothing there; check the path");
   expect_refused(run_moebius(dir_, {"report", ".", "--out", "p.html"}), 3, "got one without metrics.jsonl");

@@ -24,11 +24,6 @@ Argument* Argument::between(int64_t least, int64_t most) {
   return this;
 }
 
-Argument* Argument::positive() {
-  option_->check(CLI::PositiveNumber);
-  return this;
-}
-
 Argument* Argument::delimiter(char character) {
   option_->delimiter(character);
   return this;

@@ -28,7 +28,6 @@ class Argument {
   // It may be given several times, with one value each time.
   Argument* repeatable();
   Argument* between(int64_t least, int64_t most);
-  Argument* positive();
   // A value is a list, with this character between its items.
   Argument* delimiter(char character);
   // The two may not be given together.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/generation/config.h"
 #include "cli/parse/arguments.h"
 #include "data/chat.h"
 #include "infer/generate.h"
@@ -15,7 +16,9 @@ namespace moebius {
 
 struct GenerationOptions {
   std::string model, tokenizer, device = "cpu", dtype = "bf16";
-  GenerateSpec spec;
+  int64_t max_tokens = 256;
+  SamplingChoices sampling;
+  uint64_t seed = 0;
   std::vector<std::string> stops;
   int threads = 0;
 };
@@ -31,8 +34,10 @@ class ModelTokenizer {
   // Returns warnings, or an empty text: about the tokenizer, and if ids have another meaning for the model.
   std::string notice() const { return tokenizer_->notice(); }
   std::string other_tokenizer_notice() const;
-  // Returns the spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and
-  // at those that eos_token_id of the model's generation_config.json lists.
+  // Returns a line about rules of sampling that come from the model's folder, or an empty text.
+  std::string sampling_notice() const;
+  // Returns the spec of the options, with the ids of this tokenizer. A text ends at its end-of-document id, and at the
+  // end ids of the model's generation_config.json. Rules that the options lack are those of that file.
   GenerateSpec spec() const;
   // Returns the ids of a text, or of a new document where the text is empty.
   std::vector<int32_t> prompt_ids(const std::string& text) const;
@@ -46,6 +51,7 @@ class ModelTokenizer {
   const GenerationOptions& o_;
   std::string own_;  // the tokenizer of the model: a folder or "bytes"
   std::unique_ptr<Tokenizer> tokenizer_, of_chats_;
+  GenerationConfig config_;
   std::optional<ChatTemplate> template_;
 };
 

@@ -1,13 +1,11 @@
-#include "cli/generation.h"
+#include "cli/generation/options.h"
 
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <ctime>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/options.h"
 #include "data/data_build.h"
-#include "io/json_text.h"
 #include "weights/load.h"
 
 namespace moebius {
@@ -18,47 +16,30 @@ std::string own_tokenizer(const std::string& model) {
   return trained ? trained->data.tokenizer : model;
 }
 
-// eos_token_id of generation_config.json: an id or a list of them.
-std::vector<int32_t> configured_ends(const std::string& dir, int64_t vocab_size) {
-  const std::string path = dir + "/generation_config.json";
-  std::error_code unreadable;
-  if (!std::filesystem::exists(path, unreadable)) return {};
-  const nlohmann::json file = read_json(path);
-  nlohmann::json ids = file.is_object() ? file.value("eos_token_id", nlohmann::json()) : nlohmann::json();
-  if (ids.is_null()) return {};
-  if (!ids.is_array()) ids = nlohmann::json::array({ids});
-  std::vector<int32_t> ends;
-  for (const nlohmann::json& id : ids) {
-    MOEBIUS_CHECK(input, id.is_number_integer() && id >= 0, "{}: eos_token_id: expected ids; got {}; correct the file",
-                  path, id.dump());
-    if (id < vocab_size) ends.push_back(id);
-  }
-  return ends;
+// Returns the folder with the model's generation_config.json: of a run, the one that training began with.
+std::string config_folder(const std::string& model) {
+  const auto trained = read_run_spec(model);
+  return trained ? trained->init_from : model;
 }
 
 }  // namespace
 
 void add_generation_options(Command& command, GenerationOptions& o) {
-  Sampling& sampling = o.spec.sampling;
+  SamplingChoices& sampling = o.sampling;
+  const std::string otherwise = "; default: that of the model's generation_config.json, or ";
   command.add_option("MODEL", o.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
-  command.add_option("--max-tokens", o.spec.max_tokens, "the most tokens to add to a text")->capture_default_str();
-  command.add_option("--temperature", sampling.temperature, "temperature of sampling; 0: always the most likely token")
-      ->capture_default_str();
-  command.add_option("--top-k", sampling.top_k, "sample among this many of the most likely tokens; 0: all")
-      ->capture_default_str();
-  command
-      .add_option("--top-p", sampling.top_p, "sample among the most likely tokens whose probabilities add up to this")
-      ->capture_default_str();
-  command
-      .add_option("--min-p", sampling.min_p,
-                  "sample among tokens at least this many times as likely as the most likely one")
-      ->capture_default_str();
-  command
-      .add_option("--repetition-penalty", sampling.repetition_penalty,
-                  "above 1 makes tokens that the text has already less likely")
-      ->capture_default_str();
-  command.add_option("--seed", sampling.seed, "seed of sampling; the same seed gives the same text")
-      ->capture_default_str();
+  command.add_option("--max-tokens", o.max_tokens, "the most tokens to add to a text")->capture_default_str();
+  command.add_option("--temperature", sampling.temperature,
+                     "temperature of sampling; 0: always the most likely token" + otherwise + "1");
+  command.add_option("--top-k", sampling.top_k,
+                     "sample among this many of the most likely tokens; 0: all" + otherwise + "0");
+  command.add_option("--top-p", sampling.top_p,
+                     "sample among the most likely tokens whose probabilities add up to this" + otherwise + "1");
+  command.add_option("--min-p", sampling.min_p,
+                     "sample among tokens at least this many times as likely as the most likely one" + otherwise + "0");
+  command.add_option("--repetition-penalty", sampling.repetition_penalty,
+                     "above 1 makes tokens that the text has already less likely" + otherwise + "1");
+  command.add_option("--seed", o.seed, "seed of sampling; the same seed gives the same text")->capture_default_str();
   command.add_option("--stop", o.stops, "a text ends before this string; may be given several times")->repeatable();
   command.add_option("--tokenizer", o.tokenizer, "bytes, or a folder with a tokenizer.json; default: the model's");
   add_device_option(command, o.device);
@@ -73,6 +54,12 @@ ModelTokenizer::ModelTokenizer(const std::string& who, const GenerationOptions& 
                 "--tokenizer bytes for a model of bytes",
                 who, own_);
   tokenizer_ = open_tokenizer(o.tokenizer.empty() ? own_ : o.tokenizer);
+  config_ = read_generation_config(config_folder(o.model), tokenizer_->vocab_size());
+}
+
+std::string ModelTokenizer::sampling_notice() const {
+  const std::string rules = added_rules(o_.sampling, config_.sampling);
+  return rules.empty() ? "" : fmt::format("sampling as in the model's generation_config.json: {}", rules);
 }
 
 std::string ModelTokenizer::other_tokenizer_notice() const {
@@ -84,9 +71,11 @@ std::string ModelTokenizer::other_tokenizer_notice() const {
 }
 
 GenerateSpec ModelTokenizer::spec() const {
-  GenerateSpec spec = o_.spec;
-  spec.num_ids = tokenizer_->vocab_size();
-  spec.end_ids = configured_ends(o_.model, spec.num_ids);
+  GenerateSpec spec{.max_tokens = o_.max_tokens,
+                    .sampling = sampling_of(o_.sampling, config_.sampling),
+                    .end_ids = config_.end_ids,
+                    .num_ids = tokenizer_->vocab_size()};
+  spec.sampling.seed = o_.seed;
   spec.end_ids.push_back(tokenizer_->eod_id());
   return spec;
 }
@@ -118,9 +107,9 @@ std::vector<int32_t> ModelTokenizer::chat_ids(const Chat& chat) {
 }
 
 std::string times_text(const GenerateTimes& t) {
-  const std::string prompts = fmt::format("prompts of {} tokens in {:.2f} s", t.prompt_tokens, t.prompt_s);
+  const std::string prompts = fmt::format("prompts of {} in {:.2f} s", counted(t.prompt_tokens, "token"), t.prompt_s);
   if (t.tokens == 0) return prompts;
-  return fmt::format("{} tokens in {:.2f} s, {:.1f} tokens/s; {}", t.tokens, t.tokens_s,
+  return fmt::format("{} in {:.2f} s, {:.1f} tokens/s; {}", counted(t.tokens, "token"), t.tokens_s,
                      static_cast<double>(t.tokens) / t.tokens_s, prompts);
 }
 
