@@ -20,9 +20,9 @@ enum class PipelineSchedule { one_f_one_b };
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 
-// The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h). No choice changes a bit.
-//   none    nothing
-//   layer   work of the same layer: products of its experts' backward pass, and its shared expert
+// The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h), if any. No choice changes a bit.
+//   layer        work of the same layer: products of its experts' backward pass, and its shared expert
+//   batch_split  in addition the products of the rows of this rank's own tokens
 enum class ExpertOverlap { none, layer, batch_split };
 
 struct ParallelSpec {

@@ -1,5 +1,6 @@
 #include "model/moe/dispatched_experts.h"
 
+#include "config/check/batch_split_check.h"
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
 #include "model/moe/row_blocks.h"
@@ -27,14 +28,9 @@ ExpertRange experts_here(const LayerContext& c) {
 }
 
 // Returns the dispatcher as one that moves rows in parts, for parallel.expert_overlap = "batch_split".
-const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool reads_sent_rows) {
-  MOEBIUS_CHECK(usage, reads_sent_rows,
-                "parallel.expert_overlap = \"batch_split\" computes a rank's own rows from x as it is, so rows and "
-                "products must be bf16 or f32, without adapters; set it to \"layer\", or remove precision.recipe and "
-                "lora");
-  MOEBIUS_CHECK(usage, dispatcher.split() != nullptr,
-                "parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows the "
-                "places of all rows before they travel; set it, or set expert_overlap to \"layer\"");
+const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool are_plain) {
+  check_split_rows(are_plain);
+  check_split_dispatcher(dispatcher.split() != nullptr);
   return dispatcher.split();
 }
 
