@@ -379,10 +379,11 @@ void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& s
                                   const SplitDispatcher::Parts* parts) const {
   if (rows_) {
     open_h(step, saved);
-    return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
-      coming.join();
+    const auto compute = [&](Step& on, const Tensor& offsets_e1) {
       up(on, rows_->scratch().act, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
-    });
+    };
+    return rows_->unstash(
+        step, saved.held, tokens.rows.offsets_e1, [&] { coming.join(); }, compute);
   }
   saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {
