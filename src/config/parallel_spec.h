@@ -23,7 +23,7 @@ enum class DispatcherKind { automatic, allgather, alltoall, direct, two_level };
 // The work that overlaps with the exchange of an MoE layer's rows (model/side_work.h). No choice changes a bit.
 //   none         nothing
 //   layer        work of the same layer: products of its experts' backward pass, and its shared expert
-//   batch_split  also the products of the rank's own rows
+//   batch_split  in addition the products of the rows of this rank's own tokens
 enum class ExpertOverlap { none, layer, batch_split };
 
 struct ParallelSpec {

@@ -10,6 +10,7 @@
 #include <set>
 #include <system_error>
 
+#include "config/check/batch_split_check.h"
 #include "config/check/context_parallel_check.h"
 #include "config/check/hopper_kernels_check.h"
 #include "config/check/offload_check.h"
@@ -444,6 +445,7 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_precision(s);
   check_hopper_kernels(s);
   check_lora(s);
+  check_batch_split(s);
   check_sharding(s);
   check_qk_clip(s);
   check_supported(s);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "config/check/batch_split_check.h"
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
@@ -82,11 +83,10 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
                 limits.capability_major, limits.capability_minor, name_of(spec.kernels));
   const bool splits = spec.use == ModelUse::training && spec.mesh.ep * spec.mesh.etp > 1 &&
                       spec.expert_overlap == ExpertOverlap::batch_split && spec.precision.compute == DType::bf16;
-  MOEBIUS_CHECK(
-      usage, !splits || (limits.is_hopper() && spec.kernels == KernelChoice::automatic),
-      "parallel.expert_overlap = \"batch_split\" needs the kernels of a GPU of compute capability 9.0; this one "
-      "has {}.{}, and run.kernels is \"{}\"; set parallel.expert_overlap to \"layer\" or \"none\"",
-      limits.capability_major, limits.capability_minor, name_of(spec.kernels));
+  if (splits)
+    check_split_kernels(limits.is_hopper() && spec.kernels == KernelChoice::automatic,
+                        fmt::format("one of {}.{}, with run.kernels = \"{}\"", limits.capability_major,
+                                    limits.capability_minor, name_of(spec.kernels)));
   return gpu;
 }
 

@@ -149,6 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                       all_experts(2, {"parallel.dispatcher=\"alltoall\""}),
                       all_experts(2, {"parallel.dispatcher=\"direct\""}),
                       all_experts(2, {"parallel.dispatcher=\"direct\"", "memory.recompute=[\"layer\"]"}),
+                      all_experts(2, {"parallel.dispatcher=\"direct\"", "parallel.expert_overlap=\"batch_split\""}),
                       all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"}), in_8_bits({}),
                       in_8_bits({"parallel.ep=2", "parallel.dispatcher=\"allgather\""}),
                       in_8_bits(all_experts(2, {"parallel.dispatcher=\"alltoall\""})),
@@ -156,6 +157,33 @@ INSTANTIATE_TEST_SUITE_P(
                       in_8_bits(all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"})),
                       in_8_bits(all_experts(4, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=2",
                                                 "train.global_batch=8"}))));
+
+// With parallel.expert_overlap = "batch_split" a step computes each row once, and reads the weights for each part.
+TEST(Counters, OfRowsInPartsHaveTheWeightsOnceMore) {
+  const auto ops = [](const std::string& overlap) {
+    const RunSpec run = load_run_spec(
+        kSource + "/recipes/tiny_cpu.toml",
+        all_experts(2, {"run.threads=1", "parallel.dispatcher=\"direct\"", "parallel.expert_overlap=" + overlap}));
+    std::map<std::string, OpTotal> totals;
+    run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
+      const Counted counted = counted_step(run, world);
+      if (world.rank() == 0) totals = counted.ops;
+    });
+    return totals;
+  };
+  const auto whole = ops("none"), parts = ops("batch_split");
+  constexpr double kRankExperts = 4, kColumns = 32, kWidth = 32, kF32 = 4;  // of the recipe
+  const double w2 = kRankExperts * kColumns * kWidth * kF32;
+  const std::pair<const char*, double> read[] = {{"expert_up", 2 * w2}, {"expert_down", w2}, {"d_expert_down", w2}};
+  for (const auto& [name, weights] : read) {
+    const OpTotal &all = whole.at(name), &split = parts.at(name);
+    EXPECT_GT(all.calls, 0) << name;
+    EXPECT_EQ(split.calls, 2 * all.calls) << name;
+    EXPECT_DOUBLE_EQ(split.cost.flops, all.cost.flops) << name;
+    EXPECT_DOUBLE_EQ(split.cost.bytes, all.cost.bytes + static_cast<double>(all.calls) * weights) << name;
+  }
+  EXPECT_EQ(parts.at("d_expert_up").calls, whole.at("d_expert_up").calls) << "it has all rows at once";
+}
 
 }  // namespace
 }  // namespace moebius

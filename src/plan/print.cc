@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "config/check/batch_split_check.h"
+
 namespace moebius {
 namespace {
 
@@ -71,12 +73,13 @@ std::string files_text(const Prediction& p) {
       seconds_text(f.load_s), seconds_text(f.stall_s), f.saves);
 }
 
-// Names what the run has and the prediction has not.
+// Names what the run has and the prediction has not, and the GPU that it needs.
 std::string not_predicted_text(const RunSpec& run) {
   std::string text;
   if (run.parallel.dynamic_cp && run.parallel.cp > 1)
     text +=
         "  parallel.dynamic_cp: every micro-batch is predicted with all cp ranks; its graphs' memory is not counted\n";
+  if (const std::string kernels = split_kernels_note(run); !kernels.empty()) text += "  " + kernels + "\n";
   return text;
 }
 

@@ -20,6 +20,20 @@ TEST(Texts, OfSmallRatesHaveDigits) {
   EXPECT_EQ(seconds_text(0.00125), "1.25 ms");
 }
 
+TEST(Texts, NameTheGpuThatARunNeeds) {
+  const auto text = [](const char* overlap) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                               {"model.num_hidden_layers=1", "parallel.ep=2", "parallel.dispatcher=\"direct\"",
+                                fmt::format("parallel.expert_overlap=\"{}\"", overlap)});
+    PartLibrary parts;
+    return plan_text(predict(parts, run, 2, machine("h200"), {}, {.simulate = false}), run, machine("h200"), {});
+  };
+  EXPECT_THAT(text("batch_split"),
+              testing::HasSubstr("\n  parallel.expert_overlap = \"batch_split\" in bf16 needs the kernels of a GPU of "
+                                 "compute capability 9.0; on another one the run ends before its first step\n"));
+  EXPECT_THAT(text("layer"), testing::Not(testing::HasSubstr("compute capability")));
+}
+
 using Keys = std::set<std::string>;
 
 // Adds the keys of an object as the tables of the reference write them. NAME and KEY depend on the run.

@@ -176,6 +176,10 @@ TEST(CliConfig, SumsWhatAMachinePinsAndNotesIdleKeys) {
                                       "--set", "parallel.pp=4"};
   EXPECT_THAT(config(idle).out, testing::HasSubstr("\n# note       parallel.fsdp = true shards nothing: no two ranks "
                                                    "hold the same weights of a layer (dp * cp = 1, edp = 1);"));
+  EXPECT_THAT(
+      config({"--set", "parallel.ep=2", "--set", "parallel.expert_overlap=batch_split"}).out,
+      testing::HasSubstr("\n# note       parallel.expert_overlap = \"batch_split\" in bf16 needs the kernels of "
+                         "a GPU of compute capability 9.0;"));
 }
 
 // Shows the place of each rank, the traffic of each group, and whose memory is shown. The last

@@ -19,22 +19,10 @@ void check_fused_shape(const RunSpec& s) {
       kColumns, kMostExperts, D, F, E, origin(s, "optimizer.fuse_grad"));
 }
 
-// The portable kernels of experts do not compute a part of the rows.
-void check_split(const RunSpec& s) {
-  const ParallelSpec& p = s.parallel;
-  const bool splits = p.ep * p.etp > 1 && p.expert_overlap == ExpertOverlap::batch_split;
-  MOEBIUS_CHECK(usage, !splits || s.precision.compute == DType::f32 || s.kernels == KernelChoice::automatic,
-                "parallel.expert_overlap = \"batch_split\" needs Hopper's kernels, which run.kernels = \"portable\" "
-                "leaves out; set run.kernels = \"auto\", or expert_overlap to \"layer\" or \"none\"{}",
-                origin(s, "parallel.expert_overlap"));
-}
-
 }  // namespace
 
 void check_hopper_kernels(const RunSpec& s) {
-  if (s.device != DeviceKind::cuda) return;
-  if (s.optimizer.fuse_grad) check_fused_shape(s);
-  check_split(s);
+  if (s.device == DeviceKind::cuda && s.optimizer.fuse_grad) check_fused_shape(s);
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Checks the settings of a GPU that need Hopper's own kernels.
+// Checks the settings of the optimizer that need Hopper's own kernels.
 #pragma once
 
 #include "config/run_spec.h"

@@ -39,7 +39,7 @@ class ChunkedExperts final : public RoutedExperts {
   std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
   using RoutedExperts::forward;
-  // parallel.expert_overlap overlaps nothing between chunks: `concurrent` runs before the first chunk.
+  // parallel.expert_overlap overlaps nothing between chunks: `concurrent` overlaps with the first chunk.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
                const ConcurrentWork& concurrent) const override;
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;

@@ -1,5 +1,6 @@
 #include "model/moe/dispatched_experts.h"
 
+#include "config/check/batch_split_check.h"
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
 #include "model/moe/row_block_operands.h"
@@ -27,14 +28,9 @@ ExpertRange experts_here(const LayerContext& c) {
 }
 
 // Returns the dispatcher as one that moves rows in parts, for parallel.expert_overlap = "batch_split".
-const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool reads_sent_rows) {
-  MOEBIUS_CHECK(usage, reads_sent_rows,
-                "parallel.expert_overlap = \"batch_split\" computes a rank's own rows from x as it is, so rows and "
-                "products must be bf16 or f32, without adapters; set it to \"layer\", or remove precision.recipe and "
-                "lora");
-  MOEBIUS_CHECK(usage, dispatcher.split() != nullptr,
-                "parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows the "
-                "places of all rows before they are sent; set it, or set expert_overlap to \"layer\"");
+const SplitDispatcher* splitting(const Dispatcher& dispatcher, bool are_plain) {
+  check_split_rows(are_plain);
+  check_split_dispatcher(dispatcher.split() != nullptr);
   return dispatcher.split();
 }
 
@@ -383,10 +379,11 @@ void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& s
                                   const SplitDispatcher::Parts* parts) const {
   if (rows_) {
     open_h(step, saved);
-    return rows_->unstash(step, saved.held, tokens.rows.offsets_e1, [&](Step& on, const Tensor& offsets_e1) {
-      coming.join();
+    const auto compute = [&](Step& on, const Tensor& offsets_e1) {
       up(on, rows_->scratch().act, {.source = tokens.source, .rows = {offsets_e1, tokens.rows.token_R}}, saved);
-    });
+    };
+    return rows_->unstash(
+        step, saved.held, tokens.rows.offsets_e1, [&] { coming.join(); }, compute);
   }
   saved.w1_low.open(step.stack);
   saved.h_R2F.recompute(step.stack, [&] {

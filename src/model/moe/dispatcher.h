@@ -112,7 +112,7 @@ class SplitDispatcher : public Dispatcher {
   virtual void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
   virtual void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const = 0;
-  // Returns weight_R of combine_bwd(), f32 [R] on the step stack. It may be called before dispatch_to_others() of dy.
+  // Returns weight_R of combine_bwd(), f32 [R] on the step stack. It may be called before combine_bwd().
   virtual Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
 };
 

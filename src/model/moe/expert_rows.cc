@@ -195,8 +195,7 @@ void ExpertRows::stash(Step& step, const Held& held, const Tensor& offsets_e1) c
   });
 }
 
-ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const {
-  Stream& s = step.stream;
+void ExpertRows::bring_back(Stream& s, const Held& held) const {
   for_each_kept(held, [&](const Tensor& x_RC, int64_t first) {
     unstash_rows(s, {.x_RC = x_RC,
                      .pool_SM = pool_SM_,
@@ -205,14 +204,17 @@ ExpertRows::Spilled ExpertRows::begin_unstash(Step& step, const Held& held, cons
                      .first = first,
                      .expected_rows = expected_rows()});
   });
+}
+
+ExpertRows::Spilled ExpertRows::begin_spill(Step& step, const Held& held, const Tensor& offsets_e1) const {
   const Spilled spilled{.offsets_e1 = step.alloc(offsets_e1.shape, DType::i32), .since_1 = step.alloc({1}, DType::i64)};
-  free_pages(s, {.spilled_e1 = spilled.offsets_e1,
-                 .since_1 = spilled.since_1,
-                 .free_P = free_P_,
-                 .state_2 = state_2_,
-                 .page_Q = held.page_Q,
-                 .held_3 = held.held_3,
-                 .offsets_e1 = offsets_e1});
+  free_pages(step.stream, {.spilled_e1 = spilled.offsets_e1,
+                           .since_1 = spilled.since_1,
+                           .free_P = free_P_,
+                           .state_2 = state_2_,
+                           .page_Q = held.page_Q,
+                           .held_3 = held.held_3,
+                           .offsets_e1 = offsets_e1});
   return spilled;
 }
 

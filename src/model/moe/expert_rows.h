@@ -84,17 +84,21 @@ class ExpertRows {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Held& held, bool in_8_bits) const;
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
-  // Restores the kept rows, and frees their pages. compute(step, offsets) computes the rows of each expert between
-  // `offsets`: all rows that were not kept, often none. With in_8_bits all rows of h are rounded.
-  template <class Compute>
-  void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Compute&& compute) const {
+  // Restores the kept rows, and frees their pages. Then join() waits for the rows that compute() reads, which may still
+  // be on their way. compute(step, offsets) computes the rows of each expert between `offsets`: all rows that were not
+  // kept, often none. Only the time of compute() is counted. With in_8_bits all rows of h are rounded.
+  template <class Join, class Compute>
+  void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Join&& join, Compute&& compute) const {
     if (!held.keeps) {
+      join();
       compute(step, offsets_e1);
       pack(step.stream, held, offsets_e1);
       return unpack(step.stream, held, offsets_e1);
     }
     StackScope scope(step.stack);
-    const Spilled spilled = begin_unstash(step, held, offsets_e1);
+    bring_back(step.stream, held);
+    join();
+    const Spilled spilled = begin_spill(step, held, offsets_e1);
     // Usually there are no such rows, so they are not counted as work.
     Stream uncounted = without_trace(step.stream);
     Step quiet{uncounted, step.stack, step.batch};
@@ -130,8 +134,10 @@ class ExpertRows {
   Tensor packed_h() const;
   void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
-  int64_t expected_rows() const;  // kept by a pass, if experts are chosen evenly
-  Spilled begin_unstash(Step& step, const Held& held, const Tensor& offsets_e1) const;
+  int64_t expected_rows() const;                       // kept by a pass, if experts are chosen evenly
+  void bring_back(Stream& s, const Held& held) const;  // copies the kept rows into the scratch
+  // Frees the pages of a pass. The time of the spill begins here.
+  Spilled begin_spill(Step& step, const Held& held, const Tensor& offsets_e1) const;
   Tensor counts_here() const;
   static Stream without_trace(const Stream& s);
 

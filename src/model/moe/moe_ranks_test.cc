@@ -370,6 +370,8 @@ TEST_P(BudgetedMoe, HasTheBitsOfTheWorstCase) {
   const auto& [layout, dispatcher] = GetParam();
   const MeshShape mesh = kLayouts[layout].mesh;
   const LoraSpec lora{.rank = 3, .targets = {"mlp.experts.*"}};
+  LoraSpec with_dropout = lora;  // the indices of tokens are sent too
+  with_dropout.dropout = 0.3;
   for (MoeCase c : std::vector<MoeCase>{
            {.seq = 40},
            {.dtype = DType::bf16, .seq = 40, .shared = true, .gate_std = 8},
@@ -377,6 +379,8 @@ TEST_P(BudgetedMoe, HasTheBitsOfTheWorstCase) {
            {.balance = {.capacity_factor = 0.6}, .seq = 40, .gate_std = 8},
            {.seq = 40, .gate_std = 8, .recompute = {.expert_up = true}},
            {.seq = 40, .gate_std = 8, .lora = lora},
+           {.seq = 40, .gate_std = 8, .lora = with_dropout},
+           {.dtype = DType::bf16, .seq = 40, .lora = with_dropout},
        }) {
     c.mesh = mesh;
     c.dispatcher = dispatcher;

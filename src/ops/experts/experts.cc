@@ -131,9 +131,25 @@ void check_term(const char* who, const Op& a, const Stream& s, const Tensor& pro
                 to_string(product_RN));
 }
 
-// The cost of a product of all rows, and of its term where it has one; in proportion for some of the rows.
-Cost with_term(Cost cost, const LowRankTerm& term, const Tensor& product_RN, const RowPart& part) {
-  cost = {cost.flops * part.share, cost.bytes * part.share};
+// A product of all rows: its operations, and its bytes by the tensors that they are of.
+struct ProductWork {
+  double flops = 0;
+  double row_bytes = 0;     // of tensors with a row for each row of the product
+  double source_bytes = 0;  // of a tensor whose rows are gathered
+  double weight_bytes = 0;
+};
+
+// Returns `work` with the bytes of x, which it gathers if rows have tokens.
+ProductWork reading(const Operand& x, const Rows& rows, ProductWork work) {
+  (rows.token_R.empty() ? work.row_bytes : work.source_bytes) += bytes_of(x.data);
+  return work;
+}
+
+// The cost of a product, and of its term where it has one. A part of the rows reads the weights whole, and of all else
+// its share.
+Cost cost_of(const ProductWork& w, const LowRankTerm& term, const Tensor& product_RN, const RowPart& part) {
+  Cost cost{.flops = w.flops * part.share,
+            .bytes = w.row_bytes * part.share + w.source_bytes * part.source_share + w.weight_bytes};
   if (!term.empty()) cost += {2 * count_of(term.low_RL) * product_RN.dim(1), bytes_of(term.low_RL) + bytes_of(term.w)};
   return cost;
 }
@@ -268,9 +284,10 @@ void expert_up(Stream& s, const ExpertUp& a) {
 }
 
 Cost cost(const ExpertUp& a) {
-  return with_term({2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
-                    bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)},
-                   a.added, a.h_R2F, a.part);
+  const ProductWork work{.flops = 2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
+                         .row_bytes = bytes_of(a.h_R2F) + bytes_of(a.a_RF),
+                         .weight_bytes = bytes_of(a.w1_e2FD.data)};
+  return cost_of(reading(a.x_TD, a.rows, work), a.added, a.h_R2F, a.part);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -294,9 +311,10 @@ void expert_down_after_up(Stream& s, const ExpertDown& a) {
 }
 
 Cost cost(const ExpertDown& a) {
-  return with_term(
-      {2 * count_of(a.a_RF.data) * a.y_RD.dim(1), bytes_of(a.a_RF.data) + bytes_of(a.w2_eDF.data) + bytes_of(a.y_RD)},
-      a.added, a.y_RD, a.part);
+  return cost_of({.flops = 2 * count_of(a.a_RF.data) * a.y_RD.dim(1),
+                  .row_bytes = bytes_of(a.a_RF.data) + bytes_of(a.y_RD),
+                  .weight_bytes = bytes_of(a.w2_eDF.data)},
+                 a.added, a.y_RD, a.part);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
@@ -314,10 +332,10 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
 }
 
 Cost cost(const DExpertDown& a) {
-  return with_term({2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
-                                                                       2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
-                                                                       2 * bytes_of(a.weight_R)},
-                   a.added, a.sa_RF, a.part);
+  const ProductWork work{.flops = 2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1),
+                         .row_bytes = 2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) + 2 * bytes_of(a.weight_R),
+                         .weight_bytes = bytes_of(a.w2_eDF.data)};
+  return cost_of(reading(a.dout_TD, a.rows, work), a.added, a.sa_RF, a.part);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
@@ -335,9 +353,10 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 }
 
 Cost cost(const DExpertUp& a) {
-  return with_term({2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
-                    bytes_of(a.dh_R2F.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.dx_RD)},
-                   a.added, a.dx_RD, a.part);
+  return cost_of({.flops = 2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
+                  .row_bytes = bytes_of(a.dh_R2F.data) + bytes_of(a.dx_RD),
+                  .weight_bytes = bytes_of(a.w1_e2FD.data)},
+                 a.added, a.dx_RD, a.part);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {

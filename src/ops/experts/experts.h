@@ -32,7 +32,8 @@ struct Rows {
 struct RowPart {
   // i32 [2, G]: rows [runs[0,g], runs[1,g]) are of expert g / (G / e); empty: all rows. REQUIRES: runs do not overlap.
   Tensor runs_2G;
-  double share = 1;  // the expected part of all rows; only cost() reads it
+  // Only cost() reads these: the expected parts of all rows of the op, and of the rows of x or dout that they read.
+  double share = 1, source_share = 1;
 };
 
 // The gated activation of a gate and an up projection:

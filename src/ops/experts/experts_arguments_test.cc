@@ -172,5 +172,43 @@ TEST(Experts, NullDeviceCounts) {
             2 * 7 * 8 * 6);
 }
 
+// Two parts of the rows cost what all rows cost, and the weights once more.
+TEST(Experts, EachPartOfTheRowsReadsTheWeights) {
+  const auto null = [](Shape shape, DType dtype = DType::bf16) { return testing::null_tensor(shape, dtype); };
+  const Rows gathered{null({3}, DType::i32), null({8}, DType::i32)}, in_place{null({3}, DType::i32), {}};
+  const Tensor w1 = null({2, 8, 6}), w2 = null({2, 6, 4});
+  const auto expect_parts = [&](auto op, const Tensor& weights) {
+    const Cost all = cost(op);
+    op.part = {.share = 0.25, .source_share = 0.75};
+    Cost sum = cost(op);
+    op.part = {.share = 0.75, .source_share = 0.25};
+    sum += cost(op);
+    EXPECT_EQ(sum.flops, all.flops);
+    EXPECT_EQ(sum.bytes, all.bytes + static_cast<double>(weights.num_bytes()));
+  };
+  ExpertUp up{.h_R2F = null({8, 8}), .a_RF = null({8, 4}), .x_TD = null({16, 6}), .w1_e2FD = w1, .rows = gathered};
+  expect_parts(up, w1);
+  expect_parts(ExpertDown{.y_RD = null({8, 6}), .a_RF = null({8, 4}), .w2_eDF = w2, .rows = in_place}, w2);
+  expect_parts(DExpertDown{.dh_R2F = null({8, 8}),
+                           .sa_RF = null({8, 4}),
+                           .dweight_R = null({8}, DType::f32),
+                           .dout_TD = null({16, 6}),
+                           .w2_eDF = w2,
+                           .h_R2F = null({8, 8}),
+                           .weight_R = null({8}, DType::f32),
+                           .rows = gathered},
+               w2);
+  expect_parts(DExpertUp{.dx_RD = null({8, 6}), .dh_R2F = null({8, 8}), .w1_e2FD = w1, .rows = in_place}, w1);
+  // A part that reads a tensor of its own, as own rows read x in place.
+  const Cost all = cost(up);
+  up.part = {.share = 0.25, .source_share = 1};
+  up.x_TD = null({4, 6});
+  Cost sum = cost(up);
+  up.part = {.share = 0.75, .source_share = 0.75};
+  up.x_TD = null({16, 6});
+  sum += cost(up);
+  EXPECT_EQ(sum.bytes, all.bytes + static_cast<double>(w1.num_bytes()));
+}
+
 }  // namespace
 }  // namespace moebius

@@ -94,9 +94,9 @@ void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
     for (int64_t from = 0; from < W_; ++from)
       for (int64_t e = ep * e_; e < (ep + 1) * e_; ++e) rows += counts_WE[from * E_ + e];
     MOEBIUS_CHECK(usage, rows <= max_rows(T),
-                  "moe.rank_rows_factor = {} plans for {} rows at the experts of a rank; a layer's tokens chose {} for "
+                  "moe.rank_rows_factor = {} plans for {} rows at the experts of a rank; the tokens of {} chose {} for "
                   "ep rank {}; raise it (0: memory for the worst case, {} rows), or balance the experts",
-                  spec_.rows_factor, max_rows(T), rows, ep, worst_rows(T));
+                  spec_.rows_factor, max_rows(T), spec_.layer, rows, ep, worst_rows(T));
   }
 }
 
@@ -151,12 +151,13 @@ Dispatched AllToAllDispatcher::bring(Step& step, Tensor x_TD, const Tensor& buff
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-// The indices are sent as rows of one f32; nothing interprets their bits.
+// The indices are sent as rows of one f32; nothing interprets their bits. They arrive on the step stack, since the
+// memory of ExpertRows has the rows of tokens, which the products have yet to read.
 void AllToAllDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   Tensor words_T1 = index_T.view({index_T.dim(0), 1});
   words_T1.dtype = DType::f32;
-  Tensor arrived_R1 = dispatch(step, words_T1, handle).source;
+  Tensor arrived_R1 = bring(step, words_T1, Tensor{}, handle).source;
   arrived_R1.dtype = DType::i32;
   copy(step.stream, all_N, arrived_R1.view({arrived_R1.dim(0)}));
 }

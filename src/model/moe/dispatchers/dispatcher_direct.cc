@@ -226,8 +226,8 @@ SplitDispatcher::Parts DirectDispatcher::parts(Step& step, int64_t T, const Disp
   const double share = 1.0 / static_cast<double>(W_);
   return {.own_rows = {d.rows.offsets_e1, own_token_R},
           .rows = {d.rows.offsets_e1, token_R},
-          .own = {own_2e, share},
-          .others = {others_22e, 1 - share}};
+          .own = {.runs_2G = own_2e, .share = share, .source_share = 1},
+          .others = {.runs_2G = others_22e, .share = 1 - share, .source_share = 1 - share}};
 }
 
 void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d,

@@ -125,10 +125,11 @@ TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
       Array x = rank.rows_of_tokens();
       const auto dispatch = [&] { rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle()); };
       if (choice == Choice::even) return dispatch();
-      expect_error(ErrorKind::usage,
-                   "moe.rank_rows_factor = 1.5 plans for 96 rows at the experts of a rank; a layer's tokens chose 128 "
-                   "for ep rank 1; raise it (0: memory for the worst case, 128 rows), or balance the experts",
-                   dispatch);
+      expect_error(
+          ErrorKind::usage,
+          "moe.rank_rows_factor = 1.5 plans for 96 rows at the experts of a rank; the tokens of layer 7 chose 128 "
+          "for ep rank 1; raise it (0: memory for the worst case, 128 rows), or balance the experts",
+          dispatch);
     });
   }
   run_threads(2, {.timeout_s = 60}, [](Transport& transport) {

@@ -97,7 +97,7 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle
                             .kept_TK = route.pair_row_TK,
                             .weight_TK = route.weight_TK,
                             .shift = kFirstExpert});
-  announce_in_node(step, send_across(step, routes_T2K, d, Unused::zero), d);
+  announce_in_node(step, send_across(step, "announce (routes)", routes_T2K, d, Unused::zero), d);
   d.has_begun = true;
 }
 
@@ -145,7 +145,7 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
   const std::vector<int64_t> one(static_cast<size_t>(M_), 1);
-  exchange(s, {.out = received_M, .in = count_M, .recv_rows = one, .send_rows = one});
+  exchange(s, {.phase = "announce (counts)", .out = received_M, .in = count_M, .recv_rows = one, .send_rows = one});
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
                             .E = static_cast<double>(spec_.num_experts)};
@@ -229,8 +229,8 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
 
 // --- to the experts -------------------------------------------------------------------------------------------------
 
-TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& d,
-                                                             Unused unused) const {
+TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const char* phase, const Tensor& x_TC,
+                                                             const TwoLevelHandle& d, Unused unused) const {
   const int64_t T = x_TC.dim(0), C = x_TC.dim(1);
   const Tensor sorted_SC = step.alloc({sorted_rows(step.stream, T), C}, x_TC.dtype);
   const Tensor arrived_NC = step.alloc({(M_ - 1) * T, C}, x_TC.dtype);
@@ -238,9 +238,11 @@ TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const T
   const Tensor row_GTA = node_rows(T, d);
   for (int64_t g = 0; g < row_GTA.dim(0); ++g)
     spread_rows(step.stream, {.array_SD = sorted_SC, .x_TD = x_TC, .row_TJ = row_GTA.rows(g, g + 1).view({T, A_})});
-  exchange(
-      step.stream,
-      {.out = arrived_NC, .in = sorted_SC, .recv_rows = of_others(d.recv_rows), .send_rows = of_others(d.send_rows)});
+  exchange(step.stream, {.phase = phase,
+                         .out = arrived_NC,
+                         .in = sorted_SC,
+                         .recv_rows = of_others(d.recv_rows),
+                         .send_rows = of_others(d.send_rows)});
   return sections(sorted_SC, arrived_NC, d);
 }
 
@@ -264,8 +266,17 @@ std::vector<int64_t> TwoLevelDispatcher::of_others(std::vector<int64_t> rows) co
   return rows;
 }
 
-// NCCL exchanges all messages at once.
 void TwoLevelDispatcher::exchange(Stream& s, const RailExchange& a) const {
+  try {
+    exchange_messages(s, a);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::distributed) throw;
+    throw Error(e.kind(), fmt::format("{} of {}, across nodes: {}", a.phase, spec_.layer, e.what()));
+  }
+}
+
+// NCCL exchanges all messages at once.
+void TwoLevelDispatcher::exchange_messages(Stream& s, const RailExchange& a) const {
   if (s.device() == DeviceKind::cuda) {
     std::vector<int64_t> from(static_cast<size_t>(ranks_.size())), to(from);
     for (int64_t m = 0; m < M_; ++m) {
@@ -310,7 +321,7 @@ Dispatched TwoLevelDispatcher::bring(Step& step, const DirectWindow::Array& to, 
                                      TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = x_TD.dim(0), N = M_ * n_ * T, D = x_TD.dim(1);
-  const Sections x = send_across(step, x_TD, d, Unused::undefined);
+  const Sections x = send_across(step, phase, x_TD, d, Unused::undefined);
   begin(step, d);
   push(step, to, x, T, d);
   round(step, phase);
@@ -343,7 +354,7 @@ void TwoLevelDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T
   const Tensor routes_T2L = step.alloc({T, 2 * L_}, DType::i32);
   fill_zero(step.stream, routes_T2L);
   copy_columns(step.stream, {.to_TA = routes_T2L, .from_TB = index_T.view({T, 1}), .count = 1});
-  const Sections routes = send_across(step, routes_T2L, d, Unused::undefined);
+  const Sections routes = send_across(step, "token index", routes_T2L, d, Unused::undefined);
   round(step, "token index (begin)");
   push(step, window_.routes(), routes, T, d);
   round(step, "token index");
@@ -358,7 +369,7 @@ void TwoLevelDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchH
   return_sums(step, y_RD, d.weight_NL, y_TD.dim(0), d);
   round(step, "combine");
   d.has_begun = false;
-  rows_over_nodes(step, y_TD, d);
+  rows_over_nodes(step, "combine", y_TD, d);
 }
 
 void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
@@ -378,8 +389,8 @@ void TwoLevelDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_T
   }
   round(step, "dispatch_bwd");
   d.has_begun = false;
-  rows_over_nodes(step, dx_TD, d);
-  pairs_over_nodes(step, dweight_TK, d);
+  rows_over_nodes(step, "dispatch_bwd", dx_TD, d);
+  pairs_over_nodes(step, "dispatch_bwd", dweight_TK, d);
 }
 
 void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T,
@@ -405,7 +416,7 @@ int64_t TwoLevelDispatcher::even_sums(int64_t T) const {
   return static_cast<int64_t>(chance * static_cast<double>(n_ * T));
 }
 
-void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& d) const {
+void TwoLevelDispatcher::rows_over_nodes(Step& step, const char* phase, Tensor out_TD, const TwoLevelHandle& d) const {
   const int64_t T = out_TD.dim(0), D = out_TD.dim(1), B = T * J_ * etp_;
   const Tensor all = window_.here(window_.back()),
                back_BD = all.view({all.numel()}).rows(0, M_ * B * D).view({M_ * B, D});
@@ -415,10 +426,10 @@ void TwoLevelDispatcher::rows_over_nodes(Step& step, Tensor out_TD, const TwoLev
                                    .pair_row_TK = d.back_row_NB.rows(m * T, m * T + sum.dim(0)),
                                    .expected_pairs = even_sums(sum.dim(0))});
   };
-  sum_over_nodes(step, out_TD, sum_of_node, d);
+  sum_over_nodes(step, phase, out_TD, sum_of_node, d);
 }
 
-void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& d) const {
+void TwoLevelDispatcher::pairs_over_nodes(Step& step, const char* phase, Tensor out_TK, const TwoLevelHandle& d) const {
   const int64_t T = out_TK.dim(0), B = T * J_ * etp_;
   const auto sum_of_node = [&](int64_t m, const Tensor& sum) {
     const int64_t begin = m * T, end = begin + sum.dim(0);
@@ -431,10 +442,10 @@ void TwoLevelDispatcher::pairs_over_nodes(Step& step, Tensor out_TK, const TwoLe
                             .back_row_TB = d.back_row_NB.rows(begin, end),
                             .experts_of_rank = e_});
   };
-  sum_over_nodes(step, out_TK, sum_of_node, d);
+  sum_over_nodes(step, phase, out_TK, sum_of_node, d);
 }
 
-void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
+void TwoLevelDispatcher::sum_over_nodes(Step& step, const char* phase, Tensor out_TC,
                                         const std::function<void(int64_t, const Tensor&)>& sum_of_node,
                                         const TwoLevelHandle& d) const {
   StackScope scope(step.stack);
@@ -443,8 +454,11 @@ void TwoLevelDispatcher::sum_over_nodes(Step& step, Tensor out_TC,
   const Tensor sums_NC = step.alloc({(M_ - 1) * T, C}, DType::f32);
   const Sections sums = sections(nodes_SC, sums_NC, d);
   for (int64_t m = 0; m < M_; ++m) sum_of_node(m, sums[m]);
-  exchange(step.stream,
-           {.out = nodes_SC, .in = sums_NC, .recv_rows = of_others(d.send_rows), .send_rows = of_others(d.recv_rows)});
+  exchange(step.stream, {.phase = phase,
+                         .out = nodes_SC,
+                         .in = sums_NC,
+                         .recv_rows = of_others(d.send_rows),
+                         .send_rows = of_others(d.recv_rows)});
   if (levels_.count() - 1 == block_level_) return sum_over_block(step, out_TC, nodes_SC, block_level_, 0, d);
   const Tensor sum_TC = out_TC.dtype == DType::f32 ? out_TC : step.alloc({T, C}, DType::f32);
   sum_over_block(step, sum_TC, nodes_SC, levels_.count() - 1, 0, d);

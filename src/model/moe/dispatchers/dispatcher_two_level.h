@@ -90,15 +90,19 @@ class TwoLevelDispatcher final : public Dispatcher {
                       const TwoLevelHandle& handle) const;
   // Sends rows of this rank's tokens to its rail, and receives those of the rail. The results are on the step stack.
   enum class Unused { undefined, zero };  // rows of messages that no token has
-  Sections send_across(Step& step, const Tensor& x_TC, const TwoLevelHandle& handle, Unused unused) const;
+  Sections send_across(Step& step, const char* phase, const Tensor& x_TC, const TwoLevelHandle& handle,
+                       Unused unused) const;
   Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;
   std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // returns rows with 0 for this node
-  // Rows for each node in the order of nodes, and rows from each.
+  // Rows for each node in the order of nodes, and rows from each. phase: its name in messages.
   struct RailExchange {
+    const char* phase = "";
     Tensor out, in;
     std::vector<int64_t> recv_rows, send_rows;
   };
+  // Throws the error of another rank that failed or did not join, after the phase and the layer.
   void exchange(Stream& s, const RailExchange& a) const;
+  void exchange_messages(Stream& s, const RailExchange& a) const;
   void push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
             const TwoLevelHandle& handle) const;
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
@@ -107,10 +111,11 @@ class TwoLevelDispatcher final : public Dispatcher {
   // Returns the sums that a rank returns for the tokens of a rail's rank, if experts are chosen evenly.
   int64_t even_sums(int64_t T) const;
   // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
-  void rows_over_nodes(Step& step, Tensor out_TD, const TwoLevelHandle& handle) const;
-  void pairs_over_nodes(Step& step, Tensor out_TK, const TwoLevelHandle& handle) const;
+  void rows_over_nodes(Step& step, const char* phase, Tensor out_TD, const TwoLevelHandle& handle) const;
+  void pairs_over_nodes(Step& step, const char* phase, Tensor out_TK, const TwoLevelHandle& handle) const;
   // sum_of_node(m, sum) computes those of the tokens that came from node m, in f32.
-  void sum_over_nodes(Step& step, Tensor out_TC, const std::function<void(int64_t, const Tensor&)>& sum_of_node,
+  void sum_over_nodes(Step& step, const char* phase, Tensor out_TC,
+                      const std::function<void(int64_t, const Tensor&)>& sum_of_node,
                       const TwoLevelHandle& handle) const;
   void round(Step& step, const char* phase) const;
   void begin(Step& step, TwoLevelHandle& handle) const;

@@ -186,6 +186,38 @@ TEST(TwoLevelDispatcher, ARankThatThrowsOrStallsIsNamed) {
   expect_error(ErrorKind::numerics, "rank 3: not a number", [&] { run_threads(4, {.timeout_s = 60}, body(true)); });
 }
 
+// A wait for another node names the phase and the layer, as a wait inside a node does.
+TEST(TwoLevelDispatcher, AFailureAcrossNodesIsNamed) {
+  const Case c{.mesh = {.dp = 3, .ep = 3, .ranks_per_node = 1},
+               .dispatcher = DispatcherKind::two_level,
+               .T = 5,
+               .E = 6,
+               .K = 2,
+               .D = 4};
+  std::map<int, std::string> errors;
+  std::mutex one_at_a_time;
+  expect_error(ErrorKind::numerics, "rank 2: not a number", [&] {
+    run_threads(3, {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh mesh(c.mesh, transport);
+      RankOfCase rank(c, mesh);
+      Array x = rank.rows_of_tokens();
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.handle());
+      if (transport.rank() == 2) MOEBIUS_FAIL(numerics, "not a number");
+      try {
+        rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.handle());
+      } catch (const Error& e) {
+        const std::lock_guard lock(one_at_a_time);
+        errors[transport.rank()] = e.what();
+        throw;
+      }
+    });
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(errors[rank], ::testing::StartsWith("combine of layer 7, across nodes: "));
+    EXPECT_THAT(errors[rank], ::testing::HasSubstr("rank 2"));
+  }
+}
+
 TEST(TwoLevelDispatcher, RanksThatAreNotOnWholeNodesAreRefused) {
   run_threads(4, {.timeout_s = 60}, [](Transport& transport) {
     for (const int64_t node : {3, 4, 8}) {
