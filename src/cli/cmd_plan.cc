@@ -1,6 +1,8 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 
 #include "cli/command.h"
@@ -24,12 +26,17 @@ struct Options {
   bool json = false, search = false, leave_one_out = false;
 };
 
-// Returns the machines of the working directory, or those beside the folder of the program.
-std::string machines_folder() {
-  if (std::filesystem::is_directory("machines")) return "machines";
+// Returns the folder of a machine's file: that of the working directory if it has one of this name, else the one of the
+// folders above the program.
+std::string machines_folder(const std::string& name) {
   std::error_code ignored;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  return (program.parent_path().parent_path() / "machines").string();
+  const std::filesystem::path here = "machines", file = name + ".toml";
+  if (std::filesystem::exists(here / file, ignored)) return here.string();
+  constexpr int kFoldersAbove = 3;  // build/moebius, and build/asan/moebius
+  auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+  for (int i = 0; i < kFoldersAbove; ++i, folder = folder.parent_path())
+    if (std::filesystem::is_directory(folder / here, ignored)) return (folder / here).string();
+  return here.string();
 }
 
 int run_fit(const Options& o) {
@@ -37,7 +44,7 @@ int run_fit(const Options& o) {
   std::map<std::string, PlanMachine> machines;
   for (const FitRow& row : rows)
     for (const std::string& name : row.relatives)
-      if (!machines.contains(name)) machines[name] = load_machine(name, machines_folder());
+      if (!machines.contains(name)) machines[name] = load_machine(name, machines_folder(name));
   set_shares_before(o.fit, machines);
   PartLibrary parts;
   const FitResult result = fit(parts, rows, machines, o.leave_one_out);
@@ -73,12 +80,36 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
 }
 
 PlanMachine machine_of(const Options& o) {
-  PlanMachine machine = load_machine(o.machine, machines_folder());
+  PlanMachine machine = load_machine(o.machine, machines_folder(o.machine));
+  MOEBIUS_CHECK(usage, o.node_ranks == 0 || machine.is_gpu,
+                "--node-ranks: {} is a CPU, where rank.threads / run.threads ranks share a host; set run.threads, or "
+                "leave --node-ranks out",
+                machine.name);
   MOEBIUS_CHECK(usage, o.node_ranks >= 0 && static_cast<double>(o.node_ranks) <= machine.domain_ranks,
                 "--node-ranks: expected 0 to {}, the ranks of a domain of the machine (links.domain_ranks); got {}",
                 machine.domain_ranks, o.node_ranks);
+  MOEBIUS_CHECK(usage, o.limits.memory_gb <= machine.memory_gb,
+                "--memory-gb: a rank of {} has {} GB (rank.memory_gb); got {}; give less, or write a machine file with "
+                "more",
+                machine.name, machine.memory_gb, o.limits.memory_gb);
   if (o.node_ranks > 0) machine.domain_ranks = static_cast<double>(o.node_ranks);
   return machine;
+}
+
+// Refuses files that could not be written, before the work whose result they would hold.
+void check_outputs(const Options& o) {
+  std::map<std::string, std::string> options;  // by the file that they write
+  for (const auto& [option, path] : {std::pair("--trace", &o.trace), std::pair("--html", &o.html),
+                                     std::pair("--csv", &o.csv), std::pair("--svg", &o.svg)}) {
+    if (path->empty()) continue;
+    const auto [other, is_new] = options.try_emplace(*path, option);
+    MOEBIUS_CHECK(usage, is_new, "plan: {} and {} would both write {}; give two files", other->second, option, *path);
+    const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
+    MOEBIUS_CHECK(io, folder.empty() || std::filesystem::is_directory(folder),
+                  "{}: there is no folder {}; make it, or choose another file", option, folder.string());
+  }
+  MOEBIUS_CHECK(io, o.machines_out.empty() || std::filesystem::is_directory(o.machines_out),
+                "--write-machines: there is no folder {}; make it, or choose another", o.machines_out);
 }
 
 // Refuses options that have no effect without another one.
@@ -92,11 +123,18 @@ void check_options(const Options& o) {
   MOEBIUS_CHECK(usage, limits.max_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.max_tp);
   MOEBIUS_CHECK(usage, !o.fit.empty() || (!o.leave_one_out && o.machines_out.empty()),
                 "plan: --leave-one-out and --write-machines need --fit ROWS.json; add it, or leave them out");
+  for (size_t i = 0; i < limits.recipes.size(); ++i)
+    MOEBIUS_CHECK(usage,
+                  std::find(limits.recipes.begin(), limits.recipes.begin() + static_cast<int64_t>(i),
+                            limits.recipes[i]) == limits.recipes.begin() + static_cast<int64_t>(i),
+                  "--recipes: {} is given twice; leave one of them out", limits.recipes[i]);
   const bool has_run = !o.recipe.empty() || !o.machine.empty() || o.search || !o.sweep.empty() || !o.assume.empty() ||
-                       !o.overrides.empty();
+                       !o.overrides.empty() || o.ranks != 1 || o.node_ranks != 0 || !o.trace.empty() ||
+                       !o.html.empty() || !o.csv.empty() || !o.svg.empty();
   MOEBIUS_CHECK(usage, o.fit.empty() || !has_run,
-                "plan: the rows of --fit name their recipes, machines and assumptions; leave out RECIPE, --machine, "
-                "--set, --assume, --search and --sweep");
+                "plan: the rows of --fit name their recipes, machines, ranks and assumptions; leave out all options "
+                "but --leave-one-out, --write-machines and --json");
+  check_outputs(o);
 }
 
 int run(const Options& o, Cli& cli) {

@@ -3,7 +3,6 @@
 #include "config/run_check.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -405,41 +404,18 @@ void check_pipeline(const RunSpec& s, int64_t world_size) {
                 p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }
 
-// A trace that cannot be written is an error at the start. The run makes its own folder, which need
-// not exist yet.
-void check_trace(const RunSpec& s) {
-  namespace fs = std::filesystem;
-  if (s.log.trace.empty()) return;
-  const fs::path file = fs::absolute(s.log.trace).lexically_normal(), folder = file.parent_path();
-  std::error_code ignored;
-  const bool is_made =
-      folder == fs::absolute(s.dir + "/.").lexically_normal().parent_path() && !fs::exists(folder, ignored);
-  MOEBIUS_CHECK(usage, is_made || (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0),
-                "log.trace = {}: {} must be a folder that may be written to; make it or choose another{}",
-                shown(s.log.trace), folder.string(), origin(s, "log.trace"));
-  MOEBIUS_CHECK(usage, !fs::is_directory(file, ignored), "log.trace = {} must be a file; got a folder; add its name{}",
-                shown(s.log.trace), origin(s, "log.trace"));
-}
-
 // Checks single values, except those of the model.
 void check_values(const RunSpec& s) {
   check_required(s);
   check_ranges(s);
 }
 
-// Checks the relations between the values.
-void check_relations(const RunSpec& s, int64_t world_size) {
+// Checks the relations between the layout and the other values. A search calls this for each layout.
+void check_relations_of_layout(const RunSpec& s, int64_t world_size) {
   s.parallel.check(world_size);
   check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout
-  check_datasets(s, "data.train", s.data.train);
-  check_datasets(s, "data.valid", s.data.valid);
-  check_valid_weights(s);
   check_batches(s, world_size);
-  check_schedule(s);
   check_optimizer(s);
-  check_balance(s);
-  check_mtp(s);
-  check_idle_moe_keys(s);
   check_recompute(s);
   check_offload(s);
   check_precision(s);
@@ -447,9 +423,20 @@ void check_relations(const RunSpec& s, int64_t world_size) {
   check_lora(s);
   check_batch_split(s);
   check_sharding(s);
-  check_qk_clip(s);
   check_supported(s);
   check_pipeline(s, world_size);
+}
+
+// Checks the relations between the values other than the layout.
+void check_relations_of_policies(const RunSpec& s) {
+  check_datasets(s, "data.train", s.data.train);
+  check_datasets(s, "data.valid", s.data.valid);
+  check_valid_weights(s);
+  check_schedule(s);
+  check_balance(s);
+  check_mtp(s);
+  check_idle_moe_keys(s);
+  check_qk_clip(s);
 }
 
 }  // namespace
@@ -457,30 +444,20 @@ void check_relations(const RunSpec& s, int64_t world_size) {
 void RunSpec::check(int64_t world_size) const {
   check_values(*this);
   model.check();
-  check_relations(*this, world_size);
+  check_relations_of_layout(*this, world_size);
+  check_relations_of_policies(*this);
 }
 
 void check_except_model(const RunSpec& run, int64_t world_size) {
-  check_values(run);
-  check_relations(run, world_size);
+  check_policies(run);
+  check_layout_of(run, world_size);
 }
 
-void RunSpec::check_trainable() const {
-  const char* run_dir = dir.empty() ? "run.dir must be given: the folder of the run's checkpoints and metrics" : "";
-  const char* datasets =
-      data.train.empty() ? "data.train must be given: the prefixes of the token datasets to train on" : "";
-  MOEBIUS_CHECK(usage, *run_dir == 0 && *datasets == 0, "{}{}{}", run_dir, *run_dir && *datasets ? "; " : "", datasets);
-  MOEBIUS_CHECK(usage, train.eval_every == 0 || !data.valid.empty(),
-                "train.eval_every = {} needs data.valid; give the prefixes of the datasets to evaluate on",
-                train.eval_every);
-  MOEBIUS_CHECK(usage, train.eval_batches == 0 || !data.valid.empty(),
-                "train.eval_batches = {} needs data.valid; give the prefixes of the datasets to evaluate on",
-                train.eval_batches);
-  MOEBIUS_CHECK(usage, !lora.is_on() || !init_from.empty(),
-                "model.init_from must be given with lora.rank = {}: the folder of the weights that the adapters belong "
-                "to, which checkpoints leave out",
-                lora.rank);
-  check_trace(*this);
+void check_policies(const RunSpec& run) {
+  check_values(run);
+  check_relations_of_policies(run);
 }
+
+void check_layout_of(const RunSpec& run, int64_t world_size) { check_relations_of_layout(run, world_size); }
 
 }  // namespace moebius

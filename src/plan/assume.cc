@@ -157,6 +157,12 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
                    key);
     }
   }
+  const bool is_own = a.system == PlanSystem::moebius;
+  MOEBIUS_CHECK(usage, !is_own || a.permutation == PlanPermutation::memory_efficient,
+                "--assume permutation: only Megatron Core has a choice; add --assume system=megatron, or leave it out");
+  MOEBIUS_CHECK(usage, !is_own || a.recompute == PlanRecompute::from_recipe,
+                "--assume recompute: its values are Megatron Core's; add --assume system=megatron, or set "
+                "memory.recompute");
   return a;
 }
 

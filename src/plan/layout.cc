@@ -43,7 +43,7 @@ std::vector<int64_t> sets_at_peak(const RankProgram& program) {
 
 }  // namespace
 
-EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_model) {
+EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, RunChecks checks) {
   MOEBIUS_CHECK(usage, ranks >= 1 && ranks <= kMaxRanks, "plan: expected 1 to {} ranks; got {}", kMaxRanks, ranks);
   std::optional<RunSpec> completed;  // a search's runs are whole, and a copy takes as long as a check
   if (asked.train.micro_batch == 0 || asked.train.seq_len == 0) {
@@ -52,7 +52,8 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, bool checks_
     if (asked.train.seq_len == 0) completed->train.seq_len = asked.model.max_position_embeddings;
   }
   const RunSpec& run = completed ? *completed : asked;
-  checks_model ? run.check(ranks) : check_except_model(run, ranks);
+  if (checks == RunChecks::all) run.check(ranks);
+  if (checks == RunChecks::all_but_model) check_except_model(run, ranks);
   const MeshShape mesh = mesh_shape(run.parallel, ranks);
   mesh.check();
   EngineSpec spec = training_engine_spec(run, mesh);

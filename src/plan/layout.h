@@ -12,14 +12,17 @@
 
 namespace moebius {
 
+// The checks of a run before its spec is made. A search checks the model once for all of its layouts, and a layout once
+// for all of its memory choices.
+enum class RunChecks { all, all_but_model, none };
+
 // The maximum number of ranks of a plan.
 inline constexpr int64_t kMaxRanks = int64_t{1} << 24;
 
 // Returns the spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
 // counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
 // Throws Error{usage} with the equation that fails if no engine could be built.
-// checks_model: whether RunSpec::check() checks the model too; a search does so once for all of its layouts.
-EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, bool checks_model = true);
+EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks, RunChecks checks = RunChecks::all);
 
 // The memory use of a pipeline's schedule: the saved tensors and buffers of a rank.
 struct PipelineUse {

@@ -49,7 +49,11 @@ void read_shares(const RecipeEntry& e, PlanSystem system, PlanMachine& m) {
 std::string text_value(const RecipeEntry& e) {
   MOEBIUS_CHECK(usage, e.value.is_string() && e.value != "", "machine {}: {} must be a text; got {}", e.where, e.key,
                 e.value.dump());
-  return e.value.get<std::string>();
+  auto text = e.value.get<std::string>();
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  MOEBIUS_CHECK(usage, std::none_of(text.begin(), text.end(), is_control),
+                "machine {}: {} must have no control characters; got {}", e.where, e.key, e.value.dump());
+  return text;
 }
 
 // Parses TOML, or the same as JSON.

@@ -66,6 +66,8 @@ TEST(Machines, AreRefusedByName) {
               HasSubstr("machine.device must be \"cpu\" or \"cuda\""));
   EXPECT_THAT(text_of("domain_ranks = { is = 8,", "domain_ranks = { is = 2.5,"),
               HasSubstr("links.domain_ranks must be a whole number; got 2.5"));
+  EXPECT_THAT(text_of("name = \"NVIDIA H100 SXM\"", "name = \"a\\nb\""),
+              HasSubstr("machine.name must have no control characters; got \"a\\nb\""));
   PlanMachine odd = load_machine("h100", kMachines);
   odd.name = "a \"b\"\\";
   EXPECT_EQ(parse_machine(to_toml(odd), "m.toml").name, odd.name);

@@ -16,9 +16,9 @@ namespace {
 class Predicting {
  public:
   Predicting(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume,
-             bool checks_model)
+             RunChecks checks)
       : run_(std::move(run)),
-        spec_(planned_engine_spec(run_, ranks, checks_model)),
+        spec_(planned_engine_spec(run_, ranks, checks)),
         parts_(parts, spec_),
         layout_(stages_of(spec_)),
         machine_(machine.of_rank(spec_.threads)),
@@ -55,7 +55,10 @@ class Predicting {
   }
 
  private:
-  void time_stages();
+  void time_stages() {
+    PartTimes own;
+    result_.stages = stage_works(context_, parts_, layout_, times_ ? *times_ : own);
+  }
   void add_memory(const PredictOptions& options);
   void add_passes(const PredictOptions& options);
   void simulate_passes(int64_t max_simulated);
@@ -91,40 +94,6 @@ class Predicting {
   std::array<double, kNumKernelClasses> kernels_{};  // result_.kernels
   Prediction result_;
 };
-
-void Predicting::time_stages() {
-  PartTimes own;
-  PartTimes& times = times_ ? *times_ : own;
-  for (const StageSpec& stage : layout_.stages) {
-    StageWork work;
-    const auto add = [&](const PartTime& t, int64_t count, bool has_backward) {
-      const double n = static_cast<double>(count);
-      work.forward.add(t.forward, n);
-      work.forward.add(t.loss, n);
-      work.copies.add(t.copies, n);
-      if (!has_backward) return;
-      work.backward.add(t.backward, n);
-      work.stored_first.add(t.stored_first, n);
-    };
-    const PartTime* last = nullptr;
-    for (int64_t i = 0, alike = 0; i < stage.num_layers; i += alike) {
-      const int64_t layer = stage.first_layer + i;
-      const PartWork& part = parts_.layer(layer);
-      const bool has_backward = layer >= parts_.first_backward();
-      const auto is_alike = [&](int64_t other) {
-        return &parts_.layer(other) == &part && (other >= parts_.first_backward()) == has_backward;
-      };
-      for (alike = 1; i + alike < stage.num_layers && is_alike(layer + alike);) ++alike;
-      last = &times.of(context_, part, spec_.model.is_moe_layer(layer), true);
-      add(*last, alike, has_backward);
-    }
-    if (last && !stage.norm) work.forward += last->leave;
-    const bool mtp_is_moe =
-        stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
-    add(times.of(context_, parts_.ends(stage), mtp_is_moe, false), 1, true);
-    result_.stages.push_back(std::move(work));
-  }
-}
 
 void Predicting::add_memory(const PredictOptions& options) {
   if (options.memory == PredictOptions::Memory::none) return;
@@ -237,6 +206,7 @@ void Predicting::add_rank(int64_t pp_rank) {
     for (const PassTime* pass : {&stage.forward, &stage.backward}) {
       add_kernels(*pass, M);
       result_.messages += M * pass->messages;
+      result_.launch_s += M * pass->launches;
       compute += M * pass->compute();
       host += M * pass->host;
       const double all = std::accumulate(pass->groups.begin(), pass->groups.end(), 0.0);
@@ -460,13 +430,13 @@ void check_machine(const PlanMachine& machine, const Assumptions& assume) {
 Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
-  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks_model).run(options);
+  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run(options);
 }
 
 double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                       const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
-  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, false).run_passes(options);
+  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run_passes(options);
 }
 
 }  // namespace moebius

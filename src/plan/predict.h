@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
+#include "plan/cost/stage_work.h"
+#include "plan/cost/start_up.h"
 #include "plan/file_work.h"
 #include "plan/layout.h"
 #include "plan/rank_memory.h"
 #include "plan/search/part_times.h"
-#include "plan/start_up.h"
 #include "plan/work_time.h"
 
 namespace moebius {
@@ -21,12 +22,6 @@ struct AxisTime {
   double bytes = 0;  // bytes that the rank sends
   double exposed_s = 0, hidden_s = 0;
   bool is_used() const { return bytes != 0 || exposed_s != 0 || hidden_s != 0; }
-};
-
-// The times of a stage for one micro-batch.
-struct StageWork {
-  PassTime forward, backward;     // forward: with the loss
-  PassTime copies, stored_first;  // once a step (PartTime)
 };
 
 struct Prediction {
@@ -43,6 +38,7 @@ struct Prediction {
   std::vector<StageWork> stages;          // [virtual stage]: the times of its actions in the schedule
   int64_t num_pp_ranks = 1;               // stage s is on rank s mod num_pp_ranks
   double transfer_s = 0;                  // seconds of a message between stages
+  double launch_s = 0;                    // seconds of the slowest rank's passes between kernels
   double messages = 0;                    // messages that the slowest rank sends in a step
   std::vector<RankMemory> memory;         // [pp_rank]
   size_t fullest = 0;                     // index into `memory` of the rank that needs the most
@@ -64,9 +60,9 @@ struct Prediction {
 struct PredictOptions {
   // The maximum number of micro-batches to simulate; each further one adds the slowest rank's time of one.
   int64_t max_simulated = 64;
-  bool simulate = true;      // false: the bubble follows from the formula of 1F1B, which is faster, for a search
-  bool checks_model = true;  // false: the caller has called run.model.check()
-  bool composes = true;      // with Memory::none, part times are composed of simpler ones (plan/cost/composed_part.h)
+  bool simulate = true;  // false: the bubble follows from the formula of 1F1B, which is faster, for a search
+  RunChecks checks = RunChecks::all;  // those that the caller has not made
+  bool composes = true;  // with Memory::none, part times are composed of simpler ones (plan/cost/composed_part.h)
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // the pipeline ranks whose memory is predicted
   PartTimes* times = nullptr;  // the times of parts that other predictions of a search share; null: none
 };

@@ -131,6 +131,27 @@ TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
   EXPECT_EQ(fit_json(result)["rows"][0]["error"], 0.5);
 }
 
+// An assumption that would change nothing is refused.
+TEST(Assumptions, OfMegatronNeedItsSystem) {
+  for (const char* text : {"permutation=plain", "recompute=moe"}) {
+    EXPECT_THAT(refused([&] { parse_assumptions({text}); }), testing::HasSubstr("add --assume system=megatron"))
+        << text;
+    EXPECT_NO_THROW(parse_assumptions({"system=megatron", text})) << text;
+  }
+}
+
+// A step whose time is mostly between kernels is one that the planner has no model of, and the text says so.
+TEST(PlanText, NamesStepsOfSmallKernels) {
+  PartLibrary parts;
+  const auto text = [&](const RunSpec& run) {
+    const Prediction p = predict(parts, run, 1, machine("h100"), {});
+    EXPECT_GT(p.launch_s, 0);
+    return plan_text(p, run, machine("h100"), {});
+  };
+  EXPECT_THAT(text(recipe("demo.toml")), testing::HasSubstr("% of the step is between kernels"));
+  EXPECT_THAT(text(recipe("bench_olmoe_1b_7b.toml")), testing::Not(testing::HasSubstr("small kernels")));
+}
+
 TEST(Assumptions, SayWhatALoadMayBe) {
   for (const char* text : {"load=zipf", "load=1.5", "load=runs/none/metrics.jsonl"})
     EXPECT_THAT(

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <compare>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -55,6 +56,8 @@ class Search {
     run_.model.check();
     if (run_.train.seq_len == 0) run_.train.seq_len = run_.model.max_position_embeddings;
     limits_ = limits();
+    if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // a recipe of a model alone
+    check_policies(run_);  // what no layout mends is an error by itself, and not the reason that none is legal
     run_.provenance.clear();
     machine_.sources.clear();  // every prediction copies the machine
     of_rank_ = machine_.of_rank(run_.threads);
@@ -94,6 +97,7 @@ class Search {
         .domain_ranks = domain,
         .system = assume_.system,
         .load = assume_.load,
+        .named = named_layout(asked_),
         .chooses_rows = is_own && !is_named("memory.expert_rows"),
         .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad"),
         .chooses_sharding = is_own && is_short && !is_named("parallel.fsdp") && !is_named("parallel.shard_gradients"),
@@ -114,11 +118,12 @@ class Search {
   void choose();
   void finish();
   std::string host_text() const;
+  std::string named_text() const;
 
   const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
+  // REQUIRES: is_allowed(), or options.checks are those that were not made.
   Prediction timed(const Candidate& c, PredictOptions options) const {
-    options.checks_model = false;
     options.times = &times_;
     return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
   }
@@ -137,7 +142,11 @@ class Search {
             .limits = limits_,
             .sharding = sharding_,
             .activations = activation_choices(run_, limits_),
-            .timed = [this](const Candidate& c, PredictOptions o) { return timed(c, o); },
+            .timed =
+                [this](const Candidate& c, PredictOptions o) {
+                  o.checks = RunChecks::none;
+                  return timed(c, o);
+                },
             .host_limit = [this](double bytes) { return host_limit(bytes); },
             .bytes = bytes_,
             .slowest_s = is_full ? best_.back().step_s : std::numeric_limits<double>::infinity(),
@@ -220,14 +229,18 @@ ShardingChoice Search::needed_sharding(const Candidate& c) const {
 // Returns a lower bound of the step time. Recompute, budgets of rows and offload only add time, so the bound is the
 // time without them. updates: false leaves out the update of a step, for a lower bound that is computed faster.
 double Search::bound_seconds(const Candidate& c, bool updates) const {
-  const PredictOptions bounds{.simulate = false, .composes = options_.prunes, .memory = PredictOptions::Memory::none};
+  const PredictOptions bounds{.simulate = false,
+                              .checks = options_.prunes ? RunChecks::none : RunChecks::all_but_model,
+                              .composes = options_.prunes,
+                              .memory = PredictOptions::Memory::none};
   if (!options_.prunes) return kRounding * timed(c, bounds).step_s;
   Candidate least = c;
   const ShardingChoice needed = needed_sharding(c);
   least.memory.fsdp = needed.fsdp;
   least.memory.shard_gradients = needed.shard_gradients;
   if (updates) return kRounding * timed(least, bounds).step_s;
-  return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_, {.times = &times_});
+  return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_,
+                                    {.checks = RunChecks::none, .times = &times_});
 }
 
 // Calls body(). Returns whether the checks of a run accepted the layout.
@@ -246,7 +259,7 @@ bool passes_checks(Body&& body) {
 bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
   set_layout(run, run_, c);
   return passes_checks([&] {
-    check_except_model(run, ranks_);
+    check_layout_of(run, ranks_);
     mesh_shape(run.parallel, ranks_).check();
   });
 }
@@ -273,7 +286,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     }
   });
   for (size_t g = 0; g < groups.size(); ++g) {
-    legal_.insert(legal_.end(), legal[g].begin(), legal[g].end());
+    legal_.insert(legal_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
     group_.resize(legal_.size(), g);
     least_bytes_ = std::min(least_bytes_, least[g]);
     result_.num_too_large += too_large[g];
@@ -395,11 +408,17 @@ std::string Search::host_text() const {
   return fmt::format(", and {:.4g} GB of the host's memory for states", machine_.host_memory_of_rank() / 1e9);
 }
 
+// Returns a text about the keys that --set names; empty if the search chooses all of them.
+std::string Search::named_text() const {
+  const std::string keys = limits_.named.text();
+  return keys.empty() ? "" : fmt::format("; --set keeps {}: leave some of it out, so that the search chooses it", keys);
+}
+
 void Search::finish() {
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
-                "micro_batch * dp, and dp = ranks / (tp cp pp)",
-                ranks_, run_.train.global_batch);
+                "micro_batch * dp, and dp = ranks / (tp cp pp){}",
+                ranks_, run_.train.global_batch, named_text());
   MOEBIUS_CHECK(usage, !best_.empty(),
                 "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with every "
                 "recompute{}; use more ranks, or a larger machine",
@@ -407,7 +426,7 @@ void Search::finish() {
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
     ++result_.num_timed;
-    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(c, {})});
+    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(c, {.checks = RunChecks::all_but_model})});
     if (names_device)
       result_.layouts.back().set.push_back(fmt::format("run.device=\"{}\"", machine_.is_gpu ? "cuda" : "cpu"));
   }
@@ -417,6 +436,7 @@ void Search::finish() {
   for (FoundLayout& layout : result_.layouts)
     layout.why_worse = difference(layout.prediction, result_.layouts[0].prediction);
   result_.memory_bytes = bytes_;
+  result_.named = limits_.named.text();
 }
 
 }  // namespace
@@ -433,6 +453,7 @@ std::string search_text(const SearchResult& r) {
       "{} more are refused by the checks of a run; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);
+  if (!r.named.empty()) text += fmt::format("kept, as --set says: {}\n", r.named);
   int place = 0;
   for (const FoundLayout& l : r.layouts) {
     const Prediction& p = l.prediction;

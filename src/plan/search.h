@@ -32,6 +32,7 @@ struct SearchResult {
   int64_t num_refused = 0;           // layouts that the checks of a run refuse; they are not in num_legal
   int64_t num_timed = 0;             // number of predictions that the search made
   double memory_bytes = 0;           // memory limit of a rank
+  std::string named;                 // the keys of the layout that --set names, which the search kept; may be empty
 };
 
 // Searches the layouts of plan/search_space.h with every set of memory.recompute, the budgets of memory.expert_rows,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -35,6 +36,18 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
   return all;
 }
 
+// Returns the divisors of n up to `most`; or the named degree alone, if it divides n.
+std::vector<int64_t> degrees(int64_t n, int64_t most, const std::optional<int64_t>& named) {
+  if (!named) return divisors(n, most);
+  return *named >= 1 && n % *named == 0 ? std::vector{*named} : std::vector<int64_t>{};
+}
+
+// Returns the values to try: all, or the named one alone.
+template <size_t kNum>
+std::vector<int64_t> values(const int64_t (&all)[kNum], const std::optional<int64_t>& named) {
+  return named && *named >= 1 ? std::vector{*named} : std::vector(std::begin(all), std::end(all));
+}
+
 bool is_power_of_two(int64_t n) { return (n & (n - 1)) == 0; }
 
 // Returns the rows to plan for, relative to the even share: those of the busiest rank with a margin, rounded up to 1/4.
@@ -53,12 +66,13 @@ class Space {
 
   std::vector<std::vector<Candidate>> all() {
     const ModelSpec& m = run_.model;
+    const NamedLayout& named = limits_.named;
     const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kMinCpTokens);
-    for (const int64_t pp : divisors(ranks_, m.num_layers)) {
-      for (const int64_t tp : divisors(ranks_ / pp, limits_.max_tp)) {
+    for (const int64_t pp : degrees(ranks_, m.num_layers, named.pp)) {
+      for (const int64_t tp : degrees(ranks_ / pp, limits_.max_tp, named.tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;
-        for (const int64_t cp : divisors(ranks_ / (pp * tp), most_cp))
-          if (is_power_of_two(cp)) add_experts(layout_of(tp, cp, pp));
+        for (const int64_t cp : degrees(ranks_ / (pp * tp), most_cp, named.cp))
+          if (is_power_of_two(cp) || named.cp) add_experts(layout_of(tp, cp, pp));
       }
     }
     std::vector<std::vector<Candidate>> groups;
@@ -82,10 +96,14 @@ class Space {
 
   void add_experts(ParallelSpec p) {
     const ModelSpec& m = run_.model;
-    if (m.num_moe_layers() == 0) return add_dispatchers(p);
+    const NamedLayout& named = limits_.named;
+    if (m.num_moe_layers() == 0) {
+      if (named.ep.value_or(1) == 1 && named.etp.value_or(1) == 1) add_dispatchers(p);
+      return;
+    }
     const int64_t here = ranks_ / p.pp;
-    for (const int64_t etp : divisors(here, limits_.max_tp)) {
-      for (const int64_t ep : divisors(m.num_experts, here)) {
+    for (const int64_t etp : degrees(here, limits_.max_tp, named.etp)) {
+      for (const int64_t ep : degrees(m.num_experts, here, named.ep)) {
         if (here % (etp * ep) != 0 || m.moe_intermediate_size % etp != 0) continue;
         p.ep = ep;
         p.etp = etp;
@@ -106,6 +124,7 @@ class Space {
     if (!exchanges) p.expert_overlap = ExpertOverlap::none;
     const ExpertOverlap overlap = p.expert_overlap;  // batch_split is refused with other dispatchers than direct
     for (const DispatcherKind kind : kinds) {
+      if (limits_.named.dispatcher.value_or(kind) != kind) continue;
       p.dispatcher = kind;
       if (kind != DispatcherKind::direct && overlap == ExpertOverlap::batch_split)
         p.expert_overlap = ExpertOverlap::layer;
@@ -117,13 +136,14 @@ class Space {
   // Adds each method of context parallelism; run.check() refuses those that the heads do not allow.
   void add_exchanges(ParallelSpec p) {
     if (p.cp == 1) return add_batches(p);
+    const auto is_tried = [&](CpComm comm) { return limits_.named.cp_comm.value_or(comm) == comm; };
     for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
       p.cp_comm = comm;
-      add_batches(p);
+      if (is_tried(comm)) add_batches(p);
     }
     p.cp_comm = CpComm::hierarchical;
     p.cp_inner = inner_ranks(p);
-    if (p.cp_inner > 1) add_batches(p);
+    if (p.cp_inner > 1 && is_tried(p.cp_comm)) add_batches(p);
   }
 
   // Returns the largest cp_inner that fits in a domain and divides the heads; 1: hierarchical is not possible.
@@ -138,15 +158,17 @@ class Space {
   void add_batches(ParallelSpec p) {
     const int64_t dp = ranks_ / (p.tp * p.cp * p.pp);
     const OffloadChoice offload = offload_choices(run_, limits_)[0];
-    MemoryChoice memory{.activations = run_.memory.offload,
+    const NamedLayout& named = limits_.named;
+    MemoryChoice memory{.recompute = named.recompute ? run_.memory.recompute : RecomputeSpec{},
+                        .activations = run_.memory.offload,
                         .expert_rows = row_budgets(run_, p, limits_)[0],
                         .offload = offload.offload,
                         .offload_grad = offload.offload_grad};
-    for (const int64_t vpp : kVirtual) {
+    for (const int64_t vpp : values(kVirtual, named.vpp)) {
       if (p.pp * vpp > run_.model.num_layers || (p.pp == 1 && vpp > 1)) break;
       p.vpp = vpp;
-      p.layout = p.pp > 1 ? balanced_layout(run_.model, p.pp * vpp) : "";
-      for (const int64_t micro_batch : kMicroBatches) {
+      p.layout = named.stages ? *named.stages : p.pp > 1 ? layout_of_stages(p.pp * vpp) : "";
+      for (const int64_t micro_batch : values(kMicroBatches, named.micro_batch)) {
         if (run_.train.global_batch % (micro_batch * dp) != 0) continue;
         if (vpp > 1 && run_.train.global_batch / (micro_batch * dp) % p.pp != 0) continue;
         for (size_t r = 0; r < limits_.recipes.size(); ++r) {
@@ -161,6 +183,12 @@ class Space {
         }
       }
     }
+  }
+
+  const std::string& layout_of_stages(int64_t num_stages) {
+    std::string& layout = layouts_[num_stages];
+    if (layout.empty()) layout = balanced_layout(run_.model, num_stages);
+    return layout;
   }
 
   // All-to-all alone has a bound on the rows of a rank.
@@ -179,7 +207,8 @@ class Space {
   const RunSpec& run_;
   int64_t ranks_;
   SearchLimits limits_;
-  std::vector<ShardingChoice> sharding_;  // [recipe]: the fastest choice
+  std::vector<ShardingChoice> sharding_;    // [recipe]: the fastest choice
+  std::map<int64_t, std::string> layouts_;  // by the number of stages
   std::map<std::string, std::vector<Candidate>> groups_;
 };
 
@@ -206,6 +235,47 @@ double head_in_layers(const ModelSpec& m) {
 }
 
 }  // namespace
+
+NamedLayout named_layout(const RunSpec& run) {
+  const auto is_named = [&](const char* key) {
+    const auto found = run.provenance.find(key);
+    return found != run.provenance.end() && found->second == "--set";
+  };
+  const auto if_named = [&](const char* key, const auto& value) {
+    return is_named(key) ? std::optional(value) : std::nullopt;
+  };
+  const ParallelSpec& p = run.parallel;
+  return {.tp = if_named("parallel.tp", p.tp),
+          .cp = if_named("parallel.cp", p.cp),
+          .pp = if_named("parallel.pp", p.pp),
+          .vpp = if_named("parallel.vpp", p.vpp),
+          .ep = if_named("parallel.ep", p.ep),
+          .etp = if_named("parallel.etp", p.etp),
+          .micro_batch = if_named("train.micro_batch", run.train.micro_batch),
+          .dispatcher =
+              p.dispatcher == DispatcherKind::automatic ? std::nullopt : if_named("parallel.dispatcher", p.dispatcher),
+          .cp_comm = if_named("parallel.cp_comm", p.cp_comm),
+          .stages = if_named("parallel.layout", p.layout),
+          .recompute = is_named("memory.recompute") && !run.memory.automatic};
+}
+
+std::string NamedLayout::text() const {
+  std::string text;
+  const auto add = [&](const char* key, const auto& value) {
+    if (value) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", key, *value);
+  };
+  add("parallel.tp", tp);
+  add("parallel.cp", cp);
+  add("parallel.pp", pp);
+  add("parallel.vpp", vpp);
+  add("parallel.ep", ep);
+  add("parallel.etp", etp);
+  add("train.micro_batch", micro_batch);
+  if (dispatcher) add("parallel.dispatcher", std::optional(fmt::format("\"{}\"", moebius::name_of(*dispatcher))));
+  if (cp_comm) add("parallel.cp_comm", std::optional(fmt::format("\"{}\"", name_of(*cp_comm))));
+  if (stages) add("parallel.layout", std::optional(fmt::format("\"{}\"", *stages)));
+  return text;
+}
 
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits) {
   return Space(run, ranks, limits).all();

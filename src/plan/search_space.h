@@ -1,6 +1,7 @@
 // The layouts that a search considers: every one that the numbers of ranks, layers, heads and experts allow.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,20 @@ struct Candidate {
   double step_s = 0;
 };
 
+// The keys of a layout that --set or --sweep names. A search keeps their values; it chooses those that are empty. The
+// layout of a recipe itself is no limit.
+struct NamedLayout {
+  std::optional<int64_t> tp, cp, pp, vpp, ep, etp, micro_batch;
+  std::optional<DispatcherKind> dispatcher;
+  std::optional<CpComm> cp_comm;      // of layouts with cp above 1
+  std::optional<std::string> stages;  // parallel.layout
+  bool recompute = false;             // memory.recompute is named
+  // Returns the named keys as "parallel.ep = 7, train.micro_batch = 2"; empty if there are none.
+  std::string text() const;
+};
+// Returns the keys whose origin is --set.
+NamedLayout named_layout(const RunSpec& run);
+
 struct SearchLimits {
   int64_t max_tp = 8;
   int64_t max_direct_ranks = 1;          // ranks that the direct dispatcher reaches: those of one host
@@ -44,12 +59,13 @@ struct SearchLimits {
   std::vector<PrecisionRecipe> recipes;  // recipes of quantised products to try; empty: only the run's own
   PlanSystem system = PlanSystem::moebius;
   PlanLoad load;  // the load of experts for which rows are planned
+  NamedLayout named;
   // The search chooses these keys if true; otherwise they keep the run's values.
   bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true;
 };
 
 // Returns every layout: tp, cp and its method, pp, vpp, ep, etp, dispatcher, micro-batch and recipe. Nothing is
-// recomputed, and each other memory choice is the first one that the functions below return.
+// recomputed unless memory.recompute is named. Each other memory choice is the first one of the functions below.
 // The candidates of a group share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
 

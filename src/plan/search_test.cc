@@ -14,7 +14,6 @@
 #include "plan/fit.h"
 #include "plan/sweep.h"
 #include "plan/testing.h"
-#include "plan/timeline.h"
 
 namespace moebius {
 namespace {
@@ -380,19 +379,6 @@ TEST(Sweeps, SearchAtEveryNumberOfRanks) {
   EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is legal"));
   EXPECT_THAT(s.points[3].refused, HasSubstr("--sweep ranks: expected whole numbers from 1 on; got \"x\""));
   EXPECT_THAT(sweep_text(s), HasSubstr("best layout"));
-}
-
-TEST(Timelines, ShowEveryPass) {
-  PartLibrary parts;
-  const Prediction p = predict(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"}), 2, machine("h200"), {});
-  const auto trace = nlohmann::json::parse(plan_trace(p));
-  int64_t passes = 0;
-  for (const auto& event : trace["traceEvents"])
-    passes += event["name"].get<std::string>().find(", stage ") == std::string::npos ? 0 : 1;
-  EXPECT_EQ(passes, 2 * 2 * p.num_micro_batches);
-  const std::string html = plan_html(p, "a <title>", "text");
-  EXPECT_THAT(html, HasSubstr("a &lt;title&gt;"));
-  EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
 }
 
 // Rows that were made with other shares are fitted to those shares.

@@ -3,14 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
 
 #include "io/html_text.h"
 
 namespace moebius {
 namespace {
 
-// Phases that come after the passes, in their order.
-constexpr const char* kAfter[] = {"gradients", "optimizer", "weights", "copies", "slowest rank"};
+// Phases that the simulated passes have: their time is that of the actions.
+constexpr const char* kOfPasses[] = {"forward", "backward", "communication", "host", "bubble"};
+// Phases that come after the passes, in their order. Others come after these.
+constexpr const char* kAfter[] = {"gradients", "matrices",  "attention logits", "weight scales",
+                                  "optimizer", "host link", "weights",          "copies"};
 // Each life has a colour.
 constexpr const char* kColours[] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", "#ff9a80",
                                     "#9c6b4e", "#9498a0", "#3ca951", "#97bbf5", "#6cc5b0",
@@ -22,6 +28,20 @@ std::string pass_name(const Action& a) {
 }
 
 bool is_shown(const RankSimulation::Run& run) { return run.action.verb == Verb::run && run.end > run.begin; }
+
+// Returns the phases of a step that the passes do not have, with their seconds.
+std::vector<std::pair<std::string, double>> phases_after(const Prediction& p) {
+  std::vector<std::pair<std::string, double>> after;
+  const auto has = [](const auto& names, const std::string& name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+  };
+  for (const char* name : kAfter)
+    if (const auto found = p.phases.find(name); found != p.phases.end()) after.push_back(*found);
+  for (const auto& [name, seconds] : p.phases)
+    if (!has(kOfPasses, name) && !has(kAfter, name)) after.emplace_back(name, seconds);
+  std::erase_if(after, [](const auto& phase) { return phase.second <= 0; });
+  return after;
+}
 
 std::string timeline_svg(const Prediction& p) {
   constexpr double kWidth = 1200, kRow = 22, kLeft = 60;
@@ -85,11 +105,9 @@ std::string plan_trace(const Prediction& p) {
     for (const RankSimulation::Run& run : p.schedule.ranks[r].runs)
       if (is_shown(run)) add(pass_name(run.action), run.begin, run.end - run.begin, r);
     double at = p.schedule.duration;
-    for (const char* name : kAfter) {
-      const auto found = p.phases.find(name);
-      if (found == p.phases.end() || found->second <= 0) continue;
-      add(name, at, found->second, r);
-      at += found->second;
+    for (const auto& [name, seconds] : phases_after(p)) {
+      add(name, at, seconds, r);
+      at += seconds;
     }
   }
   return "{\"traceEvents\":[" + events + "\n]}\n";

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/group_cost.h"
+#include "plan/cost/megatron_bytes.h"
 #include "plan/cost/row_exchange.h"
 
 namespace moebius {
@@ -39,10 +40,20 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
   return m.head_dim % kVector != 0 || m.head_dim > kWidest || is_narrow;
 }
 
-// Returns the factor for the masked half of the tiles on the diagonal, which attention computes as a whole.
-double causal_tiles(const TimeContext& c) {
+HeadWidths head_widths(const ModelSpec& m) { return {m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim}; }
+
+// Returns the factor for masked scores of tiles that attention computes as a whole: those above the diagonal and, with
+// a window, those of keys before it. The op does the work of a layer.
+double masked_tiles(const TimeContext& c, const OpWork& op) {
+  if (!c.machine.is_gpu) return 1;
   constexpr double kTile = 128;
-  return c.machine.is_gpu ? 1 + kTile / static_cast<double>(c.spec.shape.seq * c.spec.mesh.cp) : 1;
+  const double seq = static_cast<double>(c.spec.shape.seq * c.spec.mesh.cp);
+  const HeadWidths w = head_widths(c.spec.model);
+  const int64_t widths = op.kind == KernelClass::attention_backward ? 3 * w.qk + 2 * w.v : w.qk + w.v;
+  const int64_t queries = c.spec.shape.tokens() * c.spec.model.num_heads / c.spec.mesh.tp;
+  const double keys_of_query = op.cost.flops / (2 * static_cast<double>(widths * queries));
+  const bool has_window = c.spec.model.sliding_window > 0 && keys_of_query < 0.45 * seq;
+  return has_window ? 1 + kTile / keys_of_query : 1 + kTile / seq;
 }
 
 double rate(const TimeContext& c, const OpWork& op) {
@@ -54,14 +65,13 @@ double rate(const TimeContext& c, const OpWork& op) {
     return peak * share(Share::low_precision) * 1e12;
   }
   const double peak = c.machine.bf16_tflops * 1e12 * (is_portable(op, c) ? c.machine.portable : 1);
-  const ModelSpec& m = c.spec.model;
-  const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};
+  const HeadWidths widths = head_widths(c.spec.model);
   if (op.kind == KernelClass::experts) return peak * share(Share::experts);
   if (op.kind == KernelClass::attention_forward)
-    return peak * share(Share::attention_forward) / causal_tiles(c) /
+    return peak * share(Share::attention_forward) / masked_tiles(c, op) /
            attention_over_products(c.machine, widths, /*backward=*/false);
   if (op.kind == KernelClass::attention_backward)
-    return peak * share(Share::attention_backward) / causal_tiles(c) /
+    return peak * share(Share::attention_backward) / masked_tiles(c, op) /
            attention_over_products(c.machine, widths, /*backward=*/true);
   return peak * share(Share::products);
 }
@@ -73,12 +83,12 @@ double max_logit_seconds(const TimeContext& c, const OpWork& op) {
   const bool is_own = c.machine.is_gpu && c.assume.system == PlanSystem::moebius;
   const bool clips = c.spec.optimizer && c.spec.optimizer->qk_clip > 0;
   if (!is_own || !clips || op.kind != KernelClass::attention_forward) return 0;
-  const ModelSpec& m = c.spec.model;
-  const double qk = static_cast<double>(m.head_dim), v = static_cast<double>(m.is_latent() ? m.v_head_dim : m.head_dim);
+  const HeadWidths widths = head_widths(c.spec.model);
+  const double qk = static_cast<double>(widths.qk), v = static_cast<double>(widths.v);
   const Shares& shares = c.machine.of(c.assume.system);
   const double rate =
       c.machine.bf16_tflops * 1e12 * c.machine.portable * shares[static_cast<size_t>(Share::attention_forward)];
-  return op.cost.flops * qk / (qk + v) * causal_tiles(c) / rate +
+  return op.cost.flops * qk / (qk + v) * masked_tiles(c, op) / rate +
          static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
 }
 
@@ -113,22 +123,12 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   const double scale = op.kind == KernelClass::experts ? rows : 1;
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
-  time.kernels[static_cast<size_t>(op.kind)] +=
-      seconds + static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6 + max_logit_seconds(c, op);
+  const double launches = static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
+  time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
+  time.launches += launches;
   if (op.kind == KernelClass::memory && writes_to_ranks(op.name)) time.writers += seconds;
   if (c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c))
     time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
-}
-
-// Megatron Core moves what Moebius' kernels gather and activate on the fly: rows are permuted and unpermuted by
-// separate kernels, and the activation reads and writes them again.
-double moved_bytes(const TimeContext& c) {
-  const ModelSpec& m = c.spec.model;
-  const double T = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
-  const double R = T * static_cast<double>(m.top_k), D = static_cast<double>(m.hidden_size);
-  const double F = static_cast<double>(m.moe_intermediate_size);
-  const double permute = 2 * (T + R) * D, sort = dispatcher_of(c) == PlanDispatcher::alltoall ? 4 * R * D : 0;
-  return kBf16 * (permute + sort + 3 * R * F);
 }
 
 void add_memory(PassTime& time, const TimeContext& c, double bytes) {
@@ -218,15 +218,17 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
 void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
   const double rows = static_cast<double>(num_moe * rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
-  if (c.assume.recompute == PlanRecompute::activation)
+  if (c.assume.recompute == PlanRecompute::activation) {
     add_memory(t.backward, c, kBf16 * 3 * rows * static_cast<double>(m.moe_intermediate_size));
+    add_memory(t.backward, c, static_cast<double>(num_moe) * biased_bytes(c).activation);
+  }
   if (c.assume.recompute != PlanRecompute::moe) return;
   const PartWork& with_experts = part.simpler.experts ? *part.simpler.experts : part;
   // Modules of multi-token prediction run with the loss.
   for (const PassWork* pass : {&with_experts.forward, &with_experts.loss})
     for (const OpWork& op : pass->ops)
       if (op.kind == KernelClass::experts) add_op(t.backward, c, op, expert_rows(c));
-  add_memory(t.backward, c, static_cast<double>(num_moe) * moved_bytes(c));
+  add_memory(t.backward, c, static_cast<double>(num_moe) * (permuted_bytes(c) + biased_bytes(c).forward));
   for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
 }
 
@@ -364,6 +366,7 @@ PassTime& PassTime::add(const PassTime& o, double times) {
   host += times * o.host;
   hidden += times * o.hidden;
   writers += times * o.writers;
+  launches += times * o.launches;
   messages += times * o.messages;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] += times * o.groups[i];
   for (size_t i = 0; i < wire_bytes.size(); ++i) wire_bytes[i] += times * o.wire_bytes[i];
@@ -405,8 +408,9 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     overlap_writes(t.backward, c, static_cast<double>(num_moe) * backward_rows_sent(c).seconds);
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) {
-    add_memory(t.forward, c, static_cast<double>(num_moe) * moved_bytes(c));
-    add_memory(t.backward, c, static_cast<double>(2 * num_moe) * moved_bytes(c));
+    const BiasedBytes biased = biased_bytes(c);
+    add_memory(t.forward, c, static_cast<double>(num_moe) * (permuted_bytes(c) + biased.forward));
+    add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part, num_moe);
   const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);

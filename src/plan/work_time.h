@@ -67,6 +67,7 @@ struct PassTime {
   double messages = 0;  // number of messages that the rank sends
   double hidden = 0;    // part of the groups' time that overlaps with compute
   double writers = 0;   // part of the kernels' time: kernels that write rows to the memory of other ranks
+  double launches = 0;  // part of the kernels' time: from the end of a kernel to the start of the next one's work
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }

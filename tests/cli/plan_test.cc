@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
@@ -67,10 +68,29 @@ TEST(CliPlan, RefusesByName) {
   refused({"--search", "--memory-gb", "-5"}, "--memory-gb: expected a number from 0 to 1000000; got -5");
   refused({"--search", "--memory-gb", "nan"}, "--memory-gb: expected a number");
   refused({"--search", "--most-tp", "-2"}, "--most-tp: expected 0 or more; got -2");
+  refused({"--search", "--memory-gb", "200"}, "(rank.memory_gb); got 200; give less");
+  refused({"--search", "--recipes", "none,fp8_block,none"}, "--recipes: none is given twice");
+  refused({"--trace", "same", "--html", "same"}, "--trace and --html would both write same; give two files");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--html", "none/p.html"}), 4,
+                 "--html: there is no folder none; make it, or choose another file");
+  expect_refused(
+      run_moebius(dir, {"plan", kOlmoe, "--machine", MOEBIUS_SOURCE_DIR "/machines/xeon2.toml", "--node-ranks", "1"}),
+      2, "where rank.threads / run.threads ranks share a host; set run.threads");
+  expect_refused(run_moebius(dir, {"plan", "--fit", "rows.json", "--html", "p.html"}), 2,
+                 "leave out all options but --leave-one-out, --write-machines and --json");
   refused({"--leave-one-out"}, "need --fit ROWS.json");
   refused({"--fit", "rows.json"}, "the rows of --fit name their recipes");
   refused({"--ranks", "4294967296"}, "--ranks: expected 1 to 16777216; got 4294967296");
   refused({"--sweep", "parallel.epp=1,2"}, "none of 2 points can be predicted");
+}
+
+// A folder of other machines does not hide those of the program.
+TEST(CliPlan, FindsItsMachinesBesideOthers) {
+  TestDir dir;
+  std::filesystem::create_directory(dir.path("machines"));
+  write_file_atomic(dir.path("machines/mine.toml"), read_file(kH200));
+  for (const char* name : {"mine", "h200"})
+    EXPECT_EQ(run_moebius(dir, {"plan", kOlmoe, "--machine", name, "--json"}).code, 0) << name;
 }
 
 }  // namespace

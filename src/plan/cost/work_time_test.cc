@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/cost/megatron_bytes.h"
 #include "plan/predict.h"
 #include "plan/testing.h"
 
@@ -71,6 +72,50 @@ TEST(WorkTime, OfTheLargestLogits) {
   EXPECT_EQ(plain.phases.count("attention logits"), 0U);
   EXPECT_EQ(predicted({"optimizer.qk_clip=100"}, "xeon2").kernels.at("attention_forward"),
             predicted({}, "xeon2").kernels.at("attention_forward"));
+}
+
+// Megatron clamps pre-activations and adds the second biases in passes of their own. Columns of reads and writes, op by
+// op: 8 F + 6 D forward, 10 F + 8 D backward, and the clamps once more where the activation is recomputed.
+TEST(WorkTime, OfExpertsWithBiasesInMegatron) {
+  const PlanMachine m = machine("h100");
+  const Assumptions assume;
+  EngineSpec spec;
+  spec.model = {
+      .hidden_size = 32, .top_k = 4, .moe_intermediate_size = 16, .expert_proj_bias = true, .swiglu_limit = 7};
+  spec.shape = {.batch = 2, .seq = 8};
+  const BiasedBytes bytes = biased_bytes({.machine = m, .assume = assume, .spec = spec});
+  EXPECT_EQ(bytes.forward, 2 * 64 * (8 * 16 + 6 * 32));
+  EXPECT_EQ(bytes.backward, 2 * 64 * (10 * 16 + 8 * 32));
+  EXPECT_EQ(bytes.activation, 2 * 64 * 8 * 16);
+  spec.model.expert_proj_bias = false;
+  EXPECT_EQ(biased_bytes({.machine = m, .assume = assume, .spec = spec}).forward, 0);
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_gpt_oss_20b_8layers.toml",
+                             {"model.num_hidden_layers=2", "train.micro_batch=1", "train.global_batch=1"});
+  const auto memory = [&](const std::vector<std::string>& texts) {
+    return predict(parts, run, 1, m, parse_assumptions(texts), {.simulate = false}).kernels.at("memory");
+  };
+  const double rate = m.memory_tb_s * 1e12 * m.of(PlanSystem::megatron)[static_cast<size_t>(Share::memory)];
+  const double columns = static_cast<double>(run.train.seq_len * run.model.top_k * run.model.moe_intermediate_size);
+  EXPECT_NEAR(memory({"system=megatron", "recompute=activation"}) - memory({"system=megatron"}),
+              2 * 2 * columns * (3 + 8) / rate, 1e-9);
+}
+
+// A window of one tile spans two tiles of keys for each tile of queries.
+TEST(WorkTime, OfWindowsCountsWholeTiles) {
+  PartLibrary parts;
+  PlanMachine m = machine("h200");
+  m.memory_tb_s = 1000;  // so that the products decide
+  m.kernel_us = 0;
+  const auto seconds = [&](int64_t window) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"model.num_hidden_layers=1", "model.model_type=\"moebius\"",
+                                                          "model.sliding_window=" + std::to_string(window)});
+    return predict(parts, run, 1, m, {}, {.simulate = false}).kernels.at("attention_forward");
+  };
+  const double narrow = seconds(128), wide = seconds(1024);
+  // Keys of a query, fewer for the first ones of a sequence of 4096, and those of one more tile.
+  const auto keys = [](double window) { return window - window * (window - 1) / (2 * 4096) + 128; };
+  EXPECT_NEAR(narrow / wide, keys(128) / keys(1024), 1e-3);
 }
 
 }  // namespace

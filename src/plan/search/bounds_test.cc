@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <set>
 
 #include "plan/search/memory_fitting.h"
 #include "plan/search/passes_bound.h"
@@ -38,6 +40,38 @@ TEST(SearchBounds, BoundsAStepByItsProducts) {
   EXPECT_GT(near, 0);  // the bound says something
   const RunSpec frozen = recipe("bench_olmoe_1b_7b.toml", {"train.freeze=[\"embed_tokens\"]"});
   EXPECT_EQ(products_seconds({frozen, m, {}, 4}, Candidate{}), 0);
+}
+
+// Attention of long sequences takes most of a step, in every method of cp, and with a window it takes less.
+TEST(SearchBounds, BoundsAStepByItsAttention) {
+  PartLibrary parts;
+  const PlanMachine m = machine("h100");
+  std::set<CpComm> tried;
+  double nearest = 0;
+  for (const char* window : {"0", "1024"}) {
+    const RunSpec run =
+        run_on(recipe("bench_olmoe_1b_7b.toml",
+                      {"model.num_hidden_layers=2", "model.max_position_embeddings=32768", "train.seq_len=32768",
+                       "train.global_batch=1", "train.micro_batch=1", std::string("model.sliding_window=") + window}),
+               m);
+    for (const auto& group : search_space(run, 4, {.max_tp = 2, .max_direct_ranks = 8, .domain_ranks = 8})) {
+      for (const Candidate& c : group) {
+        if (c.micro_batch > 1 || c.parallel.etp > 1) continue;
+        double step_s = 0;
+        try {
+          step_s = predict(parts, run_of(run, c), 4, m, {}, {.simulate = false}).step_s;
+        } catch (const Error&) {
+          continue;  // the checks of a run refuse it
+        }
+        const double bound_s = products_seconds({run, m, {}, 4}, c);
+        EXPECT_LE(bound_s, step_s) << window << " " << testing::PrintToString(keys_of(run, c));
+        if (std::string(window) == "0") nearest = std::max(nearest, bound_s / step_s);
+        if (c.parallel.cp > 1) tried.insert(c.parallel.cp_comm);
+      }
+    }
+  }
+  EXPECT_GE(tried.size(), 3U);
+  EXPECT_GT(nearest, 0.6);
 }
 
 // The passes of a step take at most as long as the step, also when their parts are composed.
@@ -96,6 +130,43 @@ TEST(SearchBounds, LeaveOutWhatIsSlowInEveryPlace) {
     EXPECT_LT(slow.num_timed, whole.num_timed);
   }
   EXPECT_GT(tried, 2);
+}
+
+// The fullest rank need not be the same with each choice: states fill rank 0, and weights rank 1. With states on the host
+// and weights in shards both ranks have room, so nothing is recomputed.
+TEST(SearchBounds, AddMemoryRankByRank) {
+  const PlanMachine m = machine("h200");
+  const RunSpec run = run_on(recipe("bench_olmoe_1b_7b.toml"), m);
+  const SearchLimits limits;
+  const auto predicted = [](const Candidate& c, PredictOptions) {
+    Prediction p;
+    p.num_pp_ranks = 2;
+    p.step_s = 1 + (c.memory.offload ? 0.2 : 0) + (c.memory.fsdp ? 0.1 : 0) + (c.memory.recompute.layer ? 0.5 : 0);
+    for (const int64_t r : {0, 1}) {
+      RankMemory rank{.pp_rank = r};
+      rank.life[static_cast<size_t>(Life::param)] =
+          (r == 0 ? 20 : 70) * int64_t{1'000'000'000} / (c.memory.fsdp ? 10 : 1);
+      rank.life[static_cast<size_t>(c.memory.offload ? Life::host : Life::optimizer)] =
+          (r == 0 ? 70 : 20) * int64_t{1'000'000'000};
+      p.memory.push_back(rank);
+      if (rank.total() > p.fullest_rank().total()) p.fullest = p.memory.size() - 1;
+      p.host_bytes = std::max(p.host_bytes, static_cast<double>(rank.host_bytes()));
+    }
+    return p;
+  };
+  const FittedMemory fitted = fit_memory_of({.run = run,
+                                             .limits = limits,
+                                             .sharding = {{PrecisionRecipe::none, {{}, {.fsdp = true}}}},
+                                             .activations = {run.memory.offload},
+                                             .timed = predicted,
+                                             .host_limit = [&](double) { return m.host_memory_of_rank(); },
+                                             .bytes = 50e9},
+                                            Candidate{});
+  ASSERT_TRUE(fitted.candidate);
+  const MemoryChoice& memory = fitted.candidate->memory;
+  EXPECT_TRUE(memory.offload && memory.fsdp);
+  EXPECT_FALSE(memory.recompute.layer);
+  EXPECT_DOUBLE_EQ(fitted.candidate->step_s, 1.3);
 }
 
 }  // namespace

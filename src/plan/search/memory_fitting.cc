@@ -1,6 +1,7 @@
 #include "plan/search/memory_fitting.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -27,16 +28,24 @@ class MemoryFitting {
   }
 
  private:
+  // Memory::fullest_stages predicts at most this many pipeline ranks.
+  static constexpr size_t kMaxPredicted = 3;
+  // A figure of each of these ranks, in bytes.
+  using RankBytes = std::array<double, kMaxPredicted>;
   // The estimated time and memory of a choice.
   struct Estimate {
     MemoryChoice choice;
-    double step_s = 0, bytes = 0, host_bytes = 0;
+    double step_s = 0;
+    RankBytes device{}, host{};
+    RankBytes freed{}, freed_host{};  // the part of them that recompute and budgets of rows may free
+    double bytes() const { return *std::max_element(device.begin(), device.end()); }
+    double host_bytes() const { return *std::max_element(host.begin(), host.end()); }
   };
   std::optional<MemoryChoice> found();
   void find_useful_shardings();
   // Returns the choices that may need the least memory, for each budget of rows.
   std::vector<MemoryChoice> least_choices() const;
-  bool may_be_fast(const Prediction& plain);
+  bool may_be_fast();
   bool least_may_fit();
   std::vector<Estimate> choices_that_may_fit();
   std::vector<Estimate> estimates_of_recompute();
@@ -45,11 +54,13 @@ class MemoryFitting {
   std::vector<Estimate> with_other_sharding(const std::vector<Estimate>& all, const Estimate& plain);
   std::vector<Estimate> with_activations_on_the_host();
   const std::vector<ShardingChoice>& shardings() const { return search_.sharding.at(c_.recipe); }
+  // Only inputs of layers that are recomputed as a whole are moved to the host.
+  bool may_have_inputs_on_host() const { return !search_.limits.named.recompute || c_.memory.recompute.layer; }
   Estimate estimate(const MemoryChoice& choice);
   static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
   bool may_fit(const Estimate& e) const {
-    return e.bytes <= kEstimateError * search_.bytes &&
-           e.host_bytes <= kEstimateError * search_.host_limit(e.bytes / kEstimateError);
+    return e.bytes() <= kEstimateError * search_.bytes &&
+           e.host_bytes() <= kEstimateError * search_.host_limit(e.bytes() / kEstimateError);
   }
 
   // Returns the prediction with this choice, with the memory of only those ranks that may be the fullest.
@@ -116,7 +127,7 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   }
   fitted_.is_slower = kept > search_.bytes && sharded_.empty();
   if (fitted_.is_slower) return std::nullopt;
-  fitted_.is_slower = search_.prunes && !may_be_fast(plain);
+  fitted_.is_slower = search_.prunes && !may_be_fast();
   if (fitted_.is_slower) return std::nullopt;
   if (search_.prunes && !least_may_fit()) return std::nullopt;
   for (const Estimate& e : choices_that_may_fit()) {
@@ -136,7 +147,7 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
   std::vector<MemoryChoice> choices;
   for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
     MemoryChoice least = c_.memory;
-    least.recompute = {.layer = true};
+    if (!search_.limits.named.recompute) least.recompute = {.layer = true};
     least.expert_rows = rows;
     least.offload = most.offload;
     least.offload_grad = most.offload_grad;
@@ -146,7 +157,8 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
     least.shard_gradients = sharded_.back().choice.shard_gradients;
     choices.push_back(least);
   }
-  for (size_t i = 0, n = choices.size(); i < n && search_.activations.size() > 1; ++i) {
+  const bool has_more = search_.activations.size() > 1 && may_have_inputs_on_host();
+  for (size_t i = 0, n = choices.size(); i < n && has_more; ++i) {
     choices.push_back(choices[i]);
     choices.back().activations = {.layer_input = true};
   }
@@ -154,17 +166,17 @@ std::vector<MemoryChoice> MemoryFitting::least_choices() const {
 }
 
 // Returns false if every offload of states and every sharding that may fit is too slow, even if recompute and budgets
-// of rows took no time and freed all saved tensors. So few estimates rule out most layouts.
-bool MemoryFitting::may_be_fast(const Prediction& plain) {
-  double saved = 0;
-  for (const RankMemory& rank : plain.memory)
-    saved = std::max(saved, static_cast<double>(rank.of(Life::saved) + rank.of(Life::stack) + rank.of(Life::rows)));
+// of rows took no time and freed all saved tensors on each rank. So few estimates rule out most layouts.
+bool MemoryFitting::may_be_fast() {
   const Estimate first = estimate(c_.memory);
   std::vector<Estimate> all{first};
   for (const Estimate& e : with_other_places(all, first)) all.push_back(e);
   for (const Estimate& e : with_other_sharding(all, first)) all.push_back(e);
   std::erase_if(all, [&](Estimate e) {
-    e.bytes -= saved;
+    for (size_t r = 0; r < kMaxPredicted; ++r) {
+      e.device[r] -= e.freed[r];
+      e.host[r] -= e.freed_host[r];
+    }
     return !may_fit(e);
   });
   const auto is_fast = [&](const Estimate& e) { return e.step_s / kEstimateError < search_.slowest_s; };
@@ -188,13 +200,22 @@ bool MemoryFitting::least_may_fit() {
 
 MemoryFitting::Estimate MemoryFitting::estimate(const MemoryChoice& choice) {
   const Prediction& p = timed(choice);
-  return {choice, p.step_s, static_cast<double>(p.fullest_rank().total()), p.host_bytes};
+  Estimate e{.choice = choice, .step_s = p.step_s};
+  for (size_t r = 0; r < p.memory.size(); ++r) {
+    const RankMemory& m = p.memory[r];
+    e.device.at(r) = static_cast<double>(m.total());
+    e.host.at(r) = static_cast<double>(m.host_bytes());
+    e.freed.at(r) = static_cast<double>(m.of(Life::saved) + m.of(Life::stack) + m.of(Life::rows));
+    e.freed_host.at(r) = static_cast<double>(m.spill_bytes);
+  }
+  return e;
 }
 
+// Returns `e` with the effect of a choice, rank by rank: the fullest rank need not be the same one with each choice.
 MemoryFitting::Estimate MemoryFitting::sum(Estimate e, const Estimate& with, const Estimate& without) {
   e.step_s += with.step_s - without.step_s;
-  e.bytes += with.bytes - without.bytes;
-  e.host_bytes += with.host_bytes - without.host_bytes;
+  for (RankBytes Estimate::*bytes : {&Estimate::device, &Estimate::host, &Estimate::freed, &Estimate::freed_host})
+    for (size_t r = 0; r < kMaxPredicted; ++r) (e.*bytes)[r] += (with.*bytes)[r] - (without.*bytes)[r];
   return e;
 }
 
@@ -202,6 +223,7 @@ MemoryFitting::Estimate MemoryFitting::sum(Estimate e, const Estimate& with, con
 std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
   const Estimate plain = estimate(c_.memory);
   std::vector<Estimate> all{plain};
+  if (search_.limits.named.recompute) return all;
   for (bool RecomputeSpec::*name : recompute_names(search_.run.model)) {
     MemoryChoice alone = c_.memory;
     alone.recompute.*name = true;
@@ -220,6 +242,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std
   for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
     if (rows == c_.memory.expert_rows) continue;
     for (const bool keeps : {true, false}) {
+      if (search_.limits.named.recompute && keeps == c_.memory.recompute.expert_up) continue;
       MemoryChoice choice = c_.memory;
       choice.recompute.expert_up = !keeps;
       const Estimate own = estimate(choice);
@@ -274,7 +297,8 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::with_activations_on_the_host
   for (size_t i = 1; i < search_.activations.size(); ++i) {
     MemoryChoice choice = c_.memory;
     choice.activations = search_.activations[i];
-    choice.recompute.layer = choice.activations.layer_input;
+    if (!may_have_inputs_on_host() && choice.activations.layer_input) continue;
+    if (!search_.limits.named.recompute) choice.recompute.layer = choice.activations.layer_input;
     more.push_back(estimate(choice));
   }
   return more;
@@ -291,8 +315,8 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
   std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
   if (all.empty()) return {};
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
-  const Estimate least =
-      *std::min_element(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.bytes < b.bytes; });
+  const Estimate least = *std::min_element(all.begin(), all.end(),
+                                           [](const Estimate& a, const Estimate& b) { return a.bytes() < b.bytes(); });
   if (std::ssize(all) > kMostChoices) all.resize(kMostChoices);
   all.push_back(least);
   return all;

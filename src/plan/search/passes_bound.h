@@ -6,8 +6,8 @@
 namespace moebius {
 
 // Returns the seconds of a step without the optimizer, without the exchanges that a step makes once, and without those
-// of sharded layers: at most step_s of predict() with `simulate` off. It reads PredictOptions::composes and times. Errors: see predict().
-// REQUIRES: run.model.check() has passed.
+// of sharded layers: at most step_s of predict() with `simulate` off. It reads PredictOptions::checks, composes and
+// times. Errors: see predict().
 double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                       const Assumptions& assume, const PredictOptions& options);
 

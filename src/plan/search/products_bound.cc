@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/moe/chunked_experts.h"
+#include "plan/work_time.h"
 
 namespace moebius {
 namespace {
@@ -23,6 +24,29 @@ double highest_rate(const ProductsBound& b, const Candidate& c) {
   return 1e12 * std::max(low, b.machine.bf16_tflops * std::max(share(Share::products), share(Share::experts)));
 }
 
+// Returns the mean number of keys that a query of a sequence attends to.
+double keys_of_query(int64_t seq, int64_t window) {
+  const auto S = static_cast<double>(seq), W = static_cast<double>(window);
+  return window == 0 || window >= seq ? (S + 1) / 2 : W - W * (W - 1) / (2 * S);
+}
+
+// Returns the seconds of attention of all layers for this many tokens, at the rates of kernels that mask nothing in vain.
+double attention_seconds(const ProductsBound& b, int64_t tokens) {
+  const ModelSpec& m = b.run.model;
+  const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};
+  const Shares& shares = b.machine.of(b.assume.system);
+  double keys = 0;
+  for (int64_t layer = 0; layer < m.num_layers_and_mtp(); ++layer)
+    keys += keys_of_query(b.run.train.seq_len, m.window_of(layer));
+  const double scores = static_cast<double>(tokens * m.num_heads) * keys;
+  const auto seconds = [&](int64_t width, Share share, bool backward) {
+    return scores * 2 * static_cast<double>(width) * attention_over_products(b.machine, widths, backward) /
+           (1e12 * b.machine.bf16_tflops * shares[static_cast<size_t>(share)]);
+  };
+  return seconds(widths.qk + widths.v, Share::attention_forward, false) +
+         seconds(3 * widths.qk + 2 * widths.v, Share::attention_backward, true);
+}
+
 // Returns the seconds of the copies of a micro-batch.
 double copies_seconds(const ProductsBound& b, const ParallelSpec& p, int64_t tokens) {
   const ModelSpec& m = b.run.model;
@@ -40,7 +64,8 @@ double products_seconds(const ProductsBound& b, const Candidate& c) {
   if (!run.train.freeze.empty() || run.lora.is_on() || run.num_mtp() != m.num_mtp_layers) return 0;
   const ParallelSpec& p = c.parallel;
   const int64_t tokens = c.micro_batch * run.train.seq_len / (p.tp * p.cp);
-  const double products = kProducts * static_cast<double>(tokens) * m.train_flops_per_token(0) / highest_rate(b, c);
+  const double products = kProducts * (static_cast<double>(tokens) * m.train_flops_per_token(0) / highest_rate(b, c) +
+                                       attention_seconds(b, tokens));
   const double P = static_cast<double>(p.pp), V = static_cast<double>(p.vpp);
   const double M = static_cast<double>(run.train.global_batch / (c.micro_batch * p.dp(b.ranks)));
   return (products + copies_seconds(b, p, tokens)) / P * (M + (P - 1) / V);

@@ -1,4 +1,4 @@
-#include "plan/start_up.h"
+#include "plan/cost/start_up.h"
 
 namespace moebius {
 namespace {

@@ -1,0 +1,45 @@
+#include "plan/cost/megatron_bytes.h"
+
+#include "plan/cost/row_exchange.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kBf16 = 2;
+
+// The rows of experts on an average rank, one for each token and expert of it.
+double rows_of(const TimeContext& c) {
+  return static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh) * c.spec.model.top_k);
+}
+
+}  // namespace
+
+double permuted_bytes(const TimeContext& c) {
+  const ModelSpec& m = c.spec.model;
+  const double T = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
+  const double R = rows_of(c), D = static_cast<double>(m.hidden_size);
+  const double F = static_cast<double>(m.moe_intermediate_size);
+  const double permute = 2 * (T + R) * D, sort = dispatcher_of(c) == PlanDispatcher::alltoall ? 4 * R * D : 0;
+  return kBf16 * (permute + sort + 3 * R * F);
+}
+
+BiasedBytes biased_bytes(const TimeContext& c) {
+  const ModelSpec& m = c.spec.model;
+  if (!m.expert_proj_bias) return {};
+  const double R = rows_of(c), D = static_cast<double>(m.hidden_size);
+  const double F = m.swiglu_limit > 0 ? static_cast<double>(m.moe_intermediate_size) : 0;
+  // Forward: each of the halves, of F columns, is read and written, and then both are joined: read and written again.
+  const double clamp = 2 * 2 * F + 2 * 2 * F;
+  // Backward: each half of the gradient and of the input is read, its gradient written, and then both joined.
+  const double clamp_backward = 2 * 3 * F + 2 * 2 * F;
+  // Forward: bias times weight is written; that and the product are read, and the sum written; the sums are joined.
+  const double bias = 1 * D + 3 * D + 2 * D;
+  // Backward: the gradients of the parts are joined. Those of the bias and of the weight are products that are written
+  // and summed: read, written and read again, each.
+  const double bias_backward = 2 * D + 2 * 3 * D;
+  return {.forward = kBf16 * R * (clamp + bias),
+          .backward = kBf16 * R * (clamp_backward + bias_backward),
+          .activation = kBf16 * R * clamp};
+}
+
+}  // namespace moebius
