@@ -9,7 +9,7 @@ sizes from 2^-7 to 2^-5. --layers cuts the model, and --set changes another key 
 Eight layers of qwen3-30b-a3b take 11 GB in the folder of temporary files (TMPDIR), or in --keep, which
 is not removed; --write-only ends there.
 
-Texts are generated with few tokens and with many, in turns, at temperature 0. The difference of the
+Texts are generated with few tokens and with many, alternately, at temperature 0. The difference of the
 medians has no prompts in it, no loading and no capture of CUDA graphs.
 
 The limit is a pass that does nothing but read weights: attention, norms, routers, the head, and the
@@ -233,14 +233,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moebius", default=str(ROOT / "build/moebius"))
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b-a3b")
-    parser.add_argument("--layers", type=int, default=0, help="0: all of the shape")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model (default 4); 0: all of the shape")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 32], help="texts that are generated together")
     parser.add_argument("--tokens", type=int, nargs=2, default=[17, 81], metavar=("FEW", "MANY"))
-    parser.add_argument("--runs", type=int, default=3, help="of few tokens and of many")
+    parser.add_argument("--runs", type=int, default=3, help="how often each of the two lengths is timed (default 3)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--bandwidth", type=float, default=0, help="GB/s; 0: measured on a CPU, known of some GPUs")
+    parser.add_argument("--bandwidth", type=float, default=0, help="the memory bandwidth in GB/s; 0: it is measured on a CPU, and taken from the data sheet of an H100 or H200")
     parser.add_argument("--keep", type=pathlib.Path, help="the folder of the model; written if it has none, and kept")
     parser.add_argument("--write-only", action="store_true", help="writes the model to --keep, and ends")
     parser.add_argument("--json", action="store_true")

@@ -13,9 +13,10 @@ if(NOT MOEBIUS_ASAN OR MOEBIUS_SANITIZE OR MOEBIUS_ROOMS OR MOEBIUS_FUZZ)
   return()
 endif()
 
-# A null pointer and an access beyond an object are found by the address sanitizer. The checks of the undefined-behaviour
-# sanitizer for the same take g++ a quarter of its time.
-set(MOEBIUS_ASAN_FLAGS -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr,nonnull-attribute,returns-nonnull-attribute
+# The address sanitizer finds accesses through a null pointer and beyond an allocation, so the checks null and object-size are
+# left out here. Calls without an access and overflows inside an object are not found then. Nor is a cast to the wrong class, which vptr
+# would find. Together the three take g++ a fifth of its time. The preset fuzz has all checks.
+set(MOEBIUS_ASAN_FLAGS -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr
   -fno-omit-frame-pointer -fno-sanitize-recover=all)
 function(moebius_asan_library target kind)
   add_library(${target} ${kind} EXCLUDE_FROM_ALL ${ARGN})

@@ -33,19 +33,22 @@ COMPILE_CUDA = [NVCC, "-std=c++20", "-arch=compute_90a", "--expt-relaxed-constex
 CUDA_CODE = re.compile(r"__device__|__global__|#pragma unroll|<cuda|<cublas|<cudnn")
 # The names that each precompiled header gives. fmt/core.h has fmt::format too.
 PRECOMPILED = {
-    ("algorithm",): r"std::(ranges::)?((stable_|nth_)?(sort|element)|find(_if)?|(any|all|none)_of|(max|min)_element|copy(_n)?"
-                    r"|fill(_n)?|count(_if)?|transform|(lower|upper)_bound|reverse|min|max|clamp|unique|equal|rotate)\b",
+    ("algorithm",): r"std::(ranges::)?(all_of|any_of|none_of|for_each(_n)?|count(_if)?|(adjacent_)?find(_if)?(_not)?|search(_n)?"
+                    r"|copy(_if|_n|_backward)?|move_backward|swap_ranges|transform|replace(_if)?|fill(_n)?|generate(_n)?|remove(_if)?"
+                    r"|unique|reverse|rotate|shuffle|(stable_)?partition|(stable_|partial_)?sort|is_sorted|nth_element"
+                    r"|(lower|upper)_bound|equal_range|binary_search|merge|includes|set_\w+|(push|pop|make|sort)_heap|(minmax|min|max)"
+                    r"(_element)?|clamp|equal|lexicographical_compare|mismatch|(next|prev)_permutation)\(",
     ("filesystem",): r"std::filesystem\b",
-    ("functional",): r"std::(function|plus|greater|less|hash|ref|cref|invoke)\b",
+    ("functional",): r"std::(function|plus|minus|multiplies|greater|less|equal_to|hash|ref|cref|invoke|not_fn|reference_wrapper)\b",
     ("map",): r"std::(multi)?map<",
-    ("memory",): r"std::(unique_ptr|shared_ptr|weak_ptr|make_unique|make_shared)\b",
-    ("string",): r"std::(string\b|to_string|stoi|getline)",
+    ("memory",): r"std::((unique|shared|weak)_ptr|make_(unique|shared)|enable_shared_from_this|\w+_pointer_cast|addressof|uninitialized_\w+)\b",
+    ("string",): r"std::(string\b|to_string|sto[a-z]+\b|getline)",
     ("thread",): r"std::(thread|this_thread|jthread)\b",
     ("vector",): r"std::vector\b",
     ("fmt/format.h", "fmt/core.h"): r"fmt::(format|format_to|print)\b",
     ("fmt/format.h", "fmt/ranges.h"): r"fmt::join\b",
 }
-NO_CODE = re.compile(r'//.*|"(\\.|[^"\\\n])*"')
+NO_CODE = re.compile(r"""//.*|'(\\.|[^'\\\n])'|"(\\.|[^"\\\n])*\"""")
 CACHE = ".cache/headers.json"
 
 

@@ -26,16 +26,16 @@ struct Options {
   bool json = false, search = false, leave_one_out = false;
 };
 
-// Returns the folder of a machine's file: that of the working directory if it has one of this name, else the one of the
-// folders above the program.
+// Returns the folder that has a machine's file: `machines` of the working directory if the file is there, else the first
+// `machines` in the folders above the program.
 std::string machines_folder(const std::string& name) {
   std::error_code ignored;
   const std::filesystem::path here = "machines", file = name + ".toml";
-  if (std::filesystem::exists(here / file, ignored)) return here.string();
+  if (std::filesystem::is_regular_file(here / file, ignored)) return here.string();
   constexpr int kFoldersAbove = 3;  // build/moebius, and build/asan/moebius
   auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
   for (int i = 0; i < kFoldersAbove; ++i, folder = folder.parent_path())
-    if (std::filesystem::is_directory(folder / here, ignored)) return (folder / here).string();
+    if (std::filesystem::is_regular_file(folder / here / file, ignored)) return (folder / here).string();
   return here.string();
 }
 
@@ -82,16 +82,16 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
 PlanMachine machine_of(const Options& o) {
   PlanMachine machine = load_machine(o.machine, machines_folder(o.machine));
   MOEBIUS_CHECK(usage, o.node_ranks == 0 || machine.is_gpu,
-                "--node-ranks: {} is a CPU, where rank.threads / run.threads ranks share a host; set run.threads, or "
-                "leave --node-ranks out",
+                "--node-ranks: expected a machine of GPUs; got {}, a CPU, whose hosts have rank.threads / run.threads "
+                "ranks each; set run.threads, or leave --node-ranks out",
                 machine.name);
   MOEBIUS_CHECK(usage, o.node_ranks >= 0 && static_cast<double>(o.node_ranks) <= machine.domain_ranks,
                 "--node-ranks: expected 0 to {}, the ranks of a domain of the machine (links.domain_ranks); got {}",
                 machine.domain_ranks, o.node_ranks);
-  MOEBIUS_CHECK(usage, o.limits.memory_gb <= machine.memory_gb,
-                "--memory-gb: a rank of {} has {} GB (rank.memory_gb); got {}; give less, or write a machine file with "
-                "more",
-                machine.name, machine.memory_gb, o.limits.memory_gb);
+  MOEBIUS_CHECK(usage, !machine.is_gpu || o.limits.memory_gb <= machine.memory_gb,
+                "--memory-gb: expected at most {} GB, the memory of a rank of {} (rank.memory_gb); got {}; give less, "
+                "or a machine file with more",
+                machine.memory_gb, machine.name, o.limits.memory_gb);
   if (o.node_ranks > 0) machine.domain_ranks = static_cast<double>(o.node_ranks);
   return machine;
 }
@@ -102,7 +102,10 @@ void check_outputs(const Options& o) {
   for (const auto& [option, path] : {std::pair("--trace", &o.trace), std::pair("--html", &o.html),
                                      std::pair("--csv", &o.csv), std::pair("--svg", &o.svg)}) {
     if (path->empty()) continue;
-    const auto [other, is_new] = options.try_emplace(*path, option);
+    std::error_code unknown;
+    const std::filesystem::path file = std::filesystem::weakly_canonical(*path, unknown);
+    if (std::filesystem::exists(file, unknown) && !std::filesystem::is_regular_file(file, unknown)) continue;
+    const auto [other, is_new] = options.try_emplace(unknown ? *path : file.string(), option);
     MOEBIUS_CHECK(usage, is_new, "plan: {} and {} would both write {}; give two files", other->second, option, *path);
     const std::filesystem::path folder = std::filesystem::path(*path).parent_path();
     MOEBIUS_CHECK(io, folder.empty() || std::filesystem::is_directory(folder),

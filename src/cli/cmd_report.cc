@@ -31,8 +31,10 @@ void check_ending(const char* option, const std::string& path, const char* endin
 // Without --out and --csv, one run has its page in its folder.
 void choose_files(Options& o) {
   if (!o.out.empty() || !o.csv.empty()) return;
-  MOEBIUS_CHECK(usage, o.runs.size() == 1, "report: expected --out FILE.html for a page of {} runs; got none",
-                o.runs.size());
+  MOEBIUS_CHECK(
+      usage, o.runs.size() == 1,
+      "report: expected --out FILE.html for a page of {} runs, or --csv; got none; give one, as --out both.html",
+      o.runs.size());
   o.out = std::filesystem::path(o.runs[0]) / "report.html";
 }
 
@@ -62,9 +64,10 @@ std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& 
 
 void warn_of_skipped_lines(Log& log, const RunFolder& folder) {
   const SkippedLines& left = folder.data().skipped_lines;
-  if (left.damaged > 0) log.warn("{}: left out {}", folder.metrics_path(), counted(left.damaged, "damaged line"));
+  if (left.damaged > 0)
+    log.warn("{}: the report leaves out {}", folder.metrics_path(), counted(left.damaged, "damaged line"));
   if (left.out_of_order > 0)
-    log.warn("{}: left out {} whose step is not above the one before", folder.metrics_path(),
+    log.warn("{}: the report leaves out {} whose step is not above the one before", folder.metrics_path(),
              counted(left.out_of_order, "record"));
 }
 
@@ -110,7 +113,8 @@ void add_report(Cli& cli) {
       cli.program.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
-  command->add_option("--out", o->out, "the page to write, FILE.html; default for one run: RUN/report.html");
+  command->add_option("--out", o->out,
+                      "the page to write, FILE.html; default for one run without --csv: RUN/report.html");
   command->add_option("--csv", o->csv, "the table of one run's metrics to write, FILE.csv");
   add_json_option(*command, o->json);
   add_example(*command, "moebius report runs/mine");

@@ -48,13 +48,13 @@ DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const Dispatch
   const bool can_be = q.peers.in_nodes && !q.on_gpu && q.num_experts > 0 && has_nodes(q.ep, q.etp, q.ranks_per_node);
   if (!can_be || even_bytes_across_nodes(q).two_level >= bytes_across_nodes(q, choice.kind)) return choice;
   const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
-  return {
-      DispatcherKind::two_level, "two_level",
-      fmt::format("\"auto\" takes it because the ranks that share experts are on {} nodes of {} "
-                  "(parallel.ranks_per_node), and a token goes once to a node: {:.3g} bytes across nodes for each "
-                  "column of a token in a layer's step with even experts, {:.3g} with all-gather, {:.3g} with "
-                  "all-to-all",
-                  q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
+  return {DispatcherKind::two_level, "two_level",
+          fmt::format(
+              "\"auto\" takes it because the ranks that share experts are on {} nodes of {} "
+              "(parallel.ranks_per_node), and a token is sent once to each node: {:.3g} bytes across nodes for each "
+              "column of a token in a layer's step with even experts, {:.3g} with all-gather, {:.3g} with "
+              "all-to-all",
+              q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
 }
 
 DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {

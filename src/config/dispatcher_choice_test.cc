@@ -107,10 +107,11 @@ TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
                                  .peers = {.why = "they are apart", .in_nodes = true}};
   EXPECT_EQ(resolve_dispatcher(q).kind, DispatcherKind::two_level);
   EXPECT_EQ(resolve_dispatcher(q).name, "two_level");
-  EXPECT_EQ(resolve_dispatcher(q).reason,
-            "\"auto\" takes it because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
-            "a token goes once to a node: 14 bytes across nodes for each column of a token in a layer's step with even "
-            "experts, 14 with all-gather, 40 with all-to-all");
+  EXPECT_EQ(
+      resolve_dispatcher(q).reason,
+      "\"auto\" takes it because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
+      "a token is sent once to each node: 14 bytes across nodes for each column of a token in a layer's step with even "
+      "experts, 14 with all-gather, 40 with all-to-all");
   const auto with = [&](auto&& change) {
     DispatcherChoiceInputs changed = q;
     change(changed);

@@ -11,7 +11,7 @@
 
 #include "config/check/batch_split_check.h"
 #include "config/check/context_parallel_check.h"
-#include "config/check/hopper_kernels_check.h"
+#include "config/check/fuse_grad_check.h"
 #include "config/check/offload_check.h"
 #include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
@@ -419,7 +419,7 @@ void check_relations_of_layout(const RunSpec& s, int64_t world_size) {
   check_recompute(s);
   check_offload(s);
   check_precision(s);
-  check_hopper_kernels(s);
+  check_fuse_grad(s);
   check_lora(s);
   check_batch_split(s);
   check_sharding(s);

@@ -18,15 +18,18 @@ bool is_jsonl(std::string_view path) {
   return path.ends_with(".jsonl");
 }
 
-// Returns how to make a .jsonl of a file with this ending.
-std::string conversion(const std::string& path, std::string_view ending) {
+// Returns how to make a .jsonl of a file with this ending, before which is_zst says that .zst was removed.
+std::string conversion(const std::string& path, std::string_view ending, bool is_zst) {
   if (ending == ".json")
-    return fmt::format("if it is one list, make a line of each element: jq -c '.[]' {} > NAME.jsonl", path);
+    return fmt::format("if it is one list, make a line of each element: {} > NAME.jsonl",
+                       is_zst ? fmt::format("zstd -dc {} | jq -c '.[]'", path) : fmt::format("jq -c '.[]' {}", path));
+  if (ending == ".ndjson") return is_zst ? "rename it to .jsonl.zst" : "rename it to .jsonl";
+  const std::string first = is_zst ? "decompress it with zstd -d; then " : "";
   if (ending == ".parquet" || ending == ".arrow")
-    return fmt::format("convert it with Python's datasets: Dataset.{}(\"{}\").to_json(\"NAME.jsonl\")",
-                       ending == ".arrow" ? "from_file" : "from_parquet", path);
-  if (ending == ".ndjson") return "rename it to .jsonl";
-  return "convert it first, for example to .jsonl.zst (one object a line, its text under \"text\")";
+    return first + fmt::format("convert it with Python's datasets: Dataset.{}(\"{}\").to_json(\"NAME.jsonl\")",
+                               ending == ".arrow" ? "from_file" : "from_parquet",
+                               is_zst ? path.substr(0, path.size() - 4) : path);
+  return first + "convert it, for example to .jsonl.zst (one object a line, its text under \"text\")";
 }
 
 void refuse_other_formats(const std::string& path) {
@@ -34,11 +37,12 @@ void refuse_other_formats(const std::string& path) {
   constexpr std::array<std::string_view, 12> kOthers{".gz",  ".xz",  ".bz2",  ".zip",    ".parquet", ".arrow",
                                                      ".bin", ".npy", ".json", ".ndjson", ".csv",     ".tsv"};
   std::string_view name = path;
-  if (name.ends_with(".zst")) name.remove_suffix(4);
+  const bool is_zst = name.ends_with(".zst");
+  if (is_zst) name.remove_suffix(4);
   const auto other =
       std::find_if(kOthers.begin(), kOthers.end(), [&](std::string_view e) { return name.ends_with(e); });
   MOEBIUS_CHECK(usage, other == kOthers.end(), "text input {}: expected text, .jsonl or either with .zst; got {}; {}",
-                path, *other, conversion(path, *other));
+                path, *other, conversion(path, *other, is_zst));
 }
 
 // Appends up to kReadBytes. Returns false at the end.

@@ -115,12 +115,14 @@ TEST(TextInputRefuse, Lines) {
 }
 
 TEST(TextInputRefuse, OtherFormats) {
-  refuse("a.jsonl.gz", "x", "expected text, .jsonl or either with .zst; got .gz; convert it first", ErrorKind::usage);
-  refuse("a.csv", "prompt,completion\n", "got .csv; convert it first", ErrorKind::usage);
+  refuse("a.jsonl.gz", "x", "expected text, .jsonl or either with .zst; got .gz; convert it, for", ErrorKind::usage);
+  refuse("a.csv", "prompt,completion\n", "got .csv; convert it, for", ErrorKind::usage);
   refuse("a.json", "[]", "a.json > NAME.jsonl", ErrorKind::usage);
   refuse("a.parquet", "x", "a.parquet\").to_json(\"NAME.jsonl\")", ErrorKind::usage);
-  refuse("a.csv.zst", "x", "got .csv; convert it first", ErrorKind::usage);
+  refuse("a.csv.zst", "x", "got .csv; decompress it with zstd -d; then convert it, for", ErrorKind::usage);
   refuse("a.ndjson", "{}", "got .ndjson; rename it to .jsonl", ErrorKind::usage);
+  refuse("a.ndjson.zst", "{}", "got .ndjson; rename it to .jsonl.zst", ErrorKind::usage);
+  refuse("a.json.zst", "[]", "zstd -dc", ErrorKind::usage);
   expect_error(ErrorKind::input, "No such file", [] { TextInput("/no-such-file"); });
 }
 

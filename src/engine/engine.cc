@@ -81,8 +81,9 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
                 "optimizer.fuse_grad = true needs the kernels of a GPU of compute capability 9.0; this one has {}.{}, "
                 "and run.kernels is \"{}\"; set optimizer.fuse_grad = false",
                 limits.capability_major, limits.capability_minor, name_of(spec.kernels));
-  const bool splits = spec.use == ModelUse::training && spec.mesh.ep * spec.mesh.etp > 1 &&
-                      spec.expert_overlap == ExpertOverlap::batch_split && spec.precision.compute == DType::bf16;
+  const bool splits = spec.use == ModelUse::training && spec.model.num_moe_layers() > 0 &&
+                      spec.mesh.ep * spec.mesh.etp > 1 && spec.expert_overlap == ExpertOverlap::batch_split &&
+                      spec.precision.compute == DType::bf16;
   if (splits)
     check_split_kernels(limits.is_hopper() && spec.kernels == KernelChoice::automatic,
                         fmt::format("one of {}.{}, with run.kernels = \"{}\"", limits.capability_major,

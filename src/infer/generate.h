@@ -64,8 +64,8 @@ class Generator {
   using OnToken = std::function<bool(size_t prompt, int32_t id)>;
   // Receives each text once it is complete.
   using OnEnd = std::function<void(size_t prompt, const Generated& text)>;
-  // Continues the prompts. The engine's number of sequences is generated at once. When a text ends, the next one
-  // takes its place.
+  // Continues the prompts. The number of texts that are generated at the same time is the engine's number of
+  // sequences. When one ends, the next prompt takes its place.
   // Throws Error{usage} for an empty prompt, for settings out of range, and when a prompt and
   // max_tokens do not fit the engine's context.
   // Throws Error{input} for an id of a prompt outside the vocabulary.

@@ -130,7 +130,7 @@ std::vector<std::string> all_experts(int ep, std::vector<std::string> more) {
   return more;
 }
 
-// Rows and weights in 8 bits travel with their scales.
+// Rows and weights in 8 bits are sent with their scales.
 std::vector<std::string> in_8_bits(std::vector<std::string> more) {
   more.insert(more.begin(), {"precision.recipe=\"fp8_block\"", "precision.dispatch=\"recipe\"",
                              "precision.weights=\"recipe\"", "optimizer.master=\"f32\""});

@@ -119,7 +119,7 @@ TEST(Predict, SendsWhatWasMeasured) {
 }
 
 // A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes
-// travel beside the rows.
+// are sent beside the rows.
 TEST(Predict, DirectSendsATokenOnceToEachRank) {
   PartLibrary parts;
   const auto bytes = [&](const std::string& dispatcher) {
@@ -130,7 +130,7 @@ TEST(Predict, DirectSendsATokenOnceToEachRank) {
   EXPECT_NEAR(bytes("direct") / bytes("allgather"), 1 - 0.08525, 0.005);
 }
 
-// Each module of multi-token prediction has an MoE layer, whose rows travel.
+// Each module of multi-token prediction has an MoE layer, whose rows are sent.
 TEST(Predict, RowsOfAllModulesTravel) {
   PartLibrary parts;
   const auto bytes = [&](int modules) {
@@ -163,7 +163,7 @@ TEST(Predict, RowsTravelInTheirFormat) {
     EXPECT_NEAR(bytes(dispatcher, "recipe") / bytes(dispatcher, "compute"), 1 - saved, 0.01) << dispatcher;
 }
 
-// A token travels once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also
+// A token is sent once to each node, and is written to the memory of the ranks there. Nodes are the recipe's, also
 // where parts are known already.
 TEST(Predict, TwoLevelSendsATokenOnceToEachNode) {
   PartLibrary parts;

@@ -55,7 +55,7 @@ std::string phases_text(const Prediction& p) {
   std::string text = "phases of the slowest rank\n";
   for (const auto& [name, s] : p.phases)
     text += fmt::format("  {:<15} {:>11}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
-  text += "the passes of it, by class of kernels\n";
+  text += "its passes, by class of kernels\n";
   for (const auto& [name, s] : p.kernels)
     if (s > 0) text += fmt::format("  {:<18} {:>8}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
   text += "one micro-batch, by stage\n" + stages_text(p);
@@ -80,7 +80,7 @@ std::string files_text(const Prediction& p) {
 }
 
 std::string imbalance_text(const Prediction& p) {
-  if (p.imbalance == 1) return "imbalance  none: the experts of every rank have as many rows\n";
+  if (p.imbalance == 1) return "imbalance  none: the experts of every rank have the same number of rows\n";
   return fmt::format("imbalance  the experts of the busiest rank have {:.2f} times the mean of rows, which costs {}\n",
                      p.imbalance, seconds_text(p.imbalance_s));
 }

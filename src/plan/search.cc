@@ -108,7 +108,7 @@ class Search {
   }
 
   void bound_all(std::vector<std::vector<Candidate>> groups);
-  bool is_allowed(RunSpec& run, const Candidate& c) const;
+  std::string refusal(RunSpec& run, const Candidate& c) const;
   double bound_seconds(const Candidate& c, bool updates) const;
   void time_next();
   void sharpen();
@@ -122,7 +122,7 @@ class Search {
 
   const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
-  // REQUIRES: is_allowed(), or options.checks are those that were not made.
+  // REQUIRES: refusal() is empty, or options.checks are those that were not made.
   Prediction timed(const Candidate& c, PredictOptions options) const {
     options.times = &times_;
     return predict(parts_, run_of(run_, c), ranks_, machine_, assume_, options);
@@ -185,6 +185,7 @@ class Search {
   ThreadPool pool_;
   mutable PartTimes times_;
   SearchResult result_;
+  std::string refusal_;  // why the first layout was refused
 };
 
 // Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
@@ -243,22 +244,23 @@ double Search::bound_seconds(const Candidate& c, bool updates) const {
                                     {.checks = RunChecks::none, .times = &times_});
 }
 
-// Calls body(). Returns whether the checks of a run accepted the layout.
+// Calls body(). Returns why the checks of a run refused the layout; empty if they accepted it.
 template <class Body>
-bool passes_checks(Body&& body) {
+std::string refusal_of(Body&& body) {
   try {
     body();
-    return true;
+    return "";
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
-    return false;
+    return e.what();
   }
 }
 
-// Returns whether the checks of a run accept the candidate. run: a copy of run_; its layout becomes that of c.
-bool Search::is_allowed(RunSpec& run, const Candidate& c) const {
+// Returns why the checks of a run refuse the candidate; empty if they accept it. run: a copy of run_; its layout becomes
+// that of c.
+std::string Search::refusal(RunSpec& run, const Candidate& c) const {
   set_layout(run, run_, c);
-  return passes_checks([&] {
+  return refusal_of([&] {
     check_layout_of(run, ranks_);
     mesh_shape(run.parallel, ranks_).check();
   });
@@ -269,6 +271,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);
   std::vector<int64_t> too_large(groups.size()), refused(groups.size());
+  std::vector<std::string> why(groups.size());  // the first refusal of each group
   pool_.run(std::ssize(groups), [&](int64_t task, int) {
     const auto g = static_cast<size_t>(task);
     RunSpec run = run_;
@@ -277,11 +280,11 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
       if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
-      } else if (!options_.prunes || is_allowed(run, c)) {
+      } else if (const std::string text = options_.prunes ? refusal(run, c) : ""; text.empty()) {
         if (options_.prunes) c.step_s = kRounding * products_seconds({run_, of_rank_, assume_, ranks_}, c);
         legal[g].push_back(std::move(c));
       } else {
-        ++refused[g];
+        if (refused[g]++ == 0) why[g] = text;
       }
     }
   });
@@ -291,6 +294,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     least_bytes_ = std::min(least_bytes_, least[g]);
     result_.num_too_large += too_large[g];
     result_.num_refused += refused[g];
+    if (refusal_.empty()) refusal_ = why[g];
   }
   result_.num_legal = std::ssize(legal_) + result_.num_too_large;
 }
@@ -307,7 +311,7 @@ void Search::time_next() {
   pool_.run(std::ssize(begins) - 1, [&](int64_t task, int) {
     for (size_t i = begins[static_cast<size_t>(task)]; i < begins[static_cast<size_t>(task) + 1]; ++i) {
       Candidate& c = legal_[next[i]];
-      is_refused[i] = !passes_checks([&] { c.step_s = bound_seconds(c, /*updates=*/!options_.prunes); });
+      is_refused[i] = !refusal_of([&] { c.step_s = bound_seconds(c, /*updates=*/!options_.prunes); }).empty();
     }
   });
   result_.num_timed += std::ssize(next);
@@ -417,19 +421,26 @@ std::string Search::named_text() const {
 void Search::finish() {
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
-                "micro_batch * dp, and dp = ranks / (tp cp pp){}",
-                ranks_, run_.train.global_batch, named_text());
-  MOEBIUS_CHECK(usage, !best_.empty(),
-                "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with every "
-                "recompute{}; use more ranks, or a larger machine",
-                result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9, host_text());
+                "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
+                ranks_, run_.train.global_batch, named_text(),
+                refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);
+  MOEBIUS_CHECK(
+      usage, !best_.empty(),
+      "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with {}{}; use "
+      "more ranks, or a larger machine{}",
+      result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9,
+      limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(), named_text());
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
     ++result_.num_timed;
-    result_.layouts.push_back({.set = keys_of(run_, c), .prediction = timed(c, {.checks = RunChecks::all_but_model})});
+    FoundLayout found{.set = keys_of(run_, c)};
+    // Choices of memory were fitted without checks.
+    if (!refusal_of([&] { found.prediction = timed(c, {.checks = RunChecks::all_but_model}); }).empty()) continue;
+    result_.layouts.push_back(std::move(found));
     if (names_device)
       result_.layouts.back().set.push_back(fmt::format("run.device=\"{}\"", machine_.is_gpu ? "cuda" : "cpu"));
   }
+  MOEBIUS_CHECK(internal, !result_.layouts.empty(), "plan: the checks of a run refuse each of the best layouts");
   std::stable_sort(result_.layouts.begin(), result_.layouts.end(), [](const FoundLayout& a, const FoundLayout& b) {
     return a.prediction.step_s < b.prediction.step_s;
   });

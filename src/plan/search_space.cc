@@ -120,7 +120,10 @@ class Space {
     if (p.ranks_per_node <= limits_.max_two_level_ranks && has_nodes(p.ep, p.etp, p.ranks_per_node))
       kinds.push_back(DispatcherKind::two_level);
     // The exchange of rows by other software does not depend on our dispatcher.
-    if (exchanges && limits_.system == PlanSystem::megatron) kinds = {DispatcherKind::alltoall};
+    if (exchanges && limits_.system == PlanSystem::megatron)
+      kinds = {DispatcherKind::alltoall};
+    else if (exchanges && limits_.named.dispatcher)
+      kinds = {*limits_.named.dispatcher};
     if (!exchanges) p.expert_overlap = ExpertOverlap::none;
     const ExpertOverlap overlap = p.expert_overlap;  // batch_split is refused with other dispatchers than direct
     for (const DispatcherKind kind : kinds) {
@@ -142,7 +145,7 @@ class Space {
       if (is_tried(comm)) add_batches(p);
     }
     p.cp_comm = CpComm::hierarchical;
-    p.cp_inner = inner_ranks(p);
+    p.cp_inner = limits_.named.cp_inner ? *limits_.named.cp_inner : inner_ranks(p);
     if (p.cp_inner > 1 && is_tried(p.cp_comm)) add_batches(p);
   }
 
@@ -153,6 +156,12 @@ class Space {
     for (const int64_t n : divisors(p.cp, most))
       if (run_.model.num_kv_heads % (p.tp * n) == 0) inner = n;
     return inner;
+  }
+
+  // Returns whether the kernels of a recipe take the parts of rows that batch_split needs (check_batch_split()).
+  bool can_split(PrecisionRecipe recipe) const {
+    const bool needs_hopper = run_.device == DeviceKind::cuda && run_.precision.compute == DType::bf16;
+    return recipe == PrecisionRecipe::none && (!needs_hopper || run_.kernels == KernelChoice::automatic);
   }
 
   void add_batches(ParallelSpec p) {
@@ -175,11 +184,14 @@ class Space {
           const PrecisionRecipe recipe = limits_.recipes[r];
           memory.fsdp = sharding_[r].fsdp;
           memory.shard_gradients = sharding_[r].shard_gradients;
-          groups_[key_of(p, micro_batch, recipe)].push_back({.parallel = p,
-                                                             .micro_batch = micro_batch,
-                                                             .recipe = recipe,
-                                                             .rows_factor = rows_factor(p),
-                                                             .memory = memory});
+          ParallelSpec layout = p;
+          if (p.expert_overlap == ExpertOverlap::batch_split && !can_split(recipe))
+            layout.expert_overlap = ExpertOverlap::layer;
+          groups_[key_of(layout, micro_batch, recipe)].push_back({.parallel = layout,
+                                                                  .micro_batch = micro_batch,
+                                                                  .recipe = recipe,
+                                                                  .rows_factor = rows_factor(p),
+                                                                  .memory = memory});
         }
       }
     }
@@ -255,6 +267,7 @@ NamedLayout named_layout(const RunSpec& run) {
           .dispatcher =
               p.dispatcher == DispatcherKind::automatic ? std::nullopt : if_named("parallel.dispatcher", p.dispatcher),
           .cp_comm = if_named("parallel.cp_comm", p.cp_comm),
+          .cp_inner = if_named("parallel.cp_inner", p.cp_inner),
           .stages = if_named("parallel.layout", p.layout),
           .recompute = is_named("memory.recompute") && !run.memory.automatic};
 }
@@ -273,7 +286,9 @@ std::string NamedLayout::text() const {
   add("train.micro_batch", micro_batch);
   if (dispatcher) add("parallel.dispatcher", std::optional(fmt::format("\"{}\"", moebius::name_of(*dispatcher))));
   if (cp_comm) add("parallel.cp_comm", std::optional(fmt::format("\"{}\"", name_of(*cp_comm))));
+  add("parallel.cp_inner", cp_inner);
   if (stages) add("parallel.layout", std::optional(fmt::format("\"{}\"", *stages)));
+  if (recompute) text += fmt::format("{}memory.recompute", text.empty() ? "" : ", ");
   return text;
 }
 
@@ -292,7 +307,7 @@ std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& p, const
 std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimits& limits) {
   const OptimizerSpec& o = run.optimizer;
   if (!limits.chooses_offload || run.device != DeviceKind::cuda) return {{o.offload, o.offload_grad}};
-  if (o.grad == GradFormat::f32) return {{false, false}, {true, false}};
+  if (o.grad == GradFormat::f32 || o.fuse_grad) return {{false, false}, {true, false}};
   return {{false, false}, {true, false}, {true, true}};
 }
 

@@ -43,6 +43,7 @@ struct NamedLayout {
   std::optional<int64_t> tp, cp, pp, vpp, ep, etp, micro_batch;
   std::optional<DispatcherKind> dispatcher;
   std::optional<CpComm> cp_comm;      // of layouts with cp above 1
+  std::optional<int64_t> cp_inner;    // of layouts with hierarchical cp
   std::optional<std::string> stages;  // parallel.layout
   bool recompute = false;             // memory.recompute is named
   // Returns the named keys as "parallel.ep = 7, train.micro_batch = 2"; empty if there are none.

@@ -114,6 +114,18 @@ TEST(Search, RecomputesTheLeastThatFits) {
 }
 
 // Names of memory.offload that a found layout recomputes are left out, and its keys make that run.
+// check_grad() refuses sums on the host to which products add.
+TEST(Search, KeepsFusedGradientsOnTheDevice) {
+  const auto choices = [](const std::vector<std::string>& set) {
+    return offload_choices(recipe("bench_olmoe_1b_7b.toml", set), {});
+  };
+  const auto on_host = [](const OffloadChoice& choice) { return choice.offload_grad; };
+  const std::vector<OffloadChoice> sums = choices({"optimizer.grad=bf16"});
+  const std::vector<OffloadChoice> fused = choices({"optimizer.grad=bf16", "optimizer.fuse_grad=true"});
+  EXPECT_TRUE(std::any_of(sums.begin(), sums.end(), on_host));
+  EXPECT_TRUE(std::none_of(fused.begin(), fused.end(), on_host));
+}
+
 TEST(Search, LeavesOutOffloadOfWhatIsRecomputed) {
   PartLibrary parts;
   const std::vector<std::string> set{"memory.offload=[\"attention\", \"expert_up\"]"};

@@ -43,7 +43,7 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
 HeadWidths head_widths(const ModelSpec& m) { return {m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim}; }
 
 // Returns the factor for masked scores of tiles that attention computes as a whole: those above the diagonal and, with
-// a window, those of keys before it. The op does the work of a layer.
+// a window, those of keys before it. With cp an op does a part of a layer, whose keys are not known to be in a window.
 double masked_tiles(const TimeContext& c, const OpWork& op) {
   if (!c.machine.is_gpu) return 1;
   constexpr double kTile = 128;
@@ -52,7 +52,7 @@ double masked_tiles(const TimeContext& c, const OpWork& op) {
   const int64_t widths = op.kind == KernelClass::attention_backward ? 3 * w.qk + 2 * w.v : w.qk + w.v;
   const int64_t queries = c.spec.shape.tokens() * c.spec.model.num_heads / c.spec.mesh.tp;
   const double keys_of_query = op.cost.flops / (2 * static_cast<double>(widths * queries));
-  const bool has_window = c.spec.model.sliding_window > 0 && keys_of_query < 0.45 * seq;
+  const bool has_window = c.spec.model.sliding_window > 0 && c.spec.mesh.cp == 1 && keys_of_query < 0.45 * seq;
   return has_window ? 1 + kTile / keys_of_query : 1 + kTile / seq;
 }
 

@@ -67,7 +67,7 @@ std::vector<Process> shown_processes(const ShownRun& run) {
   }
   for (Process& process : processes) {
     if (!process.end.empty()) continue;
-    process.end = "no end recorded";
+    process.end = fmt::format("no end recorded, last seen at step {}", process.last_step);
     process.is_bad = &process != &newest;
   }
   if (processes.size() > kMostProcesses) processes.erase(processes.begin(), processes.end() - kMostProcesses);
@@ -173,14 +173,14 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
   add_not_finite(notes, data.eval, "eval ");
   const SkippedLines& left = data.skipped_lines;
   if (left.damaged > 0)
-    notes.push_back(fmt::format("metrics.jsonl: left out {}.", counted(left.damaged, "damaged line")));
+    notes.push_back(fmt::format("This page leaves out {} of metrics.jsonl.", counted(left.damaged, "damaged line")));
   if (left.out_of_order > 0)
-    notes.push_back(fmt::format("metrics.jsonl: left out {} whose step is not above the one before.",
+    notes.push_back(fmt::format("This page leaves out {} of metrics.jsonl whose step is not above the one before.",
                                 counted(left.out_of_order, "record")));
   if (left.half_line) notes.push_back("The last line of metrics.jsonl is half-written, and was left out.");
   if (data.skipped_event_lines.damaged > 0)
-    notes.push_back(
-        fmt::format("events.jsonl: left out {}.", counted(data.skipped_event_lines.damaged, "damaged line")));
+    notes.push_back(fmt::format("This page leaves out {} of events.jsonl.",
+                                counted(data.skipped_event_lines.damaged, "damaged line")));
   Markup out;
   out.open("div", {{"class", "card"}}).element("h3", {}, "Files" + of_run(runs, run));
   for (const std::string& note : notes) out.element("p", {{"class", "note"}}, note);

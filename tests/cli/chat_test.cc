@@ -72,11 +72,11 @@ TEST_F(Chats, AModelAnswersAsItWasTaught) {
   // A run answers like the folder that it was exported to.
   EXPECT_EQ(start({"chat", "runs/tuned"}, kGreedy, "day\n").out, "night\n");
   // Its sampling is that of the folder that it began with.
-  write_file_atomic(dir_.path(kModelFolder + "/generation_config.json"), R"({"temperature": 2, "top_k": 1})");
+  write_file_atomic(dir_.path(kModelFolder + "/generation_config.json"), R"({"temperature": 1000})");
   const Ran drawn = start({"chat", "runs/tuned", "--max-tokens", "8"}, {}, "day\n");
-  EXPECT_EQ(drawn.out, "night\n");
-  EXPECT_THAT(drawn.err,
-              testing::HasSubstr("sampling as in the model's generation_config.json: temperature 2, top-k 1"));
+  EXPECT_NE(drawn.out, "night\n");
+  EXPECT_THAT(drawn.err, testing::HasSubstr("the model's generation_config.json sets temperature 1000; options"));
+  EXPECT_EQ(start({"chat", "runs/tuned", "--max-tokens", "8"}, {"--temperature", "0"}, "day\n").out, "night\n");
 
   write_file_atomic(dir_.path("asked.jsonl"),
                     R"({"messages": [{"role": "user", "content": "light"}]})"

@@ -253,10 +253,11 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   ranks_per_machine = "2";
   // In bf16 all-to-all sends less across two nodes, since the sums of two_level are sent in f32.
   EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
-  EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"}),
-            "two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2 "
-            "(parallel.ranks_per_node), and a token goes once to a node: 15.7 bytes across nodes for each column of a "
-            "token in a layer's step with even experts, 20 with all-gather, 20 with all-to-all");
+  EXPECT_EQ(
+      choice({"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"}),
+      "two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2 "
+      "(parallel.ranks_per_node), and a token is sent once to each node: 15.7 bytes across nodes for each column of a "
+      "token in a layer's step with even experts, 20 with all-gather, 20 with all-to-all");
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=1", "precision.compute=f32"}),
               testing::StartsWith("two_level: "));
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),

@@ -45,7 +45,7 @@ TEST_F(CliReport, WarnsOfWhatItLeftOut) {
   write_run(dir_.path("bad"), 2, "rubbish\n");
   const Ran ran = run_moebius(dir_, {"report", "bad", "--out", "page.html"});
   EXPECT_EQ(ran.code, 0);
-  EXPECT_THAT(ran.err, HasSubstr("bad/metrics.jsonl: left out 1 damaged line\n"));
+  EXPECT_THAT(ran.err, HasSubstr("bad/metrics.jsonl: the report leaves out 1 damaged line\n"));
   EXPECT_THAT(ran.err, Not(HasSubstr("whose step")));
   write_run(dir_.path("old"), 2, train_line(1, 1) + "\n" + train_line(2, 1) + "\n");
   EXPECT_THAT(run_moebius(dir_, {"report", "old", "--out", "page.html"}).err,

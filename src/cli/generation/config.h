@@ -21,14 +21,16 @@ struct GenerationConfig {
   SamplingChoices sampling;
 };
 
-// Returns an empty one if `dir` is empty or has no such file. Ids outside [0, vocab_size) are left out.
-// Throws Error{input} that names the file for values that are no ids or no numbers, or out of range.
-GenerationConfig read_generation_config(const std::string& dir, int64_t vocab_size);
+// Returns an empty one if `dir` is empty or has no such file. Ids outside [0, vocab_size) are left out, and so are the
+// rules that `given` has. With "do_sample": false the temperature is 0.
+// Throws Error{input} that names the file and the key for values that are no ids or no numbers, or out of range.
+GenerationConfig read_generation_config(const std::string& dir, int64_t vocab_size, const SamplingChoices& given);
 
 // Returns the rules of `given`, and for those that it lacks the rules of `otherwise`, or the defaults of Sampling.
 Sampling sampling_of(const SamplingChoices& given, const SamplingChoices& otherwise);
 
-// Returns the rules of `otherwise` that `given` lacks, such as "temperature 0.6, top-k 20"; empty if there are none.
+// Returns the rules of `otherwise` that `given` lacks, such as "temperature 0.6, top-k 20"; empty if there are none. At
+// temperature 0 the rules that have no effect are left out.
 std::string added_rules(const SamplingChoices& given, const SamplingChoices& otherwise);
 
 }  // namespace moebius

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <ctime>
+#include <filesystem>
 
 #include "cli/options.h"
 #include "data/data_build.h"
+#include "weights/import.h"
 #include "weights/load.h"
 
 namespace moebius {
@@ -16,10 +18,19 @@ std::string own_tokenizer(const std::string& model) {
   return trained ? trained->data.tokenizer : model;
 }
 
-// Returns the folder with the model's generation_config.json: of a run, the one that training began with.
-std::string config_folder(const std::string& model) {
-  const auto trained = read_run_spec(model);
-  return trained ? trained->init_from : model;
+// Returns the folder that may have the model's generation_config.json. It is that of the weights that training began
+// with, through all runs before this one. A checkpoint has the files that were imported with it in a folder of its own.
+std::string config_folder(std::string model) {
+  constexpr int kMaxRuns = 100;  // folders could name each other
+  for (int i = 0; i < kMaxRuns && std::filesystem::exists(model); ++i) {
+    const auto trained = read_run_spec(model);
+    if (!trained) {
+      const std::string imported = model + "/" + kImportedFiles;
+      return std::filesystem::is_directory(imported) ? imported : model;
+    }
+    model = trained->init_from;
+  }
+  return "";
 }
 
 }  // namespace
@@ -54,12 +65,12 @@ ModelTokenizer::ModelTokenizer(const std::string& who, const GenerationOptions& 
                 "--tokenizer bytes for a model of bytes",
                 who, own_);
   tokenizer_ = open_tokenizer(o.tokenizer.empty() ? own_ : o.tokenizer);
-  config_ = read_generation_config(config_folder(o.model), tokenizer_->vocab_size());
+  config_ = read_generation_config(config_folder(o.model), tokenizer_->vocab_size(), o.sampling);
 }
 
 std::string ModelTokenizer::sampling_notice() const {
   const std::string rules = added_rules(o_.sampling, config_.sampling);
-  return rules.empty() ? "" : fmt::format("sampling as in the model's generation_config.json: {}", rules);
+  return rules.empty() ? "" : fmt::format("the model's generation_config.json sets {}; options replace it", rules);
 }
 
 std::string ModelTokenizer::other_tokenizer_notice() const {

@@ -16,7 +16,7 @@ class Option;
 
 namespace moebius {
 
-// One argument of a command. A rule that what the user typed breaks is an error of the parser, which
+// One argument of a command. If what the user typed breaks a rule, the parser throws an error, which
 // main.cc prints.
 class Argument {
  public:

@@ -29,6 +29,11 @@ TEST(CheckBatchSplit, PassesWhatCanBeSplit) {
       << "the layers know what a pattern matches";
 }
 
+TEST(CheckBatchSplit, PortableKernelsOfACpuAreNone) {
+  EXPECT_NO_THROW(
+      parse(splitting({"parallel.dispatcher=direct", "precision.compute=bf16", "run.kernels=portable"})).check(2));
+}
+
 TEST(CheckBatchSplit, RefusesTheRestByName) {
   EXPECT_THAT(check_error(splitting({"parallel.dispatcher=allgather"}), 2),
               HasSubstr("parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows "

@@ -178,7 +178,7 @@ TEST_P(OwnRowsTest, AreThoseOfTheRanksTokens) {
   for (int64_t q = 0; q < GetParam().W(); ++q) RankRows(s_, GetParam(), q).expect_runs();
 }
 
-// The own rows read the tokens in place. The source holds NaN in their stead, as if they had not travelled.
+// The own rows read the tokens in place. The source holds NaN instead of them, as if they had not been sent.
 TEST_P(OwnRowsTest, HaveTheBitsOfAllRowsAtOnce) {
   const Case& c = GetParam();
   constexpr int64_t D = 9;

@@ -55,7 +55,12 @@ class MemoryFitting {
   std::vector<Estimate> with_activations_on_the_host();
   const std::vector<ShardingChoice>& shardings() const { return search_.sharding.at(c_.recipe); }
   // Only inputs of layers that are recomputed as a whole are moved to the host.
-  bool may_have_inputs_on_host() const { return !search_.limits.named.recompute || c_.memory.recompute.layer; }
+  bool may_have_inputs_on_host() const {
+    const RecomputeSpec& recompute = c_.memory.recompute;
+    return !search_.limits.named.recompute || recompute.layer ||
+           std::any_of(recompute.ranges.begin(), recompute.ranges.end(),
+                       [](const RecomputeRange& range) { return range.what == &RecomputeSpec::layer; });
+  }
   Estimate estimate(const MemoryChoice& choice);
   static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
   bool may_fit(const Estimate& e) const {

@@ -39,6 +39,10 @@ TEST(NamedLayouts, KeepTheirValues) {
       EXPECT_GT(values_of(run, other).size(), 1U) << key << " leaves " << other;
     }
   }
+  // No search tries this by itself on a GPU.
+  const RunSpec two_level = recipe(kOlmoe, {"parallel.dispatcher=two_level", "parallel.ranks_per_node=2",
+                                            "parallel.ep=4", "train.global_batch=256"});
+  EXPECT_EQ(values_of(two_level, "parallel.dispatcher"), std::set<std::string>{"\"two_level\""});
   const RunSpec stages = recipe(kOlmoe, {"parallel.pp=2", "parallel.vpp=1", "parallel.layout=\"E t*7 | t*9 L\""});
   EXPECT_EQ(values_of(stages, "parallel.layout"), std::set<std::string>{"\"E t*7 | t*9 L\""});
 }
@@ -61,7 +65,7 @@ TEST(NamedLayouts, AreKeptByASearch) {
     EXPECT_EQ(l.prediction.mesh.ep, 2);
     EXPECT_THAT(l.set, Contains("memory.recompute=[\"norm\"]"));
   }
-  EXPECT_THAT(search_text(found), HasSubstr("kept, as --set says: parallel.ep = 2\n"));
+  EXPECT_THAT(search_text(found), HasSubstr("kept, as --set says: parallel.ep = 2, memory.recompute\n"));
   EXPECT_THAT(refused([&] { search(parts, recipe(kOlmoe, {"parallel.ep=5"}), 4, m, {}, {}); }),
               HasSubstr("--set keeps parallel.ep = 5: leave some of it out"));
 }

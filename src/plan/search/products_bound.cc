@@ -31,13 +31,14 @@ double keys_of_query(int64_t seq, int64_t window) {
 }
 
 // Returns the seconds of attention of all layers for this many tokens, at the rates of kernels that mask nothing in vain.
-double attention_seconds(const ProductsBound& b, int64_t tokens) {
+// With cp the rank that is predicted has less than its share of the keys of a window, so layers with one are not counted.
+double attention_seconds(const ProductsBound& b, const ParallelSpec& p, int64_t tokens) {
   const ModelSpec& m = b.run.model;
   const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};
   const Shares& shares = b.machine.of(b.assume.system);
   double keys = 0;
   for (int64_t layer = 0; layer < m.num_layers_and_mtp(); ++layer)
-    keys += keys_of_query(b.run.train.seq_len, m.window_of(layer));
+    if (p.cp == 1 || m.window_of(layer) == 0) keys += keys_of_query(b.run.train.seq_len, m.window_of(layer));
   const double scores = static_cast<double>(tokens * m.num_heads) * keys;
   const auto seconds = [&](int64_t width, Share share, bool backward) {
     return scores * 2 * static_cast<double>(width) * attention_over_products(b.machine, widths, backward) /
@@ -65,7 +66,7 @@ double products_seconds(const ProductsBound& b, const Candidate& c) {
   const ParallelSpec& p = c.parallel;
   const int64_t tokens = c.micro_batch * run.train.seq_len / (p.tp * p.cp);
   const double products = kProducts * (static_cast<double>(tokens) * m.train_flops_per_token(0) / highest_rate(b, c) +
-                                       attention_seconds(b, tokens));
+                                       attention_seconds(b, p, tokens));
   const double P = static_cast<double>(p.pp), V = static_cast<double>(p.vpp);
   const double M = static_cast<double>(run.train.global_batch / (c.micro_batch * p.dp(b.ranks)));
   return (products + copies_seconds(b, p, tokens)) / P * (M + (P - 1) / V);

@@ -14,8 +14,8 @@ struct ProductsBound {
 };
 
 // Returns a lower bound of a step's seconds: the products of all layers at the highest rate, attention, the copies
-// that all-to-all launches for ranks of etp, and the bubble. It is 0 for a run that does not train all weights. The slowest rank of a
-// pipeline takes at least the mean time of its ranks.
+// that all-to-all launches for ranks of etp, and the bubble. It is 0 for a run that does not train all weights. The
+// slowest rank of a pipeline takes at least the mean time of its ranks.
 double products_seconds(const ProductsBound& bound, const Candidate& candidate);
 
 }  // namespace moebius

@@ -1,13 +1,13 @@
-#include "config/check/hopper_kernels_check.h"
+#include "config/check/fuse_grad_check.h"
 
 #include "config/check/run_check_keys.h"
 #include "core/error.h"
 
 namespace moebius {
-namespace {
 
 // Hopper's kernels of expert_wgrad add to sums in bf16 (ops/experts/experts.h).
-void check_fused_shape(const RunSpec& s) {
+void check_fuse_grad(const RunSpec& s) {
+  if (s.device != DeviceKind::cuda || !s.optimizer.fuse_grad) return;
   constexpr int64_t kMostExperts = 512, kColumns = 8;
   const ParallelSpec& p = s.parallel;
   const int64_t D = s.model.hidden_size, F = s.model.moe_intermediate_size / p.etp, E = s.model.num_experts / p.ep;
@@ -17,12 +17,6 @@ void check_fused_shape(const RunSpec& s) {
       "of experts in multiples of {}, and at most {} experts on a rank; got widths of {} and {}, and {} "
       "experts; remove fuse_grad{}",
       kColumns, kMostExperts, D, F, E, origin(s, "optimizer.fuse_grad"));
-}
-
-}  // namespace
-
-void check_hopper_kernels(const RunSpec& s) {
-  if (s.device == DeviceKind::cuda && s.optimizer.fuse_grad) check_fused_shape(s);
 }
 
 }  // namespace moebius
