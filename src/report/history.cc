@@ -67,7 +67,7 @@ std::vector<Process> shown_processes(const ShownRun& run) {
   }
   for (Process& process : processes) {
     if (!process.end.empty()) continue;
-    process.end = fmt::format("no end recorded, last seen at step {}", process.last_step);
+    process.end = "no end recorded";
     process.is_bad = &process != &newest;
   }
   if (processes.size() > kMostProcesses) processes.erase(processes.begin(), processes.end() - kMostProcesses);

@@ -75,7 +75,7 @@ TEST(CliPlan, RefusesByName) {
                  "--html: there is no folder none; make it, or choose another file");
   expect_refused(
       run_moebius(dir, {"plan", kOlmoe, "--machine", MOEBIUS_SOURCE_DIR "/machines/xeon2.toml", "--node-ranks", "1"}),
-      2, "where rank.threads / run.threads ranks share a host; set run.threads");
+      2, "whose hosts have rank.threads / run.threads ranks each; set run.threads");
   expect_refused(run_moebius(dir, {"plan", "--fit", "rows.json", "--html", "p.html"}), 2,
                  "leave out all options but --leave-one-out, --write-machines and --json");
   refused({"--leave-one-out"}, "need --fit ROWS.json");

@@ -49,12 +49,12 @@ TEST_F(CliReport, WarnsOfWhatItLeftOut) {
   EXPECT_THAT(ran.err, Not(HasSubstr("whose step")));
   write_run(dir_.path("old"), 2, train_line(1, 1) + "\n" + train_line(2, 1) + "\n");
   EXPECT_THAT(run_moebius(dir_, {"report", "old", "--out", "page.html"}).err,
-              HasSubstr("old/metrics.jsonl: left out 2 records whose step is not above the one before\n"));
+              HasSubstr("old/metrics.jsonl: the report leaves out 2 records whose step is not above the one before\n"));
 }
 
 TEST_F(CliReport, RefusesWhatItCannotHonour) {
   expect_refused(run_moebius(dir_, {"report", "run", "run"}), 2,
-                 "report: expected --out FILE.html for a page of 2 runs; got none");
+                 "report: expected --out FILE.html for a page of 2 runs, or --csv; got none");
   expect_refused(run_moebius(dir_, {"report", "no", "--out", "p.html"}), 3,
                  "no: expected the folder of a run; got nothing there; check the path");
   expect_refused(run_moebius(dir_, {"report", ".", "--out", "p.html"}), 3, "got one without metrics.jsonl");
