@@ -185,7 +185,7 @@ class Search {
   ThreadPool pool_;
   mutable PartTimes times_;
   SearchResult result_;
-  std::string refusal_;  // why the first layout was refused
+  std::string refusal_;  // why the first layout that was refused is not legal
 };
 
 // Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
