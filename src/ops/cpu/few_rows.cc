@@ -46,7 +46,7 @@ void multiply_lanes(Tile tile, const Rows<T>& a) {
     for (int i = 0; i < M; ++i) {
       const Lanes value = load(x + i * a.row_stride);
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[i][j] += value * row[j];
+      for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(value, row[j], sum[i][j]);
     }
   };
   for (; p + kNumLanes <= a.k; p += kNumLanes, x += a.step_stride) step([](const T* at) { return load_lanes(at); });

@@ -14,6 +14,8 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kPieceKeys = 64;      // a block's keys; positions alone decide which
 constexpr int kMergedAtOnce = 128;  // pieces
 constexpr int kVec = 8;             // elements of a row that a thread holds
+// Up to this many keys, a piece's heads are computed by more blocks: latency counts then, and L2 has all keys.
+constexpr int64_t kFewKeys = 8192;
 
 template <class T>
 struct Args {
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
       if (i0 > 0) fetch_rows(ahead, cache, newest, i0);
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
+        if (i0 + u * kRows >= end - first) break;  // for all threads of the block
         float x[kVec];
         ahead[u].get(x);
         const int i = i0 + u * kRows + row;
@@ -227,8 +230,8 @@ void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
     launch_kernel(s, true, {grid, kThreads}, piece_kernel<kLanes, kHeads, kAligned, T>, a);
   };
   if (shared_by == 1) return with_heads.template operator()<1>();
-  if (shared_by <= 4) return with_heads.template operator()<4>();
-  with_heads.template operator()<8>();
+  if (num_rows * a.max_tokens <= kFewKeys) return with_heads.template operator()<2>();
+  with_heads.template operator()<4>();
 }
 
 int64_t num_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kPieceKeys); }
