@@ -11,8 +11,8 @@ constexpr int kRuns = 9, kCallsOfRun = 8;
 
 // A rank, with buffers for the largest message on each side.
 struct Bench {
-  Bench(DeviceKind kind, Transport& transport, int64_t most_bytes, GpuSums sums)
-      : device(kind), rank(kind, transport, /*threads=*/1, sums), from(kind, most_bytes), to(kind, most_bytes) {
+  Bench(DeviceKind kind, Transport& transport, int64_t max_bytes, GpuSums sums)
+      : device(kind), rank(kind, transport, /*threads=*/1, sums), from(kind, max_bytes), to(kind, max_bytes) {
     std::vector<int> all;
     for (int r = 0; r < transport.size(); ++r) all.push_back(r);
     group = rank.links ? rank.links->make_group("bench", all, {}) : transport.make_group("bench", all);

@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 // The most products to spend on the gradients of the expert. At least one inner column is checked.
-constexpr double kMostProducts = 5e8;
+constexpr double kMaxProducts = 5e8;
 
 // Some columns after those that hold logits, whose values are of another size.
 std::vector<int64_t> columns_of(const MoeInputs& in) {
@@ -28,7 +28,7 @@ MoeCheck::MoeCheck(Stream& s, const MoeInputs& in) : in_(in), columns_(columns_o
   const double of_column = 3.0 * static_cast<double>(in.shape.D) * static_cast<double>(row_token_.size());
   std::vector<int64_t> inner = sampled(in.shape.F);
   std::reverse(inner.begin(), inner.end());
-  inner.resize(std::clamp<size_t>(static_cast<size_t>(kMostProducts / of_column), 1, inner.size()));
+  inner.resize(std::clamp<size_t>(static_cast<size_t>(kMaxProducts / of_column), 1, inner.size()));
   for (const int64_t f : inner) expert_columns_.push_back(column(s, x, dy, f));
 }
 

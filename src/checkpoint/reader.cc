@@ -18,7 +18,7 @@ namespace moebius {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // hashed while still in the cache
-constexpr size_t kMostListed = 20;
+constexpr size_t kMaxListed = 20;
 constexpr const char* kAdvice = "remove the folder or use the checkpoint before it";
 
 std::string read_manifest(const std::string& folder) {
@@ -98,9 +98,9 @@ bool holds_codes(const CheckpointManifest& manifest, const std::string& scales_n
 // "2 missing (a, b)"; nothing for none.
 std::string listed(const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return "";
-  const auto end = names.begin() + std::min(names.size(), kMostListed);
+  const auto end = names.begin() + std::min(names.size(), kMaxListed);
   return fmt::format(" {} {} ({}{})", names.size(), what, fmt::join(names.begin(), end, ", "),
-                     names.size() > kMostListed ? ", ..." : "");
+                     names.size() > kMaxListed ? ", ..." : "");
 }
 
 // Reads one piece through a buffer, one hashed stretch after the other. Stretches from which

@@ -12,10 +12,10 @@ namespace moebius {
 namespace {
 
 std::string ranks_text(const std::vector<int>& ranks) {
-  constexpr size_t kMost = 8;
+  constexpr size_t kMax = 8;
   std::string text;
-  for (size_t i = 0; i < std::min(ranks.size(), kMost); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  if (ranks.size() > kMost) text += fmt::format(" and {} more", ranks.size() - kMost);
+  for (size_t i = 0; i < std::min(ranks.size(), kMax); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > kMax) text += fmt::format(" and {} more", ranks.size() - kMax);
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMostMembers = 8;  // ranks of a group that are listed
+constexpr int64_t kMaxMembers = 8;  // ranks of a group that are listed
 
 std::string rank_lines(const MeshShape& shape, int64_t most) {
   std::string text = "  rank    tp  cp  dp  pp   etp  ep edp\n";
@@ -27,9 +27,8 @@ std::string rank_lines(const MeshShape& shape, int64_t most) {
 
 std::string list(const std::vector<int>& ranks) {
   std::string text;
-  for (size_t i = 0; i < ranks.size() && i < kMostMembers; ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : " ", ranks[i]);
-  return text + (ranks.size() > kMostMembers ? fmt::format(" ... {}", ranks.back()) : "");
+  for (size_t i = 0; i < ranks.size() && i < kMaxMembers; ++i) text += fmt::format("{}{}", i == 0 ? "" : " ", ranks[i]);
+  return text + (ranks.size() > kMaxMembers ? fmt::format(" ... {}", ranks.back()) : "");
 }
 
 }  // namespace

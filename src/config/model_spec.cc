@@ -175,7 +175,7 @@ void check_experts(const ModelSpec& m) {
 
 // If the largest of the products below fits int64, all of them do.
 void check_size(const ModelSpec& m) {
-  constexpr double kMost = 1e15;
+  constexpr double kMax = 1e15;
   const double width =
       double(m.num_experts) * m.moe_intermediate_size + m.shared_intermediate_size + m.intermediate_size;
   const double heads = 2.0 * (double(m.num_heads) + m.num_kv_heads) * m.head_dim;
@@ -183,13 +183,12 @@ void check_size(const ModelSpec& m) {
   const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts) + latent;
   const double mtp = double(m.num_mtp_layers) * (layer + 2.0 * m.hidden_size * m.hidden_size);
   // Each of an expert's matrices is a tensor with a name.
-  constexpr double kMostExperts = 1 << 20;
-  MOEBIUS_CHECK(usage, double(m.num_experts) * m.num_layers <= kMostExperts,
+  constexpr double kMaxExperts = 1 << 20;
+  MOEBIUS_CHECK(usage, double(m.num_experts) * m.num_layers <= kMaxExperts,
                 "model: at most {} experts are possible in all layers; got num_experts = {} and num_hidden_layers = {}",
-                kMostExperts, m.num_experts, m.num_layers);
+                kMaxExperts, m.num_experts, m.num_layers);
   const double elements = m.num_layers * layer + mtp + 2.0 * m.vocab_size * m.hidden_size;
-  MOEBIUS_CHECK(usage, elements <= kMost, "model: at most {:g} parameters are possible; got about {:g}", kMost,
-                elements);
+  MOEBIUS_CHECK(usage, elements <= kMax, "model: at most {:g} parameters are possible; got about {:g}", kMax, elements);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ void check_degree(const char* name, int64_t degree) {
 
 // Returns "; the nearest are 2 and 4": the numbers of ranks next to n that have whole groups of a * b * pp.
 std::string nearest_ranks(int64_t n, int64_t a, int64_t b, int64_t pp) {
-  constexpr int64_t kMost = INT32_MAX;
-  if (a > kMost / b || a * b > kMost / pp) return "";
+  constexpr int64_t kMax = INT32_MAX;
+  if (a > kMax / b || a * b > kMax / pp) return "";
   const int64_t of = a * b * pp, below = n / of * of;
   return below == 0 ? fmt::format("; the nearest is {}", of)
                     : fmt::format("; the nearest are {} and {}", below, below + of);

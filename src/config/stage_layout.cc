@@ -173,12 +173,12 @@ std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
 }  // namespace
 
 StageLayout stage_layout(const StageLayoutRequest& request) {
-  constexpr auto kMost = static_cast<int64_t>(kMaxLetters);
+  constexpr auto kMax = static_cast<int64_t>(kMaxLetters);
   const int64_t P = request.num_ranks, V = request.num_virtual, layers = request.num_layers, mtp = request.num_mtp;
-  MOEBIUS_CHECK(usage, P >= 1 && V >= 1 && layers >= 1 && layers <= kMost && mtp >= 0 && mtp <= kMost,
+  MOEBIUS_CHECK(usage, P >= 1 && V >= 1 && layers >= 1 && layers <= kMax && mtp >= 0 && mtp <= kMax,
                 "parallel.layout: pp, vpp >= 1, layers from 1 to {} and mtp layers from 0 to {} are laid out; got pp = "
                 "{}, vpp = {}, {} layers and {} mtp layers",
-                kMost, kMost, P, V, layers, mtp);
+                kMax, kMax, P, V, layers, mtp);
   const bool written_out = request.text.find_first_not_of(" \t") != std::string::npos;
   if (!written_out) return {P, even_stages(request)};
   std::vector<StageSpec> stages = read_stages(request, Expansion(request.text).run());

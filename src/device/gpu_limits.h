@@ -10,7 +10,7 @@ namespace moebius {
 
 // The shared memory that a block may have on 8.6, 8.9 and 12.0: the least of all GPUs of compute capability 8.0 and
 // later. Every op has kernels that need no more.
-inline constexpr int64_t kLeastSharedBytes = 99 << 10;
+inline constexpr int64_t kMinSharedBytes = 99 << 10;
 
 struct GpuLimits {
   int capability_major = 0, capability_minor = 0;

@@ -76,11 +76,11 @@ std::string why_no_kernels(const GpusFound& found, int index) {
 // No GPU is known that has the compute capability and not the memory.
 std::string why_no_shared_memory(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
-  if (gpu.shared_bytes_per_block >= kLeastSharedBytes) return "";
+  if (gpu.shared_bytes_per_block >= kMinSharedBytes) return "";
   return fmt::format(
       "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; "
       "set CUDA_VISIBLE_DEVICES to another GPU",
-      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kLeastSharedBytes);
+      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace moebius {
 struct GpuFound {
   std::string name, uuid;  // "NVIDIA H200"; "GPU-...", as in CUDA_VISIBLE_DEVICES
   int capability_major = 0, capability_minor = 0;
-  int64_t shared_bytes_per_block = kLeastSharedBytes;  // as in GpuLimits
+  int64_t shared_bytes_per_block = kMinSharedBytes;  // as in GpuLimits
 };
 
 struct GpusFound {

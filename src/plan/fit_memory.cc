@@ -12,7 +12,7 @@ namespace moebius {
 namespace {
 
 // Pairs of sets that are tried with exact bytes, the fastest by their estimates.
-constexpr size_t kMostPairs = 24;
+constexpr size_t kMaxPairs = 24;
 
 // A rank's layer that is recomputed as a whole, with the sets of saved tensors that it has in flight.
 struct HeldLayer {
@@ -195,23 +195,23 @@ class Fitting {
 
   // Estimates the pairs of sets: bytes and time are interpolated linearly in the number of layers.
   std::vector<RankChoice> pairs(const std::vector<UniformSet>& sets, const std::vector<HeldLayer>& layers,
-                                double most_seconds) const {
+                                double max_seconds) const {
     const double L = static_cast<double>(layers.size());
     std::vector<RankChoice> all;
     for (const UniformSet& a : sets) {
-      if (a.seconds >= most_seconds || a.bytes <= run_.memory.fit_bytes) continue;
+      if (a.seconds >= max_seconds || a.bytes <= run_.memory.fit_bytes) continue;
       for (const UniformSet& b : sets) {
         if (b.bytes > run_.memory.fit_bytes) continue;
         const double share =
             static_cast<double>(a.bytes - run_.memory.fit_bytes) / static_cast<double>(a.bytes - b.bytes);
         RankChoice pair{.rest = a.set, .first = b.set, .count = static_cast<int64_t>(std::ceil(share * L))};
         pair.seconds = a.seconds + (b.seconds - a.seconds) * static_cast<double>(pair.count) / L;
-        if (pair.count < std::ssize(layers) && pair.seconds < most_seconds) all.push_back(pair);
+        if (pair.count < std::ssize(layers) && pair.seconds < max_seconds) all.push_back(pair);
       }
     }
     std::stable_sort(all.begin(), all.end(),
                      [](const RankChoice& a, const RankChoice& b) { return a.seconds < b.seconds; });
-    if (all.size() > kMostPairs) all.resize(kMostPairs);
+    if (all.size() > kMaxPairs) all.resize(kMaxPairs);
     return all;
   }
 

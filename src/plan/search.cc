@@ -113,7 +113,7 @@ class Search {
   void time_next();
   void sharpen();
   std::vector<size_t> next_round();
-  double least_weights(const Candidate& c, const ShardingChoice& sharding) const;
+  double min_weights(const Candidate& c, const ShardingChoice& sharding) const;
   ShardingChoice needed_sharding(const Candidate& c) const;
   void choose();
   void finish();
@@ -169,7 +169,7 @@ class Search {
   const SearchOptions& options_;
   SearchLimits limits_;
   std::map<PrecisionRecipe, std::vector<ShardingChoice>> sharding_;
-  double bytes_ = 0, least_bytes_ = 1e300;
+  double bytes_ = 0, min_bytes_ = 1e300;
   std::vector<Candidate> legal_, best_;  // best_: by time
   std::vector<size_t> group_;            // [legal_]
   // A lower bound of the step time of a layout whose memory is not chosen yet. Equal bounds are ordered by is_sharp,
@@ -190,7 +190,7 @@ class Search {
 
 // Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
 // what may be offloaded to the host or sharded over other ranks.
-double Search::least_weights(const Candidate& c, const ShardingChoice& sharding) const {
+double Search::min_weights(const Candidate& c, const ShardingChoice& sharding) const {
   const ParallelSpec& p = c.parallel;
   const ModelSpec& m = run_.model;
   const OptimizerSpec& o = run_.optimizer;
@@ -221,9 +221,9 @@ double Search::least_weights(const Candidate& c, const ShardingChoice& sharding)
 // Returns the least sharding with which the weights of a layout may fit: the run's own if that suffices.
 ShardingChoice Search::needed_sharding(const Candidate& c) const {
   const ShardingChoice own{c.memory.fsdp, c.memory.shard_gradients}, most = sharding_choices(c.recipe).back();
-  if (least_weights(c, own) <= bytes_) return own;
-  const bool all_weights_fit = least_weights(c, {own.fsdp, most.shard_gradients}) <= bytes_;
-  const bool all_gradients_fit = least_weights(c, {most.fsdp, own.shard_gradients}) <= bytes_;
+  if (min_weights(c, own) <= bytes_) return own;
+  const bool all_weights_fit = min_weights(c, {own.fsdp, most.shard_gradients}) <= bytes_;
+  const bool all_gradients_fit = min_weights(c, {most.fsdp, own.shard_gradients}) <= bytes_;
   return {own.fsdp || !all_weights_fit, own.shard_gradients || !all_gradients_fit};
 }
 
@@ -276,7 +276,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     const auto g = static_cast<size_t>(task);
     RunSpec run = run_;
     for (Candidate& c : groups[g]) {
-      const double weights = least_weights(c, sharding_choices(c.recipe).back());
+      const double weights = min_weights(c, sharding_choices(c.recipe).back());
       if (weights > bytes_ && options_.prunes) {
         least[g] = std::min(least[g], weights);
         ++too_large[g];
@@ -291,7 +291,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   for (size_t g = 0; g < groups.size(); ++g) {
     legal_.insert(legal_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
     group_.resize(legal_.size(), g);
-    least_bytes_ = std::min(least_bytes_, least[g]);
+    min_bytes_ = std::min(min_bytes_, least[g]);
     result_.num_too_large += too_large[g];
     result_.num_refused += refused[g];
     if (refusal_.empty()) refusal_ = why[g];
@@ -374,7 +374,7 @@ void Search::choose() {
       }
       FittedMemory& fitted = all[i];
       result_.num_timed += fitted.num_timed;
-      least_bytes_ = std::min(least_bytes_, fitted.least_bytes);
+      min_bytes_ = std::min(min_bytes_, fitted.min_bytes);
       if (!fitted.candidate)
         ++(fitted.is_slower ? result_.num_slower : result_.num_too_large);
       else if (!is_too_slow(fitted.candidate->step_s))
@@ -428,7 +428,7 @@ void Search::finish() {
       usage, !best_.empty(),
       "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with {}{}; use "
       "more ranks, or a larger machine{}",
-      result_.num_legal, bytes_ / 1e9, least_bytes_ / 1e9,
+      result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
       limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(), named_text());
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {

@@ -67,11 +67,11 @@ class Space {
   std::vector<std::vector<Candidate>> all() {
     const ModelSpec& m = run_.model;
     const NamedLayout& named = limits_.named;
-    const int64_t most_cp = std::max<int64_t>(1, run_.train.seq_len / kMinCpTokens);
+    const int64_t max_cp = std::max<int64_t>(1, run_.train.seq_len / kMinCpTokens);
     for (const int64_t pp : degrees(ranks_, m.num_layers, named.pp)) {
       for (const int64_t tp : degrees(ranks_ / pp, limits_.max_tp, named.tp)) {
         if (m.num_heads % tp != 0 || m.num_kv_heads % tp != 0) continue;
-        for (const int64_t cp : degrees(ranks_ / (pp * tp), most_cp, named.cp))
+        for (const int64_t cp : degrees(ranks_ / (pp * tp), max_cp, named.cp))
           if (is_power_of_two(cp) || named.cp) add_experts(layout_of(tp, cp, pp));
       }
     }

@@ -14,7 +14,7 @@
 namespace moebius {
 namespace {
 
-constexpr size_t kMostPoints = 10000;
+constexpr size_t kMaxPoints = 10000;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -107,7 +107,7 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
   Sweep result{.keys = keys, .is_search = base.search.has_value()};
   size_t count = 1;
   for (size_t k = 0; k < keys.size(); ++k) {
-    count = std::min(count * keys[k].values.size(), kMostPoints + 1);
+    count = std::min(count * keys[k].values.size(), kMaxPoints + 1);
     for (auto v = keys[k].values.begin(); v != keys[k].values.end(); ++v)
       MOEBIUS_CHECK(usage, std::find(keys[k].values.begin(), v, *v) == v,
                     "--sweep {}: {} is given twice; leave one of them out", keys[k].key, *v);
@@ -115,8 +115,8 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
       MOEBIUS_CHECK(usage, keys[k].key != keys[other].key,
                     "--sweep: {} is given twice; give its values in one --sweep {}=...", keys[k].key, keys[k].key);
   }
-  MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out",
-                kMostPoints);
+  MOEBIUS_CHECK(usage, count <= kMaxPoints, "--sweep: expected at most {} points; got more; leave values out",
+                kMaxPoints);
   for (size_t i = 0; i < count; ++i) {
     std::vector<std::string> values(keys.size());
     size_t rest = i;

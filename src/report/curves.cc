@@ -20,7 +20,7 @@ struct Curve {
   bool from_zero = false;
 };
 
-constexpr size_t kMostOther = 16;
+constexpr size_t kMaxOther = 16;
 
 // The names that other sections show, or that repeat another metric.
 constexpr std::array kKnown{"loss",
@@ -156,7 +156,7 @@ std::string other_section(const Runs& runs) {
           std::find(names.begin(), names.end(), name) == names.end())
         names.push_back(name);
   std::string figures;
-  for (size_t i = 0; i < std::min(names.size(), kMostOther); ++i) {
+  for (size_t i = 0; i < std::min(names.size(), kMaxOther); ++i) {
     LinePlot plot{.id = fmt::format("plot-other-{}", i), .title = cut_text(names[i], 40), .marks = run_marks(runs)};
     for (const ShownRun& run : runs)
       if (const Series* series = run.data.train.find(names[i]))

@@ -35,7 +35,7 @@ double greatest_mean(const Grid& grid) {
 }
 
 // Returns the lower end of the scale, relative to ln(experts), in steps of 5 %, so that small differences are visible.
-double least_entropy(const MoeData& moe) {
+double min_entropy(const MoeData& moe) {
   double low = 0.99;
   for (const GridColumn& column : moe.entropy.columns())
     for (int64_t row = 0; row < std::ssize(column.counts); ++row)
@@ -116,7 +116,7 @@ std::string entropy_map(const Runs& runs, const ShownRun& run) {
   map.row = "layer";
   map.unit = Unit::ratio;
   map.low = 1;
-  for (const ShownRun& each : runs) map.low = std::min(map.low, least_entropy(each.data.moe));
+  for (const ShownRun& each : runs) map.low = std::min(map.low, min_entropy(each.data.moe));
   return figure_of(map);
 }
 

@@ -14,7 +14,7 @@ namespace moebius {
 namespace {
 
 constexpr double kLeft = 46, kRight = 338, kTop = 10, kPitch = 26;
-constexpr size_t kMostProcesses = 16, kMostSaves = 400, kMostNotFinite = 8;
+constexpr size_t kMaxProcesses = 16, kMaxSaves = 400, kMaxNotFinite = 8;
 
 struct Process {
   double begin_s = 0, end_s = 0;
@@ -70,7 +70,7 @@ std::vector<Process> shown_processes(const ShownRun& run) {
     process.end = "no end recorded";
     process.is_bad = &process != &newest;
   }
-  if (processes.size() > kMostProcesses) processes.erase(processes.begin(), processes.end() - kMostProcesses);
+  if (processes.size() > kMaxProcesses) processes.erase(processes.begin(), processes.end() - kMaxProcesses);
   return processes;
 }
 
@@ -99,7 +99,7 @@ void draw_process(Markup& out, const Process& process, size_t number, double y, 
                      fmt::format("start {}\nsteps {} to {}\n{}\n{}", number, process.first_step + 1, process.last_step,
                                  duration_text_of(process.end_s - process.begin_s), process.end)}});
   std::string saves;
-  for (size_t i = 0; i < std::min(process.saves_s.size(), kMostSaves); ++i)
+  for (size_t i = 0; i < std::min(process.saves_s.size(), kMaxSaves); ++i)
     saves += fmt::format("M{} {}l3 5h-6z", place_text(x.at(process.saves_s[i])), place_text(y + 15));
   if (!saves.empty()) out.leaf("path", {{"class", "saved"}, {"d", saves}});
   out.element("text",
@@ -155,7 +155,7 @@ std::string list_text(const std::vector<int64_t>& steps) {
 void add_not_finite(std::vector<std::string>& notes, const NamedSeries& from, const std::string& kind) {
   size_t said = 0;
   for (const auto& [name, series] : from.all())
-    if (series.not_finite() > 0 && said++ < kMostNotFinite)
+    if (series.not_finite() > 0 && said++ < kMaxNotFinite)
       notes.push_back(fmt::format("{} of the {} values of {} were NaN, infinite or beyond 1e290, and are in no plot.",
                                   series.not_finite(), series.not_finite() + series.count(),
                                   kind + cut_text(name, 40)));

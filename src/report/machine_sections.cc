@@ -15,7 +15,7 @@ namespace moebius {
 namespace {
 
 constexpr int64_t kRecentColumns = 8;
-constexpr size_t kMostRankBars = 24, kMostRankRows = 256;
+constexpr size_t kMaxRankBars = 24, kMaxRankRows = 256;
 constexpr double kStraggles = 1.05;  // busy time over the median from which a rank is marked
 
 double number_of(const RunEvent& event, const std::string& key) {
@@ -141,9 +141,9 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
       .id = id_of("ranks", run), .title = "Time of a step by rank" + of_run(runs, run), .unit = Unit::seconds};
   chart.note = times.size() == 1 ? "in the last steps"
                                  : "in the last steps; waiting is communication that does not overlap with computation";
-  if (times.size() > kMostRankBars) {
-    chart.note += fmt::format("; the {} busiest of {} ranks", kMostRankBars, times.size());
-    times.resize(kMostRankBars);
+  if (times.size() > kMaxRankBars) {
+    chart.note += fmt::format("; the {} busiest of {} ranks", kMaxRankBars, times.size());
+    times.resize(kMaxRankBars);
   }
   std::sort(times.begin(), times.end(), [](const RankTime& a, const RankTime& b) { return a.rank < b.rank; });
   for (const RankTime& time : times) {
@@ -160,7 +160,7 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
 // A map over steps of each rank's busy time relative to the mean: it shows which rank is slow, and when.
 std::string rank_map(const Runs& runs, const ShownRun& run) {
   const Grid& busy = run.data.ranks.busy_s;
-  if (busy.rows() < 2 || busy.rows() > static_cast<int64_t>(kMostRankRows)) return "";
+  if (busy.rows() < 2 || busy.rows() > static_cast<int64_t>(kMaxRankRows)) return "";
   std::vector<std::string> names;
   for (int64_t r = 0; r < busy.rows(); ++r) names.push_back(std::to_string(r));
   HeatMap map = heat_of_grid(busy, std::move(names));

@@ -14,8 +14,8 @@ static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kMaxNumber = 1e290;  // of an event
-constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMaxRanks = 16384;
-constexpr size_t kMostEvents = 20000, kMostAxes = 16, kMostText = 2000, kMostNumbers = 64;
+constexpr int64_t kMaxLayers = 1024, kMaxCells = 65536, kMaxRanks = 16384;
+constexpr size_t kMaxEvents = 20000, kMaxAxes = 16, kMaxText = 2000, kMaxNumbers = 64;
 
 // Returns a number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
 double number_of(const dom::element& value) {
@@ -43,8 +43,8 @@ bool numbers_of(const dom::element& value, size_t most, std::vector<double>& num
 void add_numbers(const dom::object& object, std::map<std::string, double>& numbers) {
   for (const dom::key_value_pair field : object) {
     double number = 0;
-    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS && std::abs(number) <= kMaxNumber)
-      numbers[std::string(field.key.substr(0, kMostText))] = number;
+    if (numbers.size() < kMaxNumbers && field.value.get(number) == simdjson::SUCCESS && std::abs(number) <= kMaxNumber)
+      numbers[std::string(field.key.substr(0, kMaxText))] = number;
   }
 }
 
@@ -55,7 +55,7 @@ int64_t add_load(const dom::object& layer, std::vector<double>& load) {
   const size_t begin = load.size();
   double sum = 0;
   for (const dom::element each : array) {
-    if (std::ssize(load) == kMostCells) break;
+    if (std::ssize(load) == kMaxCells) break;
     load.push_back(number_of(each));
     sum += load.back();
   }
@@ -75,8 +75,8 @@ std::optional<LinkData> link_at(const dom::object& figures, std::string_view nam
   if (ranks.at(0).get(link.rank) != simdjson::SUCCESS || ranks.at(1).get(link.peer) != simdjson::SUCCESS ||
       hosts.at(0).get(host) != simdjson::SUCCESS || hosts.at(1).get(peer_host) != simdjson::SUCCESS)
     return {};
-  link.host = host.substr(0, kMostText);
-  link.peer_host = peer_host.substr(0, kMostText);
+  link.host = host.substr(0, kMaxText);
+  link.peer_host = peer_host.substr(0, kMaxText);
   link.value = number_at(figure, "value");
   if (!(link.value > 0)) return {};
   const double median = number_at(figure, "median_of_others");
@@ -176,7 +176,7 @@ void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
     dom::object layer;
     int64_t number = 0;
     if (each.get(layer) != simdjson::SUCCESS || layer.at_key("layer").get(number) != simdjson::SUCCESS) continue;
-    if (std::ssize(numbers) == kMostLayers) break;
+    if (std::ssize(numbers) == kMaxLayers) break;
     const int64_t here = add_load(layer, load_);
     if (experts < 0) experts = here;
     if (here != experts) return;  // a row would not be the same expert in each layer
@@ -215,8 +215,8 @@ void MetricsReader::Parser::read_axes(int64_t step, const dom::element& comm) {
   for (const dom::key_value_pair field : axes) {
     dom::object axis;
     if (field.value.get(axis) != simdjson::SUCCESS) continue;
-    const std::string name(field.key.substr(0, kMostText));
-    if (!run_.ranks.axes.contains(name) && run_.ranks.axes.size() == kMostAxes) continue;
+    const std::string name(field.key.substr(0, kMaxText));
+    if (!run_.ranks.axes.contains(name) && run_.ranks.axes.size() == kMaxAxes) continue;
     AxisData& data = run_.ranks.axes[name];
     data.sent_bytes.add(step, number_at(axis, "sent_bytes"));
     data.exposed_s.add(step, number_at(axis, "exposed_s"));
@@ -242,18 +242,18 @@ bool MetricsReader::Parser::read_event(std::string_view line) {
       record.at_key("kind").get(kind) != simdjson::SUCCESS ||
       record.at_key("step").get(event.step) != simdjson::SUCCESS)
     return false;
-  if (run_.events.size() == kMostEvents) {
+  if (run_.events.size() == kMaxEvents) {
     ++run_.skipped_event_lines.out_of_order;
     return true;
   }
-  event.kind = kind.substr(0, kMostText);
+  event.kind = kind.substr(0, kMaxText);
   const double time = number_at(record, "time");
   event.time = time > 0 && time < 1e12 ? time : 0;
   add_numbers(record, event.numbers);
   for (const dom::key_value_pair field : record) {
     std::string_view text;
-    if (field.value.get(text) == simdjson::SUCCESS && event.texts.size() < kMostNumbers)
-      event.texts[std::string(field.key.substr(0, kMostText))] = text.substr(0, kMostText);
+    if (field.value.get(text) == simdjson::SUCCESS && event.texts.size() < kMaxNumbers)
+      event.texts[std::string(field.key.substr(0, kMaxText))] = text.substr(0, kMaxText);
     dom::object object;
     if (field.value.get(object) != simdjson::SUCCESS) continue;
     if (field.key == "memory_bytes") add_numbers(object, event.memory_bytes);

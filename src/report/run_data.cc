@@ -11,7 +11,7 @@ Series* NamedSeries::find_or_add(std::string_view name, size_t& at) {
     at = static_cast<size_t>(std::find_if(all_.begin(), all_.end(), is_it) - all_.begin());
   }
   if (at == all_.size()) {
-    if (all_.size() == kMost) return nullptr;
+    if (all_.size() == kMax) return nullptr;
     all_.emplace_back(std::string(name), Series());
   }
   return &all_[at++].second;

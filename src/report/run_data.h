@@ -16,9 +16,9 @@ namespace moebius {
 // The numbers of one kind of record, by name, in the order in which they first appeared.
 class NamedSeries {
  public:
-  static constexpr size_t kMost = 64;  // names; those that come later are not kept
+  static constexpr size_t kMax = 64;  // names; those that come later are not kept
 
-  // Returns the series of a name. It is created if fewer than kMost exist; otherwise the result is null.
+  // Returns the series of a name. It is created if fewer than kMax exist; otherwise the result is null.
   // The search begins at index `at`, which is set to the index after the series.
   Series* find_or_add(std::string_view name, size_t& at);
   const Series* find(std::string_view name) const;  // returns null if there is no value of this name

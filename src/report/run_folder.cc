@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kChunk = int64_t{4} << 20, kLongestLine = int64_t{64} << 20;
 constexpr size_t kMaxValueChars = 2000, kMaxKeys = 1000;  // of a recipe: characters of a value, keys
-constexpr int64_t kMostRecipe = int64_t{1} << 20;
+constexpr int64_t kMaxRecipe = int64_t{1} << 20;
 
 // Returns the number in "step-00000100"; -1 for other names.
 int64_t step_of_folder(const std::string& name) {
@@ -126,7 +126,7 @@ bool RunFolder::read_recipe() {
   std::string problem, text;
   if (!fs::is_regular_file(file, error)) {
     problem = "there is no recipe.resolved.toml";
-  } else if (static_cast<int64_t>(fs::file_size(file, error)) > kMostRecipe) {
+  } else if (static_cast<int64_t>(fs::file_size(file, error)) > kMaxRecipe) {
     problem = "recipe.resolved.toml is larger than 1 MiB";
   } else {
     text = read_file(file);

@@ -96,7 +96,7 @@ TEST_F(ReadRun, ThousandsOfNamesAreBounded) {
   std::string line = "{\"kind\":\"train\",\"step\":1";
   for (int i = 0; i < 5000; ++i) line += fmt::format(",\"name{}\":1", i);
   write_run(dir_.path("run"), 0, line + "}\n");
-  EXPECT_EQ(folder().data().train.all().size(), NamedSeries::kMost);
+  EXPECT_EQ(folder().data().train.all().size(), NamedSeries::kMax);
 }
 
 TEST_F(ReadRun, ItFollowsAFileThatGrows) {

@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 // Sums and axes of values within these do not overflow, and no logarithm of them is infinite.
-constexpr double kGreatest = 1e290, kLeast = 1e-290;
+constexpr double kGreatest = 1e290, kMin = 1e-290;
 constexpr double kGreatestInGrid = 1e30;  // its sums are f32
 
 void merge(SeriesBin& into, const SeriesBin& bin) {
@@ -63,7 +63,7 @@ void Series::add(int64_t step, double value) {
     ++not_finite_;
     return;
   }
-  if (std::abs(value) < kLeast) value = 0;
+  if (std::abs(value) < kMin) value = 0;
   ++count_;
   last_ = value;
   const SeriesBin record{.first_step = step, .last_step = step, .count = 1, .min = value, .max = value, .sum = value};

@@ -12,7 +12,7 @@ namespace moebius {
 namespace {
 
 // More pairs than this many times the least are not worth the exchange that they save.
-constexpr double kMostImbalance = 1.25;
+constexpr double kMaxImbalance = 1.25;
 
 // [row]: the first row of its document.
 std::vector<int32_t> document_of_rows(const SampleDocuments& sample) {
@@ -79,7 +79,7 @@ int64_t choose_sharing(const SampleDocuments& sample, int64_t cp) {
   }
   const double least = *std::min_element(busiest.begin(), busiest.end());
   const auto chosen =
-      std::find_if(busiest.begin(), busiest.end(), [&](double pairs) { return pairs <= kMostImbalance * least; });
+      std::find_if(busiest.begin(), busiest.end(), [&](double pairs) { return pairs <= kMaxImbalance * least; });
   return int64_t{1} << (chosen - busiest.begin());
 }
 

@@ -130,12 +130,12 @@ StartNote random_weights_note(const RunSpec& run) {
 }
 
 std::string data_text(const RunSpec& run, const DatasetOrder& order) {
-  constexpr size_t kMostNamed = 4;
+  constexpr size_t kMaxNamed = 4;
   const std::vector<double> times = times_read(run, order);
   std::vector<std::string> named;
-  for (size_t i = 0; i < std::min(times.size(), kMostNamed); ++i)
+  for (size_t i = 0; i < std::min(times.size(), kMaxNamed); ++i)
     named.push_back(times_text(run.data.train[i].prefix, times[i]));
-  if (times.size() > kMostNamed) {
+  if (times.size() > kMaxNamed) {
     const auto [least, most] = std::minmax_element(times.begin(), times.end());
     named = {fmt::format("each of {} datasets {:.2f} to {:.2f} times", times.size(), *least, *most)};
   }

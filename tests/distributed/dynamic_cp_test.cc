@@ -132,7 +132,7 @@ void expect_same(const Trained& got, const Trained& want) {
 
 // Returns the number of passes of the graph that has most: those with one cp that are neither the first nor the last
 // of a step.
-int64_t most_passes_of_a_graph(const Trained& trained) {
+int64_t max_passes_of_a_graph(const Trained& trained) {
   std::map<int64_t, int64_t> passes;
   const int64_t of_step = std::ssize(trained.cps) / kSteps;
   for (int64_t i = 0; i < std::ssize(trained.cps); ++i) {
@@ -205,7 +205,7 @@ TEST_F(DynamicCp, OnGpusHasTheLossesOfOneRank) {
       const bool captures = graph && Accelerator::count() >= 4;
       EXPECT_THAT(got.links, ::testing::EndsWith(captures ? "steps are CUDA graphs" : "steps are eager"));
       if (captures) {
-        EXPECT_GT(most_passes_of_a_graph(got), 2) << "the first two are eager";
+        EXPECT_GT(max_passes_of_a_graph(got), 2) << "the first two are eager";
       }
     }
   }

@@ -42,9 +42,9 @@ struct Network::Board {
     int net = -1, uts = -1;  // descriptors of its namespaces, in the process of the network
     ino_t net_inode = 0;
   };
-  std::array<Host, kMostHosts> hosts;
+  std::array<Host, kMaxHosts> hosts;
   int user = -1, mount = -1;  // namespaces of all hosts; user: -1 for root, who needs none
-  std::array<std::array<Link, kMostHosts>, kMostHosts> links;
+  std::array<std::array<Link, kMaxHosts>, kMaxHosts> links;
 };
 
 namespace {
@@ -256,7 +256,7 @@ void Network::run_network(int from_test, int to_test) const {
 // --- the test's side ------------------------------------------------------------------------------------------------
 
 Network::Network(int num_hosts) : num_hosts_(num_hosts) {
-  MOEBIUS_ASSERT(num_hosts >= 1 && num_hosts <= kMostHosts);
+  MOEBIUS_ASSERT(num_hosts >= 1 && num_hosts <= kMaxHosts);
   void* shared = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   check_call(shared != MAP_FAILED, "shared memory");
   board_ = new (shared) Board;

@@ -29,7 +29,7 @@ struct LinkQuality {
 
 class Network {
  public:
-  static constexpr int kMostHosts = 8;
+  static constexpr int kMaxHosts = 8;
 
   explicit Network(int num_hosts);
   // Ends what still runs on the hosts. Nothing of the network is left, also when this process dies.

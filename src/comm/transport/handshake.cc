@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3273756962656f6d;  // "moebius2"
 constexpr std::byte kAccepted{1};
-constexpr size_t kMostNamed = 8;  // refused connections that messages name
+constexpr size_t kMaxNamed = 8;  // refused connections that messages name
 constexpr const char *kGreeting = "a greeting", *kChallenge = "a challenge", *kAnswer = "an answer",
                      *kAcceptance = "the acceptance";
 
@@ -235,7 +235,7 @@ void HandshakeAcceptor::challenge(PendingConnection& v) const {
 void HandshakeAcceptor::refuse(const PendingConnection& v, const std::string& why) {
   const std::string text = fmt::format("{}, which {}", v.from.empty() ? "an unknown address" : v.from, why);
   ++num_refused_;
-  if (refused_.size() >= kMostNamed || std::find(refused_.begin(), refused_.end(), text) != refused_.end()) return;
+  if (refused_.size() >= kMaxNamed || std::find(refused_.begin(), refused_.end(), text) != refused_.end()) return;
   refused_.push_back(text);
   if (warn_) warn_(fmt::format("tcp: rank {} has refused a connection from {}", rank_, text));
 }

@@ -258,27 +258,27 @@ TEST(TcpLinks, AConnectionThatWasFullHasARate) {
 // Sends end before their connection is made, in the order of their bytes, as far as copies of them are kept.
 TEST(TcpLinks, AShortMessageDoesNotWaitForItsConnection) {
   Links world(3);
-  constexpr int64_t kBytes = TcpLinks::kEagerBytes, kMost = TcpLinks::kMaxKeptBytes / kBytes;
+  constexpr int64_t kBytes = TcpLinks::kEagerBytes, kMax = TcpLinks::kMaxKeptBytes / kBytes;
   std::vector<std::byte> data(kBytes), got(kBytes);
-  std::vector<TcpEnd> sends(kMost + 1, {.peer = 2, .sends = true, .data = data.data(), .num_bytes = kBytes});
-  for (int64_t i = 0; i <= kMost; ++i) {
+  std::vector<TcpEnd> sends(kMax + 1, {.peer = 2, .sends = true, .data = data.data(), .num_bytes = kBytes});
+  for (int64_t i = 0; i <= kMax; ++i) {
     std::fill(data.begin(), data.end(), static_cast<std::byte>(i + 1));
     world.links[1]->post(sends[i]);
     bool has_ended = false;
     world.links[1]->move_until(0, [&] { return has_ended = sends[i].state == TcpEnd::State::ended, true; });
-    EXPECT_EQ(has_ended, i < kMost) << i;
+    EXPECT_EQ(has_ended, i < kMax) << i;
   }
   int pair[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
   world.links[1]->add(2, Socket(pair[0]));
   world.links[2]->add(1, Socket(pair[1]));
-  for (int64_t i = 0; i <= kMost; ++i) {
+  for (int64_t i = 0; i <= kMax; ++i) {
     TcpEnd to{.peer = 1, .data = got.data(), .num_bytes = kBytes};
     world.links[2]->post(to);
     EXPECT_TRUE(world.links[2]->move_until(20, [&] { return to.state == TcpEnd::State::ended; }));
     EXPECT_EQ(got, std::vector<std::byte>(kBytes, static_cast<std::byte>(i + 1)));
   }
-  EXPECT_TRUE(world.links[1]->move_until(20, [&] { return sends[kMost].state == TcpEnd::State::ended; }));
+  EXPECT_TRUE(world.links[1]->move_until(20, [&] { return sends[kMax].state == TcpEnd::State::ended; }));
 }
 
 // Returns how long a message needs after the connection for it was added: while the rank's thread sleeps in its poll,

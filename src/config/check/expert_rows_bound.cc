@@ -12,14 +12,14 @@ int64_t bounded_rows(double factor, int64_t even, int64_t most) {
 
 int64_t even_rows(const SharedExperts& e) { return e.tokens * e.top_k * e.etp; }
 
-int64_t most_rows(const SharedExperts& e) {
+int64_t max_rows(const SharedExperts& e) {
   const int64_t worst = e.etp * e.ep * e.tokens * std::min(e.top_k, e.num_experts / e.ep);
   return e.rows_factor == 0 ? worst : bounded_rows(e.rows_factor, even_rows(e), worst);
 }
 
 bool pools_rows(double budget, const SharedExperts& e) {
   if (budget == 0 || e.num_experts == 0 || e.ep * e.etp == 1) return false;
-  return bounded_rows(budget, even_rows(e), most_rows(e)) < most_rows(e);
+  return bounded_rows(budget, even_rows(e), max_rows(e)) < max_rows(e);
 }
 
 bool pools_expert_rows(const RunSpec& s) {

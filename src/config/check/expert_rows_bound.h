@@ -18,7 +18,7 @@ struct SharedExperts {
 // Returns ceil(factor * even), at most `most`; the product may exceed every integer.
 int64_t bounded_rows(double factor, int64_t even, int64_t most);
 int64_t even_rows(const SharedExperts& e);  // rows of a rank if experts are chosen evenly
-int64_t most_rows(const SharedExperts& e);  // rows of a rank if its experts are chosen as often as they can be
+int64_t max_rows(const SharedExperts& e);   // rows of a rank if its experts are chosen as often as they can be
 
 // Returns whether rows are in the pool of a budget. They are not without a budget, in a model without experts, where a
 // rank has all experts, and where the budget reaches the worst case.

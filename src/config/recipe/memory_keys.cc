@@ -16,7 +16,7 @@ using nlohmann::json;
 namespace {
 
 // More layers than a model may have.
-constexpr int64_t kMostLayers = 1'000'000;
+constexpr int64_t kMaxLayers = 1'000'000;
 constexpr std::pair<const char*, int64_t> kUnits[] = {{"TiB", int64_t{1} << 40},
                                                       {"GiB", int64_t{1} << 30},
                                                       {"MiB", int64_t{1} << 20},
@@ -50,7 +50,7 @@ constexpr std::pair<const char*, const char*> kOtherOffloadNames[] = {
 std::optional<int64_t> parse_layer(const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > kMostLayers) return {};
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > kMaxLayers) return {};
   return value;
 }
 

@@ -7,14 +7,14 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLongest = 32768, kMostOfAllRanks = 262144;
+constexpr int64_t kLongest = 32768, kMaxOfAllRanks = 262144;
 
 ChunkedExperts::Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<ChunkedExperts::Saved&>(saved); }
 
 }  // namespace
 
 int64_t expert_chunk(int64_t T, int64_t num_ranks) {
-  const int64_t longest = std::min(kLongest, std::max<int64_t>(1, kMostOfAllRanks / num_ranks));
+  const int64_t longest = std::min(kLongest, std::max<int64_t>(1, kMaxOfAllRanks / num_ranks));
   for (int64_t n = div_ceil(T, longest); n > 0 && T / n >= div_ceil(longest, 4); ++n)
     if (T % n == 0) return T / n;
   return T;

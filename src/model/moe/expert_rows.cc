@@ -32,7 +32,7 @@ int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t 
 }
 
 int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
-  return most_rows(shared_experts(mesh, num_experts, top_k, T, rows_factor));
+  return max_rows(shared_experts(mesh, num_experts, top_k, T, rows_factor));
 }
 
 int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp) {

@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 constexpr int64_t kKiB = 1024;
-const GpuLimits kA100{8, 0, 108, 163 * kKiB}, kRtx4090{8, 9, 128, kLeastSharedBytes}, kH100{9, 0, 132, 227 * kKiB};
+const GpuLimits kA100{8, 0, 108, 163 * kKiB}, kRtx4090{8, 9, 128, kMinSharedBytes}, kH100{9, 0, 132, 227 * kKiB};
 constexpr AttentionPass kPasses[] = {AttentionPass::fwd, AttentionPass::dq, AttentionPass::dkv};
 
 TEST(PortableAttentionConfig, FitsEveryGpuAtEveryWidth) {
@@ -52,10 +52,10 @@ TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
 
 TEST(PortableAttentionConfig, RefusesSequencesOfMoreBlocksThanAGridHas) {
   const PortableAttentionConfig config = choose_portable_attention(AttentionPass::fwd, 200, kRtx4090);
-  constexpr int64_t kMost = 65535 * 64;
+  constexpr int64_t kMax = 65535 * 64;
   EXPECT_EQ(portable_attention_blocks("attention_fwd", config, 65), 2u);
-  EXPECT_EQ(portable_attention_blocks("attention_fwd", config, kMost), 65535u);
-  EXPECT_EQ(testing::error_of([&] { portable_attention_blocks("attention_fwd", config, kMost + 1); }),
+  EXPECT_EQ(portable_attention_blocks("attention_fwd", config, kMax), 65535u);
+  EXPECT_EQ(testing::error_of([&] { portable_attention_blocks("attention_fwd", config, kMax + 1); }),
             "attention_fwd: the portable kernels for heads of at most 256 take sequences of at most 4194240 tokens on "
             "this GPU; got 4194241; use a shorter train.seq_len, or raise parallel.cp");
 }

@@ -14,7 +14,7 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int kMostRows = static_cast<int>(kRowsTogether), kMostSums = 16;
+constexpr int kMaxRows = static_cast<int>(kRowsTogether), kMaxSums = 16;
 
 // Operands of a kernel: row i of x has its step p at x + i * row_stride + p * step_stride.
 template <class T>
@@ -96,7 +96,7 @@ template <int M, int N>
     for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], x[i], w[j]);
 }
 
-// I is 0 to kMostSums - 1. g++ 12 stores all sums in every step unless the code after the steps names them by
+// I is 0 to kMaxSums - 1. g++ 12 stores all sums in every step unless the code after the steps names them by
 // constants; and a masked load costs more than a whole one, so that only the last step has it.
 template <int M, int N, int kLinesAhead, int... I>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void multiply_pairs(
@@ -124,32 +124,32 @@ template <int M, int N, int kLinesAhead, int... I>
     add_pairs(sum, x_pairs, w_pairs);
   }
   const Wide v[4][4] = {(Wide)sum[std::min(I, M * N - 1) / N][std::min(I, M * N - 1) % N]...};
-  float sums[kMostSums];
+  float sums[kMaxSums];
   sum_four_by_four(sums, v);
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) std::memcpy(tile.data + i * tile.ld, sums + i * N, N * sizeof(float));
 }
 template <int M, int N, int kLinesAhead>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(Tile tile, const Rows<bf16>& a) {
-  multiply_pairs<M, N, kLinesAhead>(tile, a, std::make_integer_sequence<int, kMostSums>{});
+  multiply_pairs<M, N, kLinesAhead>(tile, a, std::make_integer_sequence<int, kMaxSums>{});
 }
 
 template <class T>
 using Multiply = void (*)(Tile, const Rows<T>&);
 
-// The kernels for 1 to kMostRows rows of x, by the number of rows of W at once.
+// The kernels for 1 to kMaxRows rows of x, by the number of rows of W at once.
 template <class T>
 struct Kernels {
   int64_t step;  // elements of a row
-  std::array<Multiply<T>, kMostRows> four, one;
+  std::array<Multiply<T>, kMaxRows> four, one;
   std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
   // Several groups share the prefetches: each asks for 2 lines a step, or 1 if there are at least 4 groups.
-  std::array<Multiply<T>, kMostRows> four_of_few_groups, four_of_many_groups;
+  std::array<Multiply<T>, kMaxRows> four_of_few_groups, four_of_many_groups;
 };
 
 template <class T, int... M>
 constexpr Kernels<T> by_lanes(std::integer_sequence<int, M...>) {
-  constexpr std::array<Multiply<T>, kMostRows> kFour = {multiply_lanes<M + 1, 4, T>...};
+  constexpr std::array<Multiply<T>, kMaxRows> kFour = {multiply_lanes<M + 1, 4, T>...};
   return {kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>},
           kFour,     kFour};
 }
@@ -165,13 +165,13 @@ constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
 
 template <class T>
 const Kernels<T>& kernels() {
-  static constexpr Kernels<T> kLanes = by_lanes<T>(std::make_integer_sequence<int, kMostRows>{});
+  static constexpr Kernels<T> kLanes = by_lanes<T>(std::make_integer_sequence<int, kMaxRows>{});
   return kLanes;
 }
 template <>
 const Kernels<bf16>& kernels<bf16>() {
-  static constexpr Kernels<bf16> kLanes = by_lanes<bf16>(std::make_integer_sequence<int, kMostRows>{});
-  static constexpr Kernels<bf16> kPairs = by_pairs(std::make_integer_sequence<int, kMostRows>{});
+  static constexpr Kernels<bf16> kLanes = by_lanes<bf16>(std::make_integer_sequence<int, kMaxRows>{});
+  static constexpr Kernels<bf16> kPairs = by_pairs(std::make_integer_sequence<int, kMaxRows>{});
   static const bool has_pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
   return has_pairs ? kPairs : kLanes;
 }

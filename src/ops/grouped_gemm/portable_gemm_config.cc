@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 // Returns the most output tiles that the product can have. Rows of experts may leave a tile of each ragged.
-int64_t most_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
+int64_t max_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
   const int64_t across = div_ceil(d.n, c.tile_n);
   if (d.epilogue == GroupedEpilogue::add_f32) return d.num_experts * div_ceil(d.m, c.tile_m) * across;
   return (d.m / c.tile_m + std::min(d.num_experts, d.m)) * across;
@@ -34,7 +34,7 @@ PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const Gpu
   const bool only_stores = desc.epilogue == GroupedEpilogue::store;
   for (const PortableGemmConfig& config : {kPortablePair, kPortableDeep, kPortableWide}) {
     if (config == kPortablePair && only_stores) continue;
-    if (fits(desc, config, limits) && most_tiles(desc, config) >= config.blocks * limits.num_multiprocessors)
+    if (fits(desc, config, limits) && max_tiles(desc, config) >= config.blocks * limits.num_multiprocessors)
       return config;
   }
   const int64_t needed = kPortableSmall.shared_bytes(desc.num_experts);

@@ -25,8 +25,8 @@ struct LowRankWgradTiles {
         wide_tiles(div_ceil(wide_columns, kLowRankWideTile)),
         narrow_tiles(div_ceil(narrow_columns, narrow)) {
     const int64_t tiles = std::max(matrices * wide_tiles * narrow_tiles, int64_t{1});
-    const int64_t most_parts = num_rows / std::max(matrices, int64_t{1}) / kFewestRows;
-    num_parts = std::clamp(kWantedBlocks / tiles, int64_t{1}, std::max(most_parts, int64_t{1}));
+    const int64_t max_parts = num_rows / std::max(matrices, int64_t{1}) / kFewestRows;
+    num_parts = std::clamp(kWantedBlocks / tiles, int64_t{1}, std::max(max_parts, int64_t{1}));
   }
   int64_t scratch_bytes() const {
     return num_parts == 1 ? 0 : num_parts * matrices * wide_columns * narrow_columns * size_of(DType::f32);

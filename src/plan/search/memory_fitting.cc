@@ -9,7 +9,7 @@ namespace moebius {
 namespace {
 
 // The maximum number of memory choices to try for a layout, besides the one that needs the least memory.
-constexpr int kMostChoices = 6;
+constexpr int kMaxChoices = 6;
 // A choice is tried if its estimates exceed the memory limit, or the time of the layouts kept, by at most this factor.
 constexpr double kEstimateError = 1.02;
 
@@ -44,7 +44,7 @@ class MemoryFitting {
   std::optional<MemoryChoice> found();
   void find_useful_shardings();
   // Returns the choices that may need the least memory, for each budget of rows.
-  std::vector<MemoryChoice> least_choices() const;
+  std::vector<MemoryChoice> min_choices() const;
   bool may_be_fast();
   bool least_may_fit();
   std::vector<Estimate> choices_that_may_fit();
@@ -83,7 +83,7 @@ class MemoryFitting {
   }
   bool fits(const Prediction& p) {
     const auto bytes = static_cast<double>(p.fullest_rank().total());
-    if (bytes > search_.bytes) fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+    if (bytes > search_.bytes) fitted_.min_bytes = std::min(fitted_.min_bytes, bytes);
     return bytes <= search_.bytes && p.host_bytes <= search_.host_limit(bytes);
   }
   bool try_choice(const MemoryChoice& choice) {
@@ -127,7 +127,7 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   find_useful_shardings();
   const double in_shares = shardings().size() > 1 ? static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) : 0;
   if (kept - in_shares > search_.bytes) {
-    fitted_.least_bytes = std::min(fitted_.least_bytes, kept - in_shares);
+    fitted_.min_bytes = std::min(fitted_.min_bytes, kept - in_shares);
     return std::nullopt;
   }
   fitted_.is_slower = kept > search_.bytes && sharded_.empty();
@@ -140,14 +140,14 @@ std::optional<MemoryChoice> MemoryFitting::found() {
     if (fitted_.is_slower) return std::nullopt;
     if (try_choice(e.choice)) return e.choice;
   }
-  for (const MemoryChoice& least : least_choices())
+  for (const MemoryChoice& least : min_choices())
     if (try_choice(least)) return least;
   return std::nullopt;
 }
 
 // The least memory is that of recomputing whole layers, perhaps with sharded layers or with their inputs on the host.
 // In a stage of few layers the buffers of sharding or offload may need more than they save.
-std::vector<MemoryChoice> MemoryFitting::least_choices() const {
+std::vector<MemoryChoice> MemoryFitting::min_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   std::vector<MemoryChoice> choices;
   for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
@@ -192,14 +192,14 @@ bool MemoryFitting::may_be_fast() {
 // when offloaded, free at most Life::saved.
 bool MemoryFitting::least_may_fit() {
   double bytes = 1e300, without_saved = 1e300;
-  for (const MemoryChoice& least : least_choices()) {
+  for (const MemoryChoice& least : min_choices()) {
     if (least.activations != c_.memory.activations && without_saved > search_.bytes) break;
     const RankMemory& rank = timed(least).fullest_rank();
     bytes = std::min(bytes, static_cast<double>(rank.total()));
     without_saved = std::min(without_saved, static_cast<double>(rank.total() - rank.of(Life::saved)));
     if (bytes <= kEstimateError * search_.bytes) return true;
   }
-  fitted_.least_bytes = std::min(fitted_.least_bytes, bytes);
+  fitted_.min_bytes = std::min(fitted_.min_bytes, bytes);
   return false;
 }
 
@@ -322,7 +322,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
   std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
   const Estimate least = *std::min_element(all.begin(), all.end(),
                                            [](const Estimate& a, const Estimate& b) { return a.bytes() < b.bytes(); });
-  if (std::ssize(all) > kMostChoices) all.resize(kMostChoices);
+  if (std::ssize(all) > kMaxChoices) all.resize(kMaxChoices);
   all.push_back(least);
   return all;
 }

@@ -29,7 +29,7 @@ struct MemoryLimits {
 // A candidate with its memory.
 struct FittedMemory {
   std::optional<Candidate> candidate;  // none: no choice fits, or those that fit are too slow
-  double least_bytes = 1e300;          // the least memory of the choices that do not fit
+  double min_bytes = 1e300;            // the least memory of the choices that do not fit
   bool is_slower = false;              // the choices that should fit are slower than MemoryLimits::slowest_s
   int64_t num_timed = 0;               // number of predictions made
 };

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kHeight = 222, kLeft = 46, kTop = 10, kBottom = 194;
 constexpr double kRight = 338;  // names are right of it
-constexpr int64_t kMostBins = 720;
-constexpr size_t kMostName = 9, kMostMarks = 400;
+constexpr int64_t kMaxBins = 720;
+constexpr size_t kMaxName = 9, kMaxMarks = 400;
 
 struct Drawn {
   const PlotLine& line;
@@ -34,7 +34,7 @@ double middle_of(const SeriesBin& bin) {
 std::vector<Drawn> drawn_lines(const LinePlot& plot) {
   std::vector<Drawn> drawn;
   for (const PlotLine& line : plot.lines) {
-    Drawn each{.line = line, .bins = line.series->bins(kMostBins)};
+    Drawn each{.line = line, .bins = line.series->bins(kMaxBins)};
     for (const SeriesBin& bin : each.bins) each.is_binned = each.is_binned || bin.count > 1;
     drawn.push_back(std::move(each));
   }
@@ -112,7 +112,7 @@ void draw_marks(Markup& out, const LinePlot& plot, const Frame& frame) {
   size_t num = 0;
   for (const StepMark& mark : plot.marks) {
     const auto step = static_cast<double>(mark.step);
-    if (step < frame.x.low || step > frame.x.high || ++num > kMostMarks) continue;
+    if (step < frame.x.low || step > frame.x.high || ++num > kMaxMarks) continue;
     const std::string x = place_text(frame.x.at(step));
     if (mark.is_restart)
       restarts += fmt::format("M{} {}V{}", x, kTop, kBottom);
@@ -190,7 +190,7 @@ void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& dra
   for (const Drawn& each : drawn) {
     const SeriesBin& end = each.bins.back();
     const std::string value = number_text(each.line.series->last(), plot.unit);
-    const std::string text = drawn.size() == 1 ? value : cut_text(each.line.name, kMostName);
+    const std::string text = drawn.size() == 1 ? value : cut_text(each.line.name, kMaxName);
     if (!text.empty())
       names.push_back(
           {frame.x.at(middle_of(end)) + 7, frame.y.at(end.mean()), text, fmt::format("end c{}", each.line.colour)});

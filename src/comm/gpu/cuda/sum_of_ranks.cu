@@ -8,7 +8,7 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 256, kMostBlocks = 264;  // two blocks for each multiprocessor of an H200
+constexpr int kThreads = 256, kMaxBlocks = 264;  // two blocks for each multiprocessor of an H200
 
 // The rules for adding elements of each dtype, as in comm/rank_order_sum.cc.
 struct F32 {
@@ -50,10 +50,10 @@ struct alignas(sizeof(typename Rule::Element) * kWidth) Pack {
   typename Rule::Element at[kWidth];
 };
 
-constexpr int kMostLevels = 8;
+constexpr int kMaxLevels = 8;
 
 struct Radices {
-  int at[kMostLevels];
+  int at[kMaxLevels];
 };
 
 // The running sums of one pack: at[l] adds the parts, or the sums, of level l.
@@ -106,11 +106,11 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 template <class Rule, int kWidth, int kLevels>
 void launch(cudaStream_t stream, const Tensor& out, const RankParts& parts, const CollectiveLevels& levels) {
   const int64_t num_packs = out.numel() / kWidth;
-  const int blocks = static_cast<int>(std::min<int64_t>((num_packs + kThreads - 1) / kThreads, kMostBlocks));
+  const int blocks = static_cast<int>(std::min<int64_t>((num_packs + kThreads - 1) / kThreads, kMaxBlocks));
   Radices radices{};
   for (int l = 0; l < levels.count(); ++l) radices.at[l] = levels.radix(l);
   // Levels that a group does not have are sums of one term.
-  for (int l = levels.count(); l < kMostLevels; ++l) radices.at[l] = 1;
+  for (int l = levels.count(); l < kMaxLevels; ++l) radices.at[l] = 1;
   sum_kernel<Rule, kWidth, kLevels><<<blocks, kThreads, 0, stream>>>(static_cast<typename Rule::Element*>(out.data),
                                                                      parts, levels.size(), radices, num_packs);
   check_launch("sum_of_ranks");
@@ -118,10 +118,10 @@ void launch(cudaStream_t stream, const Tensor& out, const RankParts& parts, cons
 
 template <class Rule, int kWidth>
 void launch(cudaStream_t stream, const Tensor& out, const RankParts& parts, const CollectiveLevels& levels) {
-  MOEBIUS_ASSERT(levels.count() <= kMostLevels);
+  MOEBIUS_ASSERT(levels.count() <= kMaxLevels);
   if (levels.count() == 1) return launch<Rule, kWidth, 1>(stream, out, parts, levels);
   if (levels.count() <= 4) return launch<Rule, kWidth, 4>(stream, out, parts, levels);
-  launch<Rule, kWidth, kMostLevels>(stream, out, parts, levels);
+  launch<Rule, kWidth, kMaxLevels>(stream, out, parts, levels);
 }
 
 template <class Rule>

@@ -260,8 +260,8 @@ void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sen
 }
 
 TimedInterval NcclWorld::begin_interval(std::shared_ptr<NcclCounters> counters) {
-  constexpr size_t kMostUnread = 4096;  // a limit in case nothing reads the times
-  if (intervals_.size() > kMostUnread) settle();
+  constexpr size_t kMaxUnread = 4096;  // a limit in case nothing reads the times
+  if (intervals_.size() > kMaxUnread) settle();
   return {.counters = std::move(counters), .begin = take_timing_event()};
 }
 
@@ -374,8 +374,8 @@ void NcclWorld::abandon() {
 // Streams and events stay alive until the communicators are gone, or forever if one
 // cannot be ended.
 bool NcclWorld::is_through() const {
-  constexpr int kMostMs = 3000;
-  for (int ms = 0; ms<kMostMs&& * aborts_open_> 0; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  constexpr int kMaxMs = 3000;
+  for (int ms = 0; *aborts_open_ > 0 && ms < kMaxMs; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return *aborts_open_ == 0;
 }
 

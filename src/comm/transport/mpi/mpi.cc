@@ -19,10 +19,10 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMostBytes = 1 << 30;  // bytes of one MPI message, since counts are int
-constexpr double kGraceS = 2;            // time in which ranks with the same failure find each other
-constexpr double kWatchS = 5;            // time to connect the RankWatch; the run then continues without it
-constexpr double kForwardS = 0.05;       // time in which ranks forward that one of them ends all processes
+constexpr int64_t kMaxBytes = 1 << 30;  // bytes of one MPI message, since counts are int
+constexpr double kGraceS = 2;           // time in which ranks with the same failure find each other
+constexpr double kWatchS = 5;           // time to connect the RankWatch; the run then continues without it
+constexpr double kForwardS = 0.05;      // time in which ranks forward that one of them ends all processes
 
 std::string mpi_error(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -93,8 +93,8 @@ class MpiMessage final : public Message {
   MpiMessage(MPI_Comm comm, bool sends, int peer, int channel, std::span<std::byte> bytes)
       : peer_(peer), num_bytes_(std::ssize(bytes)) {
     std::byte* data = bytes.data();
-    for (int64_t at = 0; at < std::max<int64_t>(num_bytes_, 1); at += kMostBytes) {
-      const int size = static_cast<int>(std::min(kMostBytes, num_bytes_ - at));
+    for (int64_t at = 0; at < std::max<int64_t>(num_bytes_, 1); at += kMaxBytes) {
+      const int size = static_cast<int>(std::min(kMaxBytes, num_bytes_ - at));
       MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
       sends ? check_mpi("MPI_Isend", MPI_Isend(data + at, size, MPI_BYTE, peer, channel, comm, &request))
             : check_mpi("MPI_Irecv", MPI_Irecv(data + at, size, MPI_BYTE, peer, channel, comm, &request));

@@ -433,7 +433,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                  .num_experts = static_cast<int>(a.dw_eMN.dim(0)),
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
                  .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols)),
-                 .most_clusters = num_blocks / 2,
+                 .max_clusters = num_blocks / 2,
                  .accumulate = a.accumulate,
                  .first_parts = static_cast<float4*>(a.scratch.data)};
   const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true, kRounds>

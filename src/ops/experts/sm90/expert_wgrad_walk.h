@@ -15,7 +15,7 @@ struct Params {
   Side gathered, plain;
   const int32_t* offsets;
   int num_experts, gather_steps, plain_steps;  // clusters along each side
-  int most_clusters;                           // of a grid without a limit on its blocks: tiles are cut for these
+  int max_clusters;                            // of a grid without a limit on its blocks: tiles are cut for these
   bool accumulate;
   float4* first_parts;  // of a bf16 dw: the sums of the first parts of the tiles that are cut
 };
@@ -53,7 +53,7 @@ class Walk {
   __device__ Walk(const Params& p, const typename L::Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
     const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
     num_own_ = own_below(num_tiles);
-    num_cut_ = own_below(min(p.most_clusters, num_tiles - (kTilesToCut - 1) * p.most_clusters));
+    num_cut_ = own_below(min(p.max_clusters, num_tiles - (kTilesToCut - 1) * p.max_clusters));
   }
   __device__ bool next(Tile& tile) {
     do {
@@ -64,7 +64,7 @@ class Walk {
       tile = tile_at(t);
       if (own < num_cut_) {
         const int num_blocks = min((tile.end - tile.begin + L::kDepth - 1) / L::kDepth, kBlocksToSpread);
-        const int row = min(tile.begin + num_blocks * t / p_.most_clusters * L::kDepth, tile.end);
+        const int row = min(tile.begin + num_blocks * t / p_.max_clusters * L::kDepth, tile.end);
         tile.adds = tile.adds || (is_second && row > tile.begin);
         if (kTagsParts && row > tile.begin && row < tile.end)
           tile.tag.set(is_second ? TilePart::second : TilePart::first, t);

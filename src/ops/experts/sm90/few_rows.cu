@@ -30,7 +30,7 @@ constexpr int kMultiplying = kWarps * 32, kThreads = kMultiplying + 32;
 constexpr int kStepK = kWarps * 32, kStageK = 2 * kStepK;
 constexpr int kPitch = kStageK * 2 + 64;  // bytes between rows of a stage: lanes then read from all banks
 constexpr int kStageBytes = kMatrixRows * kPitch;
-constexpr int kMostChunks = 320;
+constexpr int kMaxChunks = 320;
 
 // Blocks that a multiprocessor holds together, and stages of the ring of each. kRows: of a chunk at most.
 constexpr int blocks_together(int rows) { return rows == 8 ? 3 : 2; }
@@ -56,7 +56,7 @@ template <int kRows>
 struct Shared {
   static constexpr int kStages = num_stages(kRows);
   uint64_t full[kStages], empty[kStages];
-  Chunk chunks[kMostChunks];
+  Chunk chunks[kMaxChunks];
   int32_t num_chunks;
   float of_warps[kWarps][kRows][kMatrixRows + 1];
   float sums[kRows][kMatrixRows];
@@ -286,12 +286,12 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
 }
 
 // The chunks of R rows of e experts are at most so many.
-int64_t most_chunks(int64_t e, int64_t R, int64_t rows_of_chunk) { return std::min(e, R) + R / rows_of_chunk; }
+int64_t max_chunks(int64_t e, int64_t R, int64_t rows_of_chunk) { return std::min(e, R) + R / rows_of_chunk; }
 
 template <int kRows, bool kGated, class Y>
 void launch(Stream& s, const Params& p) {
   constexpr int kShared = num_stages(kRows) * kStageBytes;
-  const int64_t tiles = div_ceil(p.N, kMatrixRows), items = most_chunks(p.num_experts, p.num_rows, kRows) * tiles;
+  const int64_t tiles = div_ceil(p.N, kMatrixRows), items = max_chunks(p.num_experts, p.num_rows, kRows) * tiles;
   const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows) * gpu_limits(s).num_multiprocessors);
   const auto kernel = few_rows_kernel<kRows, kGated, Y>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
@@ -309,7 +309,7 @@ void launch_few_rows(Stream& s, const Params& p) {
 
 // w: [e, N, K]. Dense products of more rows, or of few columns, gain nothing here.
 bool takes_shape(const Rows& rows, const Tensor& w, int64_t num_rows, bool is_gated) {
-  if (!rows.offsets_e1.empty()) return most_chunks(w.dim(0), num_rows, 8) <= kMostChunks;
+  if (!rows.offsets_e1.empty()) return max_chunks(w.dim(0), num_rows, 8) <= kMaxChunks;
   return num_rows <= 8 && (is_gated || w.dim(1) > 4096);
 }
 

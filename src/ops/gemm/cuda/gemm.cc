@@ -291,14 +291,14 @@ class CublasLt {
     };
     if (!run_once(proposals.front())) return proposals.front();
     copy_on(stream, want, got, compared);
-    float least_ms = std::numeric_limits<float>::infinity();
+    float min_ms = std::numeric_limits<float>::infinity();
     cublasLtMatmulAlgo_t best = proposals.front();
     for (const cublasLtMatmulAlgo_t& algorithm : equal) {
       if (!run_once(algorithm) || differ(s, want, got, compared)) continue;
-      float ms = least_ms;
+      float ms = min_ms;
       for (int i = 0; i < kTimedRuns; ++i) ms = std::min(ms, time_ms(stream, [&] { run(algorithm); }));
-      if (ms < least_ms) {
-        least_ms = ms;
+      if (ms < min_ms) {
+        min_ms = ms;
         best = algorithm;
       }
     }

@@ -199,7 +199,7 @@ using Kernel = void (*)(Product);
 
 void launch(Stream& s, Kernel kernel, Product p, int bytes, int cols) {
   p.col_tiles = (p.y.count + cols - 1) / cols;
-  static_assert(std::max(Narrow<64>::kBytes, Wide::kBytes) <= kLeastSharedBytes);
+  static_assert(std::max(Narrow<64>::kBytes, Wide::kBytes) <= kMinSharedBytes);
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const auto blocks = static_cast<unsigned>((p.rows.num_rows / kRows + p.rows.num_matrices) * p.col_tiles);
   kernel<<<blocks, kLowRankThreads, bytes, cuda_stream(s)>>>(p);

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kLowRankThreads) add_parts_kernel(const __grid
 template <int kNarrow>
 void launch(Stream& s, const Wgrad& p) {
   constexpr int kBytes = WgradShared<kNarrow>::kBytes;
-  static_assert(kBytes <= kLeastSharedBytes);
+  static_assert(kBytes <= kMinSharedBytes);
   MOEBIUS_CUDA(cudaFuncSetAttribute(wgrad_kernel<kNarrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto blocks = static_cast<unsigned>(p.rows.num_matrices * p.num_parts * p.narrow_tiles * p.wide_tiles);
   wgrad_kernel<kNarrow><<<blocks, kLowRankThreads, kBytes, cuda_stream(s)>>>(p);

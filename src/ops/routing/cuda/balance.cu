@@ -12,8 +12,8 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kChunkThreads = 256, kChunkWarps = kChunkThreads / kWarpSize;
-constexpr int kParts = 32;           // of the chunks of a segment
-constexpr int kMostSegments = 1024;  // at once
+constexpr int kParts = 32;          // of the chunks of a segment
+constexpr int kMaxSegments = 1024;  // at once
 constexpr int kLossThreads = 1024, kLossWarps = kLossThreads / kWarpSize;
 
 struct Stats {
@@ -260,7 +260,7 @@ void balance_stats(Stream& s, const BalanceStats& a) {
       check_launch("balance_stats");
     });
   }
-  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(std::min<int64_t>(S, kMostSegments)));
+  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(std::min<int64_t>(S, kMaxSegments)));
   pieces_kernel<<<blocks, dim3(32, kParts), 0, stream>>>(args);
   check_launch("balance_stats");
 }

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <Gate kGate, int kTerms>
 void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, void* out) {
   constexpr int kBytes = kSlots * Layout<kGate, kTerms>::kSlotBytes;
-  static_assert(kBytes <= kLeastSharedBytes);
+  static_assert(kBytes <= kMinSharedBytes);
   e.tiles_m = static_cast<int>(div_ceil(e.rows, kRows));
   e.tiles_n = static_cast<int>(div_ceil(e.columns, kColumns));
   e.steps_of_part = static_cast<int>(div_ceil(div_ceil(e.depth, kDepth), e.parts));

@@ -56,11 +56,11 @@ __device__ Held release_pages(const Pool& p) {
   return held;
 }
 
-__global__ void __launch_bounds__(kThreads) take_kernel(Pool p, double* counts, const int32_t* offsets, int num_experts,
-                                                        int64_t most_pages, int64_t pool_rows) {
+__global__ void __launch_bounds__(kThreads)
+    take_kernel(Pool p, double* counts, const int32_t* offsets, int num_experts, int64_t max_pages, int64_t pool_rows) {
   release_pages(p);
   const int64_t rows = offsets[num_experts], num_free = p.state[0];
-  const int64_t pages = min(min((rows + kStashPageRows - 1) / kStashPageRows, num_free), most_pages);
+  const int64_t pages = min(min((rows + kStashPageRows - 1) / kStashPageRows, num_free), max_pages);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < pages; i += kThreads) p.page[i] = p.free[num_free - 1 - i];
   if (threadIdx.x != 0) return;
