@@ -23,7 +23,10 @@ TEST(Log, ControlCharactersAreSpelledOut) {
   EXPECT_EQ(logged("\xc2\x9b"
                    "1A"),
             "\\x9b1A\n");
-  EXPECT_EQ(logged("two\nlines\tof Möbius \xc2\xa0"), "two\nlines\tof Möbius \xc2\xa0\n");
+  EXPECT_EQ(logged("two\nlines\tof M\xc3\xb6"
+                   "bius \xc2\xa0"),
+            "two\nlines\tof M\xc3\xb6"
+            "bius \xc2\xa0\n");
 }
 
 }  // namespace
