@@ -173,9 +173,8 @@ def bandwidth(args):
     return sys.exit(f"generation: expected an H100 or an H200; got {card.strip() or 'none'}; give --bandwidth GB/S")
 
 
-def seconds_of(args, folder, texts, tokens):
-    """Returns the seconds of all tokens of a run but the first of each text."""
-    prompts = folder / "prompts.txt"
+def seconds_of(args, folder, prompts, texts, tokens):
+    """Returns the seconds of all tokens of a run but the first of each text. prompts: the file it writes them to."""
     prompts.write_text("".join(f"text {i:02} of {texts:02}\n" for i in range(texts)))
     command = [args.moebius, "generate", str(folder), "--tokenizer", "bytes", "--prompts", str(prompts), "--json",
                "--temperature", "0", "--max-tokens", str(tokens), "--device", args.device]
@@ -190,13 +189,13 @@ def seconds_of(args, folder, texts, tokens):
     return int(found[1]) / float(found[2])
 
 
-def measure(args, config, folder, rate):
+def measure(args, config, folder, prompts, rate):
     results = []
     for texts in args.texts:
         runs = {"few_s": [], "many_s": []}
         for _ in range(args.runs):
             for name, tokens in zip(runs, args.tokens):
-                runs[name].append(seconds_of(args, folder, texts, tokens))
+                runs[name].append(seconds_of(args, folder, prompts, texts, tokens))
         seconds = statistics.median(runs["many_s"]) - statistics.median(runs["few_s"])
         if seconds <= 0:
             sys.exit(f"generation: {args.tokens[1]} tokens took no longer than {args.tokens[0]}; give more --tokens, or "
@@ -261,7 +260,8 @@ def main():
             write_model(config, folder)
         if args.write_only:
             return
-        results = measure(args, config, folder, rate)
+        prompts = pathlib.Path(temporary) / "prompts.txt"  # not beside a model that is kept
+        results = measure(args, config, folder, prompts, rate)
     result = {"shape": args.shape, "layers": config["num_hidden_layers"], "device": args.device, "bandwidth_gb_s": rate,
               "bandwidth_source": source, "load": os.getloadavg()[0], "results": results}
     if args.json:

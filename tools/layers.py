@@ -51,7 +51,7 @@ TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)
 # Headers of C++ have neither folder nor suffix. Those of C, POSIX and the compiler are listed here.
 SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
-                    r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|ifaddrs|glob)\.h$")
+                    r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|ifaddrs|glob|malloc)\.h$")
 # The folders in which an op has its backends. Its public functions are declared above them.
 BACKEND = re.compile(r"ops/[a-z0-9_]+/(cpu|cuda|sm80|sm90|cudnn)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')

@@ -55,7 +55,9 @@ void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
 // Moves the list of messages under "messages". A line may call it "conversations", and have the text of the system
 // beside it.
 void name_messages(Json& record, const std::string& who) {
-  if (!record.is_object() || !is_null_at(record, "messages") || is_null_at(record, "conversations")) return;
+  if (!record.is_object() || is_null_at(record, "conversations")) return;
+  MOEBIUS_CHECK(input, is_null_at(record, "messages"),
+                "{}: expected a list in \"messages\" or in \"conversations\"; got both; drop one of them", who);
   Json list = std::move(record["conversations"]);
   for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
   const Json system = record.value("system", Json());
@@ -101,8 +103,13 @@ jinja::Value list_at(const Json& record, const char* key, const std::string& who
   return jinja::value_of(*it);
 }
 
+// Throws TemplateError for a name that the chat itself sets.
 TemplateVariables variables_of(const Json& object) {
   TemplateVariables variables;
+  for (const char* own : {"messages", "tools", "documents", "add_generation_prompt"})
+    if (object.contains(own))
+      throw jinja::TemplateError(
+          fmt::format("expected further variables of the template; got \"{}\", which the chat sets", own));
   for (const auto& [key, value] : object.items()) variables.emplace_back(key, jinja::value_of(value));
   return variables;
 }

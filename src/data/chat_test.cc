@@ -209,6 +209,11 @@ TEST(Chat, LinesThatAreNoChat) {
   refuse(R"({"messages": [{"role": "a"}], "tools": "[]"})", "expected a list in \"tools\"; got string");
   refuse(R"({"messages": [{"role": "a"}], "chat_template_kwargs": 1})",
          "expected an object in \"chat_template_kwargs\"; got number");
+  for (const char* own : {"messages", "tools", "documents", "add_generation_prompt"})
+    refuse(fmt::format(R"({{"messages": [{{"role": "a"}}], "chat_template_kwargs": {{"{}": []}}}})", own),
+           fmt::format("expected further variables of the template; got \"{}\", which the chat sets", own));
+  refuse(R"({"messages": [{"role": "a"}], "conversations": [{"from": "human", "value": "b"}]})",
+         "expected a list in \"messages\" or in \"conversations\"; got both; drop one of them");
   refuse(R"({"messages": [{"role": "a", "role": "b"}]})", "expected JSON");
 }
 

@@ -287,6 +287,7 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   for (Round round{0, count}; round.first < spec_.num_micro_batches; round.first += count) {
     load_batch(s, source, round);
     forward_backward(s, round);
+    close_heap_gaps();
     if (model_->params().has_copies()) model_->params().hold_copies();
   }
   model_->params().drop_copies();
@@ -402,6 +403,12 @@ double Engine::mtp_loss() const {
 
 void Engine::forward(int64_t m) {
   run([&](Step& step) { pipeline_->run_forward(step.stream, step.stack, step.batch); }, m);
+  close_heap_gaps();
+}
+
+// Products on a CPU leave gaps.
+void Engine::close_heap_gaps() {
+  if (spec_.device == DeviceKind::cpu) heap_gaps_.close();
 }
 
 void Engine::forward_backward(int64_t m) {

@@ -172,6 +172,7 @@ class Engine {
   void update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
+  void close_heap_gaps();
   void dry_run(Step& step);
   void declare_generation();
   bool captures_tokens() const;
@@ -191,6 +192,7 @@ class Engine {
   Mesh mesh_;
   MemoryPlan plan_;
   PeakMemory peak_;
+  HeapGaps heap_gaps_;
   std::unique_ptr<BatchBuffers> batches_;
   HostMirror metrics_;  // only with a GPU
   StepGraphs graphs_;

@@ -1,5 +1,7 @@
 #include "engine/engine_memory.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 
 #include "device/gpu_limits.h"
@@ -69,5 +71,12 @@ void PeakMemory::sample() {
 }
 
 int64_t PeakMemory::bytes() const { return gpu_ ? peak_ : peak_rss_bytes(); }
+
+void HeapGaps::close() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) return;
+  ::malloc_trim(0);
+  next_ = now + std::chrono::milliseconds(100);
+}
 
 }  // namespace moebius

@@ -17,6 +17,7 @@
 #include "model/stage.h"
 #include "ops/newton_schulz/newton_schulz.h"
 #include "plan/cost/composed_part.h"
+#include "plan/cost/launches.h"
 #include "plan/cost/part_key.h"
 #include "plan/rank_memory.h"
 
@@ -76,7 +77,8 @@ PassWork work_of(const Trace& trace, const StepStack& stack) {
       continue;
     }
     const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
-    if (is_new) work.ops.push_back({.name = event.name, .kind = kernel_class(event.name)});
+    if (is_new)
+      work.ops.push_back({.name = event.name, .kind = kernel_class(event.name), .kernels = kernels_of(event.name)});
     OpWork& op = work.ops[found->second];
     ++op.calls;
     op.cost += event.cost;
@@ -339,12 +341,6 @@ double PartWork::offloaded_bytes() const {
 double PassWork::flops() const {
   double sum = 0;
   for (const OpWork& op : ops) sum += op.cost.flops;
-  return sum;
-}
-
-int64_t PassWork::kernels() const {
-  int64_t sum = 0;
-  for (const OpWork& op : ops) sum += op.calls;
   return sum;
 }
 

@@ -41,6 +41,7 @@ struct OpWork {
   KernelClass kind = KernelClass::memory;
   int64_t calls = 0;
   Cost cost;
+  int64_t kernels = 1;  // of a call on a GPU
 };
 
 enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
@@ -58,7 +59,6 @@ struct PassWork {
   std::vector<SentWork> sent;
   int64_t stack_bytes = 0;  // high-water mark of the step stack
   double flops() const;
-  int64_t kernels() const;  // ops that are launched
 };
 
 // Consecutive matrices of one shape in a parameter, as Muon updates them.

@@ -123,7 +123,8 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   const double scale = op.kind == KernelClass::experts ? rows : 1;
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
   const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
-  const double launches = static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
+  const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
+  const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
   time.launches += launches;
   if (op.kind == KernelClass::memory && writes_to_ranks(op.name)) time.writers += seconds;

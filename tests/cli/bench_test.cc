@@ -73,6 +73,7 @@ TEST(CliBench, GenerationIsTimedBesideTheLimitOfReading) {
   EXPECT_EQ(result.at("read_bytes"), 2.0 * static_cast<double>(dense + 3 * expert));
   EXPECT_DOUBLE_EQ(result.at("limit_tokens_per_s"), 2 * 10e9 / result.at("read_bytes").get<double>());
   EXPECT_GT(result.at("tokens_per_s"), 0);
+  EXPECT_FALSE(std::filesystem::exists(dir.path("model/prompts.txt")));
   EXPECT_NE(std::system((command + " --layers 2 2> " + quoted(dir.path("err"))).c_str()), 0);
   EXPECT_THAT(read_file(dir.path("err")), testing::HasSubstr("expected a model of these sizes; got another"));
 }
