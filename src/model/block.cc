@@ -55,21 +55,38 @@ void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend att
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.alloc({T, D_}, dtype_);
-  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
-  attend(attended_TD, n1_TD);
-  saved.n2_TD.open(step.stack);
+  saved.n2_TD.open_in(saved.n1_TD);  // if they are not kept: attention is the last to read n1
   saved.norm2.sum_TD.open_in(residual.buffer_TD);
-  const Tensor n2_TD = saved.n2_TD.rows(0, T);
-  norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T), n2_TD = saved.n2_TD.rows(0, T);
+  {
+    StackScope attention(step.stack);
+    const Tensor attended_TD = step.alloc({T, D_}, dtype_);
+    norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
+    attend(attended_TD, n1_TD);
+    norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
+  }
   feed_forward_->forward(step, residual.delta_TD, n2_TD, *saved.feed_forward);
   residual.base_TD = saved.norm2.sum_TD.rows(0, T);
 }
 
+void Block::recompute_norm1(Step& step, Saved& saved) const {
+  saved.n1_TD.recompute(step.stack, [&] { norm1_.recompute(step, saved.n1_TD, saved.norm1); });
+}
+
 // In the order of forward: each tensor is computed from those before it.
 void Block::recompute_attention(Step& step, Saved& saved) const {
-  saved.n1_TD.recompute(step.stack, [&] { norm1_.recompute(step, saved.n1_TD, saved.norm1); });
+  if (attention_->recompute_reads_input(*saved.attention)) recompute_norm1(step, saved);
   attention_->recompute(step, saved.n1_TD, *saved.attention);
+}
+
+// Its input has memory only where recompute_attention() or backward_weight() of attention reads it.
+void Block::attention_backward_weight(Step& step, Saved& saved) const {
+  StackScope scope(step.stack);
+  if (!attention_->recompute_reads_input(*saved.attention)) {
+    recompute_norm1(step, saved);
+    attention_->set_input(saved.n1_TD, *saved.attention);
+  }
+  attention_->backward_weight(step, *saved.attention);
 }
 
 void Block::recompute_feed_forward(Step& step, Saved& saved) const {
@@ -106,9 +123,8 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, Backward
   const bool to_norm1 = parts.input || norm1_.has_gradient();
   if (!to_norm1 && !trains_attention_) return;
   StackScope scope(step.stack);
-  const Tensor dn1_TD = to_norm1 ? step.alloc(TD, dtype_) : Tensor{};
-  attention_->backward_input(step, dn1_TD, dresidual_TD, *saved.attention);
-  if (parts.weights && trains_attention_) attention_->backward_weight(step, *saved.attention);
+  const Tensor dn1_TD = attention_->backward_input(step, dresidual_TD, *saved.attention, to_norm1);
+  if (parts.weights && trains_attention_) attention_backward_weight(step, saved);
   if (to_norm1) norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }
 
@@ -117,7 +133,7 @@ void Block::backward_weight(Step& step, Saved& saved) const {
   recompute_attention(step, saved);
   recompute_feed_forward(step, saved);
   feed_forward_->backward_weight(step, *saved.feed_forward);
-  if (trains_attention_) attention_->backward_weight(step, *saved.attention);
+  if (trains_attention_) attention_backward_weight(step, saved);
 }
 
 void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const {

@@ -22,6 +22,9 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
   std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override {
     return Base::declare(plan, prefix + (kIsMoe ? ".moe" : ".mlp"));
   }
+  void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const override {
+    layer_.backward_input(step, dx_tD, dy_tD, own(saved));
+  }
   void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const override {
     if constexpr (kIsMoe) return layer_.backward(step, dx_tD, dy_tD, own(saved));
     layer_.backward_input(step, dx_tD, dy_tD, own(saved));

@@ -214,6 +214,17 @@ TEST(RankMemories, OfLargeModelsFitTheirGpus) {
   }
 }
 
+// In attention's backward pass of a long sequence the gradient of its input, and its input if the weight gradients alone
+// read it, 0.5 GiB each, have no memory beside the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
+TEST(RankMemories, TheStackOfALongSequenceHasNoInputOfAttentionBesideItsGradients) {
+  const RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {});
+  const EngineSpec spec = planned_engine_spec(run, 1);
+  PartLibrary library;
+  LayoutParts parts(library, spec);
+  const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
+  EXPECT_LT(static_cast<double>(memory.of(Life::stack)) / (1 << 30), 4.6);
+}
+
 // More ranks that share the experts leave each with fewer of them, and with no more of anything else than that saves.
 TEST(RankMemories, DoNotGrowWithTheNumberOfRanksThatShareExperts) {
   int64_t before = std::numeric_limits<int64_t>::max(), saved = before;

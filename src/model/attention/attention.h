@@ -44,12 +44,16 @@ class Attention {
   virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
   virtual void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const = 0;
-  // Recomputes what forward did not keep. Call it before a backward pass, with the same x.
+  // Recomputes what forward did not keep. Call it before a backward pass, with the same x. If recompute_reads_input() is
+  // false, x needs no memory yet: set_input() then says where it is, before backward_weight().
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
+  virtual bool recompute_reads_input(const Saved& saved) const = 0;
+  virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
   // Computes y from the heads' outputs: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
-  // If dx is empty it is not computed, but all that backward_weight needs is.
-  virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
+  // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight needs
+  // is computed.
+  virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
   // Generation. x has this rank's rows of the runs, whose earlier tokens are cached. Adds the keys and values of the

@@ -148,16 +148,24 @@ void Gqa::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   });
 }
 
-void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
+// dx is allocated when the tensors of attend_bwd() are free again: those are the largest of a long sequence.
+Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const {
   const int64_t T = dy_tD.dim(0) * tp_;
-  const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
   saved.dqkv_TC.open(step.stack);
   saved.o_rows.open(step.stack, /*has_dx=*/true);
-  saved.qkv_rows.open(step.stack, /*has_dx=*/!dx_tD.empty());
+  saved.qkv_rows.open(step.stack, /*has_dx=*/with_dx);
+  attend_bwd(step, saved, T);
+  if (!with_dx) return {};
+  const Tensor dx_tD = step.alloc(dy_tD.shape, dtype_);
+  qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, {.dlow = saved.qkv_rows.dlow(T)});
+  return dx_tD;
+}
 
+void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
+  const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
   Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
@@ -169,8 +177,6 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
       step,
       {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
-  if (!dx_tD.empty())
-    qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, {.dlow = saved.qkv_rows.dlow(T)});
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {

@@ -34,8 +34,9 @@ class Gqa {
   // The calls of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
-  void output(Step& step, Tensor y_tD, const Saved& saved) const;                   // y = o W_o^T
-  void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;  // y = o W_o^T
+  static bool recompute_reads_input(const Saved& saved) { return saved.qkv_TC.is_recomputed(); }
+  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
@@ -54,6 +55,7 @@ class Gqa {
   // Computes the attention of the queries of a run over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
+  void attend_bwd(Step& step, Saved& saved, int64_t tokens) const;                     // dqkv from dy
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   Tensor normed(Step& step, Tensor qkv_TC) const;  // the norm over all heads, on the step stack; else qkv itself
   void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;

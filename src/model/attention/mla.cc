@@ -350,7 +350,7 @@ void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) con
   if (tp_ > 1) rows_.sum(step, dkv_normed_tR, dlatent_TR);
 }
 
-void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
+Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const {
   const int64_t t = dy_tD.dim(0);
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
@@ -367,20 +367,21 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   }
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
-  const bool has_dx = !dx_tD.empty();
-  if (has_dx) {
+  const Tensor dx_tD = with_dx ? step.alloc(dy_tD.shape, dtype_) : Tensor{};
+  if (with_dx) {
     down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
     down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
   }
   if (!q_a_) {
-    if (has_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
-    return;
+    if (with_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
+    return dx_tD;
   }
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
   saved.dq_latent_tR.open(step.stack);
   normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
-  if (has_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
+  if (with_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
+  return dx_tD;
 }
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {

@@ -50,7 +50,10 @@ class Mla {
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
-  void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
+  static bool recompute_reads_input(const Saved& saved) {
+    return saved.kv.c_tR.is_recomputed() || saved.q_THd.is_recomputed();
+  }
+  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
   // The cache has the normalised latent and the rotated k_rope of each token: k_UGd is [U, 1, kv_lora_rank], v_UGd

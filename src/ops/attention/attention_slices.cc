@@ -96,13 +96,19 @@ int64_t dq_parts(const DsSizes& z, const DsSlice& slice) {
 
 namespace {
 
-// kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2, so with few
-// groups there is less to read. Blocks of few heads are short, and then more groups fill a GPU better. By what was
-// measured on an H100 (docs/measurements/performance.md).
+// Returns the kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2.
+// Those that begin last have the fewest steps, so the longer a wave is, the shorter the time in which some
+// multiprocessors have no work. The numbers are the fastest of those measured (docs/measurements/performance.md).
+// Gradients do not depend on them.
 int64_t fused_wave(const DsSizes& z) {
-  constexpr int64_t kBlocks = 64;
-  return std::max<int64_t>(1, kBlocks / div_up(z.rows, kKeysOfBlock)) *
-         std::clamp<int64_t>(4 * z.kv_heads / z.heads, 1, 4);
+  const int64_t blocks = div_up(z.rows, kKeysOfBlock), heads = z.heads / z.kv_heads;
+  const auto groups_of = [&](int64_t blocks_of_wave) { return std::max<int64_t>(1, blocks_of_wave / blocks); };
+  // Windows and documents make blocks short, and those of far keys do not walk the same tiles.
+  if (z.window > 0 || z.has_documents) return groups_of(64) * std::clamp<int64_t>(4 / heads, 1, 4);
+  // A group of one head has few steps for each of its tiles, so blocks of several groups fill the time in which one waits
+  // for the sums of another.
+  if (heads == 1) return 4 * groups_of(z.width == 192 ? 64 : 128);
+  return groups_of(256);
 }
 
 // Returns whether recomputing the scores is the fastest, by what was measured on an H100. The host knows

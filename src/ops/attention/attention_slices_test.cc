@@ -67,7 +67,7 @@ TEST(AttentionSlices, OneKernelTakesWholeKvGroups) {
   // 8 query heads x 4096 rows x 128 columns of f32 are 16 MiB.
   const FusedPlan all = fused_plan({8, 4096, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB);
   EXPECT_EQ(all.groups_of_slice, 32);
-  EXPECT_EQ(all.wave, 2);
+  EXPECT_EQ(all.wave, 8);  // of 32 blocks of keys
   EXPECT_EQ(all.dq_bytes, 512 * kMiB);
   EXPECT_EQ(all.counter_bytes, (32 * 8 * 64 * 2 + 1) * 4 + 252);
   // 5 sequences do not fit; slices have one size.
@@ -79,6 +79,22 @@ TEST(AttentionSlices, OneKernelTakesWholeKvGroups) {
   EXPECT_EQ(fused_plan(long_one, 512 * kMiB, 1280 * kMiB).dq_bytes, 1024 * kMiB);
   EXPECT_EQ(fused_plan(long_one, 512 * kMiB, 1000 * kMiB).groups_of_slice, 0);
   EXPECT_EQ(fused_plan({1, 0, 32, 4, 128, 128}, 512 * kMiB, 1280 * kMiB).bytes(), 0);
+}
+
+TEST(AttentionSlices, WavesOfTheOneKernelFollowTheShape) {
+  const auto wave = [](const DsSizes& z) { return fused_plan(z, 512 * kMiB, 1280 * kMiB).wave; };
+  EXPECT_EQ(wave({4, 4096, 32, 4, 128, 128}), 8);
+  EXPECT_EQ(wave({1, 4096, 32, 4, 128, 128}), 4) << "it has no more groups";
+  EXPECT_EQ(wave({4, 8192, 32, 4, 128, 128}), 4);
+  EXPECT_EQ(wave({1, 32768, 32, 4, 128, 128}), 1);
+  EXPECT_EQ(wave({1, 131072, 32, 4, 128, 128}), 1);
+  EXPECT_EQ(wave({8, 4096, 64, 8, 64, 64}), 8);
+  EXPECT_EQ(wave({1, 32768, 64, 8, 64, 64}), 1);
+  EXPECT_EQ(wave({8, 4096, 16, 16, 128, 128}), 16);
+  EXPECT_EQ(wave({8, 4096, 128, 128, 192, 128}), 8);
+  EXPECT_EQ(wave({1, 32768, 128, 128, 192, 128}), 4);
+  EXPECT_EQ(wave({8, 4096, 32, 4, 128, 128, 1024}), 2);
+  EXPECT_EQ(wave({8, 4096, 32, 4, 128, 128, 0, true}), 2);
 }
 
 TEST(AttentionSlices, OneKernelHasWholeTiles) {

@@ -5,36 +5,45 @@ namespace {
 
 using T = __nv_bfloat16;
 
-// A warp is a row; 4 rows of a head after another share a line of the outputs.
+// A block has 16 rows of 16 heads, so that it reads 16 heads of a row in one piece and writes 16 rows of a head so. Some
+// lanes have a row of a head, with 8 values each.
 template <int kValues>
 __global__ void __launch_bounds__(256)
     row_sums_kernel(RowSums out, const T* dout, const T* o, const float* lse, AttentionSizes z) {
-  constexpr int kPer = kValues / 32;
-  const int lane = threadIdx.x % 32;
-  const int64_t row = blockIdx.x * int64_t{8} + threadIdx.x / 32, b = blockIdx.z;
-  const int h = blockIdx.y;
-  if (row >= z.rows) return;
-  const int64_t at = (b * z.rows + row) * z.heads + h;
-  float sum = 0;
+  constexpr int kLanes = kValues / 8, kRows = 16, kHeads = 16, kAtOnce = 256 / kLanes / kHeads;
+  __shared__ float sums[kHeads][kRows];
+  const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, first_h = blockIdx.y * kHeads;
+  const int64_t first_row = blockIdx.x * int64_t{kRows}, begin = blockIdx.z * z.rows;
+  const int h = first_h + group % kHeads;
+#pragma unroll 4
+  for (int r = group / kHeads; r < kRows; r += kAtOnce) {
+    float sum = 0;
+    if (first_row + r < z.rows && h < z.heads) {
+      const int64_t at = ((begin + first_row + r) * z.heads + h) * kValues + lane * 8;
+      const auto x = *reinterpret_cast<const uint4*>(dout + at), y = *reinterpret_cast<const uint4*>(o + at);
+      sum = low_bf16(x.x) * low_bf16(y.x) + high_bf16(x.x) * high_bf16(y.x);
+      sum += low_bf16(x.y) * low_bf16(y.y) + high_bf16(x.y) * high_bf16(y.y);
+      sum += low_bf16(x.z) * low_bf16(y.z) + high_bf16(x.z) * high_bf16(y.z);
+      sum += low_bf16(x.w) * low_bf16(y.w) + high_bf16(x.w) * high_bf16(y.w);
+    }
 #pragma unroll
-  for (int i = 0; i < kPer; i += 2) {
-    const int c = lane * kPer + i;
-    const auto x = *reinterpret_cast<const uint32_t*>(dout + at * kValues + c),
-               y = *reinterpret_cast<const uint32_t*>(o + at * kValues + c);
-    sum += low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y);
+    for (int other = kLanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    if (lane == 0) sums[group % kHeads][r] = sum;
   }
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (lane != 0) return;
-  const int64_t to = (b * z.heads + h) * z.rows + row;
-  out.delta[to] = sum;
-  out.lse2[to] = lse[at] * kLog2E;
+  __syncthreads();
+  const int my_row = threadIdx.x % kRows, my_head = threadIdx.x / kRows;
+  const int64_t row = first_row + my_row;
+  if (row >= z.rows || first_h + my_head >= z.heads) return;
+  const int64_t to = (int64_t{blockIdx.z} * z.heads + first_h + my_head) * z.rows + row;
+  out.delta[to] = sums[my_head][my_row];
+  out.lse2[to] = lse[(begin + row) * z.heads + first_h + my_head] * kLog2E;
 }
 
 template <int kValues>
 void launch_row_sums(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   const AttentionSizes z = attention_sizes(a);
-  const dim3 blocks(static_cast<unsigned>(div_ceil(z.rows, 8)), z.heads, static_cast<unsigned>(a.batch));
+  const dim3 blocks(static_cast<unsigned>(div_ceil(z.rows, 16)), static_cast<unsigned>(div_ceil(z.heads, 16)),
+                    static_cast<unsigned>(a.batch));
   row_sums_kernel<kValues><<<blocks, 256, 0, cuda_stream(s)>>>(
       sums, static_cast<const T*>(a.do_THd.data), static_cast<const T*>(a.o_THd.data), a.lse_TH.ptr<float>(), z);
   check_launch("attention_bwd");

@@ -1,10 +1,10 @@
 // The backward pass of attention for sm_90a, in kernels one after the other: sums of each row first,
 // then dq, dk and dv. Every sum has one order.
 //
-// With heads of 128 one kernel computes all three (attention_fused_bwd.cu). With others one kernel
-// computes dk and dv, which need all queries of some keys, and the next one dq, which needs all keys
-// of some queries. The latter either computes the scores once more, or reads their gradients ds as
-// the kernel of dk and dv left them in scratch (attention_slices.h).
+// For most shapes one kernel computes all three (attention_fused_bwd.cu). For the others (bwd_path() in
+// attention_slices.h) one kernel computes dk and dv, which need all queries of some keys, and the next
+// one dq, which needs all keys of some queries. The latter either computes the scores once more, or
+// reads their gradients ds as the kernel of dk and dv left them in scratch.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,18 +1,20 @@
 // The parts of the kernel that computes dq, dk and dv of bf16 on sm_90a, with five products.
 //
-// A block is 128 keys of one kv head of one sequence. Keys run along the rows of its scores, 64 for
+// Its work is 128 keys of one kv head of one sequence. Keys run along the rows of its scores, 64 for
 // each of two warpgroups. It walks tiles of queries from the last one to that of its own keys, and dk
 // and dv stay in registers. For dq each warpgroup multiplies the ds of both with the keys, for its half
 // of a tile: some columns of all queries, or all columns of some queries. It does so one step later,
 // so that neither waits for the other's ds.
 //
 // The copy engine adds dq to f32 sums in memory. For each half of a tile a counter says how many blocks
-// of keys were added, and a block waits until all earlier ones were. The blocks of a kv group walk the
-// same tiles in one direction, so a block that begins together with the one before it follows it at
-// a distance of one step, and finds the tiles in L2.
+// of keys were added, and a block waits until all earlier ones were. The last of them adds to what it
+// reads, and writes dq itself. The blocks of a kv group walk the same tiles in one direction, so a block
+// that begins together with the one before it follows it at a distance of one step, and finds the tiles
+// in L2.
 //
-// A block takes a ticket when it begins, which says its keys. It waits only for blocks with lower
-// tickets, which have begun. So some block can always go on, whatever else the GPU runs.
+// A thread block stays on its multiprocessor and takes a ticket for each work, which says its keys; it
+// asks for the next one while it still multiplies. It waits only for lower tickets, whose thread blocks
+// run and have no lower ones left. So some block can always go on, whatever else the GPU runs.
 #pragma once
 
 #include "ops/attention/sm90/attention_bwd.h"
@@ -20,6 +22,14 @@
 namespace moebius::cuda {
 
 constexpr int kFusedConsumers = 2 * kGroupThreads;
+
+struct FusedWork {
+  int b, kv_head;
+  int group;       // in the slice
+  int block, key;  // block: -1 if there is no more work
+  int begin, end;  // tiles of queries
+  int finish_end;  // it has the last keys of its tiles before this one
+};
 
 // The place of a part of dq within a tile. A part is 64 rows x 32 columns: a thread has four float4 of its
 // accumulators, one for each 8 columns.
@@ -77,47 +87,49 @@ struct FusedShape : FusedTile<kWidth_> {
     unsigned char ds[2][kRows / 64][2][kDsTileBytes];    // of even and odd steps, of 64 queries, of 64 keys
     unsigned char dq[2][Tile::kDqStages][kDqSlotBytes];  // of a warpgroup, on its way to memory
     Columns columns[Tile::kStages];
-    uint64_t keys_full, full[Tile::kStages], empty[Tile::kStages], ds_full[2], ds_empty[2];
+    uint64_t keys_full, keys_empty, values_full, values_empty, full[Tile::kStages], empty[Tile::kStages], ds_full[2],
+        ds_empty[2];
     uint64_t dq_full[2][Tile::kDqStages], dq_empty[2][Tile::kDqStages];
-    int ticket, end_tile;
+    uint64_t sums_full[2][Tile::kDqStages];  // the sums of earlier blocks are where dq otherwise is
+    uint64_t work_full[2], work_empty[2];
+    FusedWork work[2];
+    bool has_sums[2][Tile::kDqStages];
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 };
 
 // The blocks of a slice share these. A kv group is a kv head of a sequence with its query heads.
 struct FusedSlice {
-  float* dq;              // f32 sums, [groups, heads of a group, tiles, 2, half a tile]
-  int* added;             // [groups, heads of a group, tiles, 2]: blocks of keys that were added
-  int* tickets;           // blocks that have begun
-  int first, groups;      // group b kv_heads + g is kv head g of sequence b
-  int wave;               // groups whose blocks begin in turn
-  int key_blocks, tiles;  // of a group
-  bool heads_outer;       // of a walk: for windows, whose blocks are of one length and walk different tiles
+  float* dq;                     // f32 sums, [groups, heads of a group, tiles, 2, half a tile]
+  int* added;                    // [groups, heads of a group, tiles, 2]: blocks of keys that were added
+  int* tickets;                  // blocks that have begun
+  int first, groups;             // group b kv_heads + g is kv head g of sequence b
+  int wave;                      // groups whose blocks begin in turn
+  int key_blocks, tiles, heads;  // of a group
+  bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
 };
 
-struct FusedWork {
-  int b, kv_head;
-  int group;  // in the slice
-  int block, key;
-};
-
-// More queries attend to earlier keys, so the longest blocks of a wave begin first.
+// More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
+template <class Shape>
 __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const AttentionSizes& z, int ticket) {
   const int blocks = f.wave * f.key_blocks, wave = ticket / blocks, at = ticket % blocks,
             groups = min(f.wave, f.groups - wave * f.wave);
-  FusedWork w;
+  FusedWork w{.block = -1};
+  if (groups <= 0) return w;
   w.group = wave * f.wave + at % groups;
   w.block = at / groups;
-  w.key = w.block * FusedShape<128>::kKeys;
+  w.key = w.block * Shape::kKeys;
   w.b = (f.first + w.group) / z.kv_heads;
   w.kv_head = (f.first + w.group) % z.kv_heads;
+  // The first tile with a query that sees a key, if no document or window hides it.
+  const int64_t begin = (w.key > z.shift ? w.key - z.shift : 0) / Shape::kRows,
+                key_end = min(int64_t{w.key} + Shape::kKeys, z.kv_rows),
+                rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);
+  w.begin = static_cast<int>(begin);
+  w.end = static_cast<int>(max(begin, (rows_end + Shape::kRows - 1) / Shape::kRows));
+  w.finish_end =
+      w.block == f.key_blocks - 1 ? INT_MAX : static_cast<int>((w.key + Shape::kKeys - z.shift) / Shape::kRows);
   return w;
-}
-
-// The first tile with a query that sees the key, if no document or window hides it.
-template <class Shape>
-__device__ __forceinline__ int64_t first_tile(const AttentionSizes& z, int key) {
-  return (key > z.shift ? key - z.shift : 0) / Shape::kRows;
 }
 
 // Tiles [begin, end) from the last one on: all heads of the group for a tile, or all tiles of a head.
@@ -133,41 +145,78 @@ struct FusedWalk {
       tile = end - 1, ++head;
     }
   }
+  // The reverse. REQUIRES: this is not the first step.
+  __device__ __forceinline__ void back() {
+    if (!heads_outer) {
+      if (--head < 0) head = heads - 1, ++tile;
+    } else if (++tile == end) {
+      tile = begin, --head;
+    }
+  }
 };
+__device__ __forceinline__ FusedWalk walk_of(const FusedWork& w, const FusedSlice& f) {
+  return {.begin = w.begin, .end = w.end, .heads = f.heads, .heads_outer = f.heads_outer};
+}
 
 // The columns of a stage pass between warps as those of attention_dkv.cu do.
 template <class Shape>
-__device__ void load_queries(typename Shape::Shared& shared, const BwdMaps& maps, const RowSums& sums,
-                             const AttentionSizes& z, const FusedWork& w, FusedWalk walk) {
-  const int lane = threadIdx.x % 32;
-  if (walk.steps() == 0) return;
-  if (lane == 0) {
-    const uint32_t full = smem_addr(&shared.keys_full);
-    mbarrier_arrive_expect(full, Shape::Keys::kBytes + Shape::Values::kBytes);
-    Shape::Keys::load(smem_addr(shared.k), &maps.k, full, w.kv_head, w.key, w.b);
-    Shape::Values::load(smem_addr(shared.v), &maps.v, full, w.kv_head, w.key, w.b);
-  }
-  Ring<Shape::kStages> ring;
-  for (int step = 0; step < walk.steps(); ++step, ring.advance(), walk.next()) {
-    const int h = w.kv_head * walk.heads + walk.head, row = walk.tile * Shape::kRows;
-    const uint32_t full = smem_addr(&shared.full[ring.stage]);
-    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
-    if (lane == 0) {
-      mbarrier_arrive_expect(full, Shape::Queries::kBytes + Shape::Outputs::kBytes);
-      Shape::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, row, w.b);
-      Shape::Outputs::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, row, w.b);
-    }
-    typename Shape::Columns& columns = shared.columns[ring.stage];
-    const int64_t at = (int64_t{w.b} * z.heads + h) * z.rows;
+__device__ void load_columns(typename Shape::Columns& columns, const RowSums& sums, const AttentionSizes& z, int b,
+                             int h, int row) {
+  const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
 #pragma unroll
-    for (int i = lane; i < Shape::kRows; i += 32) {
-      const int r = row + i;
-      const bool exists = r < z.rows;
-      columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
-      columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
-      columns.first[i] = exists ? static_cast<int>(first_key(z, w.b, r)) : 0x7fffffff;
+  for (int i = threadIdx.x % 32; i < Shape::kRows; i += 32) {
+    const int r = row + i;
+    const bool exists = r < z.rows;
+    columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
+    columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
+    columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
+  }
+}
+
+// One warp takes tickets, and asks for the tiles of each work.
+template <class Shape>
+__device__ void load_tiles(typename Shape::Shared& shared, const BwdMaps& maps, const RowSums& sums,
+                           const FusedSlice& f, const AttentionSizes& z) {
+  const int lane = threadIdx.x % 32;
+  Ring<2> works;
+  Ring<1> keys;
+  Ring<Shape::kStages> ring;
+  for (;; works.advance()) {
+    const FusedWork w = work_of_ticket<Shape>(f, z, __shfl_sync(~0u, lane == 0 ? atomicAdd(f.tickets, 1) : 0, 0));
+    mbarrier_wait(smem_addr(&shared.work_empty[works.stage]), works.parity ^ 1);
+    if (lane == 0) {
+      shared.work[works.stage] = w;
+      mbarrier_arrive(smem_addr(&shared.work_full[works.stage]));
     }
-    mbarrier_arrive(full);
+    if (w.block < 0) return;
+    FusedWalk walk = walk_of(w, f);
+    const int steps = walk.steps();
+    for (int step = 0; step < steps; ++step, ring.advance(), walk.next()) {
+      const int h = w.kv_head * walk.heads + walk.head, row = walk.tile * Shape::kRows;
+      const uint32_t full = smem_addr(&shared.full[ring.stage]);
+      mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
+      if (lane == 0) {
+        mbarrier_arrive_expect(full, Shape::Queries::kBytes + Shape::Outputs::kBytes);
+        Shape::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, row, w.b);
+        Shape::Outputs::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, row, w.b);
+      }
+      if (step == 0) {
+        const uint32_t keys_full = smem_addr(&shared.keys_full), values_full = smem_addr(&shared.values_full);
+        mbarrier_wait(smem_addr(&shared.values_empty), keys.parity ^ 1);
+        if (lane == 0) {
+          mbarrier_arrive_expect(values_full, Shape::Values::kBytes);
+          Shape::Values::load(smem_addr(shared.v), &maps.v, values_full, w.kv_head, w.key, w.b);
+        }
+        mbarrier_wait(smem_addr(&shared.keys_empty), keys.parity ^ 1);
+        if (lane == 0) {
+          mbarrier_arrive_expect(keys_full, Shape::Keys::kBytes);
+          Shape::Keys::load(smem_addr(shared.k), &maps.k, keys_full, w.kv_head, w.key, w.b);
+        }
+        keys.advance();
+      }
+      load_columns<Shape>(shared.columns[ring.stage], sums, z, w.b, h, row);
+      mbarrier_arrive(full);
+    }
   }
 }
 
@@ -187,41 +236,64 @@ __device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t byte
 }
 
 // One thread adds the dq of a warpgroup. The fences order what the copy engine does against the accesses to counters,
-// which are ordinary ones.
+// which are ordinary ones. Where the work has the last keys of a tile, the thread brings the sums so far instead.
 template <class Shape>
-__device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, const AttentionSizes& z, const FusedWork& w,
-                       FusedWalk walk, int half) {
+__device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, const AttentionSizes& z, int half) {
+  Ring<2> works;
   Ring<Shape::kDqStages> ring;
-  const int first_head = w.group * walk.heads;
-  int before = 0;
-  for (int step = 0; step < walk.steps(); ++step, walk.next()) {
-    if (walk.head == 0 || walk.heads_outer)
-      before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
-    const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
-    int* const added = f.added + at;
-    if (before > 0) {
-      while (load_acquire(added) < before) {
+  for (;; works.advance()) {
+    mbarrier_wait(smem_addr(&shared.work_full[works.stage]), works.parity);
+    const FusedWork w = shared.work[works.stage];
+    mbarrier_arrive(smem_addr(&shared.work_empty[works.stage]));
+    if (w.block < 0) return;
+    FusedWalk walk = walk_of(w, f);
+    const int first_head = w.group * walk.heads, steps = walk.steps();
+    int before = 0;
+    for (int step = 0; step < steps; ++step, walk.next()) {
+      if (walk.head == 0 || walk.heads_outer)
+        before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
+      const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+      const bool finishes = walk.tile < w.finish_end;
+      int* const added = f.added + at;
+      if (before > 0) {
+        while (load_acquire(added) < before) {
+        }
       }
-    }
-    float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
+      float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
 #pragma unroll
-    for (int piece = 0; piece < Shape::kPieces; ++piece, ring.advance()) {
-      const int floats = 64 * Shape::piece_columns(piece);
-      mbarrier_wait(smem_addr(&shared.dq_full[half][ring.stage]), ring.parity);
+      for (int piece = 0; piece < Shape::kPieces; ++piece, ring.advance()) {
+        const int floats = 64 * Shape::piece_columns(piece);
+        const uint32_t slot = smem_addr(shared.dq[half][ring.stage]),
+                       dq_full = smem_addr(&shared.dq_full[half][ring.stage]),
+                       sums_full = smem_addr(&shared.sums_full[half][ring.stage]);
+        if (finishes) {
+          shared.has_sums[half][ring.stage] = before > 0;
+          if (before > 0) {
+            fence_proxy_async_global();
+            mbarrier_arrive_expect(sums_full, floats * 4);
+            bulk_load(slot, to, floats * 4, sums_full);
+          } else {
+            mbarrier_arrive(sums_full);
+          }
+          mbarrier_wait(dq_full, ring.parity);  // the warpgroup has them
+        } else {
+          mbarrier_wait(dq_full, ring.parity);
+          fence_proxy_async_global();
+          if (before > 0)
+            bulk_add(to, slot, floats * 4);
+          else
+            bulk_store(to, slot, floats * 4);
+          tma_commit();
+          tma_wait_read<0>();
+        }
+        mbarrier_arrive(smem_addr(&shared.dq_empty[half][ring.stage]));
+        to += floats;
+      }
+      if (finishes) continue;
+      tma_wait<0>();
       fence_proxy_async_global();
-      const uint32_t from = smem_addr(shared.dq[half][ring.stage]);
-      if (before > 0)
-        bulk_add(to, from, floats * 4);
-      else
-        bulk_store(to, from, floats * 4);
-      tma_commit();
-      tma_wait_read<0>();
-      mbarrier_arrive(smem_addr(&shared.dq_empty[half][ring.stage]));
-      to += floats;
+      store_release(added, before + 1);
     }
-    tma_wait<0>();
-    fence_proxy_async_global();
-    store_release(added, before + 1);
   }
 }
 
@@ -248,25 +320,143 @@ __device__ __forceinline__ void store_ds(uint32_t tile, const uint32_t* words) {
   }
 }
 
-// A warpgroup hands one piece of its dq to the thread that adds it.
-template <class Shape, int kNum>
-__device__ __forceinline__ void pass_dq(typename Shape::Shared& shared, int half, int stage, const float (&dq)[kNum]) {
-  auto* const to = reinterpret_cast<float4*>(shared.dq[half][stage]) + threadIdx.x % kGroupThreads;
+// Transposes 4 x 4 words of 4 lanes: lane c gets word c of all of them.
+__device__ __forceinline__ void transpose_words(uint32_t (&x)[4]) {
+  const int c = threadIdx.x % 4;
+  const uint32_t a0 = c & 1 ? x[0] : x[1], a1 = c & 1 ? x[2] : x[3];
+  const uint32_t b0 = __shfl_xor_sync(~0u, a0, 1), b1 = __shfl_xor_sync(~0u, a1, 1);
+  if (c & 1)
+    x[0] = b0, x[2] = b1;
+  else
+    x[1] = b0, x[3] = b1;
+  const uint32_t c0 = c & 2 ? x[0] : x[2], c1 = c & 2 ? x[1] : x[3];
+  const uint32_t d0 = __shfl_xor_sync(~0u, c0, 2), d1 = __shfl_xor_sync(~0u, c1, 2);
+  if (c & 2)
+    x[0] = d0, x[1] = d1;
+  else
+    x[2] = d0, x[3] = d1;
+}
+
+// Stores 64 rows of accumulators, of which the first `rows` exist, 16 bytes of a lane at a time.
+// to: the first row and column; stride: elements from one row to the next; word(e): elements e and e + 1 as bf16.
+template <int kNum, class Word>
+__device__ __forceinline__ void store_chunks(__nv_bfloat16* to, int64_t stride, int64_t rows, Word&& word) {
+  // Four lanes have a row: lane c gets chunk c of the 8 columns of each 32.
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  to += row * stride + 8 * (lane % 4);
 #pragma unroll
-  for (int i = 0; i < kNum / 4; ++i) to[i * kGroupThreads] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  fence_proxy_async();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.dq_full[half][stage]));
+  for (int part = 0; part < kNum / 16; ++part) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = word(16 * part + 4 * j + 2 * i);
+      transpose_words(x);
+      if (row + 8 * i < rows) *reinterpret_cast<uint4*>(to + 8 * i * stride + 32 * part) = {x[0], x[1], x[2], x[3]};
+    }
+  }
+}
+template <int kNum>
+__device__ __forceinline__ void store_chunks(__nv_bfloat16* to, int64_t stride, int64_t rows, const float (&sums)[kNum],
+                                             float factor) {
+  store_chunks<kNum>(to, stride, rows, [&](int e) { return pack_bf16(sums[e] * factor, sums[e + 1] * factor); });
+}
+
+// The tensors that the kernel writes.
+struct FusedOutputs {
+  __nv_bfloat16 *dq, *dk, *dv;
+};
+
+// The dq of a warpgroup: its side of what add_dq does. use: how many pieces it handed over before, of all works.
+template <class Shape>
+struct DqHandOver {
+  static constexpr int kPlaces = Shape::kDqStages;
+  typename Shape::Shared& shared;
+  const AttentionSizes& z;
+  int half;
+  uint32_t sums_parity = 0;  // a bit for each place
+
+  __device__ __forceinline__ void wait_for_place(unsigned use) const {
+    mbarrier_wait(smem_addr(&shared.dq_empty[half][use % kPlaces]), (use / kPlaces & 1) ^ 1);
+  }
+  // Hands one piece to the thread that adds it. REQUIRES: there is a place.
+  template <int kNum>
+  __device__ __forceinline__ void pass(unsigned use, const float (&dq)[kNum]) {
+    auto* const to = reinterpret_cast<float4*>(shared.dq[half][use % kPlaces]) + threadIdx.x % kGroupThreads;
+#pragma unroll
+    for (int i = 0; i < kNum / 4; ++i) to[i * kGroupThreads] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+    fence_proxy_async();
+    release(use);
+  }
+  // Adds a piece to the sums so far, and writes it. part: its first one.
+  template <int kNum>
+  __device__ __forceinline__ void finish(unsigned use, const float (&dq)[kNum], __nv_bfloat16* dq_out,
+                                         const FusedWork& w, const FusedWalk& walk, int part) {
+    const unsigned place = use % kPlaces;
+    mbarrier_wait(smem_addr(&shared.sums_full[half][place]), sums_parity >> place & 1);
+    sums_parity ^= 1u << place;
+    const bool has_sums = shared.has_sums[half][place];
+    const auto* const sums = reinterpret_cast<const float2*>(shared.dq[half][place]) + threadIdx.x % kGroupThreads * 2;
+    const DqPart at = Shape::part(half, part);
+    const int h = w.kv_head * walk.heads + walk.head;
+    const int64_t row = int64_t{walk.tile} * Shape::kRows + at.row;
+    store_chunks<kNum>(dq_out + ((w.b * z.rows + row) * z.heads + h) * Shape::kWidth + at.column,
+                       int64_t{z.heads} * Shape::kWidth, z.rows - row, [&](int e) {
+                         const float2 x = has_sums ? sums[e / 4 * kGroupThreads * 2 + e / 2 % 2] : float2{0, 0};
+                         return pack_bf16((x.x + dq[e]) * z.scale, (x.y + dq[e + 1]) * z.scale);
+                       });
+    release(use);
+  }
+
+ private:
+  __device__ __forceinline__ void release(unsigned use) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.dq_full[half][use % kPlaces]));
+  }
+};
+
+// An operand at a shared-memory address, from which the compiler computes those of other addresses where they are
+// needed. It would otherwise keep all of them in registers, and has too few.
+template <Major kMajor>
+class Operand {
+ public:
+  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t block_bytes = 8192) {
+    const uint64_t first = wgmma_operand<kMajor>(address, block_bytes);
+    low_ = static_cast<uint32_t>(first), high_ = static_cast<uint32_t>(first >> 32);
+    asm volatile("" : "+r"(low_));
+  }
+  __device__ __forceinline__ uint64_t at(int bytes) const { return uint64_t{high_} << 32 | (low_ + (bytes >> 4)); }
+
+ private:
+  uint32_t low_, high_;
+};
+
+// Bytes from the first columns of a tile to columns 16 step on.
+template <class X>
+__device__ __forceinline__ constexpr int bytes_across(int step) {
+  return step / 4 * X::kBlockBytes + step % 4 * 32;
+}
+
+// sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width.
+template <class X, class Y, int kWidth, int kNum>
+__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row) {
+  const Operand<Major::k> left(x + x_row * 128), right(y + y_row * 128);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step)
+    Wgmma<Major::k, Major::k>::multiply(sums, left.at(bytes_across<X>(step)), right.at(bytes_across<Y>(step)),
+                                        step > 0);
+  wgmma_commit();
 }
 
 // dq [64 queries, .] = ds of all keys of the block, [keys, queries] from `ds`, times columns of the keys from `k`.
 template <class Keys, int kNum>
 __device__ __forceinline__ void start_dq(float (&dq)[kNum], uint32_t ds, uint32_t k) {
-  const uint64_t left = wgmma_operand<Major::mn>(ds);
+  const Operand<Major::mn> left(ds), right(k, Keys::kBlockBytes);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 8; ++step)
-    Wgmma<Major::mn, Major::mn>::multiply(dq, left + step * (2048 >> 4), Keys::along(k, step), step > 0);
+    Wgmma<Major::mn, Major::mn>::multiply(dq, left.at(2048 * step), right.at(2048 * step), step > 0);
   wgmma_commit();
 }
 
