@@ -24,7 +24,7 @@ const ProductPrecision::Formats& ProductPrecision::formats_of(PrecisionRecipe re
   constexpr auto nv = [](bool square, bool hadamard, bool stochastic) {
     return Format{DType::f4_e2m1, nv_blocks, square, hadamard, stochastic};
   };
-  static constexpr Formats kBlock{kRows, kSquare, kRows, kRows, kRows},
+  static constexpr Formats kBlock{kRows, kSquare, kRows, kSquare, kRows},
       kPerTensor{kTensor, kTensor, kWide, kTensor, kWide}, kMxfp8{kMx, kMx, kMx, kMx, kMx},
       kNvfp4{nv(false, false, false), nv(true, false, false), nv(false, false, true), nv(false, true, false),
              nv(false, true, true)};

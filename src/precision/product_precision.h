@@ -1,7 +1,7 @@
 // The quantisation of the operands of the three products of a linear layer y = x W^T, by the recipe of the run.
 //
 //   recipe      x, forward   W            dy           x and dy of dW
-//   fp8_block   row_blocks   square       row_blocks   row_blocks of the transpose          E4M3
+//   fp8_block   row_blocks   square       row_blocks   square and row_blocks of the transposes   E4M3
 //   fp8_tensor  per_tensor   per_tensor   per_tensor   per_tensor      E4M3, dy E5M2
 //   mxfp8       mx_blocks    mx_blocks    mx_blocks    mx_blocks of the transpose           E4M3
 //   nvfp4       nv_blocks    16 x 16      nv_blocks, rounded stochastically;
@@ -10,7 +10,7 @@
 // Layers get operands from here where they call an op, and never check their dtype. With recipe none
 // every operand is the tensor itself. Sources: DeepSeek-V3 (arXiv 2412.19437), TransformerEngine's
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
-// NVFP4 (arXiv 2509.25149).
+// NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/numerics.md).
 //
 // GPUs have products for fp8_block alone. The other recipes are emulated there: an operand is quantised, and returned
 // as a plain tensor of the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4,

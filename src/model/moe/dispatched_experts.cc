@@ -1,9 +1,9 @@
 #include "model/moe/dispatched_experts.h"
 
 #include "config/check/batch_split_check.h"
+#include "model/moe/block_operands.h"
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
-#include "model/moe/row_block_operands.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/experts/few_rows.h"
 #include "ops/gemm/gemm.h"
@@ -226,8 +226,8 @@ void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
   };
   if (saved.has_columns) {
     const int64_t rows = padded_rows(saved.dh_R2F.dim(0), w1_.spec.shape[0]);
-    saved.dh_columns = alloc_row_blocks(step, {2 * F_, rows}, /*transposed=*/true);
-    saved.sa_columns = alloc_row_blocks(step, {F_, rows}, /*transposed=*/true);
+    saved.dh_columns = alloc_blocks(step, {2 * F_, rows}, ScaleLayout::row_blocks, /*transposed=*/true);
+    saved.sa_columns = alloc_blocks(step, {F_, rows}, ScaleLayout::square_blocks, /*transposed=*/true);
     return;
   }
   const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
@@ -423,7 +423,7 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Dispat
 void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD,
                                                 Saved& saved) const {
   const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
-  saved.dh_rows = alloc_row_blocks(step, of_dh, /*transposed=*/false);
+  saved.dh_rows = alloc_blocks(step, of_dh, ScaleLayout::row_blocks, /*transposed=*/false);
   StackScope scope(step.stack);
   // With a budget of rows sa has memory of its own, which is large enough for g, as that of dx may not be.
   const auto memory_of_g = [&]() -> Tensor {

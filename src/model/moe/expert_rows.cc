@@ -4,7 +4,7 @@
 
 #include "config/check/expert_rows_bound.h"
 #include "model/layers/pre_activation.h"
-#include "model/moe/row_block_operands.h"
+#include "model/moe/block_operands.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/quantize/quantized_rows.h"
 

@@ -23,14 +23,16 @@ double distance(const std::vector<double>& got, const std::vector<double>& want)
   return worst / largest;
 }
 
-void expect_same(const MoeCase& c, double tolerance) {
+// of_shared: for gradients of weights of the shared MLP; without it they have the same tolerance.
+void expect_same(const MoeCase& c, double tolerance, double of_shared = 0) {
   const Outcome want = testing::on_one_rank(c);
   std::map<std::string, std::vector<bool>> seen;
   testing::on_ranks(c, [&](const Outcome& got, int) {
     for (const auto& [name, values] : got) {
       ASSERT_TRUE(want.contains(name)) << name;
       ASSERT_EQ(values.size(), want.at(name).size()) << name;
-      EXPECT_LE(distance(values, want.at(name)), tolerance) << name;
+      const bool is_shared = name.find("grad mlp.shared_experts.") != std::string::npos;
+      EXPECT_LE(distance(values, want.at(name)), is_shared ? std::max(tolerance, of_shared) : tolerance) << name;
       std::vector<bool>& here = seen[name];
       here.resize(values.size());
       for (size_t i = 0; i < values.size(); ++i)
@@ -92,10 +94,20 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
 // Every rank's blocks are those of a single rank, so that only the order of sums differs: quantised
 // operands of other bits would be off by far more. The weight gradients of experts and of the shared
 // MLP are sums over the same rows in the same order, and have the same bits.
+//
+// There is one exception. With cp a rank has some of the tokens, so the blocks of dW of the shared MLP consist of other
+// tokens. (An expert has fewer than 128 rows here, which are one block in each layout.) Scales are powers of two, so
+// another scale changes only numbers that are below the normal range of E4M3 with one of both: by at most 2^-9 of the
+// larger scale, which is about 2^-17 of the largest number of that block. With fp8_block x has such numbers, since
+// 128 columns share a scale.
 struct QuantisedLayout {
   const char* name;
   MeshShape mesh;
   bool same_order = true;  // of the rows of an expert
+  static constexpr double kTolerance = 2e-6;
+  double of_shared(PrecisionRecipe recipe) const {
+    return !same_order && recipe == PrecisionRecipe::fp8_block ? 0x1p-16 : kTolerance;
+  }
 };
 const std::vector<QuantisedLayout> kQuantisedLayouts = {
     {"tp2_ep2", {.tp = 2, .ep = 2}},
@@ -115,7 +127,7 @@ TEST_P(QuantisedMoeRanks, EqualOneRank) {
                   .shared_gate = false,
                   .precision = {.recipe = recipe},
                   .hidden = 256};
-  expect_same(c, 2e-6);
+  expect_same(c, QuantisedLayout::kTolerance, layout.of_shared(recipe));
   if (!layout.same_order) return;
   const Outcome want = testing::on_one_rank(c);
   testing::on_ranks(c, [&](const Outcome& got, int) {
@@ -160,7 +172,8 @@ TEST_P(MoeSavedInEightBits, EqualsOneRank) {
   in_f32.seq = 8;
   in_f32.shared_gate = false;
   in_f32.gate_std = 0.5;
-  expect_same(in_f32, 2e-6);
+  expect_same(in_f32, QuantisedLayout::kTolerance,
+              kQuantisedLayouts[std::get<0>(GetParam())].of_shared(PrecisionRecipe::fp8_block));
   const Outcome rounded = testing::on_one_rank(in_f32);
   in_f32.precision.activations = PrecisionChoice::compute;
   const Outcome plain = testing::on_one_rank(in_f32);

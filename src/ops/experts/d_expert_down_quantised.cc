@@ -14,10 +14,11 @@ constexpr const char* kWho = "d_expert_down_quantised";
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
 double bytes_of(const Operand& q) { return bytes_of(q.data) + bytes_of(q.scales); }
 
-void check_blocks(const char* name, const Operand& q, const Shape& shape, bool transposed) {
+void check_blocks(const char* name, const Operand& q, const Shape& shape, bool transposed,
+                  ScaleLayout layout = ScaleLayout::row_blocks) {
   check_quantised(kWho, name, q, shape, transposed);
-  MOEBIUS_CHECK(usage, q.layout == ScaleLayout::row_blocks && q.data.dtype == DType::f8_e4m3,
-                "{}: {} must be f8_e4m3 with row_blocks scales; got {}", kWho, name, to_string(q));
+  MOEBIUS_CHECK(usage, q.layout == layout && q.data.dtype == DType::f8_e4m3,
+                "{}: {} must be f8_e4m3 with {} scales; got {}", kWho, name, name_of(layout), to_string(q));
 }
 
 void check(const DExpertDownQuantised& a, const Stream& s) {
@@ -37,7 +38,7 @@ void check(const DExpertDownQuantised& a, const Stream& s) {
   check_blocks("dh_rows", a.dh_rows, {R, 2 * F}, false);
   if (a.has_columns()) {
     check_blocks("dh_columns", a.dh_columns, {padded_rows(R, e), 2 * F}, true);
-    check_blocks("sa_columns", a.sa_columns, {padded_rows(R, e), F}, true);
+    check_blocks("sa_columns", a.sa_columns, {padded_rows(R, e), F}, true, ScaleLayout::square_blocks);
   }
   if (a.has_plain()) {
     check_tensor(kWho, "dh", a.dh_R2F, dtype, {R, 2 * F});

@@ -10,7 +10,7 @@ namespace moebius {
 // g, dweight, dh and sa are as in DExpertDown (experts.h), without biases and terms of adapters. dh and sa are rounded
 // to the dtype of h, and then quantised as quantize() does:
 //   dh_rows                  dh, row_blocks
-//   dh_columns, sa_columns   their transposes by expert, row_blocks: both or neither
+//   dh_columns, sa_columns   their transposes by expert, row_blocks and square_blocks: both or neither
 //   dh, sa                   both or neither
 // On a GPU dweight is the sum of sums over 128 columns of F. All else has the bits of d_expert_down() and quantize().
 //

@@ -31,8 +31,8 @@ std::vector<ExpertCase> cases() {
        t}};
 }
 
-QuantisedArray row_blocks(Shape shape, bool transposed) {
-  return {shape, DType::f8_e4m3, ScaleLayout::row_blocks, transposed};
+QuantisedArray blocks(Shape shape, bool transposed, ScaleLayout layout = ScaleLayout::row_blocks) {
+  return {shape, DType::f8_e4m3, layout, transposed};
 }
 
 // Rows of h, as a result that is a row for each row, and as transposed by expert.
@@ -41,9 +41,9 @@ struct Outputs {
       : dh(Array::poisoned({p.R, 2 * p.c.F}, p.c.dtype)),
         sa(Array::poisoned({p.R, p.c.F}, p.c.dtype)),
         dweight(Array::poisoned({p.R}, DType::f32)),
-        dh_rows(row_blocks({p.R, 2 * p.c.F}, false)),
-        dh_columns(row_blocks({2 * p.c.F, padded_rows(p.R, p.E())}, true)),
-        sa_columns(row_blocks({p.c.F, padded_rows(p.R, p.E())}, true)) {}
+        dh_rows(blocks({p.R, 2 * p.c.F}, false)),
+        dh_columns(blocks({2 * p.c.F, padded_rows(p.R, p.E())}, true)),
+        sa_columns(blocks({p.c.F, padded_rows(p.R, p.E())}, true, ScaleLayout::square_blocks)) {}
   Array dh, sa, dweight;
   QuantisedArray dh_rows, dh_columns, sa_columns;
 };

@@ -105,7 +105,7 @@ void check_for_gpu(const DExpertUp& a) {
 }
 void check_for_gpu(const ExpertWgrad& a) {
   constexpr const char* who = "expert_wgrad";
-  check_block_scaled(who, {"left", a.left_RM, "right", a.right_RN, ScaleLayout::row_blocks});
+  check_block_scaled(who, {"left", a.left_RM, "right", a.right_RN});
   MOEBIUS_CHECK(usage, a.dw_eMN.dim(2) % 4 == 0, "{} on a GPU: dw must have a multiple of 4 columns; got {}", who,
                 to_string(a.dw_eMN));
 }

@@ -21,12 +21,13 @@ std::vector<ExpertCase> cases() {
           {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
           {"deep", 200, 1040, 128, {150, 40}, 0, true, t},
           {"deep_back", 90, 80, 640, {140, 20}, 0, true, t},
+          {"many_steps", 60, 144, 128, {900, 0, 300}, 0, true, t},
           {"many_experts", 60, 48, 128, {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5}, 0, true, t}};
 }
 
 struct Outputs {
-  Array h, a, y, dh, sa, dweight, dx, dw1, dw2;
-  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2}; }
+  Array h, a, y, dh, sa, dweight, dx, dw1, dw2, dw1_added, dw2_added;
+  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, dw1_added, dw2_added}; }
 };
 
 class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
@@ -43,8 +44,10 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
               .sa = Array::poisoned({R, F}, t),
               .dweight = Array::poisoned({R}, DType::f32),
               .dx = Array::poisoned({R, D}, t),
-              .dw1 = Array::normal({p_.E(), 2 * F, D}, DType::f32, 8),
-              .dw2 = Array::poisoned({p_.E(), D, F}, DType::f32)};
+              .dw1 = Array::poisoned({p_.E(), 2 * F, D}, DType::f32),
+              .dw2 = Array::poisoned({p_.E(), D, F}, DType::f32),
+              .dw1_added = Array::normal({p_.E(), 2 * F, D}, DType::f32, 8),
+              .dw2_added = Array::normal({p_.E(), D, F}, DType::f32, 9)};
     const Rows own{p_.offsets.tensor(), {}};
     testing::run_expert_op<ExpertUp>(s_, expert_up,
                                      {.h_R2F = o.h.tensor(),
@@ -66,15 +69,18 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
     testing::run_expert_op<DExpertUp>(
         s_, d_expert_up,
         {.dx_RD = o.dx.tensor(), .dh_R2F = dh_.q.operand(), .w1_e2FD = w1_back_.q.operand(), .rows = own});
-    testing::run_expert_op<ExpertWgrad>(s_, expert_wgrad,
-                                        {.dw_eMN = o.dw1.tensor(),
-                                         .left_RM = dh_cols_.q.operand(),
-                                         .right_RN = x_cols_.q.operand(),
-                                         .accumulate = true,
-                                         .rows = own});
-    testing::run_expert_op<ExpertWgrad>(
-        s_, expert_wgrad,
-        {.dw_eMN = o.dw2.tensor(), .left_RM = dout_cols_.q.operand(), .right_RN = a_cols_.q.operand(), .rows = own});
+    const auto run_wgrads = [&](Tensor dw1, Tensor dw2, bool accumulate) {
+      for (const ExpertWgrad& wgrad :
+           {ExpertWgrad{.dw_eMN = dw1, .left_RM = dh_cols_.q.operand(), .right_RN = x_cols_.q.operand()},
+            ExpertWgrad{.dw_eMN = dw2, .left_RM = dout_cols_.q.operand(), .right_RN = a_cols_.q.operand()}}) {
+        ExpertWgrad call = wgrad;
+        call.accumulate = accumulate;
+        call.rows = own;
+        testing::run_expert_op<ExpertWgrad>(s_, expert_wgrad, call);
+      }
+    };
+    run_wgrads(o.dw1.tensor(), o.dw2.tensor(), false);
+    run_wgrads(o.dw1_added.tensor(), o.dw2_added.tensor(), true);
     return o;
   }
 
@@ -105,12 +111,19 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
     expect_rows("sa", o.sa, b.sa, rounded);
     expect_rows("dweight", o.dweight, b.dweight, rounded);
     expect_rows("dx", o.dx, ref::d_expert_up(p_.shape, dh_.plain.values(), w1_back_.plain.values(), p_.R), rounded);
-    Values dw1 = Array::normal({p_.E(), 2 * c().F, c().D}, DType::f32, 8).values();
-    Values dw2(static_cast<size_t>(p_.E() * c().D * c().F), 0.0);  // stored, also of experts without rows
-    ref::expert_wgrad(p_.shape, dw1, dh_cols_.plain.values(), x_cols_.plain.values(), 2 * c().F, c().D, false, false);
-    ref::expert_wgrad(p_.shape, dw2, dout_cols_.plain.values(), a_cols_.plain.values(), c().D, c().F, false, false);
-    testing::expect_close("dw1", o.dw1.values(), dw1, sum, 1e-6);
-    testing::expect_close("dw2", o.dw2.values(), dw2, sum, 1e-6);
+    // Gradients are stored, also those of experts without rows, and added.
+    for (const bool accumulate : {false, true}) {
+      const Shape of_dw1{p_.E(), 2 * c().F, c().D}, of_dw2{p_.E(), c().D, c().F};
+      Values dw1(static_cast<size_t>(of_dw1.numel()), 0.0), dw2(static_cast<size_t>(of_dw2.numel()), 0.0);
+      if (accumulate) {
+        dw1 = Array::normal(of_dw1, DType::f32, 8).values();
+        dw2 = Array::normal(of_dw2, DType::f32, 9).values();
+      }
+      ref::expert_wgrad(p_.shape, dw1, dh_cols_.plain.values(), x_cols_.plain.values(), 2 * c().F, c().D, false, false);
+      ref::expert_wgrad(p_.shape, dw2, dout_cols_.plain.values(), a_cols_.plain.values(), c().D, c().F, false, false);
+      testing::expect_close("dw1", (accumulate ? o.dw1_added : o.dw1).values(), dw1, sum, 1e-6);
+      testing::expect_close("dw2", (accumulate ? o.dw2_added : o.dw2).values(), dw2, sum, 1e-6);
+    }
   }
 
   ExpertProblem p_{c()};
@@ -118,9 +131,9 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
       s_, p_, {"blocks", DType::f8_e4m3, ScaleLayout::row_blocks, ScaleLayout::square_blocks}};
   Both x_ = q_.rows_of(p_.x), w1_ = q_.weights_of(p_.w1), a_ = q_.rows_of(p_.a), w2_ = q_.weights_of(p_.w2),
        dout_ = q_.rows_of(p_.dout), w2_back_ = q_.transposed_weights_of(p_.w2), dh_ = q_.rows_of(p_.h),
-       w1_back_ = q_.transposed_weights_of(p_.w1), dh_cols_ = q_.columns_of(p_.h, false),
-       x_cols_ = q_.columns_of(p_.x, c().gather), dout_cols_ = q_.columns_of(p_.dout, c().gather),
-       a_cols_ = q_.columns_of(p_.a, false);
+       w1_back_ = q_.transposed_weights_of(p_.w1), dh_cols_ = q_.left_of(p_.h, false),
+       x_cols_ = q_.right_of(p_.x, c().gather), dout_cols_ = q_.left_of(p_.dout, c().gather),
+       a_cols_ = q_.right_of(p_.a, false);
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, BlockScaledExpertsTest, ::testing::ValuesIn(testing::on_each_device(cases())),
                          [](const auto& info) {

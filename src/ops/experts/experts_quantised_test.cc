@@ -142,8 +142,8 @@ TEST_P(QuantisedExpertsTest, GradientOfTheWeightsOfRowsEqualsTheReference) {
 
 TEST_P(QuantisedExpertsTest, WeightGradientIsThatOfTheValues) {
   const bool gathers = p_.c.gather;
-  Both dh = q_.columns_of(p_.h, false), x = q_.columns_of(p_.x, gathers), dout = q_.columns_of(p_.dout, gathers),
-       a = q_.columns_of(p_.a, false);
+  Both dh = q_.left_of(p_.h, false), x = q_.right_of(p_.x, gathers), dout = q_.left_of(p_.dout, gathers),
+       a = q_.right_of(p_.a, false);
   Array dw1 = Array::normal({p_.E(), 2 * F_, D_}, DType::f32, 8), dw2 = Array::normal({p_.E(), D_, F_}, DType::f32, 9);
   const Rows plain{p_.offsets.tensor(), {}};
   for (const bool accumulate : {false, true}) {

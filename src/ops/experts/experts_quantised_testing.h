@@ -6,6 +6,7 @@
 
 namespace moebius::testing {
 
+// rows: also of the left side of a weight gradient; weights: also of its right side.
 struct QuantisedFormat {
   const char* name;
   DType element;
@@ -52,10 +53,14 @@ class QuantisedOperands {
     return b;
   }
 
-  // Returns the rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
-  QuantisedWithValues columns_of(Array& x, bool gathered) {
+  // Return the rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
+  QuantisedWithValues left_of(Array& x, bool gathered) { return columns_of(x, gathered, format_.rows); }
+  QuantisedWithValues right_of(Array& x, bool gathered) { return columns_of(x, gathered, format_.weights); }
+
+ private:
+  QuantisedWithValues columns_of(Array& x, bool gathered, ScaleLayout layout) {
     const int64_t C = x.tensor().dim(1), padded = padded_rows(p_.R, p_.E());
-    QuantisedWithValues b{{{C, padded}, format_.element, format_.rows, true}, {}};
+    QuantisedWithValues b{{{C, padded}, format_.element, layout, true}, {}};
     quantize(s_, {.q = b.q.operand(),
                   .x_RC = x.tensor(),
                   .offsets_e1 = p_.offsets.tensor(),
@@ -70,7 +75,6 @@ class QuantisedOperands {
     return b;
   }
 
- private:
   Stream& s_;
   ExpertProblem& p_;
   QuantisedFormat format_;

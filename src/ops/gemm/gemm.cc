@@ -32,9 +32,8 @@ void check_quantised_product(const Gemm& a) {
 
 // Checks that the product is one of y = x W^T, dx = dy W and dW += dy^T x.
 void check_for_gpu(const Gemm& a) {
-  const bool is_wgrad = a.trans_a;
-  check_block_scaled("gemm", {"a", a.a, "b", a.b, is_wgrad ? ScaleLayout::row_blocks : ScaleLayout::square_blocks});
-  if (!is_wgrad) return check_block_scaled_result("gemm", "c", a.c_MN);
+  check_block_scaled("gemm", {"a", a.a, "b", a.b});
+  if (!a.trans_a) return check_block_scaled_result("gemm", "c", a.c_MN);
   MOEBIUS_CHECK(
       usage, !a.trans_b && a.c_MN.dtype == DType::f32 && a.c_MN.dim(1) % 4 == 0,
       "gemm on a GPU: c of a quantised product with a transposed must be f32 with a multiple of 4 columns, and "

@@ -363,7 +363,7 @@ TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
       const int64_t padded = padded_rows(T);
       Array dy = Array::normal({T, n}, DType::bf16, 4), dw = Array::normal({n, k}, DType::f32, 5);
       testing::QuantisedArray dy_q({n, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true),
-          xt_q({k, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true);
+          xt_q({k, padded}, DType::f8_e4m3, ScaleLayout::square_blocks, true);
       quantize(s, {.q = dy_q.operand(), .x_RC = dy.tensor()});
       quantize(s, {.q = xt_q.operand(), .x_RC = x.tensor()});
       Values want = dw.values();

@@ -21,7 +21,7 @@ void check_operand(const char* who, const char* name, const Operand& x, ScaleLay
 
 void check_block_scaled(const char* who, const BlockScaledOperands& o) {
   check_operand(who, o.a_name, o.a, ScaleLayout::row_blocks);
-  check_operand(who, o.b_name, o.b, o.b_layout);
+  check_operand(who, o.b_name, o.b, ScaleLayout::square_blocks);
 }
 
 void check_block_scaled_result(const char* who, const char* name, const Tensor& t, int64_t columns) {

@@ -90,8 +90,8 @@ void rows_product_f8(Stream& s, const RowsProductF8& a, const char* who);
 
 //   dw[e] = left right^T     over the columns of e; with accumulate: +=
 //
-// Both sides have row_blocks. Columns are as core/quantized.h places the rows of experts; those without
-// a row are zeros.
+// The left side has row_blocks, the right one square_blocks. Columns are as core/quantized.h places the rows of
+// experts; those without a row are zeros.
 struct WgradProductF8 {
   Tensor dw_eMN;              // out f32; inout with accumulate
   Operand left_MR, right_NR;  // in

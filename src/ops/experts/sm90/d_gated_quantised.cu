@@ -3,7 +3,8 @@
 // A thread block has 128 rows of one expert by 128 columns of F, of g, of gate and of up. The rows begin where the
 // transposed layout begins a block of 128 columns (core/quantized.h). A row is in 16 lanes, 8 columns in each, so that
 // the scale of a row of dgate or dup is the largest of 16 lanes. Transposed results wait in shared memory, as bf16,
-// and leave one after the other (ops/quantize/sm90/tile.h).
+// and leave one after the other (ops/quantize/sm90/tile.h). Those of dgate and dup have a scale for each column, and
+// that of sa has one for the whole block, of the largest of all threads.
 #include <cuda_fp16.h>
 
 #include "device/cuda/cuda.h"
@@ -104,6 +105,14 @@ __device__ __forceinline__ uint4 load_packed(const Problem& p, int64_t row, int6
   return {values_of(v.x, scale), values_of(v.x >> 16, scale), values_of(v.y, scale), values_of(v.y >> 16, scale)};
 }
 
+// By a whole thread block, which has written `largest` of its warps: the largest of the block.
+__device__ __forceinline__ uint32_t largest_of_warps(const uint32_t (&of_warps)[kWarps]) {
+  uint32_t m = 0;
+#pragma unroll
+  for (const uint32_t of_warp : of_warps) m = max(m, of_warp);
+  return m;
+}
+
 template <bool kColumns, bool kPacked>
 __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem p) {
   extern __shared__ __align__(16) uint32_t tiles[];
@@ -116,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int chunk = lane % kTileLanes;
   const int64_t col = first_col + chunk * 8;
+  uint32_t largest_sa = 0;
 #pragma unroll 2
   for (int i = 0; i < kReads; ++i) {
     const int r = warp * kRowsOfWarp + 2 * i + lane / kTileLanes;
@@ -150,23 +160,29 @@ __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem 
       *reinterpret_cast<uint4*>(to) = d.dgate;
       *reinterpret_cast<uint4*>(to + kTileWords) = d.dup;
       *reinterpret_cast<uint4*>(to + 2 * kTileWords) = d.sa;
+      largest_sa = max(largest_sa, sm90::largest_of(d.sa));
     }
   }
   if constexpr (kColumns) {
+    __shared__ uint32_t of_warps[kWarps];
+    largest_sa = __reduce_max_sync(~0u, largest_sa);
+    if (lane == 0) of_warps[warp] = largest_sa;
     __syncthreads();
+    sm90::TileColumns to{.data = p.dh_columns,
+                         .scales = p.dh_column_scales,
+                         .width = p.width,
+                         .scale_cols = p.width / kQuantizeTile,
+                         .block = blockIdx.y,
+                         .cols = kQuantizeTile};
 #pragma unroll 1
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const bool is_sa = tile == 2;
-      sm90::store_columns<kThreads, false>(tiles + tile * kTileWords,
-                                           {.data = is_sa ? p.sa_columns : p.dh_columns,
-                                            .scales = is_sa ? p.sa_column_scales : p.dh_column_scales,
-                                            .width = p.width,
-                                            .scale_cols = p.width / kQuantizeTile,
-                                            .row = first_col + (tile == 1 ? p.F : 0),
-                                            .block = blockIdx.y,
-                                            .cols = kQuantizeTile},
-                                           0);
+    for (int tile = 0; tile < 2; ++tile) {
+      to.row = first_col + tile * p.F;
+      sm90::store_columns<kThreads, false>(tiles + tile * kTileWords, to, 0);
     }
+    to.data = p.sa_columns;
+    to.scales = p.sa_column_scales;
+    to.row = first_col;
+    sm90::store_columns<kThreads, true>(tiles + 2 * kTileWords, to, largest_of_warps(of_warps));
   }
 }
 

@@ -26,12 +26,17 @@ struct TileScales {
   const float* column[2];
 };
 
+struct NothingElse {
+  __device__ __forceinline__ void operator()() const {}
+};
+
 // Sets sum to the product of a tile, num_k >= 1 slots. Elements [64 half, 64 half + 64) are the columns
-// of a half, as the registers of WgmmaE4m3 have them.
-template <GroupedGemmConfig kConfig>
+// of a half, as the registers of WgmmaE4m3 have them. Each warp calls meanwhile() once in a slot, while the tensor
+// cores multiply.
+template <GroupedGemmConfig kConfig, class Meanwhile = NothingElse>
 __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const SlotRing<kConfig>& ring,
                                                      SlotCursor<kConfig>& at, uint32_t group, int32_t num_k,
-                                                     const TileScales& scales) {
+                                                     const TileScales& scales, Meanwhile meanwhile = {}) {
   using Shared = GemmShared<kConfig>;
   static_assert(kConfig.tile_k == 128 && kConfig.element_bytes == 1);
   float rows[2] = {__ldg(scales.row[0]), __ldg(scales.row[1])};
@@ -51,6 +56,7 @@ __device__ __forceinline__ void block_scaled_product(float (&sum)[128], const Sl
 #pragma unroll
       for (int step = 0; step < 4; ++step) WgmmaE4m3::multiply(acc, a + 2 * step, b + 2 * step, step > 0);
       wgmma_commit();
+      if (half == 0) meanwhile();
       const float scale[2] = {rows[0] * columns[half], rows[1] * columns[half]};
       const uint32_t slot = at.stage;
       if (half == 1) {  // what the next slot needs, while this one is multiplied

@@ -6,10 +6,9 @@
 
 namespace moebius {
 
-// An operand on the step stack with a scale for 128 elements of a row.
-inline Operand alloc_row_blocks(Step& step, const Shape& shape, bool transposed) {
-  constexpr ScaleLayout kLayout = ScaleLayout::row_blocks;
-  Operand q(step.alloc(shape, DType::f8_e4m3), step.alloc(scale_shape(kLayout, shape), scale_dtype(kLayout)), kLayout);
+// An operand on the step stack: E4M3 elements of this shape, and their scales.
+inline Operand alloc_blocks(Step& step, const Shape& shape, ScaleLayout layout, bool transposed) {
+  Operand q(step.alloc(shape, DType::f8_e4m3), step.alloc(scale_shape(layout, shape), scale_dtype(layout)), layout);
   q.transposed = transposed;
   return q;
 }
