@@ -105,6 +105,10 @@ struct StepBench {
   std::map<std::string, OpTotal> ops;                              // totals over all timed steps, with profile
   std::string fallback_kernels;  // the ops that use fallback kernels, as Engine reports them
   std::string masters_hash;      // XXH3-128 of the master weights after the last step, if `hash`
+  // With optimizer.offload: bytes of masters and moments that an update moves each way, and on a GPU the time that
+  // this took in the last step.
+  int64_t states_bytes = 0;
+  double states_s = 0;
   double mfu() const { return model_tflops / datasheet_tflops; }
   double ratio_to_roofline() const { return roofline_s / median_s; }
   double ratio_to_gemm() const { return model_tflops / gemm_tflops; }

@@ -83,6 +83,7 @@ class MatrixRate {
 // Reads the master weights in pieces through host memory.
 std::string hash_of_masters(Engine& engine) {
   constexpr int64_t kPiece = int64_t{64} << 20;
+  engine.finish_update();
   Stream s = engine.stream();
   std::vector<std::byte> piece(kPiece);
   Hasher hasher;
@@ -111,7 +112,9 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   StepBench r{.steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   const bool on_gpu = run.device == DeviceKind::cuda;
   if (on_gpu) measure_gpu(r, run);
-  Engine engine(training_engine_spec(run));
+  EngineSpec spec = training_engine_spec(run);
+  spec.overlaps_update = true;
+  Engine engine(spec);
   Stream s = engine.stream();
   engine.init_weights(s, run.seed);
   RandomSequences source(run);
@@ -133,6 +136,8 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
     seconds.push_back((now_us() - begin) / 1e6);
     if (rate) rate->measure();
   }
+  if (run.optimizer.offload) r.states_bytes = engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
+  if (on_gpu) r.states_s = engine.step_times().states_s;
   r.fallback_kernels = engine.fallback_kernels_text();
   engine.sample_peak_memory();
   r.peak_bytes = engine.peak_bytes();

@@ -9,6 +9,7 @@
 #include "device/side_copies.h"
 #include "device/side_stream.h"
 #include "device/spill_buffer.h"
+#include "device/streamed_work.h"
 
 namespace moebius {
 namespace {
@@ -42,6 +43,7 @@ CudaGraph::CudaGraph(Accelerator&, GraphCapture&, const std::function<void()>&) 
 void CudaGraph::replay(Accelerator&) const { missing(); }
 void run_on_side_stream(Accelerator&, const std::function<void()>&) { missing(); }
 void join_side_stream(Accelerator&) { missing(); }
+void run_on_stream(Accelerator&, void*, const std::function<void()>&) { missing(); }
 void GpuEvent::record(Accelerator&) { missing(); }
 double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }
 void GpuMark::set(Accelerator&) { missing(); }
@@ -56,6 +58,7 @@ void* allocate_pinned(int64_t) { missing(); }
 void release_pinned(void*) noexcept {}
 std::shared_ptr<void> map_pinned(int64_t) { missing(); }
 std::unique_ptr<SideCopies> make_side_copies(Accelerator&) { missing(); }
+std::unique_ptr<StreamedWork> make_streamed_work(Accelerator&, int, int64_t) { missing(); }
 void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
 void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
 void synchronize(Accelerator&) { missing(); }

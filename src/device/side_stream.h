@@ -15,4 +15,8 @@ void run_on_side_stream(Accelerator& a, const std::function<void()>& body);
 // Makes work launched from now on wait for the work of run_on_side_stream().
 void join_side_stream(Accelerator& a);
 
+// Runs body with another stream of this GPU (cudaStream_t) in place of the accelerator's stream. Work of the two is
+// ordered by events of the caller alone.
+void run_on_stream(Accelerator& a, void* native_stream, const std::function<void()>& body);
+
 }  // namespace moebius

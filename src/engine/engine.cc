@@ -182,6 +182,9 @@ void Engine::make_optimizer() {
   const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
   optimizer_ = moebius::make_optimizer(context);
   if (model_->max_logits()) qk_clipping_ = std::make_unique<QkClipping>(context, *model_->max_logits());
+  // On the null device the update of a step is counted in that step.
+  const bool overlaps = spec_.overlaps_update && can_overlap_update(spec_) && spec_.device != DeviceKind::null;
+  if (overlaps && optimizer_->streamed()) pending_ = std::make_unique<PendingUpdate>(*optimizer_->streamed(), params);
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -270,14 +273,23 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   Stream s = stream();
   PhaseScope phase(s, "step", step);
   clock_.begin_step();
+  const bool had_pending = is_pending_;
   batches_->set_lr_and_step(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
   has_gradients_ = true;
   // If the host of a rank hangs, the barrier names that rank; the wait for the GPU would not.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();  // the host waits for the device only here
-  clock_.read(gpu_.get());
+  read_clock(had_pending);
   ++num_steps_;
+}
+
+void Engine::read_clock(bool had_pending) {
+  clock_.read(gpu_.get());
+  if (!optimizer_ || !spec_.optimizer->offload || spec_.device == DeviceKind::null) return;
+  const StreamedUpdate* streamed = optimizer_->streamed();
+  const bool ran = !pending_ || had_pending;
+  clock_.set_states(!ran ? 0 : streamed ? streamed->seconds() : clock_.times().optimizer_s);
 }
 
 void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
@@ -295,17 +307,20 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   PhaseScope phase(s, "optimizer");
   graphs_.run(StepPart::update(), s, [&](Stream& on) {
     reduce(on);
-    update(on, plan_.stack(), batches_->on_device(0).lr_and_step_2());
+    const Tensor& lr_and_step_2 = batches_->on_device(0).lr_and_step_2();
+    if (!pending_) return update(on, plan_.stack(), lr_and_step_2);
+    pending_->keep(on, measure_gradients(on, plan_.stack(), lr_and_step_2));
   });
+  is_pending_ = pending_ != nullptr;
   clock_.end_update(gpu_.get());
 }
 
 // Quantises the weights once for all passes of a step, which do not change them. Weights that arrive during the first
-// passes are quantised on arrival.
+// passes, or that a pending update changes, are quantised on arrival.
 void Engine::quantise_weights(Stream& s) {
   ParamTable& params = model_->params();
   if (!params.has_copies()) return;
-  if (sharding_->overlaps()) return params.make_copies_when_ready();
+  if (sharding_->overlaps() || is_pending_) return params.make_copies_when_ready();
   graphs_.run(StepPart::weights(), s, [&](Stream& on) { params.make_copies(on); });
   params.hold_copies();
 }
@@ -325,10 +340,12 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
   const bool overlaps = sharding_->overlaps();  // otherwise the last passes are like those before them
-  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp), s, [&](Stream& on) {
+  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp, is_pending_), s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
-    sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); });
+    const auto run = [&] { sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); }); };
+    is_pending_ ? pending_->run(on, run) : run();
   });
+  is_pending_ = false;
 }
 
 // Reduces the sums of a step over all ranks.
@@ -347,17 +364,32 @@ void Engine::reduce_loss(Stream& s) {
   }
 }
 
-// Reduces and clips the gradients, and updates the weights.
-void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
+// Reduces the gradients, and measures their norm.
+OptimizerStepArgs Engine::measure_gradients(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->reduce(s);
   grad_norm_->measure(s, stack);
-  const OptimizerStepArgs args{.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2};
+  return {.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2};
+}
+
+// Reduces and clips the gradients, and updates the weights.
+void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
+  const OptimizerStepArgs args = measure_gradients(s, stack, lr_and_step_2);
   optimizer_->update(s, stack, args);
   if (qk_clipping_) qk_clipping_->update(s, stack, args);
   sharding_->weights_changed(s);
 }
 
+void Engine::finish_update() {
+  if (!is_pending_) return;
+  Stream s = stream();
+  with_memory_advice(
+      [&] { graphs_.run(StepPart::pending_update(), s, [&](Stream& on) { pending_->run(on, [] {}); }); });
+  is_pending_ = false;
+  synchronize(s);  // the host may read the states
+}
+
 void Engine::init_weights(Stream& s, uint64_t seed) {
+  finish_update();
   const ParamTable& params = model_->params();
   params.init(s, seed);
   // Weights in other formats have the same bits on every rank, so nothing is sent for them.
@@ -366,6 +398,7 @@ void Engine::init_weights(Stream& s, uint64_t seed) {
 }
 
 void Engine::gather_weights(Stream& s) {
+  finish_update();
   sharding_->weights_changed(s);
   sharding_->wait_for_weights(s);
 }
@@ -373,7 +406,7 @@ void Engine::gather_weights(Stream& s) {
 void Engine::end_of_step() {
   Stream s = stream();
   PhaseScope phase(s, "end of step");
-  with_memory_advice([&] { graphs_.run(StepPart::end_of_step(), s, [&](Stream& on) { clear_sums(on); }); });
+  with_memory_advice([&] { graphs_.run(StepPart::end_of_step(is_pending_), s, [&](Stream& on) { clear_sums(on); }); });
   if (ActivationOffload* offload = model_->offload()) offload->clear_bytes();
   has_gradients_ = false;
 }
@@ -385,7 +418,7 @@ void Engine::clear_sums(Stream& s) {
   if (const auto* logits = model_->max_logits()) logits->clear(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
-  model_->params().zero_added_grads(s);
+  if (!is_pending_) model_->params().zero_added_grads(s);  // a pending update still reads them
 }
 
 double Engine::loss() const { return *on_host(model_->loss_sum()).ptr<double>() * batch().scalars.loss_scale[0]; }

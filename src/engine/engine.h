@@ -32,6 +32,7 @@
 #include "model/model.h"
 #include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/pending_update.h"
 #include "parallel/optim/qk_clipping.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
@@ -63,6 +64,10 @@ class Engine {
   // Called after the metrics of a step were read. Updates the state of routers, and clears sums and gradients.
   void end_of_step();
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
+  // Completes the update of the last step, which may be pending (EngineSpec::overlaps_update). The next step() does it
+  // too, beside its first passes, and all other passes before they begin. Call it before anything else reads or writes
+  // weights, gradients or optimizer states. All ranks call it together.
+  void finish_update();
 
   // --- parts of a step, eager, for evaluation and diagnosis ---
   // Runs the forward pass of micro-batch m, which is in batch(m), and adds to the loss sum.
@@ -72,6 +77,7 @@ class Engine {
   // Runs body(Step&) with micro-batch m, on the engine's stream and step stack.
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
+    finish_update();
     Stream s = stream();
     batches_->upload(s, m, 1);
     synchronize(s);  // from here on the caller may fill the next batch
@@ -169,7 +175,9 @@ class Engine {
   void forward_backward(Stream& s, const Round& round);
   void quantise_weights(Stream& s);
   void reduce(Stream& s);
+  OptimizerStepArgs measure_gradients(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
   void update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
+  void read_clock(bool had_pending);
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
   void close_heap_gaps();
@@ -207,6 +215,8 @@ class Engine {
   std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<QkClipping> qk_clipping_;  // null without optimizer.qk_clip
+  std::unique_ptr<PendingUpdate> pending_;   // null if no update is ever pending
+  bool is_pending_ = false;
   // In generation.
   std::vector<KvCache> caches_;
   DeviceDraws draws_;

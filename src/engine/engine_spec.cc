@@ -19,6 +19,12 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .fsdp_shard = p.fsdp_shard};
 }
 
+bool can_overlap_update(const EngineSpec& spec) {
+  return spec.optimizer && spec.optimizer->offload && spec.optimizer->kind != OptimizerKind::muon &&
+         spec.optimizer->qk_clip == 0 && spec.precision.weights != PrecisionChoice::recipe &&
+         spec.mesh.world() == spec.mesh.pp;
+}
+
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, !run.memory.automatic,
                 "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "

@@ -42,9 +42,12 @@ struct EngineSpec {
   ExpertOverlap expert_overlap = ExpertOverlap::none;  // work that overlaps with the exchange of rows; changes no bit
   GpuSums sums = GpuSums::ranks;                       // the order of sums over ranks with GPUs
   bool overlap = true;                                 // overlaps communication with compute; changes no bit
-  bool fsdp = false;                                   // parallel.fsdp: training shards the weights of layers
-  bool shard_gradients = false;                        // parallel.shard_gradients: and the sums of their gradients
-  int64_t bucket_numel = ShardingSpec::kBucketNumel;   // elements of a gradient bucket
+  // With optimizer.offload, the update of a step may run beside the first passes of the next one; changes no bit. What
+  // reads weights or states after a step calls Engine::finish_update() first.
+  bool overlaps_update = false;
+  bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
+  bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients
+  int64_t bucket_numel = ShardingSpec::kBucketNumel;  // elements of a gradient bucket
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // a GPU captures training steps and token generation as CUDA graphs; else eager
@@ -54,6 +57,10 @@ struct EngineSpec {
   int threads = 1;
   uint64_t seed = 0;
 };
+
+// Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). Not if work on weights follows the
+// whole update: messages to other ranks, the clipping of q and k, or weights that are held quantised.
+bool can_overlap_update(const EngineSpec& spec);
 
 // Returns the mesh of a run on world_size ranks: dp and edp are what remains after the other axes.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);

@@ -10,7 +10,10 @@ struct StepTimes {
   double load_s = 0;  // time of the host in the batch source
   // Time of forward and backward passes. On a GPU it begins with the first micro-batch, and includes waits for others.
   double passes_s = 0;
-  double optimizer_s = 0;  // time of reduction and update
+  double optimizer_s = 0;  // time of reduction and update; without an update that stays pending
+  // Time in which an update moved masters and moments between host and device, of the update that ran in this step
+  // (with optimizer.offload). 0: none ran.
+  double states_s = 0;
 };
 
 class StepClock {
@@ -41,6 +44,7 @@ class StepClock {
     times_.passes_s = gpu ? passed_.seconds_since(began_) : (passed_us_ - begin_us_) * 1e-6 - times_.load_s;
     times_.optimizer_s = gpu ? updated_.seconds_since(passed_) : (updated_us_ - passed_us_) * 1e-6;
   }
+  void set_states(double seconds) { times_.states_s = seconds; }
   const StepTimes& times() const { return times_; }
 
  private:

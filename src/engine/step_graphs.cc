@@ -21,9 +21,11 @@ class GpuGraphs final : public GraphDevice {
 std::unique_ptr<GraphDevice> graph_device(Accelerator& gpu) { return std::make_unique<GpuGraphs>(gpu); }
 
 void StepGraphs::run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body) {
+  StepPart of_both = part;
+  of_both.pending = false;
+  const int64_t launches = ++launches_[of_both];
+  if (!captures() || s.trace() || launches <= kEagerLaunches) return body(s);
   Graph& graph = graphs_[part];
-  ++graph.launches;
-  if (!captures() || s.trace() || graph.launches <= kEagerLaunches) return body(s);
   if (!graph.launch) capture(graph, s, body);
   graph.launch();
   graph.capture->replayed();

@@ -1,7 +1,7 @@
 // The CUDA graphs of the parts of a training step, and of passes that generate one token of each sequence. The first
-// two launches of a part are eager, and choose its algorithms. The third launch captures it, and later launches replay
-// it. All ranks must capture a part in the same step, since a collective is captured by all ranks or by none. So a
-// traced launch, which is eager, counts too.
+// two launches of a part are eager, and choose its algorithms; they count with and without a pending update. The third
+// launch captures it, and later launches replay it. All ranks must capture a part in the same step, since a collective
+// is captured by all ranks or by none. So a traced launch, which is eager, counts too.
 #pragma once
 
 #include <compare>
@@ -17,20 +17,23 @@ namespace moebius {
 
 // The key of a part. The first passes of a step store gradients, to which later ones add, and gather the weights that
 // the last step changed; the last passes reduce gradients. With parallel.dynamic_cp, passes for each cp have a graph.
+// The first passes, and the end of a step, are other work while the update of a step is pending.
 struct StepPart {
-  enum class Kind { weights, passes, update, end_of_step, single_tokens, drawn_tokens };
+  enum class Kind { weights, passes, update, pending_update, end_of_step, single_tokens, drawn_tokens };
   Kind kind = Kind::passes;
   bool first = false, last = false;  // whether these passes are the first, or the last, of the step
+  bool pending = false;              // whether an update is pending
   int64_t cp = 0;                    // MicroBatch::cp of the passes
   int64_t rows = 0;                  // rows of single_tokens and drawn_tokens
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart weights() { return {.kind = Kind::weights}; }
-  static StepPart passes(bool first, bool last, int64_t cp = 0) {
-    return {.kind = Kind::passes, .first = first, .last = last, .cp = cp};
+  static StepPart passes(bool first, bool last, int64_t cp = 0, bool pending = false) {
+    return {.kind = Kind::passes, .first = first, .last = last, .pending = pending, .cp = cp};
   }
   static StepPart update() { return {.kind = Kind::update}; }
-  static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
+  static StepPart pending_update() { return {.kind = Kind::pending_update}; }
+  static StepPart end_of_step(bool pending = false) { return {.kind = Kind::end_of_step, .pending = pending}; }
   static StepPart single_tokens(int64_t rows) { return {.kind = Kind::single_tokens, .rows = rows}; }
   static StepPart drawn_tokens(int64_t rows) { return {.kind = Kind::drawn_tokens, .rows = rows}; }
 };
@@ -57,13 +60,13 @@ class StepGraphs {
 
  private:
   struct Graph {
-    int64_t launches = 0;
     std::unique_ptr<GraphCapture> capture;
     std::function<void()> launch;  // empty until the part is captured
   };
   void capture(Graph& graph, const Stream& s, const std::function<void(Stream&)>& body);
 
   std::unique_ptr<GraphDevice> device_;
+  std::map<StepPart, int64_t> launches_;  // of both values of StepPart::pending
   std::map<StepPart, Graph> graphs_;
 };
 

@@ -336,9 +336,12 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
 }
 
 void ParamTable::zero_added_grads(Stream& s) const {
-  for (const Param& p : params_) {
-    if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart() && !p.shards_gradient()) fill_zero(s, p.dw);
-  }
+  for (size_t i = 0; i < params_.size(); ++i) zero_added_grad(s, i);
+}
+
+void ParamTable::zero_added_grad(Stream& s, size_t i) const {
+  const Param& p = params_[i];
+  if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart() && !p.shards_gradient()) fill_zero(s, p.dw);
 }
 
 }  // namespace moebius

@@ -235,6 +235,7 @@ class ParamTable {
   void zero_grads(Stream& s) const;
   // Clears only the gradients that the next step does not store first.
   void zero_added_grads(Stream& s) const;
+  void zero_added_grad(Stream& s, size_t i) const;  // the same for all()[i] alone
 
  private:
   bool is_frozen(const ParamSpec& spec) const;

@@ -67,7 +67,8 @@ class Predicting {
   void add_once(int64_t pp_rank);
   void add_update();
   double offload_seconds(int64_t pp_rank);
-  void add_host_link(const RankParams& params);
+  void add_host_link(const RankParams& params, double forward);
+  double offloaded_bytes(int64_t pp_rank);
   void add_sharded_layers(const ShardedTime& time);
   void add_matrices(const RankParams& params);
   double exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets);
@@ -253,16 +254,30 @@ double Predicting::offload_seconds(int64_t pp_rank) {
 }
 
 // Adds the time of masters, states and sums of gradients on the host. They are read and written over its link in both
-// directions at once, without overlap with passes. Each micro-batch except the first reads the sums to which it adds.
-void Predicting::add_host_link(const RankParams& params) {
+// directions at once. An update moves some of them while it works on others, and it may overlap with the first forward
+// pass, whose activations share the link. Each micro-batch except the first reads the sums to which it adds.
+void Predicting::add_host_link(const RankParams& params, double forward) {
   const OptimizerSpec& o = run_.optimizer;
+  const double link = machine_.link_gb_s * 1e9;
   if (const double activations = spec_.offload.any() ? offload_seconds(slowest_) : 0; activations > 0)
     result_.phases["host link"] = activations;
   if (!o.offload && !o.offload_grad) return;
+  double beside = o.offload && o.kind != OptimizerKind::muon ? result_.phases["optimizer"] : 0;
+  if (can_overlap_update(spec_)) beside += std::max(0.0, forward - offloaded_bytes(slowest_) / link);
   const double update = host_update_bytes(o) * static_cast<double>(params.owned);
   const double M = static_cast<double>(spec_.num_micro_batches);
   const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
-  result_.phases["host link"] += (update + sums) / (machine_.link_gb_s * 1e9);
+  result_.phases["host link"] += std::max(0.0, update / link - beside) + sums / link;
+}
+
+// Returns the bytes of activations that a forward pass of a rank moves to the host.
+double Predicting::offloaded_bytes(int64_t pp_rank) {
+  double bytes = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    const StageSpec& stage = layout_.at(pp_rank, v);
+    for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
+  }
+  return bytes;
 }
 
 // Adds the update. The exchange of gradients overlaps with the last backward pass, and that of weights with the first
@@ -288,12 +303,12 @@ void Predicting::add_update() {
     const double sent = others * static_cast<double>(params.logits * size_of(DType::f32));
     result_.phases["attention logits"] = exchange_before({{Axis::dp_cp, sent}}, {{Axis::dp_cp, 1}});
   }
-  add_host_link(params);
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();
     backward += stage_of(slowest_, v).backward.total();
   }
+  add_host_link(params, forward);
   const auto exchange = [&](const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets, GroupCall call,
                             double window) {
     double all = 0;

@@ -8,6 +8,7 @@
 #include "model/moe/expert_rows.h"
 #include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/optimizer.h"
+#include "parallel/optim/streamed_update.h"
 #include "plan/sharding/param_buckets.h"
 
 namespace moebius {
@@ -71,6 +72,13 @@ void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_
     place(m, life, owned, is_coded ? DType::u8 : optimizer.state == StateFormat::bf16 ? DType::bf16 : DType::f32);
     if (is_coded) place(m, life, owned / kCodeBlock, DType::f32);
   }
+}
+
+// Adds the slots through which states on the host pass, and lr and step of their update.
+void add_streamed(RankMemory& m, int64_t states_bytes) {
+  if (states_bytes == 0) return;
+  for (int i = 0; i < kStreamedSlots; ++i) place(m, Life::optimizer, streamed_slot_bytes(states_bytes), DType::u8);
+  place(m, Life::optimizer, 2, DType::f64);
 }
 
 void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, int64_t owned) {
@@ -164,7 +172,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const std::vector<ParamBucket>&buckets = held.trained, &frozen = held.frozen;
-  int64_t largest = 0;
+  int64_t largest = 0, streamed = 0;
   std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
   for (const ParamBucket& bucket : buckets) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
@@ -177,6 +185,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
           bucket.shards_gradients ? bucket.numel / ranks : bucket.numel, bucket.grad());
     for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
       add_master(m, optimizer, bucket.dtype, owned);
+      streamed += streamed_bytes(optimizer, bucket.dtype, owned);
       owned_of[&p].push_back(owned);
     });
   }
@@ -187,6 +196,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
     add_owned(m, spec, *p.size, owned_of.at(p.size).back());
     owned_of.at(p.size).pop_back();
   }
+  add_streamed(m, streamed);
   for (const HeldParam& p : params) add(m, Life::state, p->copies_bytes);
   if (const int64_t most = most_magnitudes(spec, buckets); most > 0) place(m, Life::comm, most, DType::i32);
   add_sharded_layers(m, spec, buckets, frozen);

@@ -84,6 +84,7 @@ std::optional<std::string> first_of_backward(Stream& s, const Model& model, Cont
 }  // namespace
 
 std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& control) {
+  engine.finish_update();
   Stream s = engine.stream();
   Model& model = engine.model();
   if (auto found = agree(control, first_in_weights(s, model))) return *found;

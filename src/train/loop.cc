@@ -33,6 +33,7 @@ EngineSpec engine_spec(const RunSpec& run, Transport& world) {
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
   spec.dispatcher = run.parallel.dispatcher;  // the engine tests the ranks' memory access
+  spec.overlaps_update = true;
   return spec;
 }
 
@@ -212,7 +213,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
   ranks_ = gather_ranks(engine_, mine, comm, report.layers, outcome());
   name_hosts(ranks_.slow_links, hosts_);
-  host_link_.add_step(times.optimizer_s, report.step_time_s);
+  host_link_.add_step(times.states_s, report.step_time_s);
   if (host_link_.is_known()) ranks_.host_link_bytes_per_s = host_link_.bytes_per_s();
   world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;
@@ -297,6 +298,7 @@ void TrainingRun::save_if_due(int64_t step) {
 void TrainingRun::save(int64_t step) {
   if (step == saved_step_) return;
   const auto between_steps = control_.between_steps();
+  engine_.finish_update();
   const std::vector<NamedTensor> state = training_state(engine_);
   Stream s = engine_.stream();
   engine_.model().params().join_masters(s);

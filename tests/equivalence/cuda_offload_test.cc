@@ -60,6 +60,39 @@ TEST_P(OffloadOnGpu, ChangesNoBit) {
   expect_same({.tensors = {.layer = true}, .fraction = 0.5}, {.norm = true});
 }
 
+// Eager and captured, with an update that is complete before the next step, and in each case of two steps in a row.
+TEST_P(OffloadOnGpu, OfStatesChangesNoBit) {
+  const OptimizerSpec formats[] = {
+      {}, {.state = StateFormat::blocks_8bit, .master = MasterFormat::bf16_stochastic, .grad = GradFormat::bf16}};
+  for (const OptimizerSpec& optimizer : formats) {
+    EngineSpec spec = on_gpu(wide_spec_on);
+    spec.model.hidden_size = 256;  // rows of whole blocks of 8-bit codes
+    spec.optimizer = optimizer;
+    Engine kept(spec);
+    const std::vector<double> expected = train(initialised(kept), 9);
+    spec.optimizer->offload = true;
+    for (const bool graph : {false, true}) {
+      for (const bool overlaps : {false, true}) {
+        for (const bool sums : {false, true}) {
+          if (sums && optimizer.grad == GradFormat::f32) continue;
+          SCOPED_TRACE(fmt::format("graph {}, overlaps {}, sums {}", graph, overlaps, sums));
+          spec.graph = graph;
+          spec.overlaps_update = overlaps;
+          spec.optimizer->offload_grad = sums;
+          Engine moved(spec);
+          std::vector<double> losses = train(initialised(moved), 2);
+          moved.finish_update();
+          for (const double loss : train(moved, 7, /*first_step=*/3)) losses.push_back(loss);
+          EXPECT_EQ(losses, expected);
+          EXPECT_GT(moved.step_times().states_s, 0);
+          moved.finish_update();
+          EXPECT_EQ(masters(moved), masters(kept));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(OffloadOnGpu, InCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {
     Engine kept(on_gpu(kept_spec));

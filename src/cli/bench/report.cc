@@ -139,6 +139,10 @@ void print_step_text(const BenchOptions& o, const StepBench& r) {
   fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
   fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}{}\n", r.first_loss, r.last_loss,
              bytes_text(r.planned_bytes), bytes_text(r.peak_bytes), predicted_text(r));
+  if (r.states_s > 0)
+    fmt::print("states on the host: the update moved {:.2f} GB each way in {:.1f} ms, {:.1f} GB/s\n",
+               static_cast<double>(r.states_bytes) / 1e9, r.states_s * 1e3,
+               static_cast<double>(r.states_bytes) / 1e9 / r.states_s);
   if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
 }
 
@@ -190,6 +194,7 @@ void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r) {
                                 {"planned_bytes", r.planned_bytes},
                                 {"peak_bytes", r.peak_bytes}};
   if (!r.fallback_kernels.empty()) object["fallback_kernels"] = r.fallback_kernels;
+  if (r.states_s > 0) object.update({{"states_bytes", r.states_bytes}, {"states_s", r.states_s}});
   if (o.hash) object["masters_xxh3"] = r.masters_hash;
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});

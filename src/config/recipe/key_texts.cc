@@ -208,8 +208,8 @@ std::vector<KeyText> optimizer_texts() {
        "How gradients are summed over the micro-batches of a step: `f32`; or `bf16` for the bf16 weights of layers, "
        "rounded after each micro-batch."},
       {"optimizer.offload",
-       "Keeps masters and moments in pinned host memory, which the GPU reads and writes during the update. Results do "
-       "not depend on it, bit for bit."},
+       "Keeps masters and moments in pinned host memory, from which they pass through the GPU during the update. On one "
+       "rank the update overlaps with the first passes of the next step. Results do not depend on it, bit for bit."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.fuse_grad",

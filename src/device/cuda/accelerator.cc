@@ -305,6 +305,13 @@ void join_side_stream(Accelerator& a) {
   MOEBIUS_CUDA(cudaStreamWaitEvent(impl.stream, impl.joined, 0));
 }
 
+void run_on_stream(Accelerator& a, void* native_stream, const std::function<void()>& body) {
+  auto& impl = AcceleratorAccess::of(a);
+  const cudaStream_t own = std::exchange(impl.stream, static_cast<cudaStream_t>(native_stream));
+  const std::shared_ptr<void> back(nullptr, [&impl, own](void*) { impl.stream = own; });
+  body();
+}
+
 void GpuEvent::record(Accelerator& accelerator) {
   if (!event_) {
     cudaEvent_t event;

@@ -3,10 +3,15 @@
 namespace moebius {
 
 AdamWOptimizer::AdamWOptimizer(const OptimizerContext& context)
-    : spec_(context.spec), params_(context, kStatePrefixes) {}
+    : spec_(context.spec),
+      params_(context, kStatePrefixes),
+      streamed_(StreamedUpdate::make(
+          context, params_, [this](Stream& s, std::span<const UpdatedTensor> tensors, const OptimizerStepArgs& args) {
+            update_by_adamw(s, spec_, tensors, args);
+          })) {}
 
-void update_by_adamw(Stream& s, const OptimizerSpec& spec, const TrainedParams& params, const OptimizerStepArgs& args) {
-  const std::vector<UpdatedTensor> tensors = params.tensors();
+void update_by_adamw(Stream& s, const OptimizerSpec& spec, std::span<const UpdatedTensor> tensors,
+                     const OptimizerStepArgs& args) {
   adamw(s, {.tensors = tensors,
             .scale_1 = args.scale_1,
             .lr_and_step_2 = args.lr_and_step_2,
@@ -18,7 +23,9 @@ void update_by_adamw(Stream& s, const OptimizerSpec& spec, const TrainedParams& 
 }
 
 void AdamWOptimizer::update(Stream& s, StepStack&, const OptimizerStepArgs& args) {
-  update_by_adamw(s, spec_, params_, args);
+  if (!streamed_) return update_by_adamw(s, spec_, params_.tensors(), args);
+  streamed_->start(s, args);
+  streamed_->finish(s);
 }
 
 }  // namespace moebius

@@ -4,12 +4,13 @@
 
 #include <array>
 
-#include "parallel/optim/trained_params.h"
+#include "parallel/optim/streamed_update.h"
 
 namespace moebius {
 
-// Updates the parameters, whose states are those two moments.
-void update_by_adamw(Stream& s, const OptimizerSpec& spec, const TrainedParams& params, const OptimizerStepArgs& args);
+// Updates tensors whose states are those two moments.
+void update_by_adamw(Stream& s, const OptimizerSpec& spec, std::span<const UpdatedTensor> tensors,
+                     const OptimizerStepArgs& args);
 
 class AdamWOptimizer final : public Optimizer {
  public:
@@ -20,10 +21,12 @@ class AdamWOptimizer final : public Optimizer {
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
   std::vector<OptimizerState> state() const override { return params_.state(); }
+  StreamedUpdate* streamed() override { return streamed_.get(); }
 
  private:
   OptimizerSpec spec_;
   TrainedParams params_;
+  std::unique_ptr<StreamedUpdate> streamed_;
 };
 
 }  // namespace moebius

@@ -98,7 +98,7 @@ MuonOptimizer::MuonOptimizer(const OptimizerContext& context)
 }
 
 void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) {
-  update_by_adamw(s, spec_, others_, args);
+  update_by_adamw(s, spec_, others_.tensors(), args);
   if (matrices_.empty()) return;
   StackScope scope(stack);
   const Workspace work{.valid_1 = valid(s, stack, args.scale_1),

@@ -17,6 +17,8 @@
 
 namespace moebius {
 
+class StreamedUpdate;
+
 // The arguments that change from step to step.
 struct OptimizerStepArgs {
   Tensor scale_1;          // f32 [1], the factor of every gradient (clip_scale() in ops/optimizer)
@@ -45,6 +47,8 @@ class Optimizer {
   // Updates masters and weights of the owned elements. Scratch is on the stack. If the gradient norm is not finite,
   // scale is not finite either, and nothing is changed. REQUIRES: gradients are summed over ranks.
   virtual void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
+  // Returns the update in parts, which may overlap with other work; null where it is in one piece.
+  virtual StreamedUpdate* streamed() { return nullptr; }
   // Returns the state of every trainable parameter of this rank, for checkpoints, in the order of their declaration.
   virtual std::vector<OptimizerState> state() const = 0;
 };

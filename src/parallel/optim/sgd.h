@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "parallel/optim/trained_params.h"
+#include "parallel/optim/streamed_update.h"
 
 namespace moebius {
 
@@ -17,10 +17,14 @@ class SgdOptimizer final : public Optimizer {
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
   std::vector<OptimizerState> state() const override { return params_.state(); }
+  StreamedUpdate* streamed() override { return streamed_.get(); }
 
  private:
+  void update_tensors(Stream& s, std::span<const UpdatedTensor> tensors, const OptimizerStepArgs& args) const;
+
   OptimizerSpec spec_;
   TrainedParams params_;
+  std::unique_ptr<StreamedUpdate> streamed_;
 };
 
 }  // namespace moebius

@@ -47,15 +47,16 @@ RoundingDraws draws_of(const ParamPart& part, const ElementRange& owned, uint64_
   return draws;
 }
 
+}  // namespace
+
 UpdatedTensor rows_of(UpdatedTensor all, int64_t begin, int64_t end) {
   for (Tensor* each : {&all.param_n, &all.master_n, &all.m_n, &all.v_n, &all.grad_n, &all.remainder_n})
     if (!each->empty()) *each = each->rows(begin, end);
   for (Tensor* each : {&all.m_scale_b, &all.v_scale_b})
     if (!each->empty()) *each = each->rows(begin / kCodeBlock, end / kCodeBlock);
+  all.draws.begin += begin;
   return all;
 }
-
-}  // namespace
 
 TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes,
                              const std::function<bool(const ParamSpec&)>& of)
@@ -110,19 +111,26 @@ std::vector<TrainedParams::OfPart> TrainedParams::parts() const {
   return parts;
 }
 
+std::vector<UpdatedTensor> TrainedParams::tensors_of(const Trained& each) const {
+  const UpdatedTensor all = whole(each);
+  if (!all.draws_bits()) return {all};
+  std::vector<OfPart> parts;
+  add_parts(parts, each);
+  std::vector<UpdatedTensor> tensors;
+  for (const OfPart& part : parts) tensors.push_back(part.tensor);
+  return tensors;
+}
+
+std::vector<TrainedParams::OfParam> TrainedParams::of_params() const {
+  std::vector<OfParam> all;
+  for (const Trained& each : all_) all.push_back({.param = each.param, .tensors = tensors_of(each)});
+  return all;
+}
+
 std::vector<UpdatedTensor> TrainedParams::tensors() const {
   std::vector<UpdatedTensor> tensors;
-  std::vector<OfPart> parts;
-  for (const Trained& each : all_) {
-    const UpdatedTensor all = whole(each);
-    if (!all.draws_bits()) {
-      tensors.push_back(all);
-      continue;
-    }
-    parts.clear();
-    add_parts(parts, each);
-    for (const OfPart& part : parts) tensors.push_back(part.tensor);
-  }
+  for (const Trained& each : all_)
+    for (const UpdatedTensor& tensor : tensors_of(each)) tensors.push_back(tensor);
   return tensors;
 }
 

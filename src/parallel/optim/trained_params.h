@@ -33,6 +33,12 @@ class TrainedParams {
     UpdatedTensor tensor;
   };
   std::vector<OfPart> parts() const;
+  // tensors() of each parameter, in the order of their declaration.
+  struct OfParam {
+    const Param* param = nullptr;
+    std::vector<UpdatedTensor> tensors;
+  };
+  std::vector<OfParam> of_params() const;
   bool empty() const { return all_.empty(); }
   std::vector<OptimizerState> state() const;
 
@@ -46,10 +52,14 @@ class TrainedParams {
 
   UpdatedTensor whole(const Trained& each) const;
   void add_parts(std::vector<OfPart>& parts, const Trained& each) const;
+  std::vector<UpdatedTensor> tensors_of(const Trained& each) const;
 
   std::span<const std::string_view> prefixes_;
   uint64_t seed_;
   std::deque<Trained> all_;  // a deque: the plan fills in moments where they are
 };
+
+// Returns the elements [begin, end) of all tensors of an update. REQUIRES: begin is a multiple of kCodeBlock.
+UpdatedTensor rows_of(UpdatedTensor all, int64_t begin, int64_t end);
 
 }  // namespace moebius

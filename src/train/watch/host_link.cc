@@ -10,19 +10,15 @@ std::string rate_text(double bytes_per_s) { return fmt::format("{:.1f} GB/s", by
 }  // namespace
 
 int64_t bytes_read_from_host(const Engine& engine) {
-  int64_t bytes = engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
-  if (!engine.spec().optimizer || !engine.spec().optimizer->offload_grad) return bytes;
-  for (const Param& p : engine.model().params().all())
-    if (p.sums_apart()) bytes += p.grad_sum.num_bytes();
-  return bytes;
+  return engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
 }
 
-void HostLink::add_step(double optimizer_s, double step_time_s) {
-  if (bytes_ <= 0 || optimizer_s <= 0) return;
+void HostLink::add_step(double states_s, double step_time_s) {
+  if (bytes_ <= 0 || states_s <= 0) return;
   const double planned = bytes_ / kPcie5LinkRate;
-  const bool is_slow = optimizer_s >= kSlowTimes * planned && optimizer_s - planned > kSlowShare * step_time_s;
+  const bool is_slow = states_s >= kSlowTimes * planned && states_s - planned > kSlowShare * step_time_s;
   slow_steps_ = is_slow ? slow_steps_ + 1 : 0;
-  rate_ = bytes_ / optimizer_s;
+  rate_ = bytes_ / states_s;
 }
 
 std::string HostLink::text() const {

@@ -1,6 +1,6 @@
 // The rate at which updates move masters and moments over the link between a GPU and its host (optimizer.offload),
 // compared with the rate that plans assume. A host that is slower than planned makes steps longer, and no other figure
-// shows it. It is for runs of one rank: with several, the time of an update includes sums over ranks.
+// shows it. It is for runs of one rank.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace moebius {
 inline constexpr double kPcie5LinkRate = 45e9;
 
 // Returns the bytes of host memory that an update of a run of one rank reads: masters and moments (optimizer.offload),
-// and sums of gradients (optimizer.offload_grad), which the norm reads too. It writes at most as many.
+// and sums of gradients (optimizer.offload_grad). It writes at most as many.
 int64_t bytes_read_from_host(const Engine& engine);
 
 class HostLink {
@@ -23,9 +23,9 @@ class HostLink {
   // bytes: bytes_read_from_host().
   explicit HostLink(double bytes) : bytes_(bytes) {}
 
-  // Takes the seconds of the update and of the whole step. An update also computes the norm, so the link may be faster
-  // than the rate says.
-  void add_step(double optimizer_s, double step_time_s);
+  // Takes the seconds in which the update moved the states (StepTimes::states_s; 0: no update ran in the step), and those
+  // of the whole step.
+  void add_step(double states_s, double step_time_s);
 
   // The rate is that of the last step.
   bool is_known() const { return rate_ > 0; }
