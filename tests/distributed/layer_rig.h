@@ -11,6 +11,7 @@
 #include "comm/mesh.h"
 #include "model/layer_context.h"
 #include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise.h"
 #include "tests/distributed/ranks.h"
 
 namespace moebius {
@@ -150,7 +151,10 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   StackScope scope(step.stack);
   layer.forward(step, y.tensor(), x.tensor(), saved);
   count(0);
-  layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
+  if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true); })
+    copy(step.stream, dx.tensor(), layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true));
+  else
+    layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
   layer.backward_weight(step, saved);
   count(1);
   passes.y = y.values();
