@@ -33,7 +33,8 @@ double slowest(Group& world, double seconds, ThreadPool& pool) {
 
 int64_t warm_up_steps(DeviceKind device) { return device == DeviceKind::cuda ? 3 : 1; }
 
-RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world) {
+RanksBench bench_step_of_ranks(const RunSpec& run, const RanksBenchSpec& bench, Transport& world) {
+  const int64_t steps = bench.steps;
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
@@ -51,6 +52,8 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     const double loss = whole_step(engine, source, run, step);
     if (step == 1) r.first_loss = loss;
   }
+  Trace trace;
+  if (bench.profile) engine.set_trace(&trace);
   Group& all = engine.mesh().group(Axis::world);
   std::vector<double> seconds;
   for (int64_t step = warm_up + 1; step <= warm_up + steps; ++step) {
@@ -63,6 +66,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     const StepTimes& times = engine.step_times();
     r.of_last_step = gather_ranks(engine, {.passes_s = times.passes_s, .optimizer_s = times.optimizer_s}, comm, {});
   }
+  r.ops = trace.totals();
   r.fallback_kernels = engine.fallback_kernels_text();
   engine.sample_peak_memory();
   r.peak_bytes = engine.peak_bytes();

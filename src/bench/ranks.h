@@ -1,10 +1,12 @@
 // Times whole training steps on several ranks, and single collectives.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "config/run_spec.h"
+#include "core/trace.h"
 #include "engine/engine.h"
 #include "train/rank_report.h"
 
@@ -20,13 +22,18 @@ struct RanksBench {
   std::string dispatcher;                     // how tokens reach experts on other ranks
   std::string fallback_kernels;               // those of rank 0, as in StepBench
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
+  std::map<std::string, OpTotal> ops;         // of the timed steps of rank 0; with profile
 };
 
 // Returns the number of steps before the timed ones. They touch memory and load kernels; on a GPU two are eager and one
 // is captured.
 int64_t warm_up_steps(DeviceKind device);
+struct RanksBenchSpec {
+  int64_t steps = 3;
+  bool profile = false;  // times each op; steps on a GPU are then eager
+};
 // Runs on all ranks of the world together. The report is that of rank 0.
-RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);
+RanksBench bench_step_of_ranks(const RunSpec& run, const RanksBenchSpec& bench, Transport& world);
 
 // One collective of all ranks in f32, repeated.
 struct CollectiveLine {

@@ -20,7 +20,8 @@ RanksBenchOptions on_ranks(const BenchOptions& o, DeviceKind device) {
           .ranks = o.ranks,
           .steps = o.steps,
           .threads = o.spec.threads,
-          .json = o.json};
+          .json = o.json,
+          .profile = o.profile};
 }
 
 int run_collectives(const BenchOptions& o) {
@@ -40,8 +41,7 @@ std::string default_recipe(bool on_gpu) {
 }
 
 int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
-  MOEBIUS_CHECK(usage, !o.profile && !o.hash,
-                "bench step: --profile and --hash need one rank; leave them out, or run without --ranks");
+  MOEBIUS_CHECK(usage, !o.hash, "bench step: --hash needs one rank; leave it out, or run without --ranks");
   const RunSpec fitted = run.memory.fit_bytes > 0 && o.ranks > 1 ? fit_memory(run, o.ranks).run : run;
   run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
   return 0;

@@ -99,6 +99,7 @@ TEST_P(Counters, OfARealStepAreThePlans) {
       EXPECT_EQ(real.calls, dry.calls) << name;
       EXPECT_DOUBLE_EQ(real.cost.flops, dry.cost.flops) << name;
       EXPECT_DOUBLE_EQ(real.cost.bytes, dry.cost.bytes) << name;
+      EXPECT_DOUBLE_EQ(real.cost.weight_bytes, dry.cost.weight_bytes) << name;
     }
   }
   PartLibrary parts;
@@ -179,6 +180,8 @@ TEST(Counters, OfRowsInPartsHaveTheWeightsOnceMore) {
     const OpTotal &all = whole.at(name), &split = parts.at(name);
     EXPECT_GT(all.calls, 0) << name;
     EXPECT_EQ(split.calls, 2 * all.calls) << name;
+    EXPECT_DOUBLE_EQ(all.cost.weight_bytes, static_cast<double>(all.calls) * weights) << name;
+    EXPECT_DOUBLE_EQ(split.cost.weight_bytes, 2 * all.cost.weight_bytes) << name;
     EXPECT_DOUBLE_EQ(split.cost.flops, all.cost.flops) << name;
     EXPECT_DOUBLE_EQ(split.cost.bytes, all.cost.bytes + static_cast<double>(all.calls) * weights) << name;
   }

@@ -97,7 +97,8 @@ double memory_rate(const TimeContext& c) {
 }
 
 // Returns the rows that the busiest rank's experts get, over those that the dry run computed: it takes every
-// planned row, most of which no token fills where all-gather plans for the worst case.
+// planned row, most of which no token fills where all-gather plans for the worst case. Weights are read once by each
+// call, however many rows there are.
 double expert_rows(const TimeContext& c) {
   const EngineSpec& spec = c.spec;
   const ModelSpec& m = spec.model;
@@ -121,15 +122,16 @@ bool writes_to_ranks(const std::string& op) {
 
 void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
   const double scale = op.kind == KernelClass::experts ? rows : 1;
+  const double bytes = scale * (op.cost.bytes - op.cost.weight_bytes) + op.cost.weight_bytes;
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
-  const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
+  const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), bytes / memory_rate(c));
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
   time.launches += launches;
   if (op.kind == KernelClass::memory && writes_to_ranks(op.name)) time.writers += seconds;
   if (c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c))
-    time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * scale * op.cost.bytes / memory_rate(c);
+    time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * bytes / memory_rate(c);
 }
 
 void add_memory(PassTime& time, const TimeContext& c, double bytes) {

@@ -149,7 +149,7 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
       {{"step", "--runs", "2"}, "bench step: expected no --runs"},
       {{"collectives", "--threads", "2"}, "bench collectives: expected no --threads"},
       {{"step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--hash"},
-       "bench step: --profile and --hash need one rank; leave them out, or run without --ranks"}};
+       "bench step: --hash needs one rank; leave it out, or run without --ranks"}};
   for (const auto& [words, text] : cases) {
     std::vector<std::string> command{"bench"};
     command.insert(command.end(), words.begin(), words.end());

@@ -45,10 +45,10 @@ RunSpec run_of(const ParallelSpec& layout) {
 TEST_P(BenchOnRanks, HasTheLossesOfOneRank) {
   const BenchLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const RanksBench got = bench_step_of_ranks(run_of(c.layout), 2, world);
+    const RanksBench got = bench_step_of_ranks(run_of(c.layout), {.steps = 2}, world);
     if (world.rank() != 0) return;
     const std::unique_ptr<Transport> self = make_self_transport();
-    const RanksBench expected = bench_step_of_ranks(run_of({}), 2, *self);
+    const RanksBench expected = bench_step_of_ranks(run_of({}), {.steps = 2}, *self);
     EXPECT_NE(expected.first_loss, expected.last_loss);
     EXPECT_NEAR(got.first_loss, expected.first_loss, 1e-6 * expected.first_loss);
     EXPECT_NEAR(got.last_loss, expected.last_loss, 1e-5 * expected.last_loss);

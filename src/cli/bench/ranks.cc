@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/ranks.h"
+#include "cli/bench/report.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "memory/plan.h"
@@ -26,23 +27,25 @@ void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
 }
 
 void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
-  print_json({{"bench", "step"},
-              {"machine", o.machine},
-              {"launched", launched},
-              {"links", r.links},
-              {"dispatcher", r.dispatcher},
-              {"recipe", o.recipe},
-              {"ranks", r.ranks},
-              {"steps", r.steps},
-              {"tokens_per_step", r.tokens},
-              {"median_ms", r.median_s * 1e3},
-              {"tokens_per_s", r.tokens_per_s},
-              {"first_loss", r.first_loss},
-              {"last_loss", r.last_loss},
-              {"planned_bytes", r.planned_bytes},
-              {"peak_bytes", r.peak_bytes},
-              {"fallback_kernels", r.fallback_kernels},
-              {"comm", to_json(r.of_last_step).at("comm")}});
+  nlohmann::ordered_json json{{"bench", "step"},
+                              {"machine", o.machine},
+                              {"launched", launched},
+                              {"links", r.links},
+                              {"dispatcher", r.dispatcher},
+                              {"recipe", o.recipe},
+                              {"ranks", r.ranks},
+                              {"steps", r.steps},
+                              {"tokens_per_step", r.tokens},
+                              {"median_ms", r.median_s * 1e3},
+                              {"tokens_per_s", r.tokens_per_s},
+                              {"first_loss", r.first_loss},
+                              {"last_loss", r.last_loss},
+                              {"planned_bytes", r.planned_bytes},
+                              {"peak_bytes", r.peak_bytes},
+                              {"fallback_kernels", r.fallback_kernels},
+                              {"comm", to_json(r.of_last_step).at("comm")}};
+  if (o.profile) json["ops"] = ops_json(r.ops);
+  print_json(json);
 }
 
 void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
@@ -54,6 +57,7 @@ void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& l
              bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
   fmt::print("the most that a rank sent and waited for in the last step: {}\n", comm_text(r.of_last_step));
   if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
+  if (o.profile) print_profile(r.ops, "a step", r.steps);
 }
 
 void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {
@@ -78,7 +82,7 @@ void run_bench_step_of_ranks(const RanksBenchOptions& o, const RunSpec& run) {
     RunSpec mine = run;
     mine.check(world.size());
     mine.threads = threads;
-    return bench_step_of_ranks(mine, o.steps, world);
+    return bench_step_of_ranks(mine, {.steps = o.steps, .profile = o.profile}, world);
   };
   on_ranks(o, measure, [&](const RanksBench& r, const std::string& launched) { print(o, r, launched); });
 }

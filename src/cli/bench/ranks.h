@@ -9,7 +9,7 @@ struct RanksBenchOptions {
   std::string machine, recipe;
   int64_t ranks = 1, steps = 3;  // ranks: threads of this process; 1: the launcher's ranks
   int threads = 0;               // CPU threads of a rank; 0: its share of the machine
-  bool json = false;
+  bool json = false, profile = false;
 };
 
 // Returns whether --ranks or the launcher asks for several ranks.

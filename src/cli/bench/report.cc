@@ -23,7 +23,8 @@ std::vector<std::pair<std::string, OpTotal>> by_time(const Ops& totals) {
   return ops;
 }
 
-// of: the work that ran `runs` times.
+}  // namespace
+
 void print_profile(const Ops& totals, const char* of, int64_t runs) {
   double total_us = 0;
   for (const auto& [name, op] : totals) total_us += op.time_us;
@@ -48,6 +49,8 @@ nlohmann::ordered_json ops_json(const Ops& totals) {
   }
   return ops;
 }
+
+namespace {
 
 nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
   nlohmann::ordered_json json{{"name", l.name},

@@ -107,8 +107,9 @@ void run_apart(Stream& s, const DExpertDownQuantised& a) {
 }
 
 Cost product_cost(const DExpertDownQuantised& a) {
-  return {2.0 * static_cast<double>(a.g_RF.numel()) * static_cast<double>(a.dout_TD.data.dim(1)),
-          bytes_of(a.dout_TD) + bytes_of(a.w2_eDF) + bytes_of(a.g_RF)};
+  return {.flops = 2.0 * static_cast<double>(a.g_RF.numel()) * static_cast<double>(a.dout_TD.data.dim(1)),
+          .bytes = bytes_of(a.dout_TD) + bytes_of(a.w2_eDF) + bytes_of(a.g_RF),
+          .weight_bytes = bytes_of(a.w2_eDF)};
 }
 
 Cost pass_cost(const DExpertDownQuantised& a) {

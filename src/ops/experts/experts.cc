@@ -149,8 +149,13 @@ ProductWork reading(const Operand& x, const Rows& rows, ProductWork work) {
 // its share.
 Cost cost_of(const ProductWork& w, const LowRankTerm& term, const Tensor& product_RN, const RowPart& part) {
   Cost cost{.flops = w.flops * part.share,
-            .bytes = w.row_bytes * part.share + w.source_bytes * part.source_share + w.weight_bytes};
-  if (!term.empty()) cost += {2 * count_of(term.low_RL) * product_RN.dim(1), bytes_of(term.low_RL) + bytes_of(term.w)};
+            .bytes = w.row_bytes * part.share + w.source_bytes * part.source_share + w.weight_bytes,
+            .weight_bytes = w.weight_bytes};
+  if (!term.empty()) {
+    cost += {.flops = 2 * count_of(term.low_RL) * product_RN.dim(1),
+             .bytes = bytes_of(term.low_RL) + bytes_of(term.w),
+             .weight_bytes = bytes_of(term.w)};
+  }
   return cost;
 }
 
@@ -375,8 +380,10 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 
 Cost cost(const ExpertWgrad& a) {
   const int64_t R = a.gather_left ? a.right_RN.shape()[0] : a.left_RM.shape()[0];
-  return {2.0 * static_cast<double>(R) * a.dw_eMN.dim(1) * a.dw_eMN.dim(2),
-          bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + (a.accumulate ? 2 : 1) * bytes_of(a.dw_eMN)};
+  const double gradient = (a.accumulate ? 2 : 1) * bytes_of(a.dw_eMN);
+  return {.flops = 2.0 * static_cast<double>(R) * a.dw_eMN.dim(1) * a.dw_eMN.dim(2),
+          .bytes = bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + gradient,
+          .weight_bytes = gradient};
 }
 
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {

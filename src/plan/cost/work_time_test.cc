@@ -55,6 +55,21 @@ TEST(WorkTime, OfRoutedRowsIsThatOfRowsInUse) {
   }
 }
 
+// Experts with few rows take the time of reading their weights, and the busiest rank reads no more of these.
+TEST(WorkTime, OfExpertsWithFewRowsDoesNotGrowWithThem) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                             {"model.num_hidden_layers=2", "parallel.ep=4", "train.seq_len=32", "train.micro_batch=1"});
+  PlanMachine m = machine("h200");
+  m.kernel_us = 0;
+  const auto seconds = [&](const char* load) {
+    return predict(parts, run, 4, m, parse_assumptions({load}), {.simulate = false}).kernels.at("experts");
+  };
+  const double even = seconds("load=balanced"), skewed = seconds("load=rank:2");
+  EXPECT_GT(skewed, even);
+  EXPECT_LT(skewed, 1.1 * even);
+}
+
 // A kernel of its own computes the scores of a forward pass once more, and the ranks exchange their largest logits.
 TEST(WorkTime, OfTheLargestLogits) {
   PartLibrary parts;
