@@ -13,7 +13,7 @@ namespace moebius {
 // The format of the quantised operands of matrix products (precision/product_precision.h).
 enum class PrecisionRecipe : uint8_t {
   none,        // the dtype of the computation
-  fp8_block,   // E4M3, scales of 1 x 128 elements, of 128 x 128 in weights
+  fp8_block,   // E4M3, scales of 1 x 128 elements, of 128 x 128 in weights and in x of dW
   fp8_tensor,  // E4M3, gradients E5M2, one scale per tensor
   mxfp8,       // E4M3, scales of 1 x 32 elements
   nvfp4,       // E2M1, scales of 1 x 16 elements, of 16 x 16 in weights, and one scale per tensor

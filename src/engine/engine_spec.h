@@ -58,8 +58,8 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). Not if work on weights follows the
-// whole update: messages to other ranks, the clipping of q and k, or weights that are held quantised.
+// Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). It cannot if other work on
+// weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits.
 bool can_overlap_update(const EngineSpec& spec);
 
 // Returns the mesh of a run on world_size ranks: dp and edp are what remains after the other axes.

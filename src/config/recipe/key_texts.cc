@@ -209,7 +209,8 @@ std::vector<KeyText> optimizer_texts() {
        "rounded after each micro-batch."},
       {"optimizer.offload",
        "Keeps masters and moments in pinned host memory, from which they pass through the GPU during the update. On one "
-       "rank the update overlaps with the first passes of the next step. Results do not depend on it, bit for bit."},
+       "rank, and on a pipeline of single ranks, the update overlaps with the first passes of the next step, except "
+       "with Muon, `optimizer.qk_clip` and `precision.weights = \"recipe\"`. Results do not depend on it, bit for bit."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.fuse_grad",

@@ -48,8 +48,8 @@ constexpr bool kLanesFuse = true;
 constexpr bool kLanesFuse = false;  // x86-64-v2, and AVX of 2011 to 2013
 #endif
 
-// Returns a * b + c, with one rounding where the CPU has such an instruction. From the operators g++ chooses for each
-// loop whether it fuses them.
+// Returns a * b + c, with one rounding where the CPU has such an instruction. With * and + g++ decides for
+// each loop whether it fuses them.
 template <class V>
 inline V multiply_add(V a, V b, V c) {
   if constexpr (kLanesFuse && sizeof(V) == 64)

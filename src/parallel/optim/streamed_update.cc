@@ -12,9 +12,9 @@ constexpr int64_t kCut = 4096;
 // Addresses in a slot are those in host memory, modulo this.
 constexpr int64_t kAlignBytes = 256;
 constexpr int64_t kMinSlot = int64_t{128} << 10, kUnit = int64_t{64} << 10;
-// Large enough that a copy has the rate of the bus, and small enough that the first and the last one cost little.
+// A slot of this size has copies at the rate of the bus, and its first and last copies cost little.
 constexpr int64_t kMaxSlot = int64_t{64} << 20;
-constexpr int64_t kLeastPieces = 8;
+constexpr int64_t kMinPieces = 8;
 
 // The tensors of an update that may be in host memory. The first six are changed.
 constexpr std::array kFields{&UpdatedTensor::master_n, &UpdatedTensor::remainder_n, &UpdatedTensor::m_n,
@@ -26,7 +26,7 @@ constexpr size_t kNumChanged = 6;
 
 int64_t streamed_slot_bytes(int64_t states_bytes) {
   if (states_bytes == 0) return 0;
-  return std::clamp(div_ceil(div_ceil(states_bytes, kLeastPieces), kUnit) * kUnit, kMinSlot, kMaxSlot);
+  return std::clamp(div_ceil(div_ceil(states_bytes, kMinPieces), kUnit) * kUnit, kMinSlot, kMaxSlot);
 }
 
 int64_t streamed_bytes(const OptimizerSpec& spec, DType weights, int64_t count) {
@@ -85,7 +85,7 @@ void StreamedUpdate::add(std::vector<Piece>& pieces, const UpdatedTensor& tensor
     const int64_t left = std::max<int64_t>(slot_bytes_ - last.num_bytes - kSlack, 0);
     int64_t count = n - begin;
     if (count * each > left) count = left / each / kCut * kCut;
-    if (!last.tensors.empty() && count < n - begin && count * each < slot_bytes_ / kLeastPieces) {
+    if (!last.tensors.empty() && count < n - begin && count * each < slot_bytes_ / kMinPieces) {
       pieces.emplace_back();
       continue;
     }

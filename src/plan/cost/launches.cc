@@ -9,7 +9,7 @@ namespace moebius {
 int64_t kernels_of(const std::string& op) {
   using Entry = std::pair<std::string_view, int64_t>;
   static constexpr std::array<Entry, 14> several{
-      Entry{"attention_bwd", 3},      // row sums, the gradients, and dq once more
+      Entry{"attention_bwd", 3},      // row sums and the gradients; a third one rounded dq when shares were fitted
       Entry{"balance_stats", 2},      // sums of chunks, and of these
       Entry{"d_expert_down", 2},      // the product, and the sums of the routing weights' gradients
       Entry{"embedding_bwd", 2},      // tokens are sorted first

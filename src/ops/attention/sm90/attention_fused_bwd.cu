@@ -98,7 +98,7 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
     fused_kernel<Shape><<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
     check_launch("attention_bwd");
   }
-  if (z.shift >= 0 && z.shift + z.rows <= z.kv_rows) return;  // each query sees a key
+  if (z.shift >= 0 && z.shift + z.rows <= z.kv_rows) return;  // each query attends to a key
   clear_unseen_kernel<Shape><<<dim3(f.tiles, z.heads, static_cast<unsigned>(a.batch)), 256, 0, stream>>>(out.dq, z);
   check_launch("attention_bwd");
 }

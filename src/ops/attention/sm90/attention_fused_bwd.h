@@ -12,9 +12,10 @@
 // that begins together with the one before it follows it at a distance of one step, and finds the tiles
 // in L2.
 //
-// A thread block stays on its multiprocessor and takes a ticket for each work, which says its keys; it
-// asks for the next one while it still multiplies. It waits only for lower tickets, whose thread blocks
-// run and have no lower ones left. So some block can always go on, whatever else the GPU runs.
+// A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
+// says which keys are next, and the block asks for the next ticket while it still multiplies. It waits
+// only for lower tickets. The thread blocks of those run, and have no lower ones left. So some block can
+// always continue, whatever else the GPU runs.
 #pragma once
 
 #include "ops/attention/sm90/attention_bwd.h"
@@ -28,7 +29,7 @@ struct FusedWork {
   int group;       // in the slice
   int block, key;  // block: -1 if there is no more work
   int begin, end;  // tiles of queries
-  int finish_end;  // it has the last keys of its tiles before this one
+  int finish_end;  // tiles before this one get their last dq from this block
 };
 
 // The place of a part of dq within a tile. A part is 64 rows x 32 columns: a thread has four float4 of its
@@ -121,7 +122,7 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
   w.key = w.block * Shape::kKeys;
   w.b = (f.first + w.group) / z.kv_heads;
   w.kv_head = (f.first + w.group) % z.kv_heads;
-  // The first tile with a query that sees a key, if no document or window hides it.
+  // The first tile with a query that attends to a key, if no document or window hides it.
   const int64_t begin = (w.key > z.shift ? w.key - z.shift : 0) / Shape::kRows,
                 key_end = min(int64_t{w.key} + Shape::kKeys, z.kv_rows),
                 rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);

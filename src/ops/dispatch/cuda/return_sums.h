@@ -5,10 +5,10 @@
 
 namespace moebius::cuda {
 
-inline constexpr int kMostPairsPipelined = 32;  // pairs of a row
+inline constexpr int kMaxPairsPipelined = 32;  // pairs of a row
 
 // Does what ReturnSums says, for at most `max_rows` rows; y is f32 or bf16 [R, D]. The bits are those of the other kernel.
-// REQUIRES: at most kMostPairsPipelined pairs of a row; rows of y and of the windows begin at multiples of 16 bytes.
+// REQUIRES: at most kMaxPairsPipelined pairs of a row; rows of y and of the windows begin at multiples of 16 bytes.
 void pipelined_sums(Stream& s, const Tensor& y_RD, int64_t max_rows, const Return& a, const Windows& to);
 
 }  // namespace moebius::cuda

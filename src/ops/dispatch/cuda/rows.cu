@@ -299,7 +299,7 @@ void return_sums(Stream& s, const ReturnSums& a) {
   back.of = a.of;
   const int64_t width = a.y_RD.dim(1);
   const bool is_aligned = rows_are_aligned(width, size_of(a.y_RD.dtype), a.y_RD.data) && a.offset % 16 == 0;
-  if (is_aligned && uses_hopper_kernels(s) && back.num_pairs <= kMostPairsPipelined)
+  if (is_aligned && uses_hopper_kernels(s) && back.num_pairs <= kMaxPairsPipelined)
     return pipelined_sums(s, a.y_RD, a.pair_row_NL.dim(0), back, to);
   if (!is_aligned) note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
   const Grid grid(s, a.pair_row_NL.dim(0), kSumThreads);

@@ -180,7 +180,7 @@ int64_t scratch_bytes(const ExpertDown&) { return 0; }
 int64_t scratch_bytes(const DExpertDown& a) { return num_dweight_partials(a) * a.dweight_R.numel() * 4; }
 int64_t scratch_bytes(const DExpertUp&) { return 0; }
 int64_t scratch_bytes(const ExpertWgrad& a) {
-  return a.dw_eMN.dtype == DType::bf16 ? kMostWgradBlocks * kWgradTileBytes : 0;
+  return a.dw_eMN.dtype == DType::bf16 ? kMaxWgradBlocks * kWgradTileBytes : 0;
 }
 
 }  // namespace moebius::cuda

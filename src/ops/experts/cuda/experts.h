@@ -18,7 +18,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace generic
 
 // Scratch of expert_wgrad into a bf16 dw: the f32 sums of a tile for each block of a grid without a limit.
-inline constexpr int64_t kMostWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
+inline constexpr int64_t kMaxWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
 
 // The runs of rows that an op computes: those of its part, or one of each expert with all of its rows.
 struct RowRuns {

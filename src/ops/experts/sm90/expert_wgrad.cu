@@ -425,7 +425,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
   if (kRounds)
     MOEBIUS_CHECK(internal, parts_bytes <= a.scratch.num_bytes(),
                   "expert_wgrad: expected scratch for the cut tiles of {} blocks, {} bytes; got {}; raise "
-                  "kMostWgradBlocks",
+                  "kMaxWgradBlocks",
                   num_blocks, parts_bytes, a.scratch.num_bytes());
   const Params p{.gathered = side(gathered, gather ? index : nullptr),
                  .plain = side(plain, nullptr),
