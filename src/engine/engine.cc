@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "config/check/batch_split_check.h"
 #include "core/fault.h"
@@ -339,13 +340,13 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
-  const bool overlaps = sharding_->overlaps();  // otherwise the last passes are like those before them
-  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp, is_pending_), s, [&](Stream& on) {
+  const bool is_pending = std::exchange(is_pending_, false);  // nothing starts the update again if a pass throws
+  const bool overlaps = sharding_->overlaps();                // otherwise the last passes are like those before them
+  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp, is_pending), s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
     const auto run = [&] { sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); }); };
-    is_pending_ ? pending_->run(on, run) : run();
+    is_pending ? pending_->run(on, run) : run();
   });
-  is_pending_ = false;
 }
 
 // Reduces the sums of a step over all ranks.
@@ -380,11 +381,10 @@ void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
 }
 
 void Engine::finish_update() {
-  if (!is_pending_) return;
+  if (!std::exchange(is_pending_, false)) return;
   Stream s = stream();
   with_memory_advice(
       [&] { graphs_.run(StepPart::pending_update(), s, [&](Stream& on) { pending_->run(on, [] {}); }); });
-  is_pending_ = false;
   synchronize(s);  // the host may read the states
 }
 

@@ -19,6 +19,7 @@ namespace {
 struct Sizes {
   int64_t batch, rows, heads, kv_heads, width;
   int64_t window = 0, document = 0;  // 0: none
+  int64_t q_first = 0;  // above 0: a part of context parallelism, keys [0, rows) and queries [q_first, ...)
   int64_t v_width() const { return width == 192 ? 128 : width; }
 };
 
@@ -36,6 +37,8 @@ class Call {
                      .batch = z.batch,
                      .window = z.window,
                      .scale = 0.1f,
+                     .is_part = z.q_first > 0,
+                     .q_first = z.q_first,
                      .kernels = AttentionKernels::own};
     if (z.document > 0) fwd.doc_start_T = documents();
     fwd.scratch = take({AttentionFwd::scratch_bytes(fwd, s)}, DType::u8);
@@ -50,6 +53,8 @@ class Call {
             .batch = z.batch,
             .window = z.window,
             .scale = fwd.scale,
+            .is_part = fwd.is_part,
+            .q_first = fwd.q_first,
             .kernels = AttentionKernels::own};
   }
 
@@ -190,6 +195,9 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   const Sizes one_latent{1, 65, 1, 1, 192}, documents_latent{2, 450, 4, 2, 192, 0, 70},
       window_latent{1, 1000, 2, 2, 192, 300}, kv_heads_latent{2, 1100, 6, 3, 192}, heads_latent{1, 4096, 100, 100, 192},
       long_documents_latent{1, 20000, 4, 4, 192, 0, 3000}, long_one_latent{1, 40100, 2, 2, 192};
+  // All keys are before all queries, and the last wave has fewer groups than the others.
+  const Sizes part{1, 5120, 16, 8, 128, 0, 0, 5120}, part_of_one_head{169, 300, 1, 1, 128, 0, 0, 300},
+      part_latent{1, 2560, 20, 20, 192, 0, 0, 2560};
   for (const Sizes& z : {one,
                          documents,
                          window,
@@ -213,7 +221,10 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          kv_heads_latent,
                          heads_latent,
                          long_documents_latent,
-                         long_one_latent}) {
+                         long_one_latent,
+                         part,
+                         part_of_one_head,
+                         part_latent}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
     const auto one_kernel = call.backward(AttentionBwdPath::one_kernel),

@@ -116,7 +116,7 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
   const int blocks = f.wave * f.key_blocks, wave = ticket / blocks, at = ticket % blocks,
             groups = min(f.wave, f.groups - wave * f.wave);
   FusedWork w{.block = -1};
-  if (groups <= 0) return w;
+  if (groups <= 0 || at / groups >= f.key_blocks) return w;  // the last wave may have fewer groups
   w.group = wave * f.wave + at % groups;
   w.block = at / groups;
   w.key = w.block * Shape::kKeys;
