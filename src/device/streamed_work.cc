@@ -7,7 +7,8 @@
 namespace moebius {
 namespace {
 
-// Jobs run when a wait needs them, and their results leave when the slot is needed again. So tests show missing waits.
+// Jobs run when a wait needs them. Their results are copied back when the slot is needed again. Tests then show missing
+// waits, since numbers change.
 class LateWork final : public StreamedWork {
  public:
   explicit LateWork(int num_slots) : leaving_(static_cast<size_t>(num_slots)) {}

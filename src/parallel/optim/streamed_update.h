@@ -1,5 +1,5 @@
 // An update whose masters and moments are in host memory (optimizer.offload). They pass through a few slots of device
-// memory, piece by piece: while the device updates one piece, the next ones arrive and those before it leave. The
+// memory, piece by piece: while the device updates one piece, the next ones arrive and those before it are copied back. The
 // pieces are in the order in which a forward pass reads the weights, and no bit depends on them.
 #pragma once
 

@@ -231,7 +231,8 @@ void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
   };
   if (shared_by == 1) return with_heads.template operator()<1>();
   if (num_rows * a.max_tokens <= kFewKeys) return with_heads.template operator()<2>();
-  with_heads.template operator()<4>();
+  if (shared_by <= 4) return with_heads.template operator()<4>();
+  with_heads.template operator()<8>();
 }
 
 int64_t num_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kPieceKeys); }
