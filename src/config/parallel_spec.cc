@@ -4,6 +4,8 @@
 
 namespace moebius {
 
+const char* name_of(PipelineSchedule schedule) { return schedule == PipelineSchedule::zb_h1 ? "zb_h1" : "1f1b"; }
+
 namespace {
 
 void check_degree(const char* name, int64_t degree) {

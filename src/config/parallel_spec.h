@@ -14,7 +14,8 @@ enum class CpComm { allgather, ring, alltoall, hierarchical };
 enum class RankSums { ranks, nccl };
 
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).
-enum class PipelineSchedule { one_f_one_b };
+enum class PipelineSchedule { one_f_one_b, zb_h1 };
+const char* name_of(PipelineSchedule schedule);  // as parallel.schedule names it
 
 // The dispatchers, which send tokens to experts of other ranks (model/moe/dispatcher.h).
 // automatic: resolve_dispatcher() chooses.

@@ -16,6 +16,7 @@
 #include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
 #include "config/check/sharding_check.h"
+#include "config/check/zb_h1_check.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/stage_layout.h"
@@ -396,6 +397,7 @@ void check_pipeline(const RunSpec& s, int64_t world_size) {
                                 .num_virtual = p.vpp,
                                 .num_layers = s.model.num_layers,
                                 .num_mtp = s.model.num_mtp_layers}));
+  check_zb_h1(s);
   if (p.vpp == 1 || s.train.global_batch == 0) return;
   const int64_t dp = p.dp(world_size), M = s.train.global_batch / (s.train.micro_batch * dp);
   MOEBIUS_CHECK(usage, M % p.pp == 0,

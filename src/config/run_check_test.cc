@@ -345,7 +345,8 @@ TEST(Check, WhatThisVersionCannotDo) {
   EXPECT_NO_THROW(parse({"parallel.ep=2", "memory.expert_rows=1.5"}).check(2));
   EXPECT_NO_THROW(parse({"memory.expert_rows=1.25"}).check(1)) << "the default may be written";
   EXPECT_THAT(check_error({"memory.expert_rows=1.5"}), HasSubstr("memory.expert_rows = 1.5 would do nothing"));
-  EXPECT_THAT(parse_error({"parallel.schedule=zb"}), HasSubstr("parallel.schedule must be \"1f1b\"; got \"zb\""));
+  EXPECT_THAT(parse_error({"parallel.schedule=zb"}),
+              HasSubstr("parallel.schedule must be \"1f1b\" or \"zb_h1\"; got \"zb\""));
 }
 
 // A resolved recipe holds every key, and reads back to a run that passes.

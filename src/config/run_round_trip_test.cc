@@ -88,6 +88,7 @@ class RandomSpec {
                   .ep = 1 + upto(9),
                   .etp = 1 + upto(9),
                   .layout = text(),
+                  .schedule = PipelineSchedule(upto(1)),
                   .cp_comm = CpComm(upto(3)),
                   .cp_comm_window = coin() ? std::optional(CpComm(upto(3))) : std::nullopt,
                   .dynamic_cp = coin(),

@@ -6,8 +6,8 @@
 #include "config/run_check.h"
 #include "device/accelerator.h"
 #include "model/device_support.h"
-#include "parallel/pipeline/rank_schedule.h"
 #include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/step_schedule.h"
 
 namespace moebius {
 namespace {
@@ -73,7 +73,7 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
   shape.num_micro_batches = spec.num_micro_batches;
   shape.check();  // before the number of micro-batches is reduced
   shape.num_micro_batches = micro_batches_of_memory(spec, num_ranks);
-  const Schedule step = schedule_1f1b_of(shape, pp_rank);
+  const Schedule step = step_schedule_of(spec.schedule, shape, pp_rank);
   const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);
   return {.num_saved = program.num_saved_sets,
           .num_in_flight = sets_at_peak(program),
@@ -83,8 +83,9 @@ PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp
 }
 
 const PipelineUse& PipelineUses::of(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {
-  const std::array<int64_t, 5> key{num_ranks, pp_rank, spec.num_virtual, micro_batches_of_memory(spec, num_ranks),
-                                   spec.overlap};
+  const std::array<int64_t, 6> key{num_ranks,        pp_rank,
+                                   spec.num_virtual, micro_batches_of_memory(spec, num_ranks),
+                                   spec.overlap,     static_cast<int64_t>(spec.schedule)};
   const auto found = uses_.find(key);
   return found != uses_.end() ? found->second
                               : uses_.emplace(key, pipeline_use(spec, num_ranks, pp_rank)).first->second;

@@ -41,7 +41,7 @@ class PipelineUses {
   const PipelineUse& of(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
 
  private:
-  std::map<std::array<int64_t, 5>, PipelineUse> uses_;
+  std::map<std::array<int64_t, 6>, PipelineUse> uses_;
 };
 
 }  // namespace moebius

@@ -89,7 +89,7 @@ PassWork work_of(const Trace& trace, const StepStack& stack) {
 // A stage on the null device, with the memory that it declares.
 class DryStage {
  public:
-  DryStage(const EngineSpec& spec, const StageSpec& stage, ThreadPool& pool)
+  DryStage(const EngineSpec& spec, const StageSpec& stage, bool splits, ThreadPool& pool)
       : spec_(spec),
         pool_(pool),
         mesh_shape_(stage_mesh(spec.mesh)),
@@ -149,6 +149,7 @@ class DryStage {
                    stage);
     metrics_bytes_ = plan_.bytes(Life::metrics);
     if (rows_) rows_->declare(plan_);
+    plan_.split_backward(splits);
     stage_->declare_saved(plan_, "", saved_);
     saved_bytes_ = plan_.bytes(Life::saved);
     stage_->declare_output(plan_);
@@ -265,6 +266,7 @@ class DryStage {
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
     work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    if (plan_.splits_backward()) work.backward_weight = run([&](Step& step) { stage_->backward_weight(step, saved_); });
   }
   // Returns the message between stages, which may have the hidden states of every depth.
   Tensor stream() const {
@@ -344,92 +346,6 @@ double PassWork::flops() const {
   return sum;
 }
 
-namespace {
-
-// Returns whether layers of a kind may differ, since a pattern names some of them.
-bool names_layers(const EngineSpec& spec) {
-  const auto has_layer = [](const std::string& pattern) { return pattern.find("layers") != pattern.npos; };
-  const auto any = [&](const auto& patterns) { return std::any_of(patterns.begin(), patterns.end(), has_layer); };
-  return any(spec.freeze) || any(spec.lora.targets) || any(spec.precision.keep);
-}
-
-EngineSpec with_offload(EngineSpec spec, const OffloadSpec& offload) {
-  spec.offload = offload;
-  return spec;
-}
-
-// Returns the offload for a part of one layer, whose tensors are all moved.
-OffloadSpec whole(OffloadSpec offload) {
-  offload.fraction = 1;
-  return offload;
-}
-
-}  // namespace
-
-LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
-    : library_(library),
-      spec_(spec),
-      policy_(library.policy_of(spec)),
-      names_layers_(names_layers(spec)),
-      is_offloaded_(static_cast<size_t>(spec.model.num_layers)),
-      layers_(static_cast<size_t>(spec.model.num_layers)) {
-  if (spec.offload.any()) {
-    on_device_ = with_offload(spec, {});
-    on_host_ = with_offload(spec, whole(spec.offload));
-  }
-  if (!spec.freeze.empty()) find_lowest_trained();
-  if (spec.offload.any()) choose_offloaded();
-}
-
-// Does the same as Stage::find_lowest_trained() of the first stage.
-void LayoutParts::find_lowest_trained() {
-  const StageSpec first = stages_of(spec_).stages.front();
-  const PartWork& of_ends = ends(first);
-  if (of_ends.params.front().has_grad || of_ends.rows.pages_of_pass > 0) return;
-  const auto is_trained = [&](int64_t i) {
-    const std::vector<ParamSize>& params = layer(i).params;
-    return std::any_of(params.begin(), params.end(), [](const ParamSize& p) { return p.has_grad; });
-  };
-  while (first_backward_ < first.num_layers && !is_trained(first_backward_)) ++first_backward_;
-}
-
-void LayoutParts::choose_offloaded() {
-  for (const StageSpec& stage : stages_of(spec_).stages) {
-    const int64_t first = std::max(stage.first_layer, first_backward_),
-                  n = stage.first_layer + stage.num_layers - first;
-    for (int64_t i = 0; i < n; ++i) is_offloaded_[static_cast<size_t>(first + i)] = spec_.offload.moves(i, n);
-  }
-  std::fill(layers_.begin(), layers_.end(), nullptr);
-}
-
-const PartWork& LayoutParts::layer(int64_t layer) {
-  const ModelSpec& m = spec_.model;
-  const auto is_alike = [&](int64_t other) {
-    return m.is_moe_layer(other) == m.is_moe_layer(layer) && m.window_of(other) == m.window_of(layer) &&
-           is_offloaded_[static_cast<size_t>(other)] == is_offloaded_[static_cast<size_t>(layer)] &&
-           (spec_.recompute.ranges.empty() || spec_.recompute.of(other) == spec_.recompute.of(layer));
-  };
-  int64_t first = names_layers_ ? layer : 0;  // the layer that represents its kind
-  while (first < layer && !is_alike(first)) ++first;
-  const PartWork*& part = layers_[static_cast<size_t>(first)];
-  const std::optional<EngineSpec>& moved = is_offloaded_[static_cast<size_t>(layer)] ? on_host_ : on_device_;
-  if (!part) part = &part_of(moved ? *moved : spec_, {.first_layer = first, .num_layers = 1});
-  return *part;
-}
-
-const PartWork& LayoutParts::ends(const StageSpec& stage) {
-  StageSpec ends = stage;
-  ends.first_layer = ends.num_layers = 0;
-  for (const auto& [known, part] : ends_)
-    if (known == ends) return *part;
-  ends_.emplace_back(ends, &part_of(on_device_ ? *on_device_ : spec_, ends));
-  return *ends_.back().second;
-}
-
-const PartWork& LayoutParts::part_of(const EngineSpec& spec, const StageSpec& stage) {
-  return times_only_ ? library_.timed_part(spec, stage, policy_) : library_.part(spec, stage, policy_);
-}
-
 // Two threads may run the same part, and the first one's is kept.
 template <class Make>
 const PartWork& PartLibrary::known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key,
@@ -443,19 +359,19 @@ const PartWork& PartLibrary::known_or_new(std::map<PartKey, std::unique_ptr<Part
   return *known.try_emplace(key, std::move(made)).first->second;
 }
 
-const PartWork& PartLibrary::timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  if (!has_simpler_parts(spec, stage)) return part(spec, stage, policy);
-  return known_or_new(composed_, part_key(spec, stage, policy), [&] {
+const PartWork& PartLibrary::timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits) {
+  if (!has_simpler_parts(spec, stage)) return part(spec, stage, policy, splits);
+  return known_or_new(composed_, part_key(spec, stage, policy, splits), [&] {
     const EngineSpec local = with_local_experts(spec);
-    return composed_part({.experts = &part(with_simple_attention(spec), stage, policy),
-                          .attention = &part(local, stage, policy),
-                          .neither = &part(with_simple_attention(local), stage, policy)});
+    return composed_part({.experts = &part(with_simple_attention(spec), stage, policy, splits),
+                          .attention = &part(local, stage, policy, splits),
+                          .neither = &part(with_simple_attention(local), stage, policy, splits)});
   });
 }
 
-const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
-  return known_or_new(parts_, part_key(spec, stage, policy), [&] {
-    auto part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
+const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits) {
+  return known_or_new(parts_, part_key(spec, stage, policy, splits), [&] {
+    auto part = std::make_unique<PartWork>(DryStage(spec, stage, splits, pool(spec.threads)).work());
     if (stage.num_layers > 0) take_leave(*part);
     return part;
   });

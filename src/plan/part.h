@@ -106,6 +106,7 @@ struct PartWork {
   SimplerParts simpler;              // of a composed part, which has no passes below; otherwise nulls
   RecomputeSpec recompute;           // what its layer recomputes
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
+  PassWork backward_weight;          // the second of them, if other passes may come between; else nothing
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients
   PassWork copies;                   // quantising the weights, once a step
   OpWork leave;                      // additional work if the layer is the last one of a stage without the final norm
@@ -122,16 +123,17 @@ struct PartWork {
 };
 
 // The values that a part depends on (part.cc).
-using PartKey = std::array<int64_t, 32>;
+using PartKey = std::array<int64_t, 33>;
 
 // The parts of a model, each run once for each set of values that it depends on. Threads may share a library.
 class PartLibrary {
  public:
-  // Returns the part of a stage. policy: policy_of(spec). REQUIRES: spec is resolved.
-  const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  // Returns the part of a stage. policy: policy_of(spec). splits: other passes may come between its two backward passes.
+  // REQUIRES: spec is resolved.
+  const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits);
   // Does the same for callers that need only times and parameters. The part may then be composed of simpler parts, and
   // has no memory.
-  const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy);
+  const PartWork& timed_part(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits);
   // Returns the index of the run's policies. Equal policies have the same index.
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
@@ -178,7 +180,8 @@ class LayoutParts {
  private:
   void find_lowest_trained();
   void choose_offloaded();
-  const PartWork& part_of(const EngineSpec& spec, const StageSpec& stage);
+  void find_split_stages();
+  const PartWork& part_of(const EngineSpec& spec, const StageSpec& stage, bool splits);
   PartLibrary& library_;
   const EngineSpec& spec_;
   bool times_only_ = false;
@@ -188,8 +191,15 @@ class LayoutParts {
       on_host_;  // layers that memory.offload is not for, and layers that it is for; none: spec_
   int64_t first_backward_ = 0;
   std::vector<bool> is_offloaded_;  // [layer]
+  std::vector<bool> splits_;        // [layer]: other passes may come between its two backward passes
+  std::vector<StageSpec> split_stages_;
   std::vector<const PartWork*> layers_;
-  std::vector<std::pair<StageSpec, const PartWork*>> ends_;
+  struct Ends {
+    StageSpec stage;
+    bool splits = false;
+    const PartWork* part = nullptr;
+  };
+  std::vector<Ends> ends_;
 };
 
 // Returns the bytes of `count` micro-batches in Life::batch.

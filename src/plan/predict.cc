@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/group_cost.h"
+#include "parallel/pipeline/step_schedule.h"
 #include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
 #include "plan/cost/update_cost.h"
@@ -134,8 +135,9 @@ double Predicting::busy(int64_t pp_rank) const {
 PipelineTimes Predicting::pipeline_times() const {
   PipelineTimes times{.transfer = message_seconds()};
   for (const StageWork& stage : result_.stages)
-    times.stages.push_back(
-        {.forward = stage.forward.total(), .backward_input = stage.backward.total(), .backward_weight = 0});
+    times.stages.push_back({.forward = stage.forward.total(),
+                            .backward_input = std::max(0.0, stage.backward.total() - stage.backward_weight.total()),
+                            .backward_weight = stage.backward_weight.total()});
   return times;
 }
 
@@ -164,17 +166,20 @@ void Predicting::simulate_passes(int64_t max_simulated) {
   const int64_t few = std::max<int64_t>(4, max_simulated / P) * P + M % P;
   PipelineShape shape{.num_ranks = P, .num_virtual = layout_.num_virtual(), .num_micro_batches = std::min(M, few)};
   shape.check();
-  const Schedule schedule = schedule_1f1b(shape);
+  const Schedule schedule = step_schedule(spec_.pipeline.schedule, shape);
   result_.schedule = simulate(spec_.overlap ? schedule : without_overlap(schedule), pipeline_times());
   passes_s_ = result_.schedule.duration + static_cast<double>(M - shape.num_micro_batches) * busy(slowest_);
 }
 
 // Estimates the passes: every rank computes M micro-batches, and the pipeline takes P - 1 times of one stage to fill
-// and drain.
+// and drain. With zb_h1 ranks compute weight gradients in twice their time of it.
 void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());
-  passes_s_ = busy(slowest_) * (M + (P - 1) / V) + 2 * (P - 1) * message_seconds();
+  double weights = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) weights += stage_of(slowest_, v).backward_weight.total();
+  const double of_stage = std::max(0.0, busy(slowest_) / V - 2 * weights);
+  passes_s_ = busy(slowest_) * M + (P - 1) * (of_stage + 2 * message_seconds());
 }
 
 // Adds the work of a step that is done once: weights are quantised before its passes, and the first backward pass

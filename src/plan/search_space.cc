@@ -165,7 +165,6 @@ class Space {
   }
 
   void add_batches(ParallelSpec p) {
-    const int64_t dp = ranks_ / (p.tp * p.cp * p.pp);
     const OffloadChoice offload = offload_choices(run_, limits_)[0];
     const NamedLayout& named = limits_.named;
     MemoryChoice memory{.recompute = named.recompute ? run_.memory.recompute : RecomputeSpec{},
@@ -177,22 +176,42 @@ class Space {
       if (p.pp * vpp > run_.model.num_layers || (p.pp == 1 && vpp > 1)) break;
       p.vpp = vpp;
       p.layout = named.stages ? *named.stages : p.pp > 1 ? layout_of_stages(p.pp * vpp) : "";
-      for (const int64_t micro_batch : values(kMicroBatches, named.micro_batch)) {
-        if (run_.train.global_batch % (micro_batch * dp) != 0) continue;
-        if (vpp > 1 && run_.train.global_batch / (micro_batch * dp) % p.pp != 0) continue;
-        for (size_t r = 0; r < limits_.recipes.size(); ++r) {
-          const PrecisionRecipe recipe = limits_.recipes[r];
-          memory.fsdp = sharding_[r].fsdp;
-          memory.shard_gradients = sharding_[r].shard_gradients;
-          ParallelSpec layout = p;
-          if (p.expert_overlap == ExpertOverlap::batch_split && !can_split(recipe))
-            layout.expert_overlap = ExpertOverlap::layer;
-          groups_[key_of(layout, micro_batch, recipe)].push_back({.parallel = layout,
-                                                                  .micro_batch = micro_batch,
-                                                                  .recipe = recipe,
-                                                                  .rows_factor = rows_factor(p),
-                                                                  .memory = memory});
-        }
+      for (const PipelineSchedule schedule : schedules(p)) {
+        p.schedule = schedule;
+        add_micro_batches(p, memory);
+      }
+    }
+  }
+
+  // Returns the schedules to try. zb_h1 needs sums in f32 (check_zb_h1()).
+  std::vector<PipelineSchedule> schedules(const ParallelSpec& p) const {
+    constexpr PipelineSchedule zb_h1 = PipelineSchedule::zb_h1;
+    if (const auto& named = limits_.named.schedule)
+      return *named == zb_h1 && p.vpp > 1 ? std::vector<PipelineSchedule>{} : std::vector{*named};
+    const bool may_split =
+        p.pp > 1 && p.vpp == 1 && run_.optimizer.grad == GradFormat::f32 && limits_.system == PlanSystem::moebius;
+    std::vector<PipelineSchedule> all{PipelineSchedule::one_f_one_b};
+    if (may_split) all.push_back(zb_h1);
+    return all;
+  }
+
+  void add_micro_batches(const ParallelSpec& p, MemoryChoice memory) {
+    const int64_t dp = ranks_ / (p.tp * p.cp * p.pp);
+    for (const int64_t micro_batch : values(kMicroBatches, limits_.named.micro_batch)) {
+      if (run_.train.global_batch % (micro_batch * dp) != 0) continue;
+      if (p.vpp > 1 && run_.train.global_batch / (micro_batch * dp) % p.pp != 0) continue;
+      for (size_t r = 0; r < limits_.recipes.size(); ++r) {
+        const PrecisionRecipe recipe = limits_.recipes[r];
+        memory.fsdp = sharding_[r].fsdp;
+        memory.shard_gradients = sharding_[r].shard_gradients;
+        ParallelSpec layout = p;
+        if (p.expert_overlap == ExpertOverlap::batch_split && !can_split(recipe))
+          layout.expert_overlap = ExpertOverlap::layer;
+        groups_[key_of(layout, micro_batch, recipe)].push_back({.parallel = layout,
+                                                                .micro_batch = micro_batch,
+                                                                .recipe = recipe,
+                                                                .rows_factor = rows_factor(p),
+                                                                .memory = memory});
       }
     }
   }
@@ -264,6 +283,7 @@ NamedLayout named_layout(const RunSpec& run) {
           .ep = if_named("parallel.ep", p.ep),
           .etp = if_named("parallel.etp", p.etp),
           .micro_batch = if_named("train.micro_batch", run.train.micro_batch),
+          .schedule = if_named("parallel.schedule", p.schedule),
           .dispatcher =
               p.dispatcher == DispatcherKind::automatic ? std::nullopt : if_named("parallel.dispatcher", p.dispatcher),
           .cp_comm = if_named("parallel.cp_comm", p.cp_comm),
@@ -281,6 +301,7 @@ std::string NamedLayout::text() const {
   add("parallel.cp", cp);
   add("parallel.pp", pp);
   add("parallel.vpp", vpp);
+  if (schedule) add("parallel.schedule", std::optional(fmt::format("\"{}\"", moebius::name_of(*schedule))));
   add("parallel.ep", ep);
   add("parallel.etp", etp);
   add("train.micro_batch", micro_batch);
@@ -384,6 +405,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   const auto add = [&](bool is_new, const std::string& text) {
     if (is_new) set.push_back(text);
   };
+  add(own.schedule != p.schedule, fmt::format("parallel.schedule=\"{}\"", moebius::name_of(p.schedule)));
   add(p.cp > 1 || own.cp_comm != p.cp_comm, fmt::format("parallel.cp_comm=\"{}\"", name_of(p.cp_comm)));
   add(own.cp_inner != p.cp_inner, fmt::format("parallel.cp_inner={}", p.cp_inner));
   add(own.dynamic_cp != p.dynamic_cp, "parallel.dynamic_cp=false");

@@ -41,6 +41,7 @@ struct Candidate {
 // layout of a recipe itself is no limit.
 struct NamedLayout {
   std::optional<int64_t> tp, cp, pp, vpp, ep, etp, micro_batch;
+  std::optional<PipelineSchedule> schedule;
   std::optional<DispatcherKind> dispatcher;
   std::optional<CpComm> cp_comm;      // of layouts with cp above 1
   std::optional<int64_t> cp_inner;    // of layouts with hierarchical cp
@@ -65,7 +66,7 @@ struct SearchLimits {
   bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true;
 };
 
-// Returns every layout: tp, cp and its method, pp, vpp, ep, etp, dispatcher, micro-batch and recipe. Nothing is
+// Returns every layout: tp, cp and its method, pp, vpp, schedule, ep, etp, dispatcher, micro-batch and recipe. Nothing is
 // recomputed unless memory.recompute is named. Each other memory choice is the first one of the functions below.
 // The candidates of a group share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);

@@ -163,6 +163,25 @@ TEST(Search, SearchesShardedLayers) {
   }
 }
 
+// Layouts with one stage a rank are tried with both schedules, unless --set names one.
+TEST(Search, TriesBothSchedules) {
+  PartLibrary parts;
+  const PlanMachine m = machine("h200");
+  std::vector<std::string> set{"parallel.pp=4", "parallel.vpp=1", "train.global_batch=8"};
+  const SearchResult both = search(parts, recipe("bench_olmoe_1b_7b.toml", set), 4, m, {}, {.keep = 20});
+  const auto is_split = [](const FoundLayout& l) {
+    return std::find(l.set.begin(), l.set.end(), "parallel.schedule=\"zb_h1\"") != l.set.end();
+  };
+  EXPECT_TRUE(is_split(both.layouts.at(0)));
+  EXPECT_FALSE(std::all_of(both.layouts.begin(), both.layouts.end(), is_split));
+  const RunSpec best = recipe("bench_olmoe_1b_7b.toml", joined(set, both.layouts[0].set));
+  EXPECT_EQ(predict(parts, best, 4, m, {}).step_s, both.layouts[0].prediction.step_s);
+  set.push_back("parallel.schedule=1f1b");
+  const SearchResult one = search(parts, recipe("bench_olmoe_1b_7b.toml", set), 4, m, {}, {.keep = 20});
+  EXPECT_TRUE(std::none_of(one.layouts.begin(), one.layouts.end(), is_split));
+  EXPECT_LT(one.num_legal, both.num_legal);
+}
+
 // Where nothing else fits, layers are sharded, and a run that names the keys is left as it is.
 TEST(Search, ShardsLayersWhereNothingElseFits) {
   const std::string name = "bench_olmoe_1b_7b.toml", on_gpu = "optimizer.offload=false";

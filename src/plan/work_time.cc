@@ -395,7 +395,8 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {
   PartTime t{.forward = time_of(c, part, &PartWork::forward),
              .loss = time_of(c, part, &PartWork::loss),
-             .backward = time_of(c, part, &PartWork::backward)};
+             .backward = time_of(c, part, &PartWork::backward),
+             .backward_weight = time_of(c, part, &PartWork::backward_weight)};
   if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
   if (c.assume.system == PlanSystem::moebius) {
     t.copies = time_of(c, part, &PartWork::copies);

@@ -82,8 +82,9 @@ PassTime pass_time(const TimeContext& c, const PassWork& work);
 // The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
 struct PartTime {
   PassTime forward, loss, backward, leave;
-  PassTime copies;        // quantising the weights, once a step; of Moebius alone
-  PassTime stored_first;  // saved by the first backward pass of a step, which stores gradients; only in Moebius
+  PassTime backward_weight;  // the part of backward that is a pass of its own
+  PassTime copies;           // quantising the weights, once a step; of Moebius alone
+  PassTime stored_first;     // saved by the first backward pass of a step, which stores gradients; only in Moebius
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 

@@ -50,6 +50,7 @@ const GpuLayout kLayouts[] = {
     {"etp2", 2, {.etp = 2}},
     {"pp2", 2, {.pp = 2}},
     {"pp2_vpp2_tied", 2, {.pp = 2, .vpp = 2}, {.tied = true}},
+    {"pp2_zb_h1_tied", 2, {.pp = 2, .schedule = PipelineSchedule::zb_h1}, {.tied = true}},
     {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
     {"dp2_capacity", 2, {}, {.capacity = true}},
     {"tp2", 2, {.tp = 2}},

@@ -71,6 +71,8 @@ const QuantisedLayoutCase kCases[] = {
     {"pp2_vpp2_saved", 2, {.pp = 2, .vpp = 2}, kSaved},
     {"ep2_direct_saved", 2, {.ep = 2, .dispatcher = kDirect}, kSaved},
     {"etp2_ep2_alltoall_saved", 4, {.ep = 2, .etp = 2, .dispatcher = kAllToAll}, kSaved},
+    {"pp4_zb_h1", 4, {.pp = 4, .schedule = PipelineSchedule::zb_h1}},
+    {"pp2_zb_h1_ep2_all", 4, {.pp = 2, .ep = 2, .schedule = PipelineSchedule::zb_h1, .dispatcher = kAllGather}, kAll},
     {"pp2_ep2_all", 4, {.pp = 2, .ep = 2, .dispatcher = kAllGather}, kAll},
     {"tp2_cp2_pp2_ep4", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4, .dispatcher = kAllGather}},
 };

@@ -294,7 +294,10 @@ std::vector<KeyText> parallel_texts() {
        "The layers of each stage, as in `Et*3|(tt|)*29m|L`: E embedding, t layer, m multi-token prediction, L loss. "
        "If it is empty, all stages have the same number of layers."},
       {"parallel.schedule",
-       "The order of a pipeline's passes. `1f1b` is the only one; it is interleaved where `vpp` is above 1."},
+       "The order of a pipeline's passes ([parallelism.md](../design/parallelism.md#pipeline-schedules)). `1f1b` is "
+       "interleaved where `vpp` is above 1. `zb_h1` computes gradients of weights later, so ranks wait less while the "
+       "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"` and "
+       "`shard_gradients = false`. No bit depends on the schedule."},
       {"parallel.dispatcher",
        "How tokens reach experts on other ranks "
        "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` "

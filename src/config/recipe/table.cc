@@ -345,7 +345,10 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
       parallel.key("etp", &ParallelSpec::etp, positive_count(), free),
       parallel.key("layout", &ParallelSpec::layout, any_text(), free),
-      parallel.named("schedule", &ParallelSpec::schedule, {{"1f1b", PipelineSchedule::one_f_one_b}}, free),
+      parallel.named("schedule", &ParallelSpec::schedule,
+                     {{name_of(PipelineSchedule::one_f_one_b), PipelineSchedule::one_f_one_b},
+                      {name_of(PipelineSchedule::zb_h1), PipelineSchedule::zb_h1}},
+                     free),
       parallel.named("dispatcher", &ParallelSpec::dispatcher, dispatcher_names(), free),
       parallel.key("ranks_per_node", &ParallelSpec::ranks_per_node, integer_in(1, 8), free),
       parallel.named(

@@ -32,13 +32,14 @@ class ListBuilder {
   void add(Verb verb, const Turn& turn) { actions.push_back({verb, turn.pass, turn.micro_batch, turn.stage}); }
 
   void add(const Turn& turn) {
+    if (turn.pass == Pass::backward_weight) return add(Verb::run, turn);  // it has no messages
     Lane& own = lane(turn.pass);
     const bool sends = shape_.has_output(turn.pass, turn.stage);
     if (shape_.has_input(turn.pass, turn.stage)) ++own.num_used;
     for (Lane& lane : lanes_) open(lane);
     if (sends && std::ssize(own.results) - own.num_waited == kMaxSendsInFlight) wait(own);
     add(Verb::run, turn);
-    if (turn.pass == Pass::backward_input) add(Verb::run, {Pass::backward_weight, turn.micro_batch, turn.stage});
+    if (turn.with_weight) add(Verb::run, {Pass::backward_weight, turn.micro_batch, turn.stage});
     if (!sends) return;
     add(Verb::send, turn);
     own.results.push_back(turn);

@@ -1,5 +1,5 @@
 // Makes the list of a rank's actions from the order of its passes. The generators of schedules give that order
-// (schedule_1f1b.cc, schedule_sequential.cc).
+// (schedule_1f1b.cc, schedule_zb_h1.cc, schedule_sequential.cc).
 #pragma once
 
 #include <vector>
@@ -8,15 +8,19 @@
 
 namespace moebius {
 
-// A place in that order: a forward pass, or both backward passes, named by the first of them.
+// A place in that order.
 struct Turn {
   Pass pass = Pass::forward;
   int64_t micro_batch = 0, stage = 0;
+  bool with_weight = false;  // of a backward_input: its backward_weight follows at once, before the result is sent
 };
 
-// Returns the passes with a rank's receives, sends and waits between them. Each backward_weight follows its
-// backward_input at once. ahead: the number of later inputs of each pass for which a buffer is open, beyond the input
-// that the running pass uses.
+// Returns the passes with a rank's receives, sends and waits between them. ahead: the number of later inputs of each
+// pass for which a buffer is open, beyond the input that the running pass uses.
 std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead);
+
+// The lists of one rank (parallel/pipeline/schedule.h). The same errors.
+std::vector<Action> actions_of_1f1b(const PipelineShape& shape, int64_t pp_rank);
+std::vector<Action> actions_of_zb_h1(const PipelineShape& shape, int64_t pp_rank);
 
 }  // namespace moebius

@@ -5,6 +5,7 @@
 
 #include "device/out_of_memory.h"
 #include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/step_schedule.h"
 
 namespace moebius {
 namespace {
@@ -12,14 +13,6 @@ namespace {
 RankProgram proven(const Schedule& schedule, int64_t pp_rank) {
   simulate(schedule, equal_times(schedule.shape));
   return place_actions(schedule, pp_rank);
-}
-
-Schedule make_schedule(PipelineSchedule kind, const PipelineShape& shape) {
-  switch (kind) {
-    case PipelineSchedule::one_f_one_b:
-      return schedule_1f1b(shape);
-  }
-  MOEBIUS_FAIL(internal, "pipeline_rank: unknown schedule {}", static_cast<int>(kind));
 }
 
 }  // namespace
@@ -38,7 +31,7 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
   rank.forward = proven(sequential_schedule(shape), pp_rank);
   shape.backward = true;
   shape.num_micro_batches = spec.num_micro_batches;
-  const Schedule step = make_schedule(spec.schedule, shape);
+  const Schedule step = step_schedule(spec.schedule, shape);
   rank.step = proven(spec.overlap ? step : without_overlap(step), pp_rank);
   return rank;
 }

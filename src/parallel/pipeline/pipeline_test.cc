@@ -259,11 +259,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{.name = "Dense", .pipeline = {.num_micro_batches = 3}, .dense = true, .delayed_weights = 2},
                     Case{
                         .name = "MoeOnTwo", .num_ranks = 2, .pipeline = {.num_micro_batches = 4}, .delayed_weights = 1},
-                    Case{.name = "DenseOnTwo",
-                         .num_ranks = 2,
-                         .pipeline = {.num_micro_batches = 4},
-                         .dense = true,
-                         .delayed_weights = 3},
                     Case{.name = "Virtual",
                          .num_ranks = 2,
                          .pipeline = {.num_virtual = 2, .num_micro_batches = 4},
@@ -276,6 +271,16 @@ INSTANTIATE_TEST_SUITE_P(
                          .recompute = {.layer = true},
                          .delayed_weights = 2}),
     [](const auto& info) { return info.param.name; });
+
+PipelineSpec zb_h1(int64_t num_micro_batches) {
+  return {.schedule = PipelineSchedule::zb_h1, .num_micro_batches = num_micro_batches};
+}
+
+INSTANTIATE_TEST_SUITE_P(ZbH1, PipelineEquals,
+                         testing::Values(Case{"TwoRanks", 2, 4, zb_h1(3)}, Case{"OneMicroBatch", 3, 6, zb_h1(1)},
+                                         Case{"FourRanks", 4, 4, zb_h1(6)}, Case{"FewMicroBatches", 4, 4, zb_h1(2)},
+                                         Case{"Recomputed", 3, 6, zb_h1(5), DType::bf16, false, {.norm = true}}),
+                         [](const auto& info) { return info.param.name; });
 
 // Tensors that layers keep are on the host, whatever micro-batches are in flight and whichever pass comes next.
 const OffloadSpec kAllOnHost{.tensors = {.layer = true}}, kHalfOnHost{.tensors = {.layer = true}, .fraction = 0.5};
@@ -312,19 +317,19 @@ INSTANTIATE_TEST_SUITE_P(
              .pipeline = {.num_virtual = 1, .num_micro_batches = 4},
              .recompute = {.layer = true},
              .offload = {.layer_input = true}},
-        Case{.name = "DelayedWeights",
-             .num_ranks = 2,
+        Case{.name = "ZbH1",
+             .num_ranks = 3,
              .layers = 6,
-             .pipeline = {.num_micro_batches = 4},
-             .delayed_weights = 2,
-             .offload = kAllOnHost},
+             .pipeline = zb_h1(4),
+             .dtype = DType::bf16,
+             .offload = kHalfOnHost},
         Case{.name = "DelayedWeightsVirtual",
              .num_ranks = 2,
              .layers = 8,
              .pipeline = {.num_virtual = 2, .num_micro_batches = 4},
              .dtype = DType::bf16,
              .delayed_weights = 3,
-             .offload = kHalfOnHost}),
+             .offload = kAllOnHost}),
     [](const auto& info) { return info.param.name; });
 
 // The plan keeps what the weight passes read, and holds a set of saved tensors for each that waits.

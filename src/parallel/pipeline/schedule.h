@@ -95,6 +95,14 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 // REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
+// ZB-H1 (zero bubble pipeline parallelism, arXiv 2401.10241, section 2.2): 1F1B whose rank r runs the backward_weight of
+// a micro-batch only after the backward_input of the r-th later one, so that gradients reach earlier stages sooner, and
+// later ranks have work while the pipeline drains. With equal times F, B and W of the three passes the step takes
+// M (F + B + W) + (P - 1) (F + B - W), where 1F1B takes (M + P - 1) (F + B + W). Every rank has min(P, M) micro-batches
+// whose backward_weight is to come, as rank 0 has in 1F1B. Gradients are summed in the same order.
+// Throws Error{usage} unless V = 1. REQUIRES: shape.backward.
+Schedule schedule_zb_h1(const PipelineShape& shape);
+
 // Returns the sequential schedule: each micro-batch passes forward and backward through all stages before the next one
 // starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works
 // for any shape.

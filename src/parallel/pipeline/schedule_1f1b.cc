@@ -2,7 +2,6 @@
 
 #include "core/error.h"
 #include "parallel/pipeline/action_list.h"
-#include "parallel/pipeline/rank_schedule.h"
 
 namespace moebius {
 namespace {
@@ -16,7 +15,8 @@ std::vector<Turn> turns_of(const PipelineShape& shape, int64_t pp_rank, Pass pas
   for (int64_t begin = 0; begin < M; begin += G) {
     for (int64_t i = 0; i < V; ++i) {
       const int64_t v = pass == Pass::forward ? i : V - 1 - i;
-      for (int64_t m = begin; m < std::min(begin + G, M); ++m) turns.push_back({pass, m, shape.stage_of(pp_rank, v)});
+      for (int64_t m = begin; m < std::min(begin + G, M); ++m)
+        turns.push_back({pass, m, shape.stage_of(pp_rank, v), /*with_weight=*/pass == Pass::backward_input});
     }
   }
   return turns;
@@ -55,22 +55,12 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank) {
   return std::min(warmup, V * shape.num_micro_batches);
 }
 
-Schedule schedule_1f1b_of(const PipelineShape& shape, int64_t pp_rank) {
+std::vector<Action> actions_of_1f1b(const PipelineShape& shape, int64_t pp_rank) {
   shape.check();
   check_interleaving(shape);
   MOEBIUS_ASSERT(shape.backward);
   const int64_t ahead = shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks;
-  Schedule schedule{shape, std::vector<std::vector<Action>>(static_cast<size_t>(shape.num_ranks))};
-  schedule.actions[static_cast<size_t>(pp_rank)] = actions_in_order(shape, compute_order(shape, pp_rank), ahead);
-  return schedule;
-}
-
-Schedule schedule_1f1b(const PipelineShape& shape) {
-  shape.check();
-  Schedule schedule{shape, {}};
-  for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
-    schedule.actions.push_back(std::move(schedule_1f1b_of(shape, pp_rank).actions[static_cast<size_t>(pp_rank)]));
-  return schedule;
+  return actions_in_order(shape, compute_order(shape, pp_rank), ahead);
 }
 
 }  // namespace moebius

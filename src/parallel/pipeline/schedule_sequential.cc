@@ -9,7 +9,7 @@ std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank) {
   for (int64_t m = 0; m < shape.num_micro_batches; ++m) {
     for (int64_t v = 0; v < V; ++v) order.push_back({Pass::forward, m, shape.stage_of(pp_rank, v)});
     for (int64_t v = V; shape.backward && v-- > 0;)
-      order.push_back({Pass::backward_input, m, shape.stage_of(pp_rank, v)});
+      order.push_back({Pass::backward_input, m, shape.stage_of(pp_rank, v), /*with_weight=*/true});
   }
   return order;
 }

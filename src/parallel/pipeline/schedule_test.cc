@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "parallel/pipeline/rank_schedule.h"
+#include "parallel/pipeline/step_schedule.h"
 
 namespace moebius {
 namespace {
@@ -26,7 +26,7 @@ TEST(Schedule, OfOneRankIsItsList) {
                                      PipelineShape{.num_ranks = 2, .num_virtual = 3, .num_micro_batches = 4}}) {
     const Schedule all = schedule_1f1b(shape);
     for (int64_t r = 0; r < shape.num_ranks; ++r) {
-      const Schedule one = schedule_1f1b_of(shape, r);
+      const Schedule one = step_schedule_of(PipelineSchedule::one_f_one_b, shape, r);
       for (int64_t other = 0; other < shape.num_ranks; ++other)
         EXPECT_EQ(one.actions[other], other == r ? all.actions[r] : std::vector<Action>{});
     }
@@ -88,6 +88,41 @@ TEST(Schedule1f1b, OneRankSendsNothing) {
   const Schedule s = schedule_1f1b({.num_micro_batches = 2});
   EXPECT_EQ(compute_order(s, 0), "f0.0 b0.0 f1.0 b1.0 ");
   EXPECT_EQ(s.actions[0].size(), 6u);
+}
+
+// The passes of a rank, with W for weights.
+std::string passes(const Schedule& schedule, size_t pp_rank) {
+  std::string order;
+  for (const Action& a : schedule.actions[pp_rank]) {
+    const char* name = a.pass == Pass::forward ? "f" : a.pass == Pass::backward_input ? "b" : "w";
+    if (a.verb == Verb::run) order += fmt::format("{}{} ", name, a.micro_batch);
+  }
+  return order;
+}
+
+TEST(ScheduleZbH1, RankRDelaysWeightsByRMicroBatches) {
+  const Schedule s = schedule_zb_h1({.num_ranks = 3, .num_micro_batches = 4});
+  EXPECT_EQ(passes(s, 0), "f0 f1 f2 b0 w0 f3 b1 w1 b2 w2 b3 w3 ");
+  EXPECT_EQ(passes(s, 1), "f0 f1 b0 f2 b1 w0 f3 b2 w1 b3 w2 w3 ");
+  EXPECT_EQ(passes(s, 2), "f0 b0 f1 b1 f2 b2 w0 f3 b3 w1 w2 w3 ");
+  EXPECT_EQ(passes(schedule_zb_h1({.num_ranks = 3, .num_micro_batches = 1}), 2), "f0 b0 w0 ");
+  EXPECT_EQ(schedule_zb_h1({.num_micro_batches = 2}).actions, schedule_1f1b({.num_micro_batches = 2}).actions);
+}
+
+// The rank before waits for the result of backward_input, so it is sent before any backward_weight runs.
+TEST(ScheduleZbH1, SendsGradientsBeforeWeights) {
+  const auto f = Pass::forward, b = Pass::backward_input, w = Pass::backward_weight;
+  const std::vector<Action> expected = {{Verb::receive, f, 0, 1}, {Verb::run, f, 0, 1},  {Verb::receive, f, 1, 1},
+                                        {Verb::run, b, 0, 1},     {Verb::send, b, 0, 1}, {Verb::run, f, 1, 1},
+                                        {Verb::run, b, 1, 1},     {Verb::send, b, 1, 1}, {Verb::run, w, 0, 1},
+                                        {Verb::run, w, 1, 1},     {Verb::wait, b, 0, 1}, {Verb::wait, b, 1, 1}};
+  EXPECT_THAT(schedule_zb_h1({.num_ranks = 2, .num_micro_batches = 2}).actions[1],
+              testing::UnorderedElementsAreArray(expected));
+}
+
+TEST(ScheduleZbH1, RefusesVirtualStages) {
+  EXPECT_THAT([] { schedule_zb_h1({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 4}); },
+              testing::ThrowsMessage<Error>(HasSubstr("zb_h1\" has one stage a rank, vpp = 1; got vpp = 2")));
 }
 
 TEST(Schedule1f1b, WarmupForwards) {

@@ -64,6 +64,18 @@ void expect_causal(const SimulatedSchedule& r, const PipelineTimes& times) {
   }
 }
 
+TEST(SimulateProperty, ZbH1IsCausalAtAnyTimes) {
+  ::setenv("RC_PARAMS", "seed=1", 0);
+  EXPECT_TRUE(rc::check([] {
+    const PipelineShape shape{.num_ranks = *rc::gen::inRange<int64_t>(1, 7),
+                              .num_micro_batches = *rc::gen::inRange<int64_t>(1, 14)};
+    const PipelineTimes times = arbitrary_times(shape);
+    const Schedule schedule = schedule_zb_h1(shape);
+    expect_causal(simulate(schedule, times), times);
+    expect_causal(simulate(without_overlap(schedule), times), times);
+  }));
+}
+
 TEST(SimulateProperty, TimelinesAreCausalAtAnyTimes) {
   ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
   EXPECT_TRUE(rc::check([] {

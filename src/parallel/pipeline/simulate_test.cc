@@ -72,6 +72,28 @@ TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   EXPECT_EQ(num_shapes, 1183u);
 }
 
+// Theory for ZB-H1, where W <= F and the steady state keeps every rank busy.
+TEST(SimulatedSchedule, BubbleOfZbH1EqualsTheory) {
+  for (const PipelineShape& shape : legal_shapes(8, 1, 32)) {
+    const int64_t P = shape.num_ranks, M = shape.num_micro_batches;
+    if (M < P) continue;
+    SCOPED_TRACE(fmt::format("P {} M {}", P, M));
+    const Schedule schedule = schedule_zb_h1(shape);
+    for (const StageTime& time : {StageTime{1, 1, 1}, StageTime{2, 3, 1}, StageTime{2, 2, 1}}) {
+      const SimulatedSchedule r = simulate(schedule, equal_times(shape, time));
+      const double F = time.forward, B = time.backward_input, W = time.backward_weight;
+      ASSERT_EQ(r.duration, static_cast<double>(M) * (F + B + W) + static_cast<double>(P - 1) * (F + B - W));
+      ASSERT_LE(simulate(without_overlap(schedule), equal_times(shape, time)).duration, 2 * r.duration);
+      for (int64_t p = 0; p < P; ++p) {
+        ASSERT_EQ(r.ranks[p].peak_in_flight, P) << "rank " << p;
+        const RankProgram list = place_actions(schedule, p);
+        ASSERT_EQ(list.num_saved_sets, r.ranks[p].peak_of_stage);
+        ASSERT_EQ(list.splits_backward, std::vector<bool>{p > 0});
+      }
+    }
+  }
+}
+
 // Sends that are waited for at once block no rank forever, since receives are opened before them.
 // The lists that take one micro-batch at a time can be simulated for any shape.
 TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
@@ -386,6 +408,8 @@ TEST(SchedulePicture, IsInTheDocumentation) {
     const PipelineShape shape = {.num_ranks = 4, .num_virtual = V, .num_micro_batches = 8};
     EXPECT_THAT(page.str(), HasSubstr(picture(simulate(schedule_1f1b(shape), equal_times(shape)))));
   }
+  const PipelineShape shape = {.num_ranks = 4, .num_micro_batches = 6};
+  EXPECT_THAT(page.str(), HasSubstr(picture(simulate(schedule_zb_h1(shape), equal_times(shape, {1, 1, 1})))));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ int64_t sharded_bits(const EngineSpec& spec) {
 
 }  // namespace
 
-PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) {
+PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
   const PartUses uses = uses_of(spec, stage);
@@ -102,7 +102,8 @@ PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy) 
           recompute_bits(spec, stage, uses),
           offload_bits(spec.offload),
           sharded_bits(spec),
-          spec.optimizer && spec.optimizer->qk_clip > 0};
+          spec.optimizer && spec.optimizer->qk_clip > 0,
+          splits};
 }
 
 }  // namespace moebius

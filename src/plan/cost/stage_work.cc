@@ -47,6 +47,7 @@ StageWork work_of(const TimeContext& c, const StageParts& parts, PartTimes& time
     work.copies.add(t.copies, n);
     if (!has_backward) return;
     work.backward.add(t.backward, n);
+    work.backward_weight.add(t.backward_weight, n);
     work.stored_first.add(t.stored_first, n);
   };
   const PartTime* last = nullptr;

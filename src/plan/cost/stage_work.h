@@ -9,7 +9,8 @@ namespace moebius {
 
 // The times of a stage for one micro-batch.
 struct StageWork {
-  PassTime forward, backward;     // forward: with the loss
+  PassTime forward, backward;     // forward: with the loss; backward: both of its passes
+  PassTime backward_weight;       // the part of backward that is a pass of its own; zero if the two run as one
   PassTime copies, stored_first;  // once a step (PartTime)
 };
 

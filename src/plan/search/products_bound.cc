@@ -69,7 +69,8 @@ double products_seconds(const ProductsBound& b, const Candidate& c) {
                                        attention_seconds(b, p, tokens));
   const double P = static_cast<double>(p.pp), V = static_cast<double>(p.vpp);
   const double M = static_cast<double>(run.train.global_batch / (c.micro_batch * p.dp(b.ranks)));
-  return (products + copies_seconds(b, p, tokens)) / P * (M + (P - 1) / V);
+  const bool fills_bubble = p.schedule == PipelineSchedule::zb_h1;  // as far as the times of its passes allow
+  return (products + copies_seconds(b, p, tokens)) / P * (M + (fills_bubble ? 0 : (P - 1) / V));
 }
 
 }  // namespace moebius

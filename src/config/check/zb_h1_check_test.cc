@@ -1,0 +1,34 @@
+#include "config/check/zb_h1_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kZbH1 = "parallel.schedule=zb_h1", kTwoStages = "parallel.layout=E t*2 | t L";
+
+TEST(CheckZbH1, PassesWhatCanBeCombined) {
+  EXPECT_NO_THROW(parse({kZbH1, "parallel.pp=2", kTwoStages}).check(2));
+  EXPECT_NO_THROW(parse({kZbH1, "parallel.pp=2", kTwoStages, "parallel.fsdp=true", "parallel.ep=2"}).check(4));
+  // One stage has nothing to delay.
+  EXPECT_NO_THROW(parse({kZbH1, "precision.compute=bf16", "optimizer.grad=bf16"}).check(2));
+}
+
+TEST(CheckZbH1, RefusesTheRestByName) {
+  EXPECT_THAT(
+      check_error({kZbH1, "parallel.pp=2", "parallel.vpp=2", "parallel.layout=E t | t | t | L"}, 2),
+      HasSubstr("parallel.schedule = \"zb_h1\" has one stage a rank; got parallel.vpp = 2; set parallel.vpp = 1, "
+                "or parallel.schedule = \"1f1b\" [--set]"));
+  EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "precision.compute=bf16", "optimizer.grad=bf16"}, 2),
+              HasSubstr("needs the sums of all layers' gradients in f32; got optimizer.grad = \"bf16\""));
+  EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "parallel.shard_gradients=true"}, 2),
+              HasSubstr("needs whole gradients on each rank; parallel.shard_gradients = true has memory"));
+}
+
+}  // namespace
+}  // namespace moebius
