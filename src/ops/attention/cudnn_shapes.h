@@ -1,5 +1,5 @@
-// What cuDNN's attention computes, and the workspace that it is given: facts of cuDNN 9.19, without the library. Host
-// code only, part of every build.
+// These functions say which calls cuDNN's attention computes, and with how much workspace. They are facts of cuDNN 9.19
+// and do not need the library. Host code only, part of every build.
 #pragma once
 
 #include <cstdint>
