@@ -17,6 +17,7 @@
 #include "device/accelerator.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
+#include "ops/attention/attention_cudnn.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
 #include "train/host_memory.h"
@@ -71,9 +72,6 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
-  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan
-  // is the same.
-  if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return spec;
 }
 
@@ -125,7 +123,7 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
-// Returns the memory beside the plan. That of a GPU is given only if its plan is known.
+// Returns the memory beside the plan.
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
@@ -142,8 +140,9 @@ std::string beside_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda)
     return host.text() + "; beside it and the plan a run holds the program and the indices of its data";
-  return fmt::format("{}{}; {}", r.engine->device_memory().text(),
-                     sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()), host.text());
+  return fmt::format("{}{}; {}; {}", r.engine->device_memory().text(),
+                     sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()),
+                     planned_cudnn_text(), host.text());
 }
 
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
@@ -236,6 +235,7 @@ void print_resolved_json(const Resolved& r) {
   object["parameter_bytes"] = parameter_json(r.run);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
+  object["memory_cudnn"] = r.engine->spec().target == DeviceKind::cuda && has_cudnn();
   object["memory_verdict"] = memory_check_json(r);
   if (!r.fit.empty()) object["memory_fit"] = r.fit;
   object["notes"] = notes(r);

@@ -22,9 +22,8 @@ struct KnownGpu {
 constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
                                    {"an H100 (78 GiB free)", int64_t{78} << 30}};
 
-// Returns the memory that check_device_memory asks for. A build without CUDA knows only the plan.
+// Returns the memory that check_device_memory asks for.
 int64_t needed_of_gpu(Engine& engine) {
-  if (engine.spec().target != DeviceKind::cuda) return engine.plan().device_bytes() + kDeviceReserveBytes;
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
 }

@@ -210,10 +210,9 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
             "use more ranks (parallel.tp or pp), a smaller model, or a larger machine");
 }
 
-// Kernels of cuDNN are part of the prediction where cuDNN takes this attention, and where the build has cuDNN. It takes
+// Kernels of cuDNN are part of the prediction where cuDNN takes this attention, unless the build has CUDA and no cuDNN. It takes
 // no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
 TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
-  if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype, KernelChoice kernels = KernelChoice::automatic) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},
@@ -226,8 +225,8 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
     return Engine(spec).device_memory().code_bytes;
   };
   const auto heads = [](int64_t n) { return Tensor{.shape = {64, n, 64}, .dtype = DType::bf16}; };
-  const bool has_cudnn = cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)});
-  EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn ? 16 : 6) << 20);
+  EXPECT_EQ(cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)}), has_cudnn());
+  EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn() ? 16 : 6) << 20);
   EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
   EXPECT_EQ(code_bytes(16, DType::bf16), 6 << 20);
   EXPECT_EQ(code_bytes(64, DType::bf16, KernelChoice::portable), 6 << 20);
@@ -246,7 +245,7 @@ struct NotedFills final : BatchSource {
 
 TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
   EngineSpec spec = huge_spec(DeviceKind::null);
-  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.target = DeviceKind::cuda;
   spec.num_micro_batches = 3;
   Engine engine(spec);
   Trace trace;

@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "config/run_check.h"
-#include "device/accelerator.h"
 #include "model/device_support.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/step_schedule.h"
@@ -59,8 +58,6 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, RunChecks ch
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
-  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan is the same.
-  if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return resolved(std::move(spec));
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "config/check/batch_split_check.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 namespace {
@@ -106,6 +107,8 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
   if (!p.is_gpu)
     text +=
         fmt::format("  {} threads a rank, {:.0f} ranks a host\n", p.threads, machine.of_rank(p.threads).domain_ranks);
+  else
+    text += fmt::format("  {}\n", planned_cudnn_text());
   for (const std::string& figure : machine.assumed_figures()) text += "  machine: " + figure + "\n";
   return text;
 }
@@ -193,6 +196,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                               {"memory_peak_bytes", p.fullest_rank().total()},
                               {"memory_bytes_of_rank", p.memory_bytes},
                               {"memory_fits", p.fits()},
+                              {"memory_cudnn", p.is_gpu && has_cudnn()},
                               {"host_bytes", p.host_bytes},
                               {"host_memory_bytes_of_rank", p.host_memory_bytes},
                               {"host_fits", p.host_fits()},

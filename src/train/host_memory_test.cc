@@ -6,7 +6,6 @@
 #include "checkpoint/store.h"
 #include "comm/transport/threads.h"
 #include "core/error.h"
-#include "device/accelerator.h"
 #include "engine/engine_testing.h"
 #include "io/testing.h"
 
@@ -77,7 +76,7 @@ TEST(HostMemory, TheRanksOfAMachineShareIt) {
 // they are not.
 TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
   EngineSpec spec = huge_spec(DeviceKind::null);
-  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.target = DeviceKind::cuda;
   spec.num_micro_batches = 5;
   Engine engine(spec);
   int64_t parameters = 0;
@@ -86,7 +85,6 @@ TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
   EXPECT_GE(async.snapshot_bytes, 12 * parameters);
   EXPECT_LE(async.snapshot_bytes, 12 * parameters + (1 << 20));
   EXPECT_EQ(sync.snapshot_bytes, 0);
-  if (spec.target != DeviceKind::cuda) return;
   EXPECT_EQ(async.pinned_bytes, 5 * engine.plan().bytes(Life::batch) + engine.plan().bytes(Life::metrics));
   EXPECT_EQ(sync.pinned_bytes - async.pinned_bytes, CheckpointStore::kPieceBytes);
 }

@@ -10,8 +10,5 @@ void attention_merge(Stream&, const AttentionMerge&) { missing_cuda("attention_m
 void attention_sink_fwd(Stream&, const AttentionSinkFwd&) { missing_cuda("attention_sink_fwd"); }
 void attention_sink_bwd(Stream&, const AttentionSinkBwd&) { missing_cuda("attention_sink_bwd"); }
 void cached_attention_fwd(Stream&, const CachedAttentionFwd&) { missing_cuda("cached_attention_fwd"); }
-int64_t scratch_bytes(const AttentionFwd&) { missing_cuda("attention_fwd"); }
-int64_t scratch_bytes(const AttentionBwd&) { missing_cuda("attention_bwd"); }
-int64_t scratch_bytes(const CachedAttentionFwd&) { missing_cuda("cached_attention_fwd"); }
 
 }  // namespace moebius::cuda

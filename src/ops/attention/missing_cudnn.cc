@@ -3,15 +3,11 @@
 
 namespace moebius {
 
-bool cudnn_can(const AttentionFwd&) { return false; }
-bool cudnn_can(const AttentionBwd&) { return false; }
 int64_t cudnn_version() { return 0; }
 
 namespace cuda {
 bool cudnn_attention_fwd(Stream&, const AttentionFwd&) { return false; }
 bool cudnn_attention_bwd(Stream&, const AttentionBwd&) { return false; }
-int64_t cudnn_scratch_bytes(const AttentionFwd&) { return 0; }
-int64_t cudnn_scratch_bytes(const AttentionBwd&) { return 0; }
 }  // namespace cuda
 
 }  // namespace moebius

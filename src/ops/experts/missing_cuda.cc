@@ -23,10 +23,5 @@ bool adds_term(const Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
 bool adds_term(const Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
 bool adds_term(const Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
 bool adds_term(const Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
-int64_t scratch_bytes(const ExpertUp&) { missing_cuda("expert_up"); }
-int64_t scratch_bytes(const ExpertDown&) { missing_cuda("expert_down"); }
-int64_t scratch_bytes(const DExpertDown&) { missing_cuda("d_expert_down"); }
-int64_t scratch_bytes(const DExpertUp&) { missing_cuda("d_expert_up"); }
-int64_t scratch_bytes(const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
 
 }  // namespace moebius::cuda

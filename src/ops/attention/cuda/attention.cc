@@ -1,30 +1,13 @@
 #include "ops/attention/cuda/attention.h"
 
-#include <algorithm>
-
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_limits.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace moebius::cuda {
 namespace {
-
-template <class Op>
-AttentionSizes sizes_of(const Op& a, const Tensor& k, const Tensor& v) {
-  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_rows = k.dim(0) / a.batch;
-  return {.rows = rows,
-          .kv_rows = kv_rows,
-          .shift = a.is_part ? a.q_first - a.kv_first : kv_rows - rows,
-          .kv_first = a.is_part ? a.kv_first : 0,
-          .heads = narrow<int>(a.q_THd.dim(1)),
-          .kv_heads = narrow<int>(k.dim(1)),
-          .width = narrow<int>(a.q_THd.dim(2)),
-          .v_width = narrow<int>(v.dim(2)),
-          .window = a.window,
-          .scale = a.scale,
-          .doc_start = a.doc_start_T.empty() ? nullptr : a.doc_start_T.template ptr<int32_t>()};
-}
 
 // Returns whether the run forces portable kernels on a GPU that has faster ones, which include cuDNN's.
 bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
@@ -57,26 +40,6 @@ void check_may_be_own(const char* who, const Op& a) {
                 "choice of kernels out, or ask for own",
                 who, a.scratch.num_bytes(), to_string(a.q_THd));
 }
-
-}  // namespace
-
-AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_UGd, a.v_UGd); }
-
-AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
-
-// Without keys there is no memory to describe for the copy engine.
-bool sm90_takes(const AttentionFwd& a) { return has_hopper_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
-bool sm90_takes(const AttentionBwd& a) { return has_hopper_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
-
-// Returns the maximum over the kernels, since the choice among them depends on the GPU.
-int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0; }
-int64_t scratch_bytes(const AttentionBwd& a) {
-  if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
-  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
-  return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
-}
-
-namespace {
 
 void run_attention_fwd(Stream& s, const AttentionFwd& a) {
   const bool takes = gpu_limits(s).is_hopper() ? cudnn_takes(a) : cudnn_takes_elsewhere(a);

@@ -193,8 +193,6 @@ void launch_fitting(Stream& s, const AttentionBwd& a) {
 
 }  // namespace
 
-int64_t generic_scratch_bytes(const AttentionBwd& a) { return a.lse_TH.num_bytes(); }
-
 void generic_attention_bwd(Stream& s, const AttentionBwd& a) {
   const int64_t width = std::max(a.q_THd.dim(2), a.v_TGd.dim(2));
   if (width <= 64)

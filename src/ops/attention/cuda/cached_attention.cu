@@ -4,6 +4,7 @@
 
 #include "device/cuda/cuda.h"
 #include "ops/attention/attention_backends.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 
@@ -11,7 +12,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kPieceKeys = 64;      // a block's keys; positions alone decide which
+constexpr int kPieceKeys = kCachedPieceKeys;
 constexpr int kMergedAtOnce = 128;  // pieces
 constexpr int kVec = 8;             // elements of a row that a thread holds
 // Up to this many keys, a piece's heads are computed by more blocks: latency counts then, and L2 has all keys.
@@ -235,16 +236,10 @@ void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
   with_heads.template operator()<8>();
 }
 
-int64_t num_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kPieceKeys); }
-
 }  // namespace
 
-int64_t scratch_bytes(const CachedAttentionFwd& a) {
-  return a.q_NHd.dim(0) * a.q_NHd.dim(1) * num_pieces(a) * (a.q_NHd.dim(2) + 2) * int64_t{sizeof(float)};
-}
-
 void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
-  const int64_t N = a.q_NHd.dim(0), H = a.q_NHd.dim(1), d = a.q_NHd.dim(2), parts = N * H * num_pieces(a);
+  const int64_t N = a.q_NHd.dim(0), H = a.q_NHd.dim(1), d = a.q_NHd.dim(2), parts = N * H * num_cached_pieces(a);
   MOEBIUS_CHECK(usage, d <= 256, "cached_attention_fwd: expected heads of at most 256 on a GPU; got {}", d);
   with_float_type(a.q_NHd.dtype, [&]<class T>(T) {
     float* scratch = static_cast<float*>(a.scratch.data);
@@ -263,7 +258,7 @@ void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
                     .heads = narrow<int>(H),
                     .kv_heads = narrow<int>(a.k_UGd.dim(1)),
                     .width = narrow<int>(d),
-                    .num_pieces = narrow<int>(num_pieces(a)),
+                    .num_pieces = narrow<int>(num_cached_pieces(a)),
                     .max_tokens = a.max_tokens,
                     .window = std::min(a.window, a.max_tokens),
                     .scale = a.scale};

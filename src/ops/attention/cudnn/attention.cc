@@ -1,21 +1,19 @@
 // Attention by cuDNN's fused kernels, for causal bf16 sequences without documents and for parts of
-// them. Tensors are read and written where they are. The backward pass is the deterministic one:
-// cuDNN keeps a [rows, kv_rows] matrix of gradients for each head in its workspace, so that
-// sequences, and heads of a long one, are taken a few at a time.
+// them (cudnn_shapes.h). Tensors are read and written where they are. The backward pass is the
+// deterministic one, which takes sequences, and heads of a long one, a few at a time.
 //
 // Only this file includes cuDNN's frontend, which is slow to compile.
 #include <cudnn_frontend.h>
 
-#include <algorithm>
 #include <compare>
 #include <map>
 #include <memory>
-#include <optional>
 #include <unordered_map>
 
 #include "device/cuda/cuda.h"
 #include "device/out_of_memory.h"
 #include "ops/attention/cuda/attention.h"
+#include "ops/attention/cudnn_shapes.h"
 #include "ops/gemm/cublas_lt.h"
 
 namespace moebius::cuda {
@@ -188,80 +186,7 @@ class Cudnn {
   std::map<Key, std::unique_ptr<Graph>> graphs_;
 };
 
-// Short sequences are not worth a graph.
-constexpr int64_t kMinRows = 64;
-// cuDNN takes heads of these widths.
-constexpr int kMinWidth = 32, kMaxWidth = 256;
-
-// The keys that cuDNN is given, and how they are masked.
-struct Keys {
-  int64_t rows;
-  bool causal;
-};
-
-// Returns the keys of a sequence, or of a part in which every query attends to all keys, or to all but those after it.
-// Returns nothing if cuDNN cannot mask the keys in this way.
-std::optional<Keys> keys_of(const AttentionSizes& z, bool is_part) {
-  if (!is_part) return z.rows == z.kv_rows ? std::optional(Keys{z.kv_rows, true}) : std::nullopt;
-  if (z.window > 0 || z.shift < 0) return std::nullopt;
-  if (z.shift >= z.kv_rows - 1) return Keys{z.kv_rows, false};
-  // Keys after the last query are left out.
-  if (z.shift + z.rows <= z.kv_rows) return Keys{z.shift + z.rows, true};
-  return std::nullopt;
-}
-
-template <class Op>
-std::optional<Keys> keys_of(const Op& a) {
-  if (!is_measured_cudnn(cudnn_version()) || a.q_THd.dtype != DType::bf16 || !a.doc_start_T.empty())
-    return std::nullopt;
-  AttentionSizes z = attention_sizes(a);
-  if (z.rows < kMinRows || z.kv_rows < kMinRows) return std::nullopt;
-  if (z.window >= z.kv_rows) z.window = 0;  // a window that covers the sequence has no effect
-  const bool is_latent = z.width == 192 && z.v_width == 128;
-  const bool is_even = z.width == z.v_width && z.width % 8 == 0 && z.width >= kMinWidth && z.width <= kMaxWidth;
-  if (!is_latent && !is_even) return std::nullopt;
-  return keys_of(z, a.is_part);
-}
-
-int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
-
-// Returns the workspace of the backward pass per sequence and head, as cuDNN 9.19 needs it: gradients of scores in
-// bf16, in tiles of 64 x 128; dk and dv of each query head if heads share them; <do, o>.
-int64_t head_bytes(const AttentionSizes& z) {
-  const int64_t rows = round_up(z.rows, 128), kv_rows = round_up(z.kv_rows, 128);
-  return rows * kv_rows * 2 + kv_rows * (z.width + z.v_width) * 2 + rows * 4;
-}
-
-// The sequences, or kv heads of one sequence, that one call of the backward pass processes.
-struct Part {
-  int64_t batch, kv_heads;
-};
-
-constexpr int64_t kMaxWorkspaceBytes = int64_t{1152} << 20;  // one sequence of 4096 with 32 heads
-
-int64_t largest_divisor(int64_t n, int64_t at_most) {
-  int64_t divisor = std::max<int64_t>(1, std::min(n, at_most));
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
-Part part_of(const AttentionSizes& z, int64_t batch) {
-  const int64_t group_bytes = head_bytes(z) * (z.heads / z.kv_heads), sequence_bytes = group_bytes * z.kv_heads;
-  if (sequence_bytes <= kMaxWorkspaceBytes)
-    return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
-  return {1, largest_divisor(z.kv_heads, kMaxWorkspaceBytes / group_bytes)};
-}
-
-constexpr int64_t kSlackBytes = int64_t{1} << 20;
-
-int64_t bwd_workspace_bytes(const AttentionSizes& z, int64_t batch) {
-  const Part part = part_of(z, batch);
-  return part.batch * part.kv_heads * (z.heads / z.kv_heads) * head_bytes(z) + kSlackBytes;
-}
-
-int64_t lse_bytes(const AttentionBwd& a) { return round_up(a.lse_TH.num_bytes(), 256); }
-
-Key key_of(const AttentionSizes& z, bool backward, Part part, const Keys& keys) {
+Key key_of(const AttentionSizes& z, bool backward, const CudnnPart& part, const CudnnKeys& keys) {
   return {.backward = backward,
           .causal = keys.causal,
           .batch = part.batch,
@@ -283,29 +208,13 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
   return static_cast<char*>(t.data) + (row * t.dim(1) + head) * t.dim(2) * size_of(t.dtype);
 }
 
-bool can(const AttentionFwd& a) { return keys_of(a).has_value(); }
-
-// Returns whether cuDNN's backward pass applies. Keys to which no query attends need zero gradients, which only our own
-// kernels write.
-bool can(const AttentionBwd& a) {
-  const AttentionSizes z = attention_sizes(a);
-  const std::optional<Keys> keys = keys_of(a);
-  return keys && keys->rows == z.kv_rows && head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
-}
-
 }  // namespace
-
-int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }
-
-int64_t cudnn_scratch_bytes(const AttentionBwd& a) {
-  return lse_bytes(a) + bwd_workspace_bytes(attention_sizes(a), a.batch);
-}
 
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
   const AttentionSizes z = attention_sizes(a);
   Pointers pointers{
       {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
-  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}, *keys_of(a)), pointers, a.scratch.data,
+  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}, *cudnn_keys(a)), pointers, a.scratch.data,
                                 a.scratch.num_bytes());
 }
 
@@ -314,9 +223,9 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   // Before 9.26 cuDNN reads lse as [batch, heads, rows] only.
   auto* const lse = static_cast<float*>(a.scratch.data);
   heads_first(s, {.to = lse, .from = a.lse_TH.ptr<float>(), .batch = a.batch, .rows = z.rows, .heads = z.heads});
-  void* const workspace = static_cast<char*>(a.scratch.data) + lse_bytes(a);
-  const Part part = part_of(z, a.batch);
-  const Key key = key_of(z, true, part, *keys_of(a));
+  void* const workspace = static_cast<char*>(a.scratch.data) + cudnn_lse_bytes(a);
+  const CudnnPart part = cudnn_part(z, a.batch);
+  const Key key = key_of(z, true, part, *cudnn_keys(a));
   const int64_t group = z.heads / z.kv_heads;
   Cudnn& cudnn = op_state<Cudnn>(s);
   for (int64_t b = 0; b < a.batch; b += part.batch) {
@@ -327,7 +236,7 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
           {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)},     {kLse, lse + (b * z.heads + h) * z.rows},
           {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, key_row, g)}, {kDv, at(a.dv_TGd, key_row, g)}};
       // All parts have the same shape, so either the first is refused or none.
-      if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - lse_bytes(a))) return false;
+      if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - cudnn_lse_bytes(a))) return false;
     }
   }
   return true;
@@ -337,8 +246,6 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
 
 namespace moebius {
 
-bool cudnn_can(const AttentionFwd& a) { return cuda::can(a); }
-bool cudnn_can(const AttentionBwd& a) { return cuda::can(a); }
 int64_t cudnn_version() { return static_cast<int64_t>(cudnnGetVersion()); }
 
 }  // namespace moebius

@@ -41,8 +41,6 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace sm80
 
-int64_t sm80_scratch_bytes(const AttentionBwd& a) { return 2 * a.lse_TH.num_bytes(); }
-
 void sm80_attention_bwd(Stream& s, const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   auto* const lse2 = static_cast<float*>(a.scratch.data);

@@ -1,5 +1,7 @@
 #include "ops/attention/sm90/attention_bwd.h"
 
+#include "ops/attention/attention_scratch.h"
+
 namespace moebius::cuda {
 namespace {
 
@@ -49,37 +51,6 @@ void launch_row_sums(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   check_launch("attention_bwd");
 }
 
-DsSizes ds_sizes(const AttentionBwd& a) {
-  const AttentionSizes z = attention_sizes(a);
-  return {.batch = a.batch,
-          .rows = z.rows,
-          .heads = z.heads,
-          .kv_heads = z.kv_heads,
-          .width = z.width,
-          .v_width = z.v_width,
-          .window = z.window,
-          .has_documents = !a.doc_start_T.empty(),
-          .is_part = a.is_part};
-}
-
-AttentionBwdPath path_of(const AttentionBwd& a) {
-  const DsSizes z = ds_sizes(a);
-  if (a.path == AttentionBwdPath::chosen) return bwd_path(z);
-  MOEBIUS_CHECK(usage, can_take(z, a.path),
-                "attention_bwd: the path that was asked for has no bounded scratch for q {} in {} sequences; leave "
-                "the path out",
-                to_string(a.q_THd), a.batch);
-  return a.path;
-}
-
-// Returns the scratch of a path beside the sums of rows.
-int64_t path_bytes(const DsSizes& z, AttentionBwdPath path) {
-  if (path == AttentionBwdPath::one_kernel) return fused_plan(z, kMaxDqBytes, kMaxDsBytes).bytes();
-  return path == AttentionBwdPath::kept_ds ? ds_plan(z, kMaxDsBytes).bytes() : 0;
-}
-
-int64_t sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
-
 DsTiles tiles_of(const DsSizes& z, const DsSlice& slice) {
   const int64_t end = slice.query_tile + slice.query_tiles;
   return {.b = narrow<int>(slice.sequence),
@@ -98,7 +69,7 @@ DsTiles tiles_of(const DsSizes& z, const DsSlice& slice) {
 void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums) {
   const DsSizes z = ds_sizes(a);
   const DsPlan plan = ds_plan(z, kMaxDsBytes);
-  unsigned char *const tiles = static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a),
+  unsigned char *const tiles = static_cast<unsigned char*>(a.scratch.data) + sm90_sums_bytes(a),
                        *const kv_sums = tiles + plan.ds_bytes, *const q_parts = kv_sums + plan.kv_sums_bytes;
   for (const DsSlice& slice : plan.slices) {
     DsTiles ds = tiles_of(z, slice);
@@ -115,8 +86,6 @@ void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums) {
 
 }  // namespace
 
-int64_t sm90_scratch_bytes(const AttentionBwd& a) { return sums_bytes(a) + path_bytes(ds_sizes(a), path_of(a)); }
-
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   auto* const lse2 = static_cast<float*>(a.scratch.data);
   const RowSums sums{lse2, lse2 + a.lse_TH.numel()};
@@ -125,12 +94,12 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   else
     launch_row_sums<128>(s, a, sums);
   const DsSizes z = ds_sizes(a);
-  AttentionBwdPath path = path_of(a);
+  AttentionBwdPath path = sm90_path(a);
   // With scratch for the sums of rows alone nothing is kept: where other kernels were to take the call.
-  if (a.scratch.num_bytes() < sums_bytes(a) + path_bytes(z, path)) path = AttentionBwdPath::recomputed;
+  if (a.scratch.num_bytes() < sm90_sums_bytes(a) + sm90_path_bytes(z, path)) path = AttentionBwdPath::recomputed;
   if (path == AttentionBwdPath::one_kernel)
     return sm90_fused_bwd(s, a, sums, fused_plan(z, kMaxDqBytes, kMaxDsBytes),
-                          static_cast<unsigned char*>(a.scratch.data) + sums_bytes(a));
+                          static_cast<unsigned char*>(a.scratch.data) + sm90_sums_bytes(a));
   if (path == AttentionBwdPath::kept_ds) return launch_slices(s, a, sums);
   sm90_dkv(s, a, sums, {.sequences = static_cast<int>(a.batch), .kv_heads = narrow<int>(a.k_TGd.dim(1))});
   sm90_dq(s, a, sums);

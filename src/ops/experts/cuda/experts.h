@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "device/device.h"
 #include "ops/experts/experts.h"
+#include "ops/experts/experts_scratch.h"
 
 namespace moebius::cuda {
 
@@ -16,9 +17,6 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace generic
-
-// Scratch of expert_wgrad into a bf16 dw: the f32 sums of a tile for each block of a grid without a limit.
-inline constexpr int64_t kMaxWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
 
 // The runs of rows that an op computes: those of its part, or one of each expert with all of its rows.
 struct RowRuns {
@@ -100,11 +98,6 @@ struct WgradProductF8 {
 };
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who);
 }  // namespace sm90
-
-// <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the
-// scratch, added in order.
-constexpr int64_t kDWeightCols = 64;
-inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa_RF.dim(1), kDWeightCols); }
 
 // dweight[r] = sum over p < num_partials of partial[p, r], for the rows that the experts have.
 void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials);

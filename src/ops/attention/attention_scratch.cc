@@ -1,0 +1,62 @@
+#include "ops/attention/attention_scratch.h"
+
+#include <algorithm>
+
+#include "ops/attention/attention_backends.h"
+#include "ops/attention/cudnn_shapes.h"
+
+namespace moebius::cuda {
+
+int64_t generic_scratch_bytes(const AttentionBwd& a) { return a.lse_TH.num_bytes(); }
+int64_t sm80_scratch_bytes(const AttentionBwd& a) { return 2 * a.lse_TH.num_bytes(); }
+
+// Without keys there is no memory to describe for the copy engine.
+bool sm90_takes(const AttentionFwd& a) { return has_hopper_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
+bool sm90_takes(const AttentionBwd& a) { return has_hopper_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
+
+DsSizes ds_sizes(const AttentionBwd& a) {
+  const AttentionSizes z = attention_sizes(a);
+  return {.batch = a.batch,
+          .rows = z.rows,
+          .heads = z.heads,
+          .kv_heads = z.kv_heads,
+          .width = z.width,
+          .v_width = z.v_width,
+          .window = z.window,
+          .has_documents = !a.doc_start_T.empty(),
+          .is_part = a.is_part};
+}
+
+AttentionBwdPath sm90_path(const AttentionBwd& a) {
+  const DsSizes z = ds_sizes(a);
+  if (a.path == AttentionBwdPath::chosen) return bwd_path(z);
+  MOEBIUS_CHECK(usage, can_take(z, a.path),
+                "attention_bwd: the path that was asked for has no bounded scratch for q {} in {} sequences; leave "
+                "the path out",
+                to_string(a.q_THd), a.batch);
+  return a.path;
+}
+
+int64_t sm90_sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
+
+int64_t sm90_path_bytes(const DsSizes& z, AttentionBwdPath path) {
+  if (path == AttentionBwdPath::one_kernel) return fused_plan(z, kMaxDqBytes, kMaxDsBytes).bytes();
+  return path == AttentionBwdPath::kept_ds ? ds_plan(z, kMaxDsBytes).bytes() : 0;
+}
+
+int64_t sm90_scratch_bytes(const AttentionBwd& a) {
+  return sm90_sums_bytes(a) + sm90_path_bytes(ds_sizes(a), sm90_path(a));
+}
+
+// Returns the maximum over the kernels, since the choice among them depends on the GPU.
+int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0; }
+int64_t scratch_bytes(const AttentionBwd& a) {
+  if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
+  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
+  return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
+}
+int64_t scratch_bytes(const CachedAttentionFwd& a) {
+  return a.q_NHd.dim(0) * a.q_NHd.dim(1) * num_cached_pieces(a) * (a.q_NHd.dim(2) + 2) * int64_t{sizeof(float)};
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,88 @@
+// Every build plans the same scratch for a GPU, with and without CUDA.
+#include "ops/attention/attention_scratch.h"
+
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+struct Call {
+  const char* name;
+  DType dtype;
+  int64_t batch, rows, heads, kv_heads, width, v_width, window;
+  bool documents;
+  int64_t own_bwd_bytes;         // of our own kernels, which need none in the forward pass
+  int64_t fwd_bytes, bwd_bytes;  // with cuDNN
+};
+
+// The comments have the terms of sums that are not of one kind.
+constexpr Call kCalls[] = {
+    {"f32", DType::f32, 2, 300, 4, 2, 64, 64, 0, false, 9600, 0, 9600},
+    {"portable", DType::bf16, 2, 300, 4, 2, 96, 96, 0, true, 19200, 0, 19200},
+    {"cudnn", DType::bf16, 2, 300, 4, 2, 96, 96, 0, false, 19200, kMiB, 4609536},
+    {"cudnn_forward", DType::bf16, 2, 300, 4, 2, 32, 32, 0, false, 19200, kMiB, 19200},
+    {"few_rows", DType::bf16, 2, 32, 4, 2, 96, 96, 0, false, 2048, 0, 2048},
+    // sums of rows, f32 dq, counters
+    {"hopper", DType::bf16, 8, 4096, 32, 4, 128, 128, 0, false, 8388608 + 536870912 + 131328, kMiB, 545390848},
+    {"hopper_or_cudnn", DType::bf16, 1, 512, 32, 4, 128, 128, 0, false, 131072 + 8388608 + 2304, kMiB, 26345472},
+    {"latent", DType::bf16, 1, 4096, 16, 16, 192, 128, 0, false, 524288 + 50331648 + 8448, kMiB, 50864384},
+    {"long", DType::bf16, 1, 131072, 32, 4, 128, 128, 0, false, 33554432 + 536870912 + 131328, kMiB, 570556672},
+    // sums of rows, ds
+    {"short_window", DType::bf16, 1, 4096, 16, 16, 128, 128, 256, false, 524288 + 40632320, kMiB, 41156608},
+    {"narrow_documents", DType::bf16, 2, 1024, 8, 2, 64, 64, 0, true, 131072, 0, 131072},
+};
+
+class AttentionScratch : public ::testing::TestWithParam<Call> {};
+
+TEST_P(AttentionScratch, IsKnownWithoutAGpu) {
+  const Call& c = GetParam();
+  ThreadPool pool(1);
+  const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
+  const int64_t T = c.batch * c.rows;
+  const auto heads = [&](int64_t n, int64_t width) { return testing::null_tensor({T, n, width}, c.dtype); };
+  const Tensor lse = testing::null_tensor({T, c.heads}), q = heads(c.heads, c.width), o = heads(c.heads, c.v_width),
+               k = heads(c.kv_heads, c.width), v = heads(c.kv_heads, c.v_width),
+               doc_start = c.documents ? testing::null_tensor({T}, DType::i32) : Tensor{};
+  AttentionFwd fwd{.o_THd = o,
+                   .lse_TH = lse,
+                   .q_THd = q,
+                   .k_UGd = k,
+                   .v_UGd = v,
+                   .doc_start_T = doc_start,
+                   .batch = c.batch,
+                   .window = c.window};
+  AttentionBwd bwd{.dq_THd = q,
+                   .dk_TGd = k,
+                   .dv_TGd = v,
+                   .do_THd = o,
+                   .o_THd = o,
+                   .lse_TH = lse,
+                   .q_THd = q,
+                   .k_TGd = k,
+                   .v_TGd = v,
+                   .doc_start_T = doc_start,
+                   .batch = c.batch,
+                   .window = c.window};
+  if (has_cudnn()) {
+    EXPECT_EQ(AttentionFwd::scratch_bytes(fwd, s), c.fwd_bytes);
+    EXPECT_EQ(AttentionBwd::scratch_bytes(bwd, s), c.bwd_bytes);
+  }
+  fwd.kernels = bwd.kernels = AttentionKernels::own;
+  EXPECT_EQ(AttentionFwd::scratch_bytes(fwd, s), 0);
+  EXPECT_EQ(AttentionBwd::scratch_bytes(bwd, s), c.own_bwd_bytes);
+}
+
+TEST(CachedAttentionScratch, IsKnownWithoutAGpu) {
+  ThreadPool pool(1);
+  const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
+  const CachedAttentionFwd a{.q_NHd = testing::null_tensor({3, 8, 64}, DType::bf16), .max_tokens = 130};
+  EXPECT_EQ(CachedAttentionFwd::scratch_bytes(a, s), 3 * 8 * 3 * (64 + 2) * 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, AttentionScratch, ::testing::ValuesIn(kCalls),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace moebius
