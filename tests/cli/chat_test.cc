@@ -325,6 +325,21 @@ TEST_F(Chats, TheDatasetShowsWhatHasALoss) {
   expect_refused(start(words, {}), 2, "data show: expected --tokenizer, since there is no runs/tuned/data/pairs.json");
 }
 
+// Many models for chats have no end-of-document token, and their chats need none.
+TEST_F(Chats, ATokenizerWithoutAnEndOfDocumentTokenIsShownToo) {
+  for (const char* file : {"tokenizer_config.json", "config.json"}) {
+    const std::string path = dir_.path(kModelFolder + "/" + file);
+    auto object = nlohmann::json::parse(read_file(path));
+    object.erase("eos_token");
+    object.erase("eos_token_id");
+    write_file_atomic(path, object.dump());
+  }
+  EXPECT_EQ(build().code, 0);
+  const Ran ran = start({"data", "show", "runs/tuned/data/pairs", "--document", "1"}, {});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, testing::HasSubstr("loss     \"the end<|im_end|>\\n\"\n"));
+}
+
 TEST_F(Chats, DocumentsThatAreCutAreCounted) {
   const auto info = json_of(build({"--seq-len", "19", "--json"}));
   EXPECT_EQ(info.at("documents"), 2);

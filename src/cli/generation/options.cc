@@ -87,7 +87,8 @@ GenerateSpec ModelTokenizer::spec() const {
                     .end_ids = config_.end_ids,
                     .num_ids = tokenizer_->vocab_size()};
   spec.sampling.seed = o_.seed;
-  spec.end_ids.push_back(tokenizer_->eod_id());
+  // The error names what is missing where nothing would end a text.
+  if (tokenizer_->has_eod() || spec.end_ids.empty()) spec.end_ids.push_back(tokenizer_->eod_id());
   return spec;
 }
 
