@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/generation/options.h"
 #include "cli/options.h"
+#include "data/document.h"
 #include "infer/text_stream.h"
 #include "weights/load.h"
 #include "weights/not_finite.h"
@@ -109,6 +110,7 @@ class Conversation {
   void answer(const std::string& line) {
     chat_.messages.push_back(chat_message("user", line));
     try {
+      check_utf8(line, "chat: message");
       const std::string text = generate();
       chat_.messages.push_back(chat_message("assistant", text));
     } catch (const Error& error) {
