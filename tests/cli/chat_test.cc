@@ -325,6 +325,13 @@ TEST_F(Chats, TheDatasetShowsWhatHasALoss) {
   expect_refused(start(words, {}), 2, "data show: expected --tokenizer, since there is no runs/tuned/data/pairs.json");
 }
 
+TEST_F(Chats, AnImportedModelHasItsTokenizer) {
+  EXPECT_EQ(start({"import", kModelFolder, "imported"}, {}).code, 0);
+  const Ran ran = start({"chat", "imported"}, kGreedy, "day\n");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.out, start({"chat", kModelFolder}, kGreedy, "day\n").out);
+}
+
 // Many models for chats have no end-of-document token, and their chats need none.
 TEST_F(Chats, ATokenizerWithoutAnEndOfDocumentTokenIsShownToo) {
   for (const char* file : {"tokenizer_config.json", "config.json"}) {

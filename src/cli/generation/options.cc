@@ -15,7 +15,9 @@ namespace {
 
 std::string own_tokenizer(const std::string& model) {
   const auto trained = read_run_spec(model);
-  return trained ? trained->data.tokenizer : model;
+  if (trained) return trained->data.tokenizer;
+  const std::string imported = model + "/" + kImportedFiles;
+  return std::filesystem::exists(imported + "/tokenizer.json") ? imported : model;
 }
 
 // Returns the folder that may have the model's generation_config.json. It is that of the weights that training began
