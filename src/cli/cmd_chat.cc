@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/generation/options.h"
 #include "cli/options.h"
+#include "data/document.h"
 #include "infer/text_stream.h"
 #include "weights/load.h"
 #include "weights/not_finite.h"
@@ -63,8 +64,10 @@ class NotedInterrupt {
 // A conversation with a model, in a terminal or through pipes.
 class Conversation {
  public:
-  Conversation(const Options& o, TemplateVariables variables, ModelTokenizer& tokenizer, Engine& engine, Log& log)
+  Conversation(const Options& o, TemplateVariables variables, int64_t longest_context, ModelTokenizer& tokenizer,
+               Engine& engine, Log& log)
       : o_(o),
+        longest_context_(longest_context),
         variables_(std::move(variables)),
         tokenizer_(tokenizer),
         spec_(tokenizer.spec()),
@@ -76,12 +79,14 @@ class Conversation {
 
   // Answers lines until /exit or the end of the input.
   void run() {
-    if (is_terminal_) log_.line("/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer");
+    if (is_terminal_) log_.line(kHelp);
     std::string line;
     while (ask(&line)) {
       if (line == "/exit") return;
       if (line == "/reset") {
         reset();
+      } else if (is_terminal_ && line == "/help") {
+        log_.line(kHelp);
       } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
         answer(line);
       }
@@ -89,6 +94,9 @@ class Conversation {
   }
 
  private:
+  static constexpr const char* kHelp =
+      "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer";
+
   bool ask(std::string* line) const {
     if (is_terminal_) show("> ");
     if (std::getline(std::cin, *line)) return true;
@@ -109,6 +117,7 @@ class Conversation {
   void answer(const std::string& line) {
     chat_.messages.push_back(chat_message("user", line));
     try {
+      check_utf8(line, "chat: message");
       const std::string text = generate();
       chat_.messages.push_back(chat_message("assistant", text));
     } catch (const Error& error) {
@@ -122,10 +131,11 @@ class Conversation {
     TextStream stream(*tokenizer_, o_.stops);
     const std::vector<std::vector<int32_t>> prompts{tokenizer_.chat_ids(chat_)};
     const int64_t left = o_.context - std::ssize(prompts[0]);
+    const bool is_longest = o_.context == longest_context_;
     MOEBIUS_CHECK(usage, left > 0,
-                  "chat: expected a conversation of less than {} tokens; got {}; /reset forgets it, and --context N "
-                  "lets it grow longer",
-                  o_.context, prompts[0].size());
+                  "chat: expected a conversation of less than {} tokens{}; got {}; /reset forgets it{}", o_.context,
+                  is_longest ? ", the most that the model takes" : "", prompts[0].size(),
+                  is_longest ? "" : ", and --context N lets it grow longer");
     GenerateSpec spec = spec_;
     spec.max_tokens = std::min(spec.max_tokens, left);
     std::optional<NotedInterrupt> interrupt;
@@ -143,6 +153,7 @@ class Conversation {
   }
 
   const Options& o_;
+  const int64_t longest_context_;  // tokens, of the model
   const TemplateVariables variables_;
   ModelTokenizer& tokenizer_;
   GenerateSpec spec_;
@@ -169,7 +180,7 @@ int run_chat(Options& o, Log& log) {
   Engine engine(spec);
   Stream s = engine.stream();
   warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
-  Conversation(o, std::move(variables), tokenizer, engine, log).run();
+  Conversation(o, std::move(variables), model.max_position_embeddings, tokenizer, engine, log).run();
   return 0;
 }
 

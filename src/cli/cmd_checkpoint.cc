@@ -97,8 +97,8 @@ int run_verify(const Options& o) {
                       {"problems", report.problems}});
       continue;
     }
-    fmt::print("{}: {}, {} tensors in {} files, {}\n", folder, report.ok() ? "ok" : "DAMAGED", report.num_tensors,
-               report.num_files, bytes_text(report.bytes));
+    fmt::print("{}: {}, {} tensors in {}, {}\n", folder, report.ok() ? "ok" : "DAMAGED", report.num_tensors,
+               counted(report.num_files, "file"), bytes_text(report.bytes));
     for (const std::string& problem : report.problems) fmt::print("  {}\n", problem);
   }
   if (o.json) print_json({{"ok", ok}, {"checkpoints", list}});

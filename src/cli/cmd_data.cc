@@ -57,7 +57,8 @@ void check_at_least_one(const char* option, int64_t value) {
   MOEBIUS_CHECK(usage, value >= 1, "{}: expected at least 1; got {}", option, value);
 }
 
-int run_build(Options& o, Log& log) {
+int run_build(Cli& cli, Options& o) {
+  Log& log = cli.log;
   if (o.seq_len) check_at_least_one("--seq-len", *o.seq_len);
   o.build.seq_len = o.seq_len.value_or(0);
   o.build.threads = num_threads(o.threads);
@@ -65,7 +66,14 @@ int run_build(Options& o, Log& log) {
   localtime_r(&now, &o.build.now);
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
   warn_if_any(log, tokenizer->notice());
-  const DatasetInfo info = build_dataset(o.build, *tokenizer);
+  o.build.stops = [&] { return cli.signal != 0; };
+  DatasetInfo info;
+  try {
+    info = build_dataset(o.build, *tokenizer);
+  } catch (const Stopped&) {
+    log.info("signal {}: ended without a dataset", cli.signal.load());
+    return 128 + cli.signal;
+  }
   warn_if_any(log, info.notice);
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
@@ -104,7 +112,7 @@ int run_info(const Options& o) {
   fmt::print("{}: {}, {}, {} tokens of type {}\n", o.prefix, counted(data.num_documents(), "document"),
              counted(data.num_sequences(), "sequence"), data.num_tokens(), type_name(data.type()));
   if (info) {
-    fmt::print("tokenizer {}, vocabulary {}{}, {} bytes of text, {} an end-of-document id after each document\n",
+    fmt::print("tokenizer {}, vocabulary {}{}, {} bytes of text, {} an end-of-document id after each text\n",
                info->tokenizer, info->vocab_size, targets_text(*info), info->text_bytes,
                info->append_eod ? "with" : "without");
   } else {
@@ -172,7 +180,7 @@ void add_data(Cli& cli) {
   build->add_flag("--force", o->build.replace, "replace an existing dataset");
   add_json_option(*build, o->json);
   add_example(*build, "moebius data build --input book.txt --tokenizer bytes --out data/book");
-  build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
+  build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(cli, *o); }; });
 
   Command* info = data->add_subcommand("info", "prints what a dataset holds");
   info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();

@@ -104,7 +104,7 @@ void print(const Options& o, const EvalResult& r) {
   fmt::print("loss {:.6f}  perplexity {:.4f}  bits per byte {}  over {:.0f} tokens{}\n", r.loss, std::exp(r.loss),
              r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte)
                              : fmt::format("unknown ({}.json does not say how many bytes the text has)", o.data),
-             r.tokens, r.num_left_out == 0 ? "" : fmt::format(", {} tokens left out", r.num_left_out));
+             r.tokens, r.num_left_out == 0 ? "" : fmt::format(", {} left out", counted(r.num_left_out, "token")));
 }
 
 int run_eval(const Options& o, Cli& cli) {

@@ -60,6 +60,8 @@ void add_export(Cli& cli) {
       o->spec.block_fp8 = o->dtype == "fp8_block";
       if (!o->dtype.empty() && !o->spec.block_fp8) o->spec.dtype = compute_dtype(o->dtype);
       print_folder_result(cli.log, "exported", export_hugging_face(o->spec), o->spec.out, o->json);
+      if (!std::filesystem::exists(o->spec.out + "/tokenizer.json"))
+        cli.log.info("{} has no tokenizer; --files DIR copies the tokenizer and other files of a folder", o->spec.out);
       return 0;
     };
   });

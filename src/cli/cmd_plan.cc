@@ -34,9 +34,12 @@ std::string machines_folder(const std::string& name) {
   if (std::filesystem::is_regular_file(here / file, ignored)) return here.string();
   constexpr int kFoldersAbove = 3;  // build/moebius, and build/asan/moebius
   auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (int i = 0; i < kFoldersAbove; ++i, folder = folder.parent_path())
+  std::string any = here.string();  // for the error, which lists the machines of a folder
+  for (int i = 0; i < kFoldersAbove; ++i, folder = folder.parent_path()) {
     if (std::filesystem::is_regular_file(folder / here / file, ignored)) return (folder / here).string();
-  return here.string();
+    if (!std::filesystem::is_directory(any, ignored)) any = (folder / here).string();
+  }
+  return std::filesystem::is_directory(any, ignored) ? any : here.string();
 }
 
 int run_fit(const Options& o) {

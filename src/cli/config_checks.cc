@@ -70,10 +70,12 @@ bool is_there(const std::string& prefix) {
 
 // Each dataset of a blend is drawn by its share of the weights.
 std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
-  const auto held = static_cast<double>(TokenDataset::open(d.prefix).num_tokens());
+  const TokenDataset data = TokenDataset::open(d.prefix);
+  const auto held = static_cast<double>(data.num_tokens());
   const double times = tokens * (d.weight / weights) / held;
-  return fmt::format("{}: {} tokens, read {:.{}f} times", d.prefix, count_text(static_cast<int64_t>(held)), times,
-                     times < 10 ? 2 : 0);
+  // Whole documents do not fill each sequence. `train` packs them, and prints the number.
+  return fmt::format("{}: {} tokens, read {}{:.{}f} times", d.prefix, count_text(static_cast<int64_t>(held)),
+                     data.has_targets() ? "at most " : "", times, times < 10 ? 2 : 0);
 }
 
 }  // namespace

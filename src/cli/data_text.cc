@@ -23,8 +23,9 @@ std::vector<DocumentPart> document_parts(const TokenDataset& data, int64_t docum
 }
 
 std::string quoted_text(const std::vector<int32_t>& ids, const Tokenizer& tokenizer) {
-  const int32_t eod = tokenizer.eod_id();
-  const bool is_spelled = !tokenizer.decode({&eod, 1}).empty();
+  // A tokenizer of chats may have no such id.
+  const int32_t eod = tokenizer.has_eod() ? tokenizer.eod_id() : -1;
+  const bool is_spelled = eod < 0 || !tokenizer.decode({&eod, 1}).empty();
   std::string text;
   const auto add = [&](const std::string& piece) { text += (text.empty() ? "" : " + ") + piece; };
   for (auto at = ids.begin(); at != ids.end();) {

@@ -134,6 +134,7 @@ int run(int argc, char** argv) {
     check_launch(app);
     for (const char* command : {"train", "eval", "watch"})
       if (app.got_subcommand(command)) install_signal_handlers();
+    if (app.got_subcommand("data") && app.get_subcommand("data")->got_subcommand("build")) install_signal_handlers();
     return cli.run();
   } catch (const CLI::ParseError& e) {
     return exit_code(app, e);

@@ -12,6 +12,7 @@
 #include "io/files.h"
 #include "io/hash.h"
 #include "io/json_text.h"
+#include "io/utf8.h"
 
 namespace moebius {
 namespace {
@@ -75,7 +76,18 @@ void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* e
   encoded->text_bytes += static_cast<int64_t>(tokenizer.decode(targets).size());
 }
 
+// Lines of jsonl are checked where they are read. A file of text may have any bytes, for the tokenizer of bytes.
+void check_text(const Document& document, const Tokenizer& tokenizer) {
+  if (tokenizer.name() == "bytes") return;
+  const int64_t bad = find_invalid_utf8(document.text);
+  MOEBIUS_CHECK(input, bad < 0,
+                "{}: expected UTF-8 text for tokenizer {}; got byte 0x{:02x} at offset {}; convert the file, as with "
+                "iconv -f LATIN1 -t UTF-8",
+                document.who, tokenizer.name(), static_cast<uint8_t>(document.text[static_cast<size_t>(bad)]), bad);
+}
+
 void append_text(const Document& document, const Tokenizer& tokenizer, bool append_eod, Encoded* encoded) {
+  check_text(document, tokenizer);
   std::vector<int32_t>& ids = encoded->ids;
   const size_t begin = ids.size();
   const bool has_prompt = document.kind == Document::Kind::completion;
@@ -219,17 +231,21 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   Notices notices;
   Chats chats(tokenizer, build.now);
   ThreadPool pool(build.threads);
-  OrderedWork([&] { return blocks.next(); },
-              [&](TextBlock&& block) { return encode_block(block, tokenizer, chats, build.append_eod); },
-              [&](Encoded&& encoded) {
-                write_block(encoded, build.seq_len, &writer, &info);
-                notices.add(encoded);
-              })
+  const auto next = [&] {
+    if (build.stops && build.stops()) throw Stopped();
+    return blocks.next();
+  };
+  OrderedWork(
+      next, [&](TextBlock&& block) { return encode_block(block, tokenizer, chats, build.append_eod); },
+      [&](Encoded&& encoded) {
+        write_block(encoded, build.seq_len, &writer, &info);
+        notices.add(encoded);
+      })
       .run(pool);
   info.documents = writer.num_documents();
   info.tokens = writer.num_tokens();
-  MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; use other files",
-                build.out_prefix, build.inputs.size());
+  MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {}; use other files",
+                build.out_prefix, counted(std::ssize(build.inputs), "file"));
   MOEBIUS_CHECK(input, info.target_tokens > 0,
                 "data build {}: expected a completion or an answer of an assistant that is not empty; got none; "
                 "there is nothing to learn",

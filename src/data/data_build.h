@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <ctime>
+#include <exception>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,14 +16,18 @@
 
 namespace moebius {
 
+// build_dataset() throws this when DataBuild::stops asked for its end. No file of the build is left.
+struct Stopped : std::exception {};
+
 struct DataBuild {
   std::vector<std::string> inputs;  // read in this order (data/text_input.h)
   std::string out_prefix;
-  bool append_eod = true;  // adds the tokenizer's end-of-document id after each text that has tokens
-  bool replace = false;    // replaces a dataset of the same prefix
-  int threads = 1;         // the dataset is the same for any number
-  int64_t seq_len = 0;     // > 0: counts the documents that training with this train.seq_len cuts
-  std::tm now = {};        // the time that chat templates print
+  bool append_eod = true;            // adds the tokenizer's end-of-document id after each text that has tokens
+  bool replace = false;              // replaces a dataset of the same prefix
+  int threads = 1;                   // the dataset is the same for any number
+  int64_t seq_len = 0;               // > 0: counts the documents that training with this train.seq_len cuts
+  std::tm now = {};                  // the time that chat templates print
+  std::function<bool()> stops = {};  // asked before each block of text; true ends the build with Stopped
 };
 
 // The contents of PREFIX.json, and a notice, which is not written there.

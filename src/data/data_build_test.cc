@@ -261,11 +261,36 @@ TEST(DataBuild, ABadInputLeavesTheOldDatasetAlone) {
     build_dataset({.inputs = {dir.path("a.txt"), dir.path("bad.jsonl")}, .out_prefix = dir.path("p"), .replace = true},
                   *bytes);
   });
-  expect_error(ErrorKind::input, "p: expected some text; got none in 1 files", [&] {
+  expect_error(ErrorKind::input, "p: expected some text; got none in 1 file;", [&] {
     build_dataset({.inputs = {dir.path("empty.txt")}, .out_prefix = dir.path("p"), .replace = true}, *bytes);
   });
   EXPECT_EQ(dir.num_files(), files);
   EXPECT_EQ(TokenDataset::open(dir.path("p")).num_tokens(), 4);
+}
+
+TEST(DataBuild, TheFileThatIsNotUtf8IsNamed) {
+  const TestDir dir;
+  write_file_atomic(dir.path("good.txt"), "abc");
+  write_file_atomic(dir.path("bad.txt"), "caf\xe9");
+  const auto tokenizer = open_tokenizer(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2");
+  const DataBuild build{
+      .inputs = {dir.path("good.txt"), dir.path("bad.txt")}, .out_prefix = dir.path("p"), .append_eod = false};
+  expect_error(ErrorKind::input, dir.path("bad.txt") + ": expected UTF-8 text",
+               [&] { build_dataset(build, *tokenizer); });
+  build_dataset(build, *open_tokenizer("bytes"));
+}
+
+TEST(DataBuild, ABuildThatIsStoppedLeavesNothing) {
+  const TestDir dir;
+  for (const char* file : {"a.txt", "b.txt", "c.txt"}) write_file_atomic(dir.path(file), "abc");
+  const int64_t files = dir.num_files();
+  int asked = 0;
+  const DataBuild build{.inputs = {dir.path("a.txt"), dir.path("b.txt"), dir.path("c.txt")},
+                        .out_prefix = dir.path("p"),
+                        .stops = [&] { return ++asked == 2; }};
+  EXPECT_THROW(build_dataset(build, *open_tokenizer("bytes")), Stopped);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(dir.num_files(), files);
 }
 
 TEST(DataBuild, ADatasetIsReplacedOnlyWhenAsked) {

@@ -24,7 +24,7 @@ struct Document {
   std::string prompt, text;     // text: also the completion; of a chat the whole line
   std::vector<int32_t> ids;     // ids of a document of Kind::ids
   std::vector<bool> is_target;  // one for each of the ids
-  std::string who;              // file:line of a line of jsonl
+  std::string who;              // file:line of a line of jsonl; else the file
 };
 
 // Throws Error{input} "WHO:BYTE: ..." for a line that is not UTF-8.

@@ -57,7 +57,7 @@ bool read_more(ByteSource& source, std::string* bytes) {
 }  // namespace
 
 std::vector<Document> documents_of(const TextBlock& block) {
-  if (!block.is_jsonl) return {{.text = block.bytes}};
+  if (!block.is_jsonl) return {{.text = block.bytes, .who = block.path}};
   std::vector<Document> documents;
   int64_t number = block.first_line;
   for (size_t begin = 0; begin < block.bytes.size(); ++number) {

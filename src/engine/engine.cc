@@ -290,7 +290,7 @@ void Engine::read_clock(bool had_pending) {
   if (!optimizer_ || !spec_.optimizer->offload || spec_.device == DeviceKind::null) return;
   const StreamedUpdate* streamed = optimizer_->streamed();
   const bool ran = !pending_ || had_pending;
-  clock_.set_states(!ran ? 0 : streamed ? streamed->seconds() : clock_.times().optimizer_s);
+  clock_.set_states(!ran ? 0 : streamed ? streamed->seconds() : clock_.times().optimizer_s, had_pending);
 }
 
 void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {

@@ -14,6 +14,7 @@ struct StepTimes {
   // Time in which an update moved masters and moments between host and device, of the update that ran in this step
   // (with optimizer.offload). 0: none ran.
   double states_s = 0;
+  bool states_overlap = false;  // the update ran beside passes, and states_s includes its waits for them
 };
 
 class StepClock {
@@ -44,7 +45,10 @@ class StepClock {
     times_.passes_s = gpu ? passed_.seconds_since(began_) : (passed_us_ - begin_us_) * 1e-6 - times_.load_s;
     times_.optimizer_s = gpu ? updated_.seconds_since(passed_) : (updated_us_ - passed_us_) * 1e-6;
   }
-  void set_states(double seconds) { times_.states_s = seconds; }
+  void set_states(double seconds, bool overlap) {
+    times_.states_s = seconds;
+    times_.states_overlap = overlap;
+  }
   const StepTimes& times() const { return times_; }
 
  private:

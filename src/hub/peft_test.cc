@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "core/error.h"
 #include "io/testing.h"
@@ -102,6 +103,23 @@ TEST(PeftConfig, TargetsAreAPatternOnlyWhereItIsExact) {
   EXPECT_FALSE(whole.contains("target_parameters"));
   EXPECT_EQ(peft_config(lora, "base", {.modules = {all[1]}, .all_modules = all}).at("target_modules"),
             json::array({all[1]}));
+}
+
+// PEFT 0.21 asks for the projections of experts by these names, with transformers 5.
+TEST(PeftConfig, APatternOfExpertsMatchesTheirNamesWithoutANumberToo) {
+  const LoraSpec lora{.rank = 4, .alpha = 8};
+  const auto matches = [&](const std::string& module, const std::vector<std::string>& names) {
+    const json config = peft_config(lora, "base", {.modules = {module}, .all_modules = {module}});
+    const std::regex pattern(config.at("target_modules").get<std::string>());
+    for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, pattern)) << name;
+    EXPECT_FALSE(std::regex_match("model.layers.0.mlp.down_proj", pattern));
+    EXPECT_FALSE(std::regex_match("model.layers.0.mlp.experts.3.down_proj", pattern));
+  };
+  matches("model.layers.0.mlp.experts.0.up_proj",
+          {"model.layers.7.mlp.experts.12.up_proj", "model.layers.7.mlp.experts.up_proj"});
+  matches("model.layers.0.block_sparse_moe.experts.0.w1",
+          {"model.layers.7.block_sparse_moe.experts.12.w1", "model.layers.7.mlp.experts.w1"});
+  matches("model.layers.0.block_sparse_moe.gate", {"model.layers.7.block_sparse_moe.gate", "model.layers.7.mlp.gate"});
 }
 
 TEST(PeftConfig, ParametersAreTheirEndsOnlyWhereThatIsExact) {

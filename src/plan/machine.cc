@@ -197,11 +197,17 @@ std::vector<std::string> known_machines(const std::string& folder) {
 PlanMachine load_machine(const std::string& name_or_path, const std::string& folder) {
   const bool is_path = name_or_path.find_first_of("./") != std::string::npos;
   const std::string path = is_path ? name_or_path : fmt::format("{}/{}.toml", folder, name_or_path);
+  if (std::filesystem::exists(path)) return parse_machine(read_file(path), path);
+  const std::vector<std::string> known = known_machines(folder);
   MOEBIUS_CHECK(
-      usage, std::filesystem::exists(path),
+      usage, !known.empty(),
+      "plan: no machine \"{}\" was found, because no folder \"{}\" with machine files is here; run this in the "
+      "root of the repository, or give the path of a machine file",
+      name_or_path, folder);
+  MOEBIUS_FAIL(
+      usage,
       "plan: no machine is called \"{}\"{}; the folder {} has {}; take one of them, or give the path of a machine file",
-      name_or_path, is_path ? ", and there is no such file" : "", folder, fmt::join(known_machines(folder), ", "));
-  return parse_machine(read_file(path), path);
+      name_or_path, is_path ? ", and there is no such file" : "", folder, fmt::join(known, ", "));
 }
 
 std::string to_toml(const PlanMachine& m) {

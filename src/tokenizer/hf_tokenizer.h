@@ -37,6 +37,7 @@ class HfTokenizer : public Tokenizer {
   // one, it is the eos_token_id of config.json, or the first id if that is a list.
   // Throws Error{input} when none of these files has one.
   int32_t eod_id() const override;
+  bool has_eod() const override { return eod_id_.has_value(); }
   std::string notice() const override { return notice_; }
 
   // Encoding is safe from several threads at once. Throws Error{input} for invalid UTF-8.

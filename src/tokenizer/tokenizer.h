@@ -22,7 +22,10 @@ class Tokenizer {
   // Returns a warning about settings of the tokenizer's folder that encode ignores; empty if
   // there are none.
   virtual std::string notice() const { return ""; }
-  virtual int32_t eod_id() const = 0;  // ends a document; no text encodes to it unless special tokens are parsed
+  // Returns the id that ends a document; no text encodes to it unless special tokens are parsed. Throws Error{input}
+  // where the tokenizer has none.
+  virtual int32_t eod_id() const = 0;
+  virtual bool has_eod() const { return true; }
   // Appends the ids of `text`. The ids of a part of a text need not be a part of the ids of
   // the whole text.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;

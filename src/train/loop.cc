@@ -213,7 +213,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   const RankTimes mine{.load_s = times.load_s, .passes_s = times.passes_s, .optimizer_s = times.optimizer_s};
   ranks_ = gather_ranks(engine_, mine, comm, report.layers, outcome());
   name_hosts(ranks_.slow_links, hosts_);
-  host_link_.add_step(times.states_s, report.step_time_s);
+  host_link_.add_step(times, report.step_time_s);
   if (host_link_.is_known()) ranks_.host_link_bytes_per_s = host_link_.bytes_per_s();
   world_.default_timeout().step_done((now_us() - begin) * 1e-6);
   return report;

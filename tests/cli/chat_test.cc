@@ -96,7 +96,7 @@ TEST_F(Chats, MessagesThatCannotBeAnswered) {
   expect_refused(chat({"--context", "0"}, "day\n"), 2, "--context: expected at least 1; got 0");
   expect_refused(chat({"--context", "8"}, "day\n"), 2,
                  "chat: expected a conversation of less than 8 tokens; got 15; /reset forgets it");
-  expect_refused(chat({}, "day \xff\n"), 3, "expected UTF-8 text");
+  expect_refused(chat({}, "day \xff\n"), 3, "chat: message:5: expected UTF-8; got byte 0xff");
   expect_refused(chat({"--stop", ""}, "day\n"), 2, "expected stop strings of at least one character");
   expect_refused(chat({"--chat-template-kwargs", "[1]"}, "day\n"), 2,
                  "chat --chat-template-kwargs: expected an object, such as {\"enable_thinking\": false}; got [1]");
@@ -323,6 +323,28 @@ TEST_F(Chats, TheDatasetShowsWhatHasALoss) {
   expect_refused(start(words, {"--tokenizer", "bytes"}), 3, "expected the tokenizer that built the dataset");
   std::filesystem::remove(dir_.path("runs/tuned/data/pairs.json"));
   expect_refused(start(words, {}), 2, "data show: expected --tokenizer, since there is no runs/tuned/data/pairs.json");
+}
+
+TEST_F(Chats, AnImportedModelHasItsTokenizer) {
+  EXPECT_EQ(start({"import", kModelFolder, "imported"}, {}).code, 0);
+  const Ran ran = start({"chat", "imported"}, kGreedy, "day\n");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.out, start({"chat", kModelFolder}, kGreedy, "day\n").out);
+}
+
+// Many models for chats have no end-of-document token, and their chats need none.
+TEST_F(Chats, ATokenizerWithoutAnEndOfDocumentTokenIsShownToo) {
+  for (const char* file : {"tokenizer_config.json", "config.json"}) {
+    const std::string path = dir_.path(kModelFolder + "/" + file);
+    auto object = nlohmann::json::parse(read_file(path));
+    object.erase("eos_token");
+    object.erase("eos_token_id");
+    write_file_atomic(path, object.dump());
+  }
+  EXPECT_EQ(build().code, 0);
+  const Ran ran = start({"data", "show", "runs/tuned/data/pairs", "--document", "1"}, {});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, testing::HasSubstr("loss     \"the end<|im_end|>\\n\"\n"));
 }
 
 TEST_F(Chats, DocumentsThatAreCutAreCounted) {

@@ -85,6 +85,14 @@ TEST(CliConfig, SaysHowOftenDataIsRead) {
       run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "data.train=[\"set\"]"});
   EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       set: 1001 tokens, read 2.56 times\n"));
   EXPECT_THAT(ran.out, testing::Not(testing::HasSubstr("# to train")));
+  // Whole documents do not fill every sequence.
+  write_file_atomic(dir.path("pairs.jsonl"), R"({"prompt": "ab", "completion": "c"})");
+  ASSERT_EQ(
+      run_moebius(dir, {"data", "build", "--input", "pairs.jsonl", "--tokenizer", "bytes", "--out", "pairs"}).code, 0);
+  EXPECT_THAT(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set",
+                                "data.train=[\"pairs\"]", "--set", "data.separate_documents=true"})
+                  .out,
+              testing::HasSubstr("\n# data       pairs: 4 tokens, read at most 640 times\n"));
 }
 
 TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {

@@ -15,7 +15,9 @@ namespace {
 
 std::string own_tokenizer(const std::string& model) {
   const auto trained = read_run_spec(model);
-  return trained ? trained->data.tokenizer : model;
+  if (trained) return trained->data.tokenizer;
+  const std::string imported = model + "/" + kImportedFiles;
+  return std::filesystem::exists(imported + "/tokenizer.json") ? imported : model;
 }
 
 // Returns the folder that may have the model's generation_config.json. It is that of the weights that training began
@@ -87,7 +89,8 @@ GenerateSpec ModelTokenizer::spec() const {
                     .end_ids = config_.end_ids,
                     .num_ids = tokenizer_->vocab_size()};
   spec.sampling.seed = o_.seed;
-  spec.end_ids.push_back(tokenizer_->eod_id());
+  // The error names what is missing where nothing would end a text.
+  if (tokenizer_->has_eod() || spec.end_ids.empty()) spec.end_ids.push_back(tokenizer_->eod_id());
   return spec;
 }
 

@@ -1,5 +1,7 @@
 #include "train/watch/host_link.h"
 
+#include <algorithm>
+
 namespace moebius {
 namespace {
 
@@ -13,17 +15,22 @@ int64_t bytes_read_from_host(const Engine& engine) {
   return engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
 }
 
-void HostLink::add_step(double states_s, double step_time_s) {
+void HostLink::add_step(const StepTimes& times, double step_time_s) {
+  const double states_s = times.states_s;
   if (bytes_ <= 0 || states_s <= 0) return;
   const double planned = bytes_ / kPcie5LinkRate;
-  const bool is_slow = states_s >= kSlowTimes * planned && states_s - planned > kSlowShare * step_time_s;
+  const double hidden = times.states_overlap ? times.passes_s - states_s : 0;
+  const bool is_slow =
+      states_s >= kSlowTimes * planned && states_s - std::max(planned, hidden) > kSlowShare * step_time_s;
   slow_steps_ = is_slow ? slow_steps_ + 1 : 0;
   rate_ = bytes_ / states_s;
+  is_least_rate_ = times.states_overlap;
 }
 
 std::string HostLink::text() const {
-  return fmt::format("the update moved {} over the link of the host at {} each way; plans for PCIe 5 assume {}",
-                     bytes_text(static_cast<int64_t>(bytes_)), rate_text(rate_), rate_text(kPcie5LinkRate));
+  return fmt::format("the update moved {} over the link of the host at {}{} each way; plans for PCIe 5 assume {}",
+                     bytes_text(static_cast<int64_t>(bytes_)), is_least_rate_ ? "least " : "", rate_text(rate_),
+                     rate_text(kPcie5LinkRate));
 }
 
 }  // namespace moebius

@@ -23,15 +23,17 @@ class HostLink {
   // bytes: bytes_read_from_host().
   explicit HostLink(double bytes) : bytes_(bytes) {}
 
-  // Takes the seconds in which the update moved the states (StepTimes::states_s; 0: no update ran in the step), and those
-  // of the whole step.
-  void add_step(double states_s, double step_time_s);
+  // Takes the times of a step's parts (states_s 0: no update ran in the step), and the seconds of the whole step.
+  void add_step(const StepTimes& times, double step_time_s);
 
-  // The rate is that of the last step.
+  // The rate is that of the last step. Of an update beside passes it is the least that the link has, since the update
+  // also waits for passes.
   bool is_known() const { return rate_ > 0; }
   double bytes_per_s() const { return rate_; }
   // Returns whether each of the last kSlowSteps steps had at most half of kPcie5LinkRate, and lost more than 5 % of its
   // time by that. It is true after the last of these steps, and not again.
+  // An update beside passes ends with the first forward pass. Without waits for the host, that pass is shorter than the
+  // backward passes of the step. So such a step counts as lost what the update takes beyond the rest of the passes.
   bool became_slow() const { return slow_steps_ == kSlowSteps; }
   static constexpr int64_t kSlowSteps = 10;
   // Returns a text such as "the update moved 28.9 GiB over the link of the host at 12.1 GB/s each way; plans for PCIe 5
@@ -40,6 +42,7 @@ class HostLink {
 
  private:
   double bytes_ = 0, rate_ = 0;
+  bool is_least_rate_ = false;
   int64_t slow_steps_ = 0;  // slow steps without a break
 };
 
