@@ -1,6 +1,7 @@
 #include "report/watch_server.h"
 
 #include <fmt/format.h>
+#include <httplib.h>
 
 #include <chrono>
 #include <mutex>
@@ -8,7 +9,6 @@
 
 #include "core/error.h"
 #include "io/files.h"
-#include "report/http_server.h"
 #include "report/page.h"
 #include "report/sinks.h"
 
@@ -63,7 +63,11 @@ class WatchedRun {
 class WatchServer::Impl {
  public:
   Impl(const std::string& path, const WatchOptions& options) : run_(path), has_metrics_(options.metrics) {
+    server_.new_task_queue = [] { return new httplib::ThreadPool(4); };
     server_.set_payload_max_length(1024);
+    server_.set_read_timeout(5);
+    server_.set_write_timeout(5);
+    server_.set_keep_alive_timeout(5);
     // Without the library's SO_REUSEPORT, with which two servers would share a port.
     server_.set_socket_options([](socket_t socket) {
       const int yes = 1;
@@ -96,7 +100,6 @@ class WatchServer::Impl {
     MOEBIUS_CHECK(io, port_ > 0,
                   "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one",
                   port, errno_text(errno != 0 ? errno : EADDRINUSE));
-    server_.lengthen_queue();
     thread_ = std::thread([this] { server_.listen_after_bind(); });
     // The library's stop() does nothing before it listens, and the thread would then never end.
     while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -147,7 +150,7 @@ class WatchServer::Impl {
 
   WatchedRun run_;
   bool has_metrics_;
-  HttpServer server_;
+  httplib::Server server_;
   std::thread thread_;
   int port_ = 0;
 };
