@@ -63,11 +63,12 @@ class WatchedRun {
 class WatchServer::Impl {
  public:
   Impl(const std::string& path, const WatchOptions& options) : run_(path), has_metrics_(options.metrics) {
-    server_.new_task_queue = [] { return new httplib::ThreadPool(4); };
+    // A peer that sends nothing keeps a thread for a second, so many of them delay a browser only by seconds.
+    server_.new_task_queue = [] { return new httplib::ThreadPool(64); };
     server_.set_payload_max_length(1024);
-    server_.set_read_timeout(5);
+    server_.set_read_timeout(1);
     server_.set_write_timeout(5);
-    server_.set_keep_alive_timeout(5);
+    server_.set_keep_alive_timeout(1);
     // Without the library's SO_REUSEPORT, with which two servers would share a port.
     server_.set_socket_options([](socket_t socket) {
       const int yes = 1;

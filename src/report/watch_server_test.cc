@@ -168,5 +168,20 @@ TEST_F(Watch, MalformedRequestsAreAnswered) {
   EXPECT_THAT(get(watch, "/"), StartsWith("HTTP/1.1 200"));
 }
 
+// The peers send nothing, or the beginning of a request.
+TEST_F(Watch, IdlePeersDoNotKeepABrowserOut) {
+  const WatchServer watch = server();
+  std::vector<int> idle;
+  for (int i = 0; i < 150; ++i) {
+    idle.push_back(connect_to("127.0.0.1", watch.port()));
+    ASSERT_GE(idle.back(), 0) << i;
+    if (i % 2) ::send(idle.back(), "GET / HTTP/1.1\r\nA", 17, MSG_NOSIGNAL);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(get(watch, "/"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  for (const int each : idle) ::close(each);
+}
+
 }  // namespace
 }  // namespace moebius
