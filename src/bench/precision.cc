@@ -222,6 +222,12 @@ PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batche
           .backward_weight_ms = mean(t.backward_weight_ms, later.backward_weight_ms)};
 }
 
+// Returns the rows of a product in a micro-batch; for experts, the even share of one.
+int64_t rows_of(const RunSpec& run, const Timed& what) {
+  const int64_t T = run.train.micro_batch * run.train.seq_len;
+  return what.spec.kind == ParamKind::experts ? T * run.model.top_k / run.model.num_experts : T;
+}
+
 // Counts all that quantises operands of weight gradients as a part of backward_weight.
 void move_to_backward_weight(PassTimes& t, double input_ms_without) {
   t.backward_weight_ms += t.backward_input_ms - input_ms_without;
@@ -229,8 +235,11 @@ void move_to_backward_weight(PassTimes& t, double input_ms_without) {
 }
 
 PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& what, int64_t micro_batches) {
-  PrecisionLine line{
-      .name = what.name, .shape = to_string(what.spec.shape), .count = what.count, .is_kept = what.is_kept};
+  PrecisionLine line{.name = what.name,
+                     .shape = to_string(what.spec.shape),
+                     .rows = rows_of(run, what),
+                     .count = what.count,
+                     .is_kept = what.is_kept};
   const PrecisionSpec plain{.compute = run.precision.compute};
   line.plain = time_step(*make_timed(run, plain, device, what), device, micro_batches);
   if (what.is_kept) return line;

@@ -26,6 +26,7 @@ struct PassTimes {
 struct PrecisionLine {
   std::string name;      // name of the first one
   std::string shape;     // "[4096, 2048]"
+  int64_t rows = 0;      // rows of its products; for experts, the even share of one expert
   int64_t count = 1;     // how many the model has
   bool is_kept = false;  // true if precision.keep names it: never quantised, so it is timed once
   PassTimes plain, quantised;

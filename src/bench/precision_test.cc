@@ -1,5 +1,6 @@
 #include "bench/precision.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace moebius {
@@ -43,12 +44,24 @@ TEST(BenchPrecision, TimesEachShapeOnceAndTheExperts) {
   EXPECT_EQ(bench.rows, 32);
   EXPECT_EQ(bench.micro_batches, 2);
   EXPECT_EQ(line_of(bench, "self_attn").count, 2);
+  EXPECT_EQ(line_of(bench, "self_attn").rows, 32);
+  EXPECT_EQ(line_of(bench, "experts").rows, 16);
   EXPECT_EQ(line_of(bench, "experts").shape, "[4, 64, 32]");
   EXPECT_EQ(line_of(bench, "experts").count, 2);
   for (const PrecisionLine& line : bench.lines) {
     EXPECT_GT(line.plain.total_ms(), 0) << line.name;
     EXPECT_GT(line.quantised.total_ms(), 0) << line.name;
     EXPECT_GT(line.weights_ms, 0) << line.name;
+  }
+}
+
+TEST(BenchPrecision, TimesEveryRecipe) {
+  for (const char* recipe : {"fp8_block", "fp8_tensor", "nvfp4"}) {
+    const PrecisionBench bench = bench_precision(run_of({fmt::format("precision.recipe={}", recipe)}), 1);
+    for (const PrecisionLine& line : bench.lines) {
+      EXPECT_GT(line.quantised.total_ms(), 0) << recipe << " " << line.name;
+      EXPECT_GT(line.weights_ms, 0) << recipe << " " << line.name;
+    }
   }
 }
 

@@ -1,9 +1,10 @@
-// Times of products in bf16 and with the recipe fp8_block, measured on a Hopper GPU by
-// `moebius bench precision` (docs/measurements/performance.md). A run uses them to warn of products that the
-// recipe makes slower.
+// Times of products in bf16 and with the recipe fp8_block, measured on a Hopper GPU by `moebius bench precision`
+// (docs/measurements/history.md). A run uses them to warn of products that the recipe makes slower.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 
 namespace moebius {
 
@@ -22,13 +23,18 @@ struct PassPair {
 
 struct MeasuredProduct {
   ProductShape shape;
-  PassPair forward, backward_input, backward_weight;
+  PassPair forward, backward_input;
+  std::optional<PassPair> backward_weight;  // empty: this pass was not timed with the present kernels
 };
 
 inline constexpr const char* kMeasuredProductsGpu = "an H200";
 
+// The products that were measured. tools/measured_products.py writes these rows from `bench precision --json`.
+std::span<const MeasuredProduct> measured_products();
+
 // Returns the product with the nearest shape; null if rows, out or in differ by a factor of more than 2 from every
-// measured product.
-const MeasuredProduct* measured_product(const ProductShape& shape);
+// product of `all`.
+const MeasuredProduct* measured_product(const ProductShape& shape,
+                                        std::span<const MeasuredProduct> all = measured_products());
 
 }  // namespace moebius

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "model/catalog.h"
-#include "precision/measured_products.h"
 
 namespace moebius {
 namespace {
@@ -29,7 +28,7 @@ ProductShape shape_of(const RunSpec& run, const ParamSpec& spec) {
 }
 
 // Experts are listed by their first matrix.
-std::vector<Timed> timed_products(const RunSpec& run) {
+std::vector<Timed> timed_products(const RunSpec& run, std::span<const MeasuredProduct> measured) {
   std::vector<Timed> all;
   std::set<const MeasuredProduct*> seen;
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
@@ -38,30 +37,31 @@ std::vector<Timed> timed_products(const RunSpec& run) {
     const bool is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
     if (spec.parts.empty() || (spec.kind != ParamKind::matrix && !is_first_of_experts)) continue;
     if (matches_any(run.precision.keep, spec.parts.front().name)) continue;
-    const MeasuredProduct* figures = measured_product(shape_of(run, spec));
+    const MeasuredProduct* figures = measured_product(shape_of(run, spec), measured);
     if (figures && seen.insert(figures).second) all.push_back({spec.name, figures});
   }
   return all;
 }
 
-// Returns the time of all passes with the recipe, relative to bf16.
+// Returns the time of all passes that were timed with the recipe, relative to bf16.
 double ratio(const MeasuredProduct& f, WeightGradientPrecision weight_gradients) {
-  const bool in_recipe = weight_gradients == WeightGradientPrecision::recipe;
-  const double quantised = f.forward.quantised_ms + f.backward_input.quantised_ms +
-                           (in_recipe ? f.backward_weight.quantised_ms : f.backward_weight.plain_ms);
-  return quantised / (f.forward.plain_ms + f.backward_input.plain_ms + f.backward_weight.plain_ms);
+  const PassPair dw = f.backward_weight.value_or(PassPair{});
+  const double dw_ms = weight_gradients == WeightGradientPrecision::recipe ? dw.quantised_ms : dw.plain_ms;
+  return (f.forward.quantised_ms + f.backward_input.quantised_ms + dw_ms) /
+         (f.forward.plain_ms + f.backward_input.plain_ms + dw.plain_ms);
 }
 
 }  // namespace
 
-std::optional<StartNote> precision_note(const RunSpec& run) {
+std::optional<StartNote> precision_note(const RunSpec& run, std::span<const MeasuredProduct> measured) {
   if (run.device != DeviceKind::cuda || run.precision.recipe != PrecisionRecipe::fp8_block ||
       run.parallel.tp * run.parallel.etp > 1)
     return std::nullopt;
   std::vector<std::string> slower, slower_gradients;
-  for (const Timed& product : timed_products(run)) {
+  for (const Timed& product : timed_products(run, measured)) {
     const double all = ratio(*product.figures, run.precision.weight_gradients);
-    const double gradients = product.figures->backward_weight.ratio();
+    const auto& dw = product.figures->backward_weight;
+    const double gradients = dw ? dw->ratio() : 0;
     if (all > 1) slower.push_back(fmt::format("{} {:.2f}", product.name, all));
     if (run.precision.weight_gradients == WeightGradientPrecision::recipe && gradients > 1)
       slower_gradients.push_back(fmt::format("{} {:.2f}", product.name, gradients));

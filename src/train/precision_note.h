@@ -4,12 +4,14 @@
 #include <optional>
 
 #include "config/run_spec.h"
+#include "precision/measured_products.h"
 #include "train/start_notes.h"
 
 namespace moebius {
 
 // Returns nothing if no product is slower, if no product of a like shape was measured, without a recipe, on a CPU, and
-// with tp or etp above 1, whose shapes were not measured.
-std::optional<StartNote> precision_note(const RunSpec& run);
+// with tp or etp above 1, whose shapes were not measured. A pass that was not timed counts as no slower than in bf16.
+std::optional<StartNote> precision_note(const RunSpec& run,
+                                        std::span<const MeasuredProduct> measured = measured_products());
 
 }  // namespace moebius

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/loader.h"
+#include "train/precision_note.h"
 #include "train/testing.h"
 
 namespace moebius {
@@ -69,19 +70,42 @@ RunSpec quantised_run() {
   return run;
 }
 
+// Products of the shapes of quantised_run(), of which some are slower with the recipe.
+constexpr MeasuredProduct kSlowProducts[] = {
+    {{false, 32768, 5120, 2048}, {0.8, 0.6}, {0.8, 0.6}, PassPair{1, 1.25}},
+    {{false, 32768, 2048, 4096}, {0.6, 0.5}, {0.6, 0.5}, {}},
+    {{true, 2048, 1536, 2048}, {4, 3}, {4, 3}, PassPair{4, 5}},
+};
+
+std::string precision_text(const RunSpec& run, std::span<const MeasuredProduct> measured) {
+  const std::optional<StartNote> note = precision_note(run, measured);
+  return note ? note->text : "";
+}
+
 TEST(StartNotes, ProductsThatTheRecipeMakesSlower) {
   RunSpec run = quantised_run();
-  EXPECT_THAT(
-      all_notes(run),
-      HasSubstr("warning: precision.recipe = \"fp8_block\": gradients of weights took more time than in bf16 on "
-                "an H200, in shapes like these: model.layers.0.self_attn.qkv_proj.weight 1.22, "
-                "model.layers.0.self_attn.o_proj.weight 1.12, model.layers.0.mlp.experts.gate_up_proj 1.27 "
-                "times; set precision.weight_gradients = \"compute\", or time yours with `moebius bench "
-                "precision`\n"));
+  EXPECT_EQ(precision_text(run, kSlowProducts),
+            "precision.recipe = \"fp8_block\": gradients of weights took more time than in bf16 on an H200, in shapes "
+            "like these: model.layers.0.self_attn.qkv_proj.weight 1.25, model.layers.0.mlp.experts.gate_up_proj 1.25 "
+            "times; set precision.weight_gradients = \"compute\", or time yours with `moebius bench precision`");
   run.precision.keep = {"*.self_attn.*"};
-  EXPECT_THAT(all_notes(run), HasSubstr("these: model.layers.0.mlp.experts.gate_up_proj 1.27 times"));
+  EXPECT_THAT(precision_text(run, kSlowProducts),
+              HasSubstr("these: model.layers.0.mlp.experts.gate_up_proj 1.25 times"));
   run.precision.weight_gradients = WeightGradientPrecision::compute;
-  EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("precision.recipe")));
+  EXPECT_EQ(precision_text(run, kSlowProducts), "");
+}
+
+// A pass that was not timed makes no product slower, and takes no part in the time of all passes.
+TEST(StartNotes, ProductsThatAreSlowerInAllTimedPasses) {
+  const MeasuredProduct products[] = {{{true, 2048, 1536, 2048}, {4, 5}, {4, 4.2}, {}}};
+  EXPECT_THAT(precision_text(quantised_run(), products),
+              HasSubstr("products took more time than in bf16 on an H200, in shapes like these: "
+                        "model.layers.0.mlp.experts.gate_up_proj 1.15 times; name them in precision.keep"));
+}
+
+// The shapes of Qwen3-30B-A3B were timed, and none of their passes with the present kernels is slower than in bf16.
+TEST(StartNotes, NoWarningOfProductsThatTheRecipeMakesFaster) {
+  EXPECT_THAT(all_notes(quantised_run()), ::testing::Not(HasSubstr("precision.recipe")));
 }
 
 TEST(StartNotes, NoWarningOfProductsWhereNoneWasTimed) {
@@ -93,7 +117,7 @@ TEST(StartNotes, NoWarningOfProductsWhereNoneWasTimed) {
        }) {
     RunSpec run = quantised_run();
     change(run);
-    EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("precision.recipe")));
+    EXPECT_EQ(precision_text(run, kSlowProducts), "");
   }
 }
 

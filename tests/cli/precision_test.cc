@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "io/safetensors.h"
@@ -121,6 +123,24 @@ TEST_F(EightBits, WeightsGiveTheSameRun) {
   EXPECT_FALSE(steps("compute").back().contains("precision"));
 }
 
+// A scale of a whole tensor is a power of two that no element exceeds. Gradients of a layer, in E5M2, and weights, in
+// E4M3, are in one entry.
+TEST_F(EightBits, FiguresOfWholeTensors) {
+  train("run", {"precision.recipe=fp8_tensor", "log.precision=true", "train.steps=2"});
+  const nlohmann::json figures = steps("run").back().at("precision");
+  ASSERT_EQ(figures.size(), 2u) << figures;
+  for (const auto& [layer, of] : figures.items()) {
+    EXPECT_EQ(of.at("saturated"), 0.0) << layer;
+    EXPECT_GE(of.at("zeroed"), 0.0);
+    EXPECT_LT(of.at("zeroed"), 0.05);
+    for (const char* which : {"scale_min", "scale_max"}) {
+      int exponent = 0;
+      EXPECT_EQ(std::frexp(of.at(which).get<double>(), &exponent), 0.5) << layer << " " << which;
+    }
+    EXPECT_LT(of.at("scale_min"), of.at("scale_max"));
+  }
+}
+
 // Rows are rounded on one rank too, and a run does not change that when it resumes.
 TEST_F(EightBits, RowsAreRounded) {
   const std::string recipe = "precision.recipe=fp8_block", sent = "precision.dispatch=recipe",
@@ -172,6 +192,23 @@ TEST_F(EightBits, RunsAreExportedWithBlockScales) {
   EXPECT_EQ(config.at("torch_dtype"), "bfloat16");
   EXPECT_EQ(config.at("quantization_config").at("modules_to_not_convert"),
             (nlohmann::json{"model.layers.0.mlp.gate", "model.layers.1.mlp.gate", "lm_head"}));
+  const std::vector<std::string> plain = config.at("quantization_config").at("modules_to_not_convert");
+  int packed = 0;
+  for (const SafetensorsEntry& entry :
+       file.entries()) {  // every matrix has scales for its blocks, or is named as plain
+    const bool is_matrix = entry.shape.size() == 2 && entry.name.ends_with(".weight");
+    if (!is_matrix || entry.name == "model.embed_tokens.weight") continue;
+    const std::string module = entry.name.substr(0, entry.name.rfind('.'));
+    const bool is_plain = std::find(plain.begin(), plain.end(), module) != plain.end();
+    EXPECT_EQ(entry.dtype, is_plain ? DType::bf16 : DType::f8_e4m3) << entry.name;
+    if (is_plain) continue;
+    ++packed;
+    const SafetensorsEntry& scales = file.at(entry.name + "_scale_inv");
+    EXPECT_EQ(scales.dtype, DType::f32) << entry.name;
+    EXPECT_EQ(scales.shape, (std::vector<int64_t>{(entry.shape[0] + 127) / 128, (entry.shape[1] + 127) / 128}));
+  }
+  EXPECT_EQ(packed, 2 * (4 + 4 * 3));  // q, k, v, o and three of each expert
+  EXPECT_EQ(file.at("model.layers.1.mlp.experts.3.gate_proj.weight_scale_inv").shape, (std::vector<int64_t>{1, 1}));
   const auto loss = [&](const char* model) {
     return json_of(run_moebius(dir_, {"eval", model, "--data", "text", "--seq-len", "16", "--json"}))
         .at("loss")

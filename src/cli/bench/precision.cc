@@ -18,11 +18,8 @@ nlohmann::ordered_json passes_json(const PassTimes& t) {
 }
 
 nlohmann::ordered_json line_json(const PrecisionLine& line, int64_t micro_batches) {
-  nlohmann::ordered_json json{{"name", line.name},
-                              {"shape", line.shape},
-                              {"count", line.count},
-                              {"kept", line.is_kept},
-                              {"plain", passes_json(line.plain)}};
+  nlohmann::ordered_json json{{"name", line.name},   {"shape", line.shape},  {"rows", line.rows},
+                              {"count", line.count}, {"kept", line.is_kept}, {"plain", passes_json(line.plain)}};
   if (line.is_kept) return json;
   json.update({{"quantised", passes_json(line.quantised)},
                {"weights_ms", line.weights_ms},
