@@ -10,6 +10,7 @@
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "config/check/batch_split_check.h"
+#include "config/check/expert_rows_bound.h"
 #include "config/check/run_notes.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
@@ -280,6 +281,7 @@ void print_resolved(const Resolved& r, bool changed) {
     print_comment(layout_table(r.mesh));
   }
   print_comment(fmt::format("dispatcher {}: {}", r.dispatcher.name, r.dispatcher.reason));
+  if (const std::string rows = expert_rows_text(r.run); !rows.empty()) print_comment("rows       " + rows);
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,7 +140,8 @@ struct MemorySpec {
   bool automatic = false;  // chooses recompute so that a rank needs at most fit_bytes (plan/fit_memory.h)
   int64_t fit_bytes = 0;   // device memory of a rank; 0: no limit
   // Planned rows of a rank's experts over the even share; 0: the worst case of any routing (model/moe/expert_rows.h).
-  double expert_rows = 1.25;
+  // Empty: "auto", which expert_rows_budget() resolves (config/check/expert_rows_bound.h).
+  std::optional<double> expert_rows;
   bool operator==(const MemorySpec&) const = default;
 };
 

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <string_view>
 #include <system_error>
 
 #include "config/check/batch_split_check.h"
 #include "config/check/context_parallel_check.h"
+#include "config/check/expert_rows_bound.h"
 #include "config/check/fuse_grad_check.h"
 #include "config/check/offload_check.h"
 #include "config/check/qk_clip_check.h"
@@ -368,8 +370,11 @@ void check_layout(const RunSpec& s) {
   check_context_parallel(s);
   if (p.ep * p.etp == 1) {
     for (const char* key :
-         {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"})
+         {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"}) {
+      // Resolved recipes of earlier versions have their default, a number.
+      if (std::string_view(key) == "memory.expert_rows" && s.memory.expert_rows == kAutoExpertRows) continue;
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
+    }
   }
   if (p.ep * p.etp % p.ranks_per_node != 0 || p.ep * p.etp <= p.ranks_per_node) {
     refuse_idle(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/check/expert_rows_bound.h"
 #include "model/device_support.h"
 
 namespace moebius {
@@ -46,7 +47,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .optimizer = run.optimizer,
       .recompute = run.memory.recompute,
       .offload = run.memory.offload,
-      .expert_rows = run.memory.expert_rows,
+      .expert_rows = expert_rows_budget(run),
       .freeze = run.train.freeze,
       .lora = run.lora,
       .mesh = mesh,

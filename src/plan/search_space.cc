@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "config/check/expert_rows_bound.h"
 #include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/memory_keys.h"
@@ -317,10 +318,10 @@ std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ran
   return Space(run, ranks, limits).all();
 }
 
-std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
+std::vector<std::optional<double>> row_budgets(const RunSpec& run, const ParallelSpec& p, const SearchLimits& limits) {
   if (p.ep * p.etp == 1) return {MemorySpec{}.expert_rows};
-  const double own = run.memory.expert_rows;
-  if (!limits.chooses_rows) return {own};
+  if (!limits.chooses_rows) return {run.memory.expert_rows};
+  const double own = run.memory.expert_rows.value_or(kAutoExpertRows);
   const double busiest = limits.load.busiest_rank(run.model.num_experts, p.ep);
   return {0, own >= busiest ? own : rows_with_margin(run, p, limits)};
 }
@@ -378,7 +379,7 @@ void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   run.memory.expert_rows = c.memory.expert_rows;
   leave_out_recomputed(run.memory);
   // The pool of rows stays on the device.
-  if (c.memory.expert_rows > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
+  if (expert_rows_budget(run) > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
   if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;
   run.optimizer.offload_grad = c.memory.offload_grad;
@@ -414,7 +415,9 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(run.precision.recipe != c.recipe, fmt::format("precision.recipe=\"{}\"", moebius::name_of(c.recipe)));
   add(run.graph != found.graph, "run.graph=false");
   add(run.moe.rank_rows_factor != c.rows_factor, fmt::format("moe.rank_rows_factor={}", c.rows_factor));
-  add(run.memory.expert_rows != c.memory.expert_rows, fmt::format("memory.expert_rows={}", c.memory.expert_rows));
+  add(run.memory.expert_rows != c.memory.expert_rows, c.memory.expert_rows
+                                                          ? fmt::format("memory.expert_rows={}", *c.memory.expert_rows)
+                                                          : "memory.expert_rows=\"auto\"");
   const OffloadSpec &moved = found.memory.offload, &asked = run.memory.offload;
   add(moved.fraction != asked.fraction, fmt::format("memory.offload_fraction={}", moved.fraction));
   add(moved != asked, fmt::format("memory.offload={}", offload_list(moved)));

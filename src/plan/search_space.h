@@ -17,12 +17,12 @@ inline constexpr int64_t kMinCpTokens = 4096;
 // the gradients of several micro-batches are added.
 struct MemoryChoice {
   RecomputeSpec recompute;
-  OffloadSpec activations;       // memory.offload and memory.offload_fraction
-  double expert_rows = 0;        // memory.expert_rows
-  bool offload = false;          // optimizer.offload
-  bool offload_grad = false;     // optimizer.offload_grad
-  bool fsdp = false;             // parallel.fsdp
-  bool shard_gradients = false;  // parallel.shard_gradients
+  OffloadSpec activations;            // memory.offload and memory.offload_fraction
+  std::optional<double> expert_rows;  // memory.expert_rows
+  bool offload = false;               // optimizer.offload
+  bool offload_grad = false;          // optimizer.offload_grad
+  bool fsdp = false;                  // parallel.fsdp
+  bool shard_gradients = false;       // parallel.shard_gradients
   bool is_sharded() const { return fsdp || shard_gradients; }
   bool operator==(const MemoryChoice&) const = default;
 };
@@ -71,10 +71,11 @@ struct SearchLimits {
 // The candidates of a group share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
 
-// Returns the values of memory.expert_rows to try, the fastest first. The first is 0, which plans for the worst case.
-// The second is the run's own, or a larger one if the busiest rank of the assumed load would have more rows than that.
-// With ep = etp = 1 there is one value, since no rank can have more rows than the budget.
-std::vector<double> row_budgets(const RunSpec& run, const ParallelSpec& layout, const SearchLimits& limits);
+// Returns the values of memory.expert_rows to try, the fastest first; empty: "auto". The first is 0, which plans for the
+// worst case. The second is the run's own, or 1.25 where that is "auto". It is larger if the busiest rank of the assumed
+// load would have more rows than that. With ep = etp = 1 there is one value: no rank can have more rows than the budget.
+std::vector<std::optional<double>> row_budgets(const RunSpec& run, const ParallelSpec& layout,
+                                               const SearchLimits& limits);
 
 // The place of masters and moments, and of sums of gradients: the device or the host.
 struct OffloadChoice {

@@ -248,9 +248,9 @@ TEST(Search, CountsStatesInTheirFormats) {
 TEST(Search, ChoosesTheBudgetOfExpertRows) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
   const ParallelSpec alone, apart{.ep = 4};
-  EXPECT_THAT(row_budgets(run, alone, {}), ElementsAre(1.25));
+  EXPECT_THAT(row_budgets(run, alone, {}), ElementsAre(std::nullopt));
   EXPECT_THAT(row_budgets(run, apart, {}), ElementsAre(0, 1.25));
-  EXPECT_THAT(row_budgets(run, apart, {.chooses_rows = false}), ElementsAre(1.25));
+  EXPECT_THAT(row_budgets(run, apart, {.chooses_rows = false}), ElementsAre(std::nullopt));
   SearchLimits skewed;
   skewed.load.stated = 2;
   EXPECT_THAT(row_budgets(run, apart, skewed), ElementsAre(0, 2.5));
@@ -308,7 +308,7 @@ TEST(Search, KeepsWhatItDoesNotChoose) {
       const auto set = keys_of(run, c);
       EXPECT_EQ(std::count(set.begin(), set.end(), "parallel.expert_overlap=\"none\""), exchanges ? 0 : 1);
       if (!exchanges) {
-        EXPECT_THAT(set, testing::Contains("memory.expert_rows=1.25"));
+        EXPECT_THAT(set, testing::Contains("memory.expert_rows=\"auto\""));
       }
     }
   }

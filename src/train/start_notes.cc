@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "config/check/expert_rows_bound.h"
 #include "precision/product_precision.h"
 #include "train/precision_note.h"
 
@@ -44,6 +45,11 @@ std::optional<StartNote> rate_note(const RunSpec& run) {
 std::optional<StartNote> dispatcher_note(const RunSpec& run, const DispatcherChoice& choice) {
   if (run.model.num_moe_layers() == 0) return std::nullopt;
   return StartNote{fmt::format("dispatcher {}: {}", choice.name, choice.reason)};
+}
+
+std::optional<StartNote> rows_note(const RunSpec& run) {
+  const std::string text = expert_rows_text(run);
+  return text.empty() ? std::nullopt : std::optional(StartNote{text});
 }
 
 std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus) {
@@ -114,8 +120,9 @@ std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
                                    int64_t num_ranks) {
   std::vector<StartNote> notes;
-  for (const auto& note : {kernels_note(run, gpus), precision_note(run), emulation_note(run), activations_note(run),
-                           dispatcher_note(run, dispatcher), balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note :
+       {kernels_note(run, gpus), precision_note(run), emulation_note(run), activations_note(run),
+        dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
   return notes;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "config/check/expert_rows_bound.h"
 #include "train/loader.h"
 #include "train/precision_note.h"
 #include "train/testing.h"
@@ -40,15 +41,19 @@ TEST(StartNotes, OfARunThatBalancesSavesAndLearnsTheDispatcherAlone) { EXPECT_EQ
 TEST(StartNotes, TheDispatcherAndWhy) {
   RunSpec run = quiet_run();
   run.parallel.ep = 3;
+  const std::string rows = expert_rows_text(run) + "\n";
+  EXPECT_THAT(rows, HasSubstr("memory.expert_rows = \"auto\" is "));
   EXPECT_EQ(all_notes(run),
             "dispatcher alltoall: \"auto\" takes it because parallel.ep = 3 is above top-k = 2, so that it sends less "
-            "than all-gather\n");
+            "than all-gather\n" +
+                rows);
   run.device = DeviceKind::cuda;
   EXPECT_EQ(all_notes(run),
             "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
             "portable; native code for 8.0\n"
             "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
-            "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
+            "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n" +
+                rows);
 }
 
 // Returns the widths and tokens of Qwen3-30B-A3B, whose products were timed.

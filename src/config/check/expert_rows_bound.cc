@@ -1,5 +1,7 @@
 #include "config/check/expert_rows_bound.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -22,16 +24,55 @@ bool pools_rows(double budget, const SharedExperts& e) {
   return bounded_rows(budget, even_rows(e), max_rows(e)) < max_rows(e);
 }
 
-bool pools_expert_rows(const RunSpec& s) {
+namespace {
+
+SharedExperts experts_of(const RunSpec& s) {
   const ParallelSpec& p = s.parallel;
   const int64_t batch = std::max<int64_t>(1, s.train.micro_batch);
   const int64_t seq = s.train.seq_len > 0 ? s.train.seq_len : s.model.max_position_embeddings;
-  return pools_rows(s.memory.expert_rows, {.ep = p.ep,
-                                           .etp = p.etp,
-                                           .num_experts = s.model.num_experts,
-                                           .top_k = s.model.top_k,
-                                           .tokens = batch * seq / p.cp / p.tp,
-                                           .rows_factor = s.moe.rank_rows_factor});
+  return {.ep = p.ep,
+          .etp = p.etp,
+          .num_experts = s.model.num_experts,
+          .top_k = s.model.top_k,
+          .tokens = batch * seq / p.cp / p.tp,
+          .rows_factor = s.moe.rank_rows_factor};
+}
+
+bool shares_experts(const RunSpec& s) { return s.model.num_experts > 0 && s.parallel.ep * s.parallel.etp > 1; }
+
+// Returns the elements of memory for rows with a budget; 0: for the worst case.
+double planned_elements(const RunSpec& s, double budget) {
+  const SharedExperts e = experts_of(s);
+  const auto rows = [&](double factor) {
+    return static_cast<double>(budget == 0 ? max_rows(e) : bounded_rows(factor, even_rows(e), max_rows(e)));
+  };
+  const bool mtp_has_experts = s.model.is_moe_layer(s.model.num_layers);
+  const int64_t layers = s.model.num_moe_layers() + (mtp_has_experts ? s.num_mtp() : 0);
+  const double F = static_cast<double>(s.model.moe_intermediate_size / s.parallel.etp);
+  const double D = static_cast<double>(s.model.hidden_size), L = static_cast<double>(layers);
+  return L * 2 * F * rows(budget) + ((budget == 0 ? 3 : 5) * F + D) * rows(kRowsOfALayer * budget);
+}
+
+// Returns the share of the memory of the worst case that the budget of "auto" would leave.
+double planned_share(const RunSpec& s) { return planned_elements(s, kAutoExpertRows) / planned_elements(s, 0); }
+
+constexpr double kWorthwhile = 0.75;
+
+}  // namespace
+
+bool pools_expert_rows(const RunSpec& s) { return pools_rows(expert_rows_budget(s), experts_of(s)); }
+
+double expert_rows_budget(const RunSpec& s) {
+  if (s.memory.expert_rows) return *s.memory.expert_rows;
+  return shares_experts(s) && planned_share(s) <= kWorthwhile ? kAutoExpertRows : 0;
+}
+
+std::string expert_rows_text(const RunSpec& s) {
+  if (s.memory.expert_rows || !shares_experts(s)) return "";
+  return fmt::format(
+      "memory.expert_rows = \"auto\" is {}: a budget of {} leaves {:.0f} % of the memory that the worst case of any "
+      "routing takes for rows of experts, and is used from {:.0f} % down",
+      expert_rows_budget(s), kAutoExpertRows, 100 * planned_share(s), 100 * kWorthwhile);
 }
 
 }  // namespace moebius

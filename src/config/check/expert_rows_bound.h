@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "config/run_spec.h"
 
@@ -15,6 +16,12 @@ struct SharedExperts {
   double rows_factor = 0;  // moe.rank_rows_factor; 0: no bound
 };
 
+// A single layer may get more rows than its share even if all layers together do not. So the layer that runs has memory
+// for this many times the rows of the budget.
+inline constexpr double kRowsOfALayer = 2;
+// The budget that "auto" uses where it uses one. Before there was "auto" it was the default.
+inline constexpr double kAutoExpertRows = 1.25;
+
 // Returns ceil(factor * even), at most `most`; the product may exceed every integer.
 int64_t bounded_rows(double factor, int64_t even, int64_t most);
 int64_t even_rows(const SharedExperts& e);  // rows of a rank if experts are chosen evenly
@@ -25,5 +32,17 @@ int64_t max_rows(const SharedExperts& e);   // rows of a rank if its experts are
 bool pools_rows(double budget, const SharedExperts& e);
 // The same for a run. A recipe of a model alone counts as one sequence of the model's context.
 bool pools_expert_rows(const RunSpec& s);
+
+// Returns the budget of a run: memory.expert_rows, or what "auto" becomes. A budget costs time, since the kept rows are
+// copied. So "auto" is kAutoExpertRows where that leaves at most three quarters of the memory that the worst case takes
+// for rows, and otherwise 0. For n rows and L MoE layers this memory is estimated as
+//   2 F L n       for the pre-activations that the layers keep
+//   (5 F + D) n   for the layer that runs, without 2 F where there is no budget and its own rows are kept
+// elements. F is the rank's share of moe_intermediate_size, and D hidden_size. The tokens of a micro-batch count as
+// routed at once, and all L layers as of one rank: a rank of a 1F1B pipeline has as many passes in flight. Neither
+// recompute nor offload counts, so that "auto" is the same for all of their choices.
+double expert_rows_budget(const RunSpec& s);
+// Returns what "auto" became, with the reason. The text is empty where the recipe has a number, or a rank has all experts.
+std::string expert_rows_text(const RunSpec& s);
 
 }  // namespace moebius

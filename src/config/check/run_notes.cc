@@ -56,7 +56,7 @@ void add_offload(std::vector<RunNote>& notes, const RunSpec& run) {
       {fmt::format("memory.offload \"layer\" leaves the rows of experts on the device: several ranks share "
                    "the experts, so their rows are in the pool of memory.expert_rows = {}; 0 plans and "
                    "moves the worst case",
-                   run.memory.expert_rows)});
+                   expert_rows_budget(run))});
 }
 
 }  // namespace

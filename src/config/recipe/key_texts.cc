@@ -392,7 +392,8 @@ std::vector<KeyText> other_texts() {
        "The rows of experts for which a rank plans device memory where experts are on several ranks, as a multiple of "
        "the even share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are "
        "recomputed, or are in host memory while their layer runs. Results do not depend on it, bit for bit. 0 plans "
-       "for the worst case."},
+       "for the worst case. `auto` is 1.25 where that leaves at most three quarters of the memory that the worst case "
+       "takes for rows, as with many layers or a large ep, and otherwise 0, which is faster."},
       {"lora.rank",
        "Rank of the low-rank adapters of the matrices that `lora.targets` names; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},

@@ -267,6 +267,16 @@ RecipeKey offload_fraction_key() {
   return {"memory.offload_fraction", {"a number above 0, at most 1", accepts}, read, write, Resume::free};
 }
 
+RecipeKey expert_rows_key() {
+  const ValueRule number = float_or_zero(1e6);
+  const auto accepts = [number](const json& v) { return v == "auto" || number.accepts(v); };
+  const auto read = [](RunSpec& s, const json& v) {
+    s.memory.expert_rows = v == "auto" ? std::nullopt : std::optional(v.get<double>());
+  };
+  const auto write = [](const RunSpec& s) { return s.memory.expert_rows ? json(*s.memory.expert_rows) : json("auto"); };
+  return {"memory.expert_rows", {number.expects + ", or \"auto\"", accepts}, read, write, Resume::free};
+}
+
 RecipeKey fit_key() {
   const auto accepts = [](const json& v) { return v == "" || (v.is_string() && parse_bytes(v.get<std::string>())); };
   const auto read = [](RunSpec& s, const json& v) {

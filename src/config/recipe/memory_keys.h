@@ -34,5 +34,6 @@ RecipeKey recompute_key();
 RecipeKey offload_key();
 RecipeKey offload_fraction_key();
 RecipeKey fit_key();
+RecipeKey expert_rows_key();
 
 }  // namespace moebius

@@ -371,7 +371,6 @@ Names<PrecisionChoice> precision_choices() {
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
-  const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
       precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
@@ -385,7 +384,7 @@ std::vector<RecipeKey> policy_keys() {
       fit_key(),
       offload_key(),
       offload_fraction_key(),
-      memory.key("expert_rows", &MemorySpec::expert_rows, float_or_zero(1e6), free),
+      expert_rows_key(),
   };
 }
 

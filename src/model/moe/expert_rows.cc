@@ -11,9 +11,6 @@
 namespace moebius {
 namespace {
 
-// A single layer may get more rows than its share even if all layers together do not.
-constexpr double kRowsOfALayer = 2;
-
 SharedExperts shared_experts(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor) {
   return {.ep = mesh.ep,
           .etp = mesh.etp,

@@ -151,7 +151,7 @@ std::optional<MemoryChoice> MemoryFitting::found() {
 std::vector<MemoryChoice> MemoryFitting::min_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   std::vector<MemoryChoice> choices;
-  for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
+  for (const std::optional<double>& rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
     MemoryChoice least = c_.memory;
     if (!search_.limits.named.recompute) least.recompute = {.layer = true};
     least.expert_rows = rows;
@@ -245,7 +245,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
 // Returns `all` with each other budget of rows. Its effect depends on no recompute except that of the rows (expert_up).
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std::vector<Estimate>& all) {
   std::vector<Estimate> more;
-  for (const double rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
+  for (const std::optional<double>& rows : row_budgets(search_.run, c_.parallel, search_.limits)) {
     if (rows == c_.memory.expert_rows) continue;
     for (const bool keeps : {true, false}) {
       if (search_.limits.named.recompute && keeps == c_.memory.recompute.expert_up) continue;
