@@ -6,8 +6,8 @@
     tools/measured_products.py qwen3.json [FILE ...]
 
 A row has the shape of a product, and the milliseconds of its passes in bf16 and with the recipe. Products that
-precision.keep names have none. Products of one shape, of which several files may have one, are printed once.
-The exit code is 1 where a file is of another recipe than fp8_block, or of a CPU.
+precision.keep names have no row. If several products or files have the same shape, the first one is printed.
+The exit code is 1 if a file was measured with another recipe than fp8_block, or on a CPU.
 """
 
 import json
@@ -18,7 +18,7 @@ PASSES = ("forward_ms", "backward_input_ms", "backward_weight_ms")
 
 
 def row(line):
-    """The C++ initialiser of a line of the bench, and what it is of."""
+    """Returns the shape of a line of the bench as a C++ initialiser, and the whole row."""
     dims = [int(n) for n in line["shape"].strip("[]").split(",")]
     is_experts, (out, columns) = len(dims) == 3, dims[-2:]
     pairs = [f"{line['plain'][p]:.3f}, {line['quantised'][p]:.3f}" for p in PASSES]
@@ -32,7 +32,8 @@ def main(files):
         bench = json.loads(Path(file).read_text())
         if bench.get("precision_recipe") != "fp8_block" or bench.get("device") != "cuda":
             print(f"{file}: expected `bench precision --device cuda --json` of fp8_block; got "
-                  f"{bench.get('precision_recipe')} on {bench.get('device')}", file=sys.stderr)
+                  f"{bench.get('precision_recipe')} on {bench.get('device')}; measure again with --device cuda "
+                  "--set precision.recipe=fp8_block", file=sys.stderr)
             return 1
         print(f"    // {Path(bench['recipe']).stem}, {bench['rows']} tokens in a micro-batch: {bench['machine']}")
         for line in bench["lines"]:

@@ -95,7 +95,7 @@ class Conversation {
 
  private:
   static constexpr const char* kHelp =
-      "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer";
+      "/help prints this, /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer";
 
   bool ask(std::string* line) const {
     if (is_terminal_) show("> ");
@@ -133,8 +133,8 @@ class Conversation {
     const int64_t left = o_.context - std::ssize(prompts[0]);
     const bool is_longest = o_.context == longest_context_;
     MOEBIUS_CHECK(usage, left > 0,
-                  "chat: expected a conversation of less than {} tokens{}; got {}; /reset forgets it{}", o_.context,
-                  is_longest ? ", the most that the model takes" : "", prompts[0].size(),
+                  "chat: expected a conversation of fewer than {} tokens{}; got {}; /reset forgets it{}", o_.context,
+                  is_longest ? ", the context of the model" : "", prompts[0].size(),
                   is_longest ? "" : ", and --context N lets it grow longer");
     GenerateSpec spec = spec_;
     spec.max_tokens = std::min(spec.max_tokens, left);

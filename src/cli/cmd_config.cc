@@ -283,8 +283,6 @@ void print_resolved(const Resolved& r, bool changed) {
   print_comment(fmt::format("dispatcher {}: {}", r.dispatcher.name, r.dispatcher.reason));
   if (const std::string rows = expert_rows_text(r.run); !rows.empty()) print_comment("rows       " + rows);
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
-  if (r.engine->spec().target != r.run.device)
-    fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine->plan().table());
   print_comment("parameter  " + parameter_text(r.run));
   print_comment("memory     " + beside_text(r));

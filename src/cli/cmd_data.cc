@@ -66,7 +66,7 @@ int run_build(Cli& cli, Options& o) {
   localtime_r(&now, &o.build.now);
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
   warn_if_any(log, tokenizer->notice());
-  o.build.stops = [&] { return cli.signal != 0; };
+  o.build.should_stop = [&] { return cli.signal != 0; };
   DatasetInfo info;
   try {
     info = build_dataset(o.build, *tokenizer);

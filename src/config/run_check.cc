@@ -371,7 +371,7 @@ void check_layout(const RunSpec& s) {
   if (p.ep * p.etp == 1) {
     for (const char* key :
          {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"}) {
-      // Resolved recipes of earlier versions have their default, a number.
+      // Resolved recipes of earlier versions hold 1.25, the default at that time.
       if (std::string_view(key) == "memory.expert_rows" && s.memory.expert_rows == kAutoExpertRows) continue;
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
     }

@@ -76,14 +76,15 @@ void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* e
   encoded->text_bytes += static_cast<int64_t>(tokenizer.decode(targets).size());
 }
 
-// Lines of jsonl are checked where they are read. A file of text may have any bytes, for the tokenizer of bytes.
+// Lines of jsonl were checked when they were read. A text file may have any bytes if the tokenizer is "bytes".
 void check_text(const Document& document, const Tokenizer& tokenizer) {
   if (tokenizer.name() == "bytes") return;
   const int64_t bad = find_invalid_utf8(document.text);
-  MOEBIUS_CHECK(input, bad < 0,
-                "{}: expected UTF-8 text for tokenizer {}; got byte 0x{:02x} at offset {}; convert the file, as with "
-                "iconv -f LATIN1 -t UTF-8",
-                document.who, tokenizer.name(), static_cast<uint8_t>(document.text[static_cast<size_t>(bad)]), bad);
+  MOEBIUS_CHECK(
+      input, bad < 0,
+      "{}: expected UTF-8 text for tokenizer \"{}\"; got byte 0x{:02x} at offset {}; convert the file, as with "
+      "iconv -f LATIN1 -t UTF-8",
+      document.who, tokenizer.name(), static_cast<uint8_t>(document.text[static_cast<size_t>(bad)]), bad);
 }
 
 void append_text(const Document& document, const Tokenizer& tokenizer, bool append_eod, Encoded* encoded) {
@@ -232,7 +233,7 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   Chats chats(tokenizer, build.now);
   ThreadPool pool(build.threads);
   const auto next = [&] {
-    if (build.stops && build.stops()) throw Stopped();
+    if (build.should_stop && build.should_stop()) throw Stopped();
     return blocks.next();
   };
   OrderedWork(

@@ -287,7 +287,7 @@ TEST(DataBuild, ABuildThatIsStoppedLeavesNothing) {
   int asked = 0;
   const DataBuild build{.inputs = {dir.path("a.txt"), dir.path("b.txt"), dir.path("c.txt")},
                         .out_prefix = dir.path("p"),
-                        .stops = [&] { return ++asked == 2; }};
+                        .should_stop = [&] { return ++asked == 2; }};
   EXPECT_THROW(build_dataset(build, *open_tokenizer("bytes")), Stopped);
   EXPECT_EQ(asked, 2);
   EXPECT_EQ(dir.num_files(), files);

@@ -14,7 +14,7 @@ struct StepTimes {
   // Time in which an update moved masters and moments between host and device, of the update that ran in this step
   // (with optimizer.offload). 0: none ran.
   double states_s = 0;
-  bool states_overlap = false;  // the update ran beside passes, and states_s includes its waits for them
+  bool states_overlap = false;  // true if the update overlapped with passes; states_s then includes its waits
 };
 
 class StepClock {

@@ -1,5 +1,6 @@
-// Every build predicts the same memory and the same time for a GPU, with and without CUDA. A change of kernels, of what
-// a step keeps or of the planner's costs changes these numbers in all builds. Then copy the new ones from the failures.
+// A build without CUDA predicts the same memory and time for a GPU as a build with CUDA and cuDNN 9.19. These numbers
+// change with the kernels, with what a step keeps, and with the planner's costs. After such a change, copy the new
+// numbers from the failures.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

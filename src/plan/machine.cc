@@ -201,9 +201,9 @@ PlanMachine load_machine(const std::string& name_or_path, const std::string& fol
   const std::vector<std::string> known = known_machines(folder);
   MOEBIUS_CHECK(
       usage, !known.empty(),
-      "plan: no machine \"{}\" was found, because no folder \"{}\" with machine files is here; run this in the "
+      "plan: expected a folder \"{}\" with machine files, to find machine \"{}\"; there is none here; run this in the "
       "root of the repository, or give the path of a machine file",
-      name_or_path, folder);
+      folder, name_or_path);
   MOEBIUS_FAIL(
       usage,
       "plan: no machine is called \"{}\"{}; the folder {} has {}; take one of them, or give the path of a machine file",

@@ -172,7 +172,7 @@ void Predicting::simulate_passes(int64_t max_simulated) {
 }
 
 // Estimates the passes: every rank computes M micro-batches, and the pipeline takes P - 1 times of one stage to fill
-// and drain. With zb_h1 ranks compute weight gradients in twice their time of it.
+// and drain. With zb_h1 this is F + B - W of a stage instead of F + B + W, so twice the weight gradients is subtracted.
 void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());

@@ -60,7 +60,7 @@ struct Prediction {
 struct PredictOptions {
   // The maximum number of micro-batches to simulate; each further one adds the slowest rank's time of one.
   int64_t max_simulated = 64;
-  bool simulate = true;  // false: the bubble follows from the formula of 1F1B, which is faster, for a search
+  bool simulate = true;  // false: the bubble follows from the formula of the schedule, which is faster, for a search
   RunChecks checks = RunChecks::all;  // those that the caller has not made
   bool composes = true;  // with Memory::none, part times are composed of simpler ones (plan/cost/composed_part.h)
   enum class Memory { none, fullest_stages, all } memory = Memory::all;  // the pipeline ranks whose memory is predicted

@@ -25,7 +25,7 @@ class Tokenizer {
   // Returns the id that ends a document; no text encodes to it unless special tokens are parsed. Throws Error{input}
   // where the tokenizer has none.
   virtual int32_t eod_id() const = 0;
-  virtual bool has_eod() const { return true; }
+  virtual bool has_eod() const { return true; }  // whether eod_id() returns an id instead of throwing
   // Appends the ids of `text`. The ids of a part of a text need not be a part of the ids of
   // the whole text.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;

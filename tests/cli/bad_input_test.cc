@@ -375,7 +375,7 @@ TEST_F(BadInput, Texts) {
   refuse("a.jsonl", "{\"text\": {\"a\": 1}}\n", "a.jsonl:1: expected an object with a string \"text\"");
   refuse("a.jsonl", "\n\n", "expected some text; got none");
   refuse("a.txt.zst", "no zstd", "expected zstd data");
-  refuse("a.txt", "a\xff", "a.txt: expected UTF-8 text for tokenizer tokenizer; got byte 0xff at offset 1");
+  refuse("a.txt", "a\xff", "a.txt: expected UTF-8 text for tokenizer \"tokenizer\"; got byte 0xff at offset 1");
 }
 
 TEST_F(BadInput, PromptsOfTheForwardCommand) {

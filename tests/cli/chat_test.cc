@@ -95,7 +95,7 @@ TEST_F(Chats, MessagesThatCannotBeAnswered) {
   };
   expect_refused(chat({"--context", "0"}, "day\n"), 2, "--context: expected at least 1; got 0");
   expect_refused(chat({"--context", "8"}, "day\n"), 2,
-                 "chat: expected a conversation of less than 8 tokens; got 15; /reset forgets it");
+                 "chat: expected a conversation of fewer than 8 tokens; got 15; /reset forgets it");
   expect_refused(chat({}, "day \xff\n"), 3, "chat: message:5: expected UTF-8; got byte 0xff");
   expect_refused(chat({"--stop", ""}, "day\n"), 2, "expected stop strings of at least one character");
   expect_refused(chat({"--chat-template-kwargs", "[1]"}, "day\n"), 2,

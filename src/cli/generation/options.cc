@@ -89,7 +89,7 @@ GenerateSpec ModelTokenizer::spec() const {
                     .end_ids = config_.end_ids,
                     .num_ids = tokenizer_->vocab_size()};
   spec.sampling.seed = o_.seed;
-  // The error names what is missing where nothing would end a text.
+  // If nothing else ends a text, eod_id() throws, and its error names what is missing.
   if (tokenizer_->has_eod() || spec.end_ids.empty()) spec.end_ids.push_back(tokenizer_->eod_id());
   return spec;
 }

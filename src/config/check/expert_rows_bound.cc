@@ -70,8 +70,8 @@ double expert_rows_budget(const RunSpec& s) {
 std::string expert_rows_text(const RunSpec& s) {
   if (s.memory.expert_rows || !shares_experts(s)) return "";
   return fmt::format(
-      "memory.expert_rows = \"auto\" is {}: a budget of {} leaves {:.0f} % of the memory that the worst case of any "
-      "routing takes for rows of experts, and is used from {:.0f} % down",
+      "memory.expert_rows = \"auto\" is {}: with a budget of {} the rows of experts need {:.0f} % of the memory of the "
+      "worst case; \"auto\" uses this budget if that is at most {:.0f} %",
       expert_rows_budget(s), kAutoExpertRows, 100 * planned_share(s), 100 * kWorthwhile);
 }
 

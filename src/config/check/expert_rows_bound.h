@@ -33,14 +33,14 @@ bool pools_rows(double budget, const SharedExperts& e);
 // The same for a run. A recipe of a model alone counts as one sequence of the model's context.
 bool pools_expert_rows(const RunSpec& s);
 
-// Returns the budget of a run: memory.expert_rows, or what "auto" becomes. A budget costs time, since the kept rows are
-// copied. So "auto" is kAutoExpertRows where that leaves at most three quarters of the memory that the worst case takes
-// for rows, and otherwise 0. For n rows and L MoE layers this memory is estimated as
+// Returns the budget of a run: memory.expert_rows, or what "auto" becomes. A budget takes time, since the kept rows are
+// copied. So "auto" is kAutoExpertRows if rows then need at most three quarters of the memory of the worst case, and
+// otherwise 0. For n rows and L MoE layers the estimate of this memory is, in elements:
 //   2 F L n       for the pre-activations that the layers keep
-//   (5 F + D) n   for the layer that runs, without 2 F where there is no budget and its own rows are kept
-// elements. F is the rank's share of moe_intermediate_size, and D hidden_size. The tokens of a micro-batch count as
-// routed at once, and all L layers as of one rank: a rank of a 1F1B pipeline has as many passes in flight. Neither
-// recompute nor offload counts, so that "auto" is the same for all of their choices.
+//   (5 F + D) n   for the layer that runs; (3 F + D) n without a budget, since its own rows are kept
+// F is the rank's share of moe_intermediate_size, and D is hidden_size. The estimate assumes that all tokens of a
+// micro-batch are routed at once. L counts the layers of all stages: a rank of a 1F1B pipeline has 1/P of them, but up
+// to P micro-batches in flight. The estimate ignores recompute and offload, so "auto" does not depend on them.
 double expert_rows_budget(const RunSpec& s);
 // Returns what "auto" became, with the reason. The text is empty where the recipe has a number, or a rank has all experts.
 std::string expert_rows_text(const RunSpec& s);

@@ -48,10 +48,12 @@ TEST(ExpertRowsBound, ANumberIsUsed) {
 }
 
 TEST(ExpertRowsBound, TheTextSaysWhatAutomaticBecame) {
-  EXPECT_EQ(expert_rows_text(run_of({"parallel.ep=2"})),
-            "memory.expert_rows = \"auto\" is 0: a budget of 1.25 leaves 98 % of the memory that the worst case of any "
-            "routing takes for rows of experts, and is used from 75 % down");
-  EXPECT_THAT(expert_rows_text(run_of({"parallel.ep=4"})), testing::HasSubstr("is 1.25: a budget of 1.25 leaves 57 %"));
+  EXPECT_EQ(
+      expert_rows_text(run_of({"parallel.ep=2"})),
+      "memory.expert_rows = \"auto\" is 0: with a budget of 1.25 the rows of experts need 98 % of the memory of the "
+      "worst case; \"auto\" uses this budget if that is at most 75 %");
+  EXPECT_THAT(expert_rows_text(run_of({"parallel.ep=4"})),
+              testing::HasSubstr("is 1.25: with a budget of 1.25 the rows of experts need 57 %"));
   EXPECT_EQ(expert_rows_text(run_of({"parallel.ep=2", "memory.expert_rows=1"})), "");
   EXPECT_EQ(expert_rows_text(run_of({})), "");
 }

@@ -12,17 +12,19 @@ void check_zb_h1(const RunSpec& s) {
     MOEBIUS_CHECK(usage, holds, "parallel.schedule = \"zb_h1\" {}, or parallel.schedule = \"1f1b\"{}", why,
                   origin(s, "parallel.schedule"));
   };
-  refuse_unless(p.vpp == 1, fmt::format("has one stage a rank; got parallel.vpp = {}; set parallel.vpp = 1", p.vpp));
+  refuse_unless(
+      p.vpp == 1,
+      fmt::format("needs one stage a rank (parallel.vpp = 1); got parallel.vpp = {}; set parallel.vpp = 1", p.vpp));
   if (p.pp == 1) return;
   // The two backward passes of a layer are separate, and other layers would overwrite its gradients between them.
   refuse_unless(
       s.optimizer.grad == GradFormat::f32,
-      "needs the sums of all layers' gradients in f32; got optimizer.grad = \"bf16\", with which layers share "
-      "memory of f32; set optimizer.grad = \"f32\"");
+      "needs sums of gradients in f32; got optimizer.grad = \"bf16\", with which all layers share one buffer of f32 "
+      "gradients; set optimizer.grad = \"f32\"");
   refuse_unless(
       !p.shard_gradients,
-      "needs whole gradients on each rank; parallel.shard_gradients = true has memory for those of one layer; "
-      "set parallel.shard_gradients = false");
+      "needs whole gradients on each rank; got parallel.shard_gradients = true, with which a rank has memory for the "
+      "gradients of one layer; set parallel.shard_gradients = false");
 }
 
 }  // namespace moebius

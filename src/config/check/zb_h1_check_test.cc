@@ -22,12 +22,13 @@ TEST(CheckZbH1, PassesWhatCanBeCombined) {
 TEST(CheckZbH1, RefusesTheRestByName) {
   EXPECT_THAT(
       check_error({kZbH1, "parallel.pp=2", "parallel.vpp=2", "parallel.layout=E t | t | t | L"}, 2),
-      HasSubstr("parallel.schedule = \"zb_h1\" has one stage a rank; got parallel.vpp = 2; set parallel.vpp = 1, "
-                "or parallel.schedule = \"1f1b\" [--set]"));
+      HasSubstr(
+          "parallel.schedule = \"zb_h1\" needs one stage a rank (parallel.vpp = 1); got parallel.vpp = 2; set parallel.vpp = 1, "
+          "or parallel.schedule = \"1f1b\" [--set]"));
   EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "precision.compute=bf16", "optimizer.grad=bf16"}, 2),
-              HasSubstr("needs the sums of all layers' gradients in f32; got optimizer.grad = \"bf16\""));
+              HasSubstr("needs sums of gradients in f32; got optimizer.grad = \"bf16\""));
   EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "parallel.shard_gradients=true"}, 2),
-              HasSubstr("needs whole gradients on each rank; parallel.shard_gradients = true has memory"));
+              HasSubstr("needs whole gradients on each rank; got parallel.shard_gradients = true, with which"));
 }
 
 }  // namespace

@@ -297,7 +297,7 @@ std::vector<KeyText> parallel_texts() {
        "The order of a pipeline's passes ([parallelism.md](../design/parallelism.md#pipeline-schedules)). `1f1b` is "
        "interleaved where `vpp` is above 1. `zb_h1` computes gradients of weights later, so ranks wait less while the "
        "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"` and "
-       "`shard_gradients = false`. No bit depends on the schedule."},
+       "`shard_gradients = false`. Results do not depend on it, bit for bit."},
       {"parallel.dispatcher",
        "How tokens reach experts on other ranks "
        "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` "
@@ -392,8 +392,8 @@ std::vector<KeyText> other_texts() {
        "The rows of experts for which a rank plans device memory where experts are on several ranks, as a multiple of "
        "the even share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are "
        "recomputed, or are in host memory while their layer runs. Results do not depend on it, bit for bit. 0 plans "
-       "for the worst case. `auto` is 1.25 where that leaves at most three quarters of the memory that the worst case "
-       "takes for rows, as with many layers or a large ep, and otherwise 0, which is faster."},
+       "for the worst case. `auto` is 1.25 if rows then need at most three quarters of the memory of the worst case, as "
+       "with many layers or a large ep. Otherwise it is 0, since a budget takes time."},
       {"lora.rank",
        "Rank of the low-rank adapters of the matrices that `lora.targets` names; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},

@@ -1,5 +1,5 @@
-// The scratch of attention's CUDA kernels. It depends on the arguments of a call alone, so that a plan counts it without
-// a GPU. Host code only, part of every build: each build plans the same.
+// The scratch of attention's CUDA kernels. It depends only on the arguments of a call, so a plan counts it without a GPU.
+// This is host code and part of every build.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,19 @@ int64_t sm80_scratch_bytes(const AttentionBwd& a);
 // Returns whether Hopper's own kernels take the call.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
-// The scratch that Hopper's backward pass works with best: sm90_sums_bytes and sm90_path_bytes. With less, down to 8
-// bytes a row and head, it computes scores once more. With heads of 128 its sums then have another order.
+// Returns the bytes of scratch with which Hopper's backward pass is fastest: sm90_sums_bytes() + sm90_path_bytes(). With
+// less, down to 8 bytes for each row and head, it recomputes scores. With heads of 128 its sums then have another order.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
-// Bytes for the sums of each row and head, in whole 256 bytes.
+// Returns the bytes for the sums of each row and head, a multiple of 256.
 int64_t sm90_sums_bytes(const AttentionBwd& a);
-// Bytes for a path beside the sums of rows.
+// Returns the bytes that a path needs in addition to the sums of rows.
 int64_t sm90_path_bytes(const DsSizes& z, AttentionBwdPath path);
 DsSizes ds_sizes(const AttentionBwd& a);
 // Returns the path that the call asks for, or the one chosen for its sizes. Throws Error{usage} if the one it asks for
 // has no bounded scratch.
 AttentionBwdPath sm90_path(const AttentionBwd& a);
 
-// The keys of a block of cached attention; positions alone decide which.
+// The number of keys of a piece of cached attention. Only positions decide which keys a piece has.
 inline constexpr int64_t kCachedPieceKeys = 64;
 inline int64_t num_cached_pieces(const CachedAttentionFwd& a) { return div_ceil(a.max_tokens, kCachedPieceKeys); }
 

@@ -1,5 +1,5 @@
-// These functions say which calls cuDNN's attention computes, and with how much workspace. They are facts of cuDNN 9.19
-// and do not need the library. Host code only, part of every build.
+// These functions say which calls cuDNN's attention computes, and with how much workspace. They hold for cuDNN 9.19 and
+// do not need the library. This is host code and part of every build.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ struct CudnnKeys {
   int64_t rows;
   bool causal;  // false: every query attends to every key
 };
-// Returns nothing if cuDNN cannot compute the call: its dtype, widths or documents, few rows, or keys that it cannot
-// mask. Does not ask whether there is a cuDNN.
+// Returns the keys that cuDNN is given for the call. Returns nothing if cuDNN cannot compute it: another dtype than bf16,
+// documents, widths that it lacks, too few rows, or keys that it cannot mask. The result does not depend on has_cudnn().
 std::optional<CudnnKeys> cudnn_keys(const AttentionFwd& a);
 std::optional<CudnnKeys> cudnn_keys(const AttentionBwd& a);
 
 // The sequences, or kv heads of one sequence, that one call of the backward pass processes. cuDNN keeps a [rows,
-// kv_rows] matrix of gradients for each head in its workspace, which is bounded so.
+// kv_rows] matrix of gradients for each head in its workspace, so the split bounds the workspace.
 struct CudnnPart {
   int64_t batch, kv_heads;
 };

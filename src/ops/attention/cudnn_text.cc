@@ -5,8 +5,9 @@
 namespace moebius {
 
 std::string planned_cudnn_text() {
-  return has_cudnn() ? "attention has cuDNN 9.19: its workspace is counted, by a bound, where it takes the shape"
-                     : "attention has no cuDNN: this build lacks 9.19, the version that was measured";
+  return has_cudnn()
+             ? "this plan assumes cuDNN 9.19 for attention: where cuDNN computes the call, a bound of its workspace is counted"
+             : "this plan assumes no cuDNN for attention: this build lacks 9.19, the only version that Moebius uses";
 }
 
 std::string cudnn_text(int64_t version) {

@@ -1,5 +1,5 @@
-// The scratch of the experts' CUDA kernels. It depends on the arguments of a call alone, so that a plan counts it without
-// a GPU. Host code only, part of every build: each build plans the same.
+// The scratch of the experts' CUDA kernels. It depends only on the arguments of a call, so a plan counts it without
+// a GPU. This is host code and part of every build.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace moebius::cuda {
 
-// Scratch of expert_wgrad into a bf16 dw: the f32 sums of a tile for each block of a grid without a limit.
+// expert_wgrad into a bf16 dw needs scratch for f32 sums: kWgradTileBytes for each of at most kMaxWgradBlocks blocks.
 inline constexpr int64_t kMaxWgradBlocks = 144, kWgradTileBytes = 128 * 256 * 4;
 
-// <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the
-// scratch, added in order.
+// d_expert_down sums <g, a> over tiles of kDWeightCols columns of F. The f32 partial[tile, r] are in the scratch, and are
+// added in the order of the tiles.
 inline constexpr int64_t kDWeightCols = 64;
 inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa_RF.dim(1), kDWeightCols); }
 

@@ -8,18 +8,18 @@
 
 namespace moebius {
 
-// A place in that order.
+// One pass of a rank in this order.
 struct Turn {
   Pass pass = Pass::forward;
   int64_t micro_batch = 0, stage = 0;
-  bool with_weight = false;  // of a backward_input: its backward_weight follows at once, before the result is sent
+  bool with_weight = false;  // only with backward_input: its backward_weight follows at once, before the result is sent
 };
 
 // Returns the passes with a rank's receives, sends and waits between them. ahead: the number of later inputs of each
 // pass for which a buffer is open, beyond the input that the running pass uses.
 std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead);
 
-// The lists of one rank (parallel/pipeline/schedule.h). The same errors.
+// These return the action list of one rank (parallel/pipeline/schedule.h), and throw the errors of the whole schedule.
 std::vector<Action> actions_of_1f1b(const PipelineShape& shape, int64_t pp_rank);
 std::vector<Action> actions_of_zb_h1(const PipelineShape& shape, int64_t pp_rank);
 

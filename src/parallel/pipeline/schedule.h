@@ -95,11 +95,12 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 // REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
-// ZB-H1 (zero bubble pipeline parallelism, arXiv 2401.10241, section 2.2): 1F1B whose rank r runs the backward_weight of
-// a micro-batch only after the backward_input of the r-th later one, so that gradients reach earlier stages sooner, and
-// later ranks have work while the pipeline drains. With equal times F, B and W of the three passes the step takes
-// M (F + B + W) + (P - 1) (F + B - W), where 1F1B takes (M + P - 1) (F + B + W). Every rank has min(P, M) micro-batches
-// whose backward_weight is to come, as rank 0 has in 1F1B. Gradients are summed in the same order.
+// Returns ZB-H1 (zero bubble pipeline parallelism, arXiv 2401.10241, section 2.2). It is 1F1B with delayed weight
+// gradients: rank r runs the backward_weight of a micro-batch after the backward_input of the r-th later one. So
+// gradients reach earlier stages sooner, and later ranks have work while the pipeline drains. Let F, B and W be the
+// times of the three passes, the same on all ranks. With W <= F and P <= M, a step takes
+// M (F + B + W) + (P - 1) (F + B - W); 1F1B takes (M + P - 1) (F + B + W). A rank holds the saved tensors of at most
+// min(P, M) micro-batches, as rank 0 does in 1F1B. Gradients are summed in the order of 1F1B.
 // Throws Error{usage} unless V = 1. REQUIRES: shape.backward.
 Schedule schedule_zb_h1(const PipelineShape& shape);
 

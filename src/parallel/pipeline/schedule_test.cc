@@ -90,7 +90,7 @@ TEST(Schedule1f1b, OneRankSendsNothing) {
   EXPECT_EQ(s.actions[0].size(), 6u);
 }
 
-// The passes of a rank, with W for weights.
+// Returns the runs of a rank as text: f is forward, b backward_input and w backward_weight, each with its micro-batch.
 std::string passes(const Schedule& schedule, size_t pp_rank) {
   std::string order;
   for (const Action& a : schedule.actions[pp_rank]) {
@@ -122,7 +122,8 @@ TEST(ScheduleZbH1, SendsGradientsBeforeWeights) {
 
 TEST(ScheduleZbH1, RefusesVirtualStages) {
   EXPECT_THAT([] { schedule_zb_h1({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 4}); },
-              testing::ThrowsMessage<Error>(HasSubstr("zb_h1\" has one stage a rank, vpp = 1; got vpp = 2")));
+              testing::ThrowsMessage<Error>(
+                  HasSubstr("zb_h1\" needs one stage a rank (parallel.vpp = 1); got parallel.vpp = 2")));
 }
 
 TEST(Schedule1f1b, WarmupForwards) {

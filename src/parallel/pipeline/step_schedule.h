@@ -6,11 +6,11 @@
 
 namespace moebius {
 
-// Returns schedule_1f1b() or schedule_zb_h1(). The same errors.
+// Returns schedule_1f1b() or schedule_zb_h1(), and throws their errors.
 Schedule step_schedule(PipelineSchedule kind, const PipelineShape& shape);
 
-// step_schedule() with the list of pp_rank alone, for those who look at a rank without running the others; the lists of
-// the other ranks are empty. The same errors.
+// Does the same, but with the list of pp_rank only; the lists of the other ranks are empty. It is for callers that
+// examine one rank.
 Schedule step_schedule_of(PipelineSchedule kind, const PipelineShape& shape, int64_t pp_rank);
 
 }  // namespace moebius

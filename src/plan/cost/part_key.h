@@ -17,7 +17,7 @@ struct PartUses {
 };
 PartUses uses_of(const EngineSpec& spec, const StageSpec& stage);
 
-// policy: PartLibrary::policy_of(spec). REQUIRES: spec is resolved.
+// policy: PartLibrary::policy_of(spec). splits: as in PartLibrary::part(). REQUIRES: spec is resolved.
 PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits);
 
 }  // namespace moebius

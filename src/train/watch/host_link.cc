@@ -28,8 +28,8 @@ void HostLink::add_step(const StepTimes& times, double step_time_s) {
 }
 
 std::string HostLink::text() const {
-  return fmt::format("the update moved {} over the link of the host at {}{} each way; plans for PCIe 5 assume {}",
-                     bytes_text(static_cast<int64_t>(bytes_)), is_least_rate_ ? "least " : "", rate_text(rate_),
+  return fmt::format("the update moved {} over the link of the host at {} {}each way; plans for PCIe 5 assume {}",
+                     bytes_text(static_cast<int64_t>(bytes_)), rate_text(rate_), is_least_rate_ ? "or more " : "",
                      rate_text(kPcie5LinkRate));
 }
 

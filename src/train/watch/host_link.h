@@ -23,17 +23,17 @@ class HostLink {
   // bytes: bytes_read_from_host().
   explicit HostLink(double bytes) : bytes_(bytes) {}
 
-  // Takes the times of a step's parts (states_s 0: no update ran in the step), and the seconds of the whole step.
+  // Adds a step. times: of its parts; states_s is 0 if no update ran. step_time_s: seconds of the whole step.
   void add_step(const StepTimes& times, double step_time_s);
 
-  // The rate is that of the last step. Of an update beside passes it is the least that the link has, since the update
-  // also waits for passes.
+  // The rate is that of the last step. If the update overlapped with passes, its time includes waits for them, and the
+  // link is at least as fast as the rate.
   bool is_known() const { return rate_ > 0; }
   double bytes_per_s() const { return rate_; }
   // Returns whether each of the last kSlowSteps steps had at most half of kPcie5LinkRate, and lost more than 5 % of its
   // time by that. It is true after the last of these steps, and not again.
-  // An update beside passes ends with the first forward pass. Without waits for the host, that pass is shorter than the
-  // backward passes of the step. So such a step counts as lost what the update takes beyond the rest of the passes.
+  // An update that overlaps with passes ends with the first forward pass. Without waits for the host, a forward pass
+  // takes less time than the other passes. So such a step lost states_s - (passes_s - states_s).
   bool became_slow() const { return slow_steps_ == kSlowSteps; }
   static constexpr int64_t kSlowSteps = 10;
   // Returns a text such as "the update moved 28.9 GiB over the link of the host at 12.1 GB/s each way; plans for PCIe 5

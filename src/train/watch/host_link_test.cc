@@ -43,8 +43,8 @@ TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
   EXPECT_FALSE(step(0.5, 4)) << "once";
 }
 
-// The forward pass of a step takes 0.9 s, and the update beside it as long, since its kernels wait. The host is not slow.
-// If the forward pass takes 3 s, it waits for the host.
+// The forward pass takes 0.9 s, and so does the update, which waits for its kernels: the link is not slow. A forward pass
+// of 3 s waits for the host.
 TEST(HostLink, AnUpdateBesidePassesMayWaitForThem) {
   HostLink link(9e9);
   for (int i = 0; i < 20; ++i) {
@@ -52,7 +52,7 @@ TEST(HostLink, AnUpdateBesidePassesMayWaitForThem) {
     EXPECT_FALSE(link.became_slow());
   }
   EXPECT_EQ(link.text(),
-            "the update moved 8.38 GiB over the link of the host at least 10.0 GB/s each way; plans for PCIe 5 "
+            "the update moved 8.38 GiB over the link of the host at 10.0 GB/s or more each way; plans for PCIe 5 "
             "assume 45.0 GB/s");
   for (int i = 0; i < 9; ++i) {
     link.add_step({.passes_s = 4.8, .states_s = 3, .states_overlap = true}, 4.9);
