@@ -232,8 +232,11 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   Notices notices;
   Chats chats(tokenizer, build.now);
   ThreadPool pool(build.threads);
-  const auto next = [&] {
+  const auto stop_if_asked = [&] {
     if (build.should_stop && build.should_stop()) throw Stopped();
+  };
+  const auto next = [&] {
+    stop_if_asked();
     return blocks.next();
   };
   OrderedWork(
@@ -241,6 +244,7 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
       [&](Encoded&& encoded) {
         write_block(encoded, build.seq_len, &writer, &info);
         notices.add(encoded);
+        stop_if_asked();
       })
       .run(pool);
   info.documents = writer.num_documents();

@@ -22,12 +22,13 @@ struct Stopped : std::exception {};
 struct DataBuild {
   std::vector<std::string> inputs;  // read in this order (data/text_input.h)
   std::string out_prefix;
-  bool append_eod = true;                  // adds the tokenizer's end-of-document id after each text that has tokens
-  bool replace = false;                    // replaces a dataset of the same prefix
-  int threads = 1;                         // the dataset is the same for any number
-  int64_t seq_len = 0;                     // > 0: counts the documents that training with this train.seq_len cuts
-  std::tm now = {};                        // the time that chat templates print
-  std::function<bool()> should_stop = {};  // asked before each block of text; true ends the build with Stopped
+  bool append_eod = true;  // adds the tokenizer's end-of-document id after each text that has tokens
+  bool replace = false;    // replaces a dataset of the same prefix
+  int threads = 1;         // the dataset is the same for any number
+  int64_t seq_len = 0;     // > 0: counts the documents that training with this train.seq_len cuts
+  std::tm now = {};        // the time that chat templates print
+  std::function<bool()> should_stop =
+      {};  // asked before and after each block of text; true ends the build with Stopped
 };
 
 // The contents of PREFIX.json, and a notice, which is not written there.

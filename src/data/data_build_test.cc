@@ -1,5 +1,6 @@
 #include "data/data_build.h"
 
+#include <atomic>
 #include <filesystem>
 
 #include "data/token_data.h"
@@ -290,6 +291,19 @@ TEST(DataBuild, ABuildThatIsStoppedLeavesNothing) {
                         .should_stop = [&] { return ++asked == 2; }};
   EXPECT_THROW(build_dataset(build, *open_tokenizer("bytes")), Stopped);
   EXPECT_EQ(asked, 2);
+  EXPECT_EQ(dir.num_files(), files);
+}
+
+// A text file is one block. Another thread finds the end of the input while it is encoded.
+TEST(DataBuild, AStopDuringTheLastBlockLeavesNothing) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.txt"), "abc");
+  const int64_t files = dir.num_files();
+  std::atomic<int> asked{0};
+  const DataBuild build{.inputs = {dir.path("a.txt")}, .out_prefix = dir.path("p"), .threads = 2, .should_stop = [&] {
+                          return ++asked >= 3;
+                        }};
+  EXPECT_THROW(build_dataset(build, *open_tokenizer("bytes")), Stopped);
   EXPECT_EQ(dir.num_files(), files);
 }
 

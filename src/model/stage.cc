@@ -300,7 +300,7 @@ void Stage::backward_mtp(Step& step, Saved& saved, bool with_weights) const {
     PhaseScope phase(step.stream, "backward", mtp_[k].layer());
     const Tensor dbefore_TD = k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD;
     with_weights_of(params_, step.stream, {of_mtp_[k], of_mtp_embedding()}, [&] {
-      if (!with_weights) return mtp_[k].backward_input(step, dbefore_TD, saved.mtp[k]);
+      if (!with_weights) return mtp_[k].backward_input(step, mtp_embedding(), dbefore_TD, saved.mtp[k]);
       mtp_[k].backward(step, mtp_embedding(), dbefore_TD, saved.mtp[k]);
       params_.grad_ready(step.stream, of_mtp_[k]);
     });
@@ -348,8 +348,8 @@ void Stage::embedding_gradient(Step& step, const Saved& saved) const {
 void Stage::backward_weight(Step& step, Saved& saved) const {
   for (size_t k = predicts_mtp() ? mtp_.size() : 0; k-- > 0;) {
     PhaseScope phase(step.stream, "backward weight", mtp_[k].layer());
-    with_weights_of(params_, step.stream, {of_mtp_[k], of_mtp_embedding()}, [&] {
-      mtp_[k].backward_weight(step, mtp_embedding(), saved.mtp[k]);
+    with_weights_of(params_, step.stream, {of_mtp_[k]}, [&] {
+      mtp_[k].backward_weight(step, saved.mtp[k]);
       params_.grad_ready(step.stream, of_mtp_[k]);
     });
   }

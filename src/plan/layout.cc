@@ -63,7 +63,7 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, RunChecks ch
 
 PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {
   PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual};
-  const RankProgram one = placed(sequential_schedule(shape), pp_rank);
+  const RankProgram one = placed(sequential_schedule(shape, spec.schedule), pp_rank);
   shape.backward = false;
   const RankProgram forward = placed(sequential_schedule(shape), pp_rank);
   shape.backward = true;

@@ -159,6 +159,7 @@ class DryStage {
 
   PartWork work() {
     PartWork work{.recompute = recompute_of(spec_, stage_->spec()),
+                  .splits = plan_.splits_backward(),
                   .saved_bytes = saved_bytes_,
                   .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
                   .metrics_bytes = metrics_bytes_,
@@ -178,7 +179,7 @@ class DryStage {
         (work.*pass).stack_bytes = (planned.*pass).stack_bytes;
     }
     batch_.first_of_step = true;
-    work.first_backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    work.first_backward = run_backward();
     for (const Param& p : params_.all())
       work.params.push_back(
           {.axis = p.spec.grad_axis,
@@ -265,8 +266,16 @@ class DryStage {
     work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
     if (stage_->spec().loss)
       work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
-    work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    work.backward = run_backward();
     if (plan_.splits_backward()) work.backward_weight = run([&](Step& step) { stage_->backward_weight(step, saved_); });
+  }
+  // Runs both backward passes. Where other passes may come between them, each of them recomputes what it reads.
+  PassWork run_backward() {
+    return run([&](Step& step) {
+      if (!plan_.splits_backward()) return stage_->backward(step, stream(), saved_);
+      stage_->backward_input(step, stream(), saved_);
+      stage_->backward_weight(step, saved_);
+    });
   }
   // Returns the message between stages, which may have the hidden states of every depth.
   Tensor stream() const {

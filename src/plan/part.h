@@ -105,6 +105,7 @@ struct SimplerParts {
 struct PartWork {
   SimplerParts simpler;              // of a composed part, which has no passes below; otherwise nulls
   RecomputeSpec recompute;           // what its layer recomputes
+  bool splits = false;               // other passes may come between its two backward passes
   PassWork forward, loss, backward;  // backward: both of its passes, which add to the gradients
   PassWork backward_weight;          // the second of them, if other passes may come between; else nothing
   PassWork first_backward;           // the same of a step's first micro-batch, which stores gradients

@@ -177,7 +177,7 @@ void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());
   double weights = 0;
-  for (int64_t v = 0; v < layout_.num_virtual(); ++v) weights += stage_of(slowest_, v).backward_weight.total();
+  for (const StageWork& stage : result_.stages) weights = std::max(weights, stage.backward_weight.total());
   const double of_stage = std::max(0.0, busy(slowest_) / V - 2 * weights);
   passes_s_ = busy(slowest_) * M + (P - 1) * (of_stage + 2 * message_seconds());
 }
@@ -252,8 +252,10 @@ double Predicting::offload_seconds(int64_t pp_rank) {
     double bytes = 0;
     for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
     const double copy = bytes / (machine_.link_gb_s * 1e9);
-    for (const PassTime* pass : {&stage_of(pp_rank, v).forward, &stage_of(pp_rank, v).backward})
-      exposed += std::max(0.0, copy - pass->total());
+    // Each of two separate backward passes copies them back.
+    const double copies_back = parts_.pipeline(pp_rank).splits[static_cast<size_t>(v)] ? 2 : 1;
+    exposed += std::max(0.0, copy - stage_of(pp_rank, v).forward.total());
+    exposed += std::max(0.0, copies_back * copy - stage_of(pp_rank, v).backward.total());
   }
   return exposed * static_cast<double>(spec_.num_micro_batches);
 }
@@ -447,15 +449,28 @@ void check_machine(const PlanMachine& machine, const Assumptions& assume) {
                 machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
 }
 
+namespace {
+
+void check_schedule(const RunSpec& run, const Assumptions& assume) {
+  MOEBIUS_CHECK(usage, assume.system != PlanSystem::megatron || run.parallel.schedule == PipelineSchedule::one_f_one_b,
+                "plan: Megatron Core has 1F1B alone; got parallel.schedule = \"{}\" with --assume system=megatron; set "
+                "parallel.schedule = \"1f1b\"",
+                name_of(run.parallel.schedule));
+}
+
+}  // namespace
+
 Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
+  check_schedule(run, assume);
   return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run(options);
 }
 
 double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                       const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
+  check_schedule(run, assume);
   return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run_passes(options);
 }
 

@@ -425,7 +425,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;
   }
-  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap != ExpertOverlap::none)
+  // A backward_input by itself has no weight gradients to overlap with.
+  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap != ExpertOverlap::none && !part.splits)
     overlap_layer(t.backward, c, part.recompute);
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::batch_split)
     overlap_own_rows(t.forward, t.backward, c);

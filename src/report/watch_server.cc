@@ -63,7 +63,7 @@ class WatchedRun {
 class WatchServer::Impl {
  public:
   Impl(const std::string& path, const WatchOptions& options) : run_(path), has_metrics_(options.metrics) {
-    // A peer that sends nothing keeps a thread for a second, so many of them delay a browser only by seconds.
+    // A peer that sends nothing more keeps a thread for a second, so many of them delay a browser only by seconds.
     server_.new_task_queue = [] { return new httplib::ThreadPool(64); };
     server_.set_payload_max_length(1024);
     server_.set_read_timeout(1);

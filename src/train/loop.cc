@@ -48,7 +48,7 @@ Loader open_loader(Control& control, const std::vector<DatasetSpec>& datasets, c
 // The memory of a CPU is on no link.
 HostLink host_link(const Control& control, const Engine& engine) {
   if (engine.spec().device != DeviceKind::cuda || control.size() > 1) return {};
-  return HostLink(static_cast<double>(bytes_read_from_host(engine)));
+  return {static_cast<double>(bytes_read_from_host(engine)), engine.spec().num_micro_batches};
 }
 
 std::string fingerprint_of(Control& control, const Loader& loader) {

@@ -43,8 +43,6 @@ const ShardedCase kCases[] = {
     {"pp2_dp2", 4, {.pp = 2}},
     {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
     {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
-    {"pp2_zb_h1_dp2_tied", 4, {.pp = 2, .schedule = PipelineSchedule::zb_h1}, {.tied = true}},
-    {"pp2_zb_h1_dp2_lora", 4, {.pp = 2, .schedule = PipelineSchedule::zb_h1}, {.lora = true, .dropout = true}},
     {"tp2_ep4_dp2_pp2", 8, {.tp = 2, .pp = 2, .ep = 2}},
     {"tp2_cp2_pp2", 8, {.tp = 2, .cp = 2, .pp = 2}},
     {"dp2_tied", 2, {}, {.tied = true}},

@@ -50,7 +50,9 @@ double planned_elements(const RunSpec& s, double budget) {
   const int64_t layers = s.model.num_moe_layers() + (mtp_has_experts ? s.num_mtp() : 0);
   const double F = static_cast<double>(s.model.moe_intermediate_size / s.parallel.etp);
   const double D = static_cast<double>(s.model.hidden_size), L = static_cast<double>(layers);
-  return L * 2 * F * rows(budget) + ((budget == 0 ? 3 : 5) * F + D) * rows(kRowsOfALayer * budget);
+  const bool keeps_grads = s.parallel.schedule == PipelineSchedule::zb_h1 && s.parallel.pp > 1;
+  const double grads = keeps_grads ? L * 3 * F * static_cast<double>(max_rows(e)) : 0;
+  return L * 2 * F * rows(budget) + ((budget == 0 ? 3 : 5) * F + D) * rows(kRowsOfALayer * budget) + grads;
 }
 
 // Returns the share of the memory of the worst case that the budget of "auto" would leave.

@@ -38,6 +38,7 @@ bool pools_expert_rows(const RunSpec& s);
 // otherwise 0. For n rows and L MoE layers the estimate of this memory is, in elements:
 //   2 F L n       for the pre-activations that the layers keep
 //   (5 F + D) n   for the layer that runs; (3 F + D) n without a budget, since its own rows are kept
+//   3 F L R       with parallel.schedule = "zb_h1" and stages, for inputs of weight gradients; R rows of the worst case
 // F is the rank's share of moe_intermediate_size, and D is hidden_size. The estimate assumes that all tokens of a
 // micro-batch are routed at once. L counts the layers of all stages: a rank of a 1F1B pipeline has 1/P of them, but up
 // to P micro-batches in flight. The estimate ignores recompute and offload, so "auto" does not depend on them.

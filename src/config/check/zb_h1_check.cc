@@ -21,6 +21,9 @@ void check_zb_h1(const RunSpec& s) {
       s.optimizer.grad == GradFormat::f32,
       "needs sums of gradients in f32; got optimizer.grad = \"bf16\", with which all layers share one buffer of f32 "
       "gradients; set optimizer.grad = \"f32\"");
+  refuse_unless(!p.fsdp,
+                "needs whole weights on each rank; got parallel.fsdp = true, with which the second backward pass would "
+                "gather them again; set parallel.fsdp = false");
   refuse_unless(
       !p.shard_gradients,
       "needs whole gradients on each rank; got parallel.shard_gradients = true, with which a rank has memory for the "

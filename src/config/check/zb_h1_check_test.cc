@@ -14,7 +14,7 @@ const std::string kZbH1 = "parallel.schedule=zb_h1", kTwoStages = "parallel.layo
 
 TEST(CheckZbH1, PassesWhatCanBeCombined) {
   EXPECT_NO_THROW(parse({kZbH1, "parallel.pp=2", kTwoStages}).check(2));
-  EXPECT_NO_THROW(parse({kZbH1, "parallel.pp=2", kTwoStages, "parallel.fsdp=true", "parallel.ep=2"}).check(4));
+  EXPECT_NO_THROW(parse({kZbH1, "parallel.pp=2", kTwoStages, "parallel.ep=2"}).check(4));
   // One stage has nothing to delay.
   EXPECT_NO_THROW(parse({kZbH1, "precision.compute=bf16", "optimizer.grad=bf16"}).check(2));
 }
@@ -29,6 +29,8 @@ TEST(CheckZbH1, RefusesTheRestByName) {
               HasSubstr("needs sums of gradients in f32; got optimizer.grad = \"bf16\""));
   EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "parallel.shard_gradients=true"}, 2),
               HasSubstr("needs whole gradients on each rank; got parallel.shard_gradients = true, with which"));
+  EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "parallel.fsdp=true"}, 2),
+              HasSubstr("needs whole weights on each rank; got parallel.fsdp = true"));
 }
 
 }  // namespace

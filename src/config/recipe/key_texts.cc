@@ -296,8 +296,8 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.schedule",
        "The order of a pipeline's passes ([parallelism.md](../design/parallelism.md#pipeline-schedules)). `1f1b` is "
        "interleaved where `vpp` is above 1. `zb_h1` computes gradients of weights later, so ranks wait less while the "
-       "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"` and "
-       "`shard_gradients = false`. Results do not depend on it, bit for bit."},
+       "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"`, and "
+       "neither `fsdp` nor `shard_gradients`. Results do not depend on it, bit for bit."},
       {"parallel.dispatcher",
        "How tokens reach experts on other ranks "
        "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` "

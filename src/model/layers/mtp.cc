@@ -41,7 +41,6 @@ void Mtp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   norm_.declare_saved(plan, prefix + ".norm", rows_, saved.norm);
   plan.declare(saved.dh_TD, prefix + ".dh", {rows_, D_}, dtype_, Life::saved);
   saved.deh_output_TD.declare(plan, prefix + ".deh_output", {rows_, D_}, dtype_);
-  saved.dembedding_TD.declare(plan, prefix + ".dembedding", {rows_, D_}, dtype_);
 }
 
 void Mtp::join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const {
@@ -78,20 +77,21 @@ void Mtp::recompute(Step& step, Saved& saved) const {
 }
 
 void Mtp::backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const {
-  run_backward(step, &embedding, dbefore_TD, saved);
+  run_backward(step, embedding, dbefore_TD, saved, /*with_weights=*/true);
 }
 
-void Mtp::backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const {
-  run_backward(step, nullptr, dbefore_TD, saved);
+void Mtp::backward_input(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const {
+  run_backward(step, embedding, dbefore_TD, saved, /*with_weights=*/false);
 }
 
-void Mtp::run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD, Saved& saved) const {
+void Mtp::run_backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved,
+                       bool with_weights) const {
   const Shape TD{rows_, D_};
   StackScope scope(step.stack);
   const Tensor dstream_TD = step.alloc(TD, dtype_);
   fill_zero(step.stream, dstream_TD);
   norm_.backward(step, dstream_TD, saved.dh_TD, saved.norm);
-  if (embedding)
+  if (with_weights)
     block_.backward(step, dstream_TD, saved.block);
   else
     block_.backward_input(step, dstream_TD, saved.block);
@@ -99,7 +99,7 @@ void Mtp::run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD
   const Tensor deh_TD2 = step.alloc({rows_, 2 * D_}, dtype_), dn_TD = step.alloc(TD, dtype_);
   saved.deh_output_TD.hold(step.stream, dstream_TD);
   eh_proj_.backward_input(step, deh_TD2, dstream_TD);
-  if (embedding) {
+  if (with_weights) {
     recompute(step, saved);
     eh_proj_.backward_weight(step, saved.deh_output_TD, saved.eh_TD2);
   }
@@ -109,16 +109,14 @@ void Mtp::run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD
   copy_columns(step.stream, {.to_TA = dn_TD, .from_TB = deh_TD2, .count = D_});
   fill_zero(step.stream, dstream_TD);
   enorm_.backward(step, dstream_TD, dn_TD, saved.enorm);
-  saved.dembedding_TD.hold(step.stream, dstream_TD);
-  if (embedding) embedding->backward_weight(step, dstream_TD, token(step));
+  embedding.backward_weight(step, dstream_TD, token(step));
 }
 
-void Mtp::backward_weight(Step& step, const Embedding& embedding, Saved& saved) const {
+void Mtp::backward_weight(Step& step, Saved& saved) const {
   StackScope scope(step.stack);
   block_.backward_weight(step, saved.block);
   recompute(step, saved);
   eh_proj_.backward_weight(step, saved.deh_output_TD, saved.eh_TD2);
-  embedding.backward_weight(step, saved.dembedding_TD, token(step));
 }
 
 }  // namespace moebius

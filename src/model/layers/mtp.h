@@ -28,8 +28,8 @@ class Mtp {
     SavedTensor eh_TD2;  // the outputs of enorm and hnorm, concatenated
     Block::Saved block;
     Norm::Saved norm;
-    Tensor dh_TD;  // derivative of the losses w.r.t. h^k: of this depth, in backward also of later depths
-    WgradInput deh_output_TD, dembedding_TD;  // derivatives w.r.t. h' and the embedding
+    Tensor dh_TD;              // derivative of the losses w.r.t. h^k: of this depth, in backward also of later depths
+    WgradInput deh_output_TD;  // derivative w.r.t. h'
   };
   Mtp(const LayerContext& c, int64_t depth);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
@@ -37,10 +37,11 @@ class Mtp {
   // h: h^k. before: h^{k-1}. Both have all of this rank's rows of the micro-batch.
   void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
   // Starts from saved.dh, and adds the derivative w.r.t. h^{k-1} to dbefore. backward() runs both passes, as in Block.
-  // backward_weight() adds the gradient of the embedding.
+  // backward_input() adds the gradient of the embedding, so that its order does not depend on when weights follow: the
+  // loss adds to a tied embedding too.
   void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
-  void backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const;
-  void backward_weight(Step& step, const Embedding& embedding, Saved& saved) const;
+  void backward_input(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
+  void backward_weight(Step& step, Saved& saved) const;
 
   const Block& block() const { return block_; }
   int64_t layer() const { return layer_; }  // L + k - 1
@@ -49,8 +50,7 @@ class Mtp {
   Tensor token(const Step& step) const { return step.batch.targets(depth_ - 1).target_T; }
   void join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const;
   void recompute(Step& step, Saved& saved) const;
-  // embedding: null if backward_weight comes later.
-  void run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD, Saved& saved) const;
+  void run_backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved, bool with_weights) const;
 
   int64_t depth_, layer_, D_, rows_;
   DType dtype_;

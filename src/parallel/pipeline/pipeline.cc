@@ -26,7 +26,7 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
                               .num_mtp = model.num_mtp_layers});
   check_mtp_stage(rank.layout);
   PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_micro_batches = 1};
-  rank.one_micro_batch = proven(sequential_schedule(shape), pp_rank);
+  rank.one_micro_batch = proven(sequential_schedule(shape, spec.schedule), pp_rank);
   shape.backward = false;
   rank.forward = proven(sequential_schedule(shape), pp_rank);
   shape.backward = true;
@@ -80,7 +80,14 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
     model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
     model_.forward_loss(step, {.virtual_stage = v}, /*with_gradients=*/true);
   }
-  for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, room_TD(v));
+  for (int64_t v = V; v-- > 0;) {
+    if (!rank_.step.splits_backward[static_cast<size_t>(v)]) {
+      model_.backward(step, {.virtual_stage = v}, room_TD(v));
+      continue;
+    }
+    model_.backward_input(step, {.virtual_stage = v}, room_TD(v));
+    model_.backward_weight(step, {.virtual_stage = v});
+  }
   model_.end_passes(s);
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "config/parallel_spec.h"
 #include "config/stage_layout.h"
 
 namespace moebius {
@@ -80,6 +81,11 @@ struct Schedule {
   std::vector<std::vector<Action>> actions;  // [pp_rank]
 };
 
+// Returns whether other passes of a rank may come between its two backward passes of a micro-batch.
+inline bool splits_backward(PipelineSchedule schedule, int64_t pp_rank) {
+  return schedule == PipelineSchedule::zb_h1 && pp_rank > 0;
+}
+
 // Returns the number of warm-up forwards of rank r, at most V M:
 //   V = 1   P - r - 1
 //   V > 1   2 (P - r - 1) + (V - 1) G
@@ -106,8 +112,8 @@ Schedule schedule_zb_h1(const PipelineShape& shape);
 
 // Returns the sequential schedule: each micro-batch passes forward and backward through all stages before the next one
 // starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works
-// for any shape.
-Schedule sequential_schedule(const PipelineShape& shape);
+// for any shape. step: the schedule of a training step; the two backward passes of a rank run apart where they do there.
+Schedule sequential_schedule(const PipelineShape& shape, PipelineSchedule step = PipelineSchedule::one_f_one_b);
 
 // Returns the schedule with the wait for each send moved directly after the send.
 Schedule without_overlap(const Schedule& schedule);

@@ -3,24 +3,27 @@
 namespace moebius {
 namespace {
 
-std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank) {
+std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank, bool splits) {
   const int64_t V = shape.num_virtual;
   std::vector<Turn> order;
   for (int64_t m = 0; m < shape.num_micro_batches; ++m) {
     for (int64_t v = 0; v < V; ++v) order.push_back({Pass::forward, m, shape.stage_of(pp_rank, v)});
-    for (int64_t v = V; shape.backward && v-- > 0;)
-      order.push_back({Pass::backward_input, m, shape.stage_of(pp_rank, v), /*with_weight=*/true});
+    for (int64_t v = V; shape.backward && v-- > 0;) {
+      order.push_back({Pass::backward_input, m, shape.stage_of(pp_rank, v), /*with_weight=*/!splits});
+      if (splits) order.push_back({Pass::backward_weight, m, shape.stage_of(pp_rank, v)});
+    }
   }
   return order;
 }
 
 }  // namespace
 
-Schedule sequential_schedule(const PipelineShape& shape) {
+Schedule sequential_schedule(const PipelineShape& shape, PipelineSchedule step) {
   shape.check();
   Schedule schedule{shape, {}};
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
-    schedule.actions.push_back(actions_in_order(shape, order_in_turn(shape, pp_rank), 1));
+    schedule.actions.push_back(
+        actions_in_order(shape, order_in_turn(shape, pp_rank, splits_backward(step, pp_rank)), 1));
   return schedule;
 }
 

@@ -8,6 +8,7 @@ namespace {
 
 std::vector<Turn> compute_order(const PipelineShape& shape, int64_t pp_rank) {
   const int64_t M = shape.num_micro_batches, delay = pp_rank, warmup = num_warmup_forwards(shape, pp_rank);
+  const bool splits = splits_backward(PipelineSchedule::zb_h1, pp_rank);
   std::vector<Turn> order;
   const auto add = [&](Pass pass, int64_t m, bool with_weight = false) {
     order.push_back({pass, m, pp_rank, with_weight});
@@ -15,10 +16,10 @@ std::vector<Turn> compute_order(const PipelineShape& shape, int64_t pp_rank) {
   for (int64_t m = 0; m < warmup; ++m) add(Pass::forward, m);
   for (int64_t m = 0; m < M; ++m) {
     if (warmup + m < M) add(Pass::forward, warmup + m);
-    add(Pass::backward_input, m, /*with_weight=*/delay == 0);
-    if (delay > 0 && m >= delay) add(Pass::backward_weight, m - delay);
+    add(Pass::backward_input, m, /*with_weight=*/!splits);
+    if (splits && m >= delay) add(Pass::backward_weight, m - delay);
   }
-  if (delay == 0) return order;
+  if (!splits) return order;
   for (int64_t m = std::max<int64_t>(0, M - delay); m < M; ++m) add(Pass::backward_weight, m);
   return order;
 }

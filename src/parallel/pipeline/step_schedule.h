@@ -1,7 +1,6 @@
 // The schedule of a training step, as parallel.schedule names it.
 #pragma once
 
-#include "config/parallel_spec.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace moebius {

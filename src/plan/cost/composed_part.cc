@@ -36,6 +36,7 @@ std::unique_ptr<PartWork> composed_part(const SimplerParts& of) {
   auto part = std::make_unique<PartWork>();
   part->simpler = of;
   part->recompute = of.experts->recompute;
+  part->splits = of.experts->splits;
   part->leave = of.experts->leave;
   part->params = of.experts->params;
   part->logits = of.attention->logits;

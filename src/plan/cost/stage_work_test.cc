@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "plan/predict.h"
@@ -26,6 +27,33 @@ TEST(Predict, ZbH1WaitsLessAndKeepsMore) {
   double sum = 0;
   for (const auto& [phase, seconds] : split.phases) sum += seconds;
   EXPECT_NEAR(sum, split.step_s, 1e-9);
+}
+
+// Each of the two passes recomputes what it reads, so recompute takes more of a step than with 1F1B.
+TEST(Predict, ZbH1RecomputesTwice) {
+  PartLibrary parts;
+  const auto compute = [&](const char* schedule, const char* recompute) {
+    const Prediction p =
+        predict(parts,
+                recipe("bench_dense_3b.toml",
+                       {"parallel.pp=2", "train.micro_batch=1", "train.global_batch=8",
+                        std::string("parallel.schedule=") + schedule, std::string("memory.recompute=") + recompute}),
+                2, machine("h200"), {});
+    return p.phases.at("forward") + p.phases.at("backward");
+  };
+  const double plain = compute("1f1b", "[\"layer\"]") - compute("1f1b", "[]");
+  const double split = compute("zb_h1", "[\"layer\"]") - compute("zb_h1", "[]");
+  EXPECT_GT(plain, 0);
+  EXPECT_GT(split, 1.5 * plain);
+}
+
+TEST(Predict, MegatronHasNoZbH1) {
+  PartLibrary parts;
+  Assumptions megatron;
+  megatron.system = PlanSystem::megatron;
+  const RunSpec run = recipe("bench_dense_3b.toml", {"parallel.pp=2", "parallel.schedule=zb_h1"});
+  EXPECT_THAT([&] { predict(parts, run, 2, machine("h200"), megatron); },
+              testing::ThrowsMessage<Error>(testing::HasSubstr("Megatron Core has 1F1B alone; got parallel.schedule")));
 }
 
 }  // namespace

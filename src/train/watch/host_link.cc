@@ -19,7 +19,7 @@ void HostLink::add_step(const StepTimes& times, double step_time_s) {
   const double states_s = times.states_s;
   if (bytes_ <= 0 || states_s <= 0) return;
   const double planned = bytes_ / kPcie5LinkRate;
-  const double hidden = times.states_overlap ? times.passes_s - states_s : 0;
+  const double hidden = times.states_overlap ? (times.passes_s - states_s) / (2 * num_micro_batches_ - 1) : 0;
   const bool is_slow =
       states_s >= kSlowTimes * planned && states_s - std::max(planned, hidden) > kSlowShare * step_time_s;
   slow_steps_ = is_slow ? slow_steps_ + 1 : 0;

@@ -20,8 +20,9 @@ int64_t bytes_read_from_host(const Engine& engine);
 class HostLink {
  public:
   HostLink() = default;  // no states are on a host
-  // bytes: bytes_read_from_host().
-  explicit HostLink(double bytes) : bytes_(bytes) {}
+  // bytes: bytes_read_from_host(). num_micro_batches: of a step.
+  HostLink(double bytes, int64_t num_micro_batches)
+      : bytes_(bytes), num_micro_batches_(static_cast<double>(num_micro_batches)) {}
 
   // Adds a step. times: of its parts; states_s is 0 if no update ran. step_time_s: seconds of the whole step.
   void add_step(const StepTimes& times, double step_time_s);
@@ -32,8 +33,9 @@ class HostLink {
   double bytes_per_s() const { return rate_; }
   // Returns whether each of the last kSlowSteps steps had at most half of kPcie5LinkRate, and lost more than 5 % of its
   // time by that. It is true after the last of these steps, and not again.
-  // An update that overlaps with passes ends with the first forward pass. Without waits for the host, a forward pass
-  // takes less time than the other passes. So such a step lost states_s - (passes_s - states_s).
+  // An update that overlaps with passes ends with the first of M forward passes. Without waits for the host, a forward
+  // pass takes at most as long as a backward pass, and so at most (passes_s - states_s) / (2 M - 1). Such a step lost
+  // what the update took beyond that.
   bool became_slow() const { return slow_steps_ == kSlowSteps; }
   static constexpr int64_t kSlowSteps = 10;
   // Returns a text such as "the update moved 28.9 GiB over the link of the host at 12.1 GB/s each way; plans for PCIe 5
@@ -41,7 +43,7 @@ class HostLink {
   std::string text() const;
 
  private:
-  double bytes_ = 0, rate_ = 0;
+  double bytes_ = 0, num_micro_batches_ = 1, rate_ = 0;
   bool is_least_rate_ = false;
   int64_t slow_steps_ = 0;  // slow steps without a break
 };

@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 TEST(HostLink, TheRateIsThatOfTheLastStep) {
-  HostLink link(9e9);
+  HostLink link(9e9, /*num_micro_batches=*/1);
   EXPECT_FALSE(link.is_known());
   link.add_step({.states_s = 0.2}, 4);
   link.add_step({.states_s = 0.3}, 4);
@@ -20,7 +20,7 @@ TEST(HostLink, TheRateIsThatOfTheLastStep) {
 }
 
 TEST(HostLink, WithoutStatesOnAHostNothingIsKnown) {
-  for (HostLink link : {HostLink(), HostLink(0)}) {
+  for (HostLink link : {HostLink(), HostLink(0, 1)}) {
     for (int i = 0; i < 20; ++i) link.add_step({.states_s = 1}, 1);
     EXPECT_FALSE(link.is_known());
     EXPECT_FALSE(link.became_slow());
@@ -30,7 +30,7 @@ TEST(HostLink, WithoutStatesOnAHostNothingIsKnown) {
 // 9 GB take 0.2 s by the plan. With 0.5 s the host is slow for a step of 4 s, and not for one of 7 s, in which the
 // 0.3 s more are less than 5 %.
 TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
-  HostLink link(9e9);
+  HostLink link(9e9, /*num_micro_batches=*/1);
   const auto step = [&](double states_s, double step_s) {
     link.add_step({.states_s = states_s}, step_s);
     return link.became_slow();
@@ -46,7 +46,7 @@ TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
 // The forward pass takes 0.9 s, and so does the update, which waits for its kernels: the link is not slow. A forward pass
 // of 3 s waits for the host.
 TEST(HostLink, AnUpdateBesidePassesMayWaitForThem) {
-  HostLink link(9e9);
+  HostLink link(9e9, /*num_micro_batches=*/1);
   for (int i = 0; i < 20; ++i) {
     link.add_step({.passes_s = 2.7, .states_s = 0.9, .states_overlap = true}, 2.8);
     EXPECT_FALSE(link.became_slow());
@@ -60,6 +60,18 @@ TEST(HostLink, AnUpdateBesidePassesMayWaitForThem) {
   }
   link.add_step({.passes_s = 4.8, .states_s = 3, .states_overlap = true}, 4.9);
   EXPECT_TRUE(link.became_slow());
+}
+
+// A step has 4 micro-batches of 0.3 s forward and 0.6 s backward. The first forward pass waits for an update of 3 s.
+TEST(HostLink, OneOfSeveralMicroBatchesWaits) {
+  HostLink link(9e9, /*num_micro_batches=*/4);
+  for (int i = 0; i < 10; ++i) link.add_step({.passes_s = 6.3, .states_s = 3, .states_overlap = true}, 6.4);
+  EXPECT_TRUE(link.became_slow());
+  HostLink hidden(9e9, /*num_micro_batches=*/4);
+  for (int i = 0; i < 20; ++i) {
+    hidden.add_step({.passes_s = 3.6, .states_s = 0.3, .states_overlap = true}, 3.7);
+    EXPECT_FALSE(hidden.became_slow());
+  }
 }
 
 // The masters, the two moments with the scales of their codes, and the sums of gradients, which the norm reads too.
