@@ -104,7 +104,8 @@ class MemoryFitting {
 
 void MemoryFitting::find_useful_shardings() {
   for (const ShardingChoice& sharding : shardings()) {
-    if (sharding.is_sharded() && c_.parallel.schedule == PipelineSchedule::zb_h1) continue;  // check_zb_h1()
+    if ((sharding.fsdp || sharding.shard_gradients) && c_.parallel.schedule == PipelineSchedule::zb_h1)
+      continue;  // check_zb_h1()
     MemoryChoice choice = c_.memory;
     choice.fsdp = sharding.fsdp;
     choice.shard_gradients = sharding.shard_gradients;
