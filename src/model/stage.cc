@@ -115,7 +115,6 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   if ((spec_.norm || spec_.loss) && !shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", TD, dtype_, Life::saved);
   if (!spec_.norm) saved.dmtp_TD.resize(num_mtp_depths());
   for (Tensor& d_TD : saved.dmtp_TD) plan.declare(d_TD, prefix + "dmtp", TD, dtype_, Life::saved);
-  if (embedding_) saved.dembedding_TD.declare(plan, prefix + "dembedding", TD, dtype_);
   if (!predicts_mtp()) return;
   saved.mtp.resize(mtp_.size());
   for (size_t k = 0; k < mtp_.size(); ++k) {
@@ -318,9 +317,7 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
     });
   }
   for (size_t i = blocks_.size(); i-- > first_backward_;) backward_block(step, i, dstream_TD, saved, with_weights);
-  if (!trains_embedding()) return;
-  saved.dembedding_TD.hold(step.stream, dstream_TD);
-  if (with_weights) embedding_gradient(step, saved);
+  if (trains_embedding()) embedding_gradient(step, dstream_TD);
 }
 
 void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
@@ -338,9 +335,11 @@ void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved
   });
 }
 
-void Stage::embedding_gradient(Step& step, const Saved& saved) const {
+// The first backward pass adds it, so that the order of sums does not depend on when weights follow: modules of
+// multi-token prediction may add to the same table.
+void Stage::embedding_gradient(Step& step, Tensor dstream_TD) const {
   with_weights_of(params_, step.stream, {of_embedding_}, [&] {
-    embedding_->backward_weight(step, saved.dembedding_TD, step.batch.token_T);
+    embedding_->backward_weight(step, dstream_TD, step.batch.token_T);
     params_.grad_ready(step.stream, of_embedding_);
   });
 }
@@ -363,7 +362,6 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
       params_.grad_ready(step.stream, of_block_[i]);
     });
   }
-  if (trains_embedding()) embedding_gradient(step, saved);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {

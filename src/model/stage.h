@@ -39,7 +39,6 @@ class Stage {
     Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
     std::vector<Mtp::Saved> mtp;  // one per depth
     std::vector<Tensor> dmtp_TD;  // derivative w.r.t. the output of each depth, if the modules are on another stage
-    WgradInput dembedding_TD;     // the derivative w.r.t. the embedding's output
   };
 
   // Declares every parameter of the stage.
@@ -134,7 +133,7 @@ class Stage {
   void backward_mtp(Step& step, Saved& saved, bool with_weights) const;
   void backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const;
   void backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const;
-  void embedding_gradient(Step& step, const Saved& saved) const;
+  void embedding_gradient(Step& step, Tensor dstream_TD) const;
   void end_gradients(Step& step) const;
   void gather_block(Step& step, size_t i) const;
   void find_lowest_trained(const LayerContext& c);

@@ -54,6 +54,8 @@ class MemoryFitting {
   std::vector<Estimate> with_other_sharding(const std::vector<Estimate>& all, const Estimate& plain);
   std::vector<Estimate> with_activations_on_the_host();
   const std::vector<ShardingChoice>& shardings() const { return search_.sharding.at(c_.recipe); }
+  // zb_h1 needs whole weights and gradients (check_zb_h1()).
+  bool may_shard() const { return shardings().size() > 1 && c_.parallel.schedule != PipelineSchedule::zb_h1; }
   // Only inputs of layers that are recomputed as a whole are moved to the host.
   bool may_have_inputs_on_host() const {
     const RecomputeSpec& recompute = c_.memory.recompute;
@@ -103,9 +105,8 @@ class MemoryFitting {
 };
 
 void MemoryFitting::find_useful_shardings() {
+  if (!may_shard()) return;
   for (const ShardingChoice& sharding : shardings()) {
-    if ((sharding.fsdp || sharding.shard_gradients) && c_.parallel.schedule == PipelineSchedule::zb_h1)
-      continue;  // check_zb_h1()
     MemoryChoice choice = c_.memory;
     choice.fsdp = sharding.fsdp;
     choice.shard_gradients = sharding.shard_gradients;
@@ -127,12 +128,12 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   if (most.offload_grad) freed += rank.of(Life::grad);
   const auto kept = static_cast<double>(rank.total() - freed);
   find_useful_shardings();
-  const double in_shares = shardings().size() > 1 ? static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) : 0;
+  const double in_shares = may_shard() ? static_cast<double>(rank.of(Life::param) + rank.of(Life::grad)) : 0;
   if (kept - in_shares > search_.bytes) {
     fitted_.min_bytes = std::min(fitted_.min_bytes, kept - in_shares);
     return std::nullopt;
   }
-  fitted_.is_slower = kept > search_.bytes && sharded_.empty();
+  fitted_.is_slower = kept > search_.bytes && may_shard() && sharded_.empty();
   if (fitted_.is_slower) return std::nullopt;
   fitted_.is_slower = search_.prunes && !may_be_fast();
   if (fitted_.is_slower) return std::nullopt;
