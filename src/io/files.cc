@@ -151,6 +151,20 @@ void File::close() {
   if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) fail_io("close", path_, errno);
 }
 
+namespace {
+
+// Returns whether the path is a device or a pipe, or the file that is this program's standard output. A rename would
+// replace it.
+bool is_stream(const std::string& path) {
+  struct stat named {
+  }, output{};
+  if (::stat(path.c_str(), &named) != 0 || S_ISDIR(named.st_mode)) return false;
+  return !S_ISREG(named.st_mode) ||
+         (::fstat(STDOUT_FILENO, &output) == 0 && named.st_dev == output.st_dev && named.st_ino == output.st_ino);
+}
+
+}  // namespace
+
 PendingFile::PendingFile(std::string path)
     : path_(std::move(path)), file_(File::create(fmt::format("{}.tmp-{}", path_, ::getpid()))) {}
 
@@ -174,7 +188,14 @@ std::string read_file(const std::string& path) {
 }
 
 void write_file_atomic(const std::string& path, std::string_view contents) {
-  PendingFile pending(path);
+  if (is_stream(path)) {
+    File stream = File::open_append(path);
+    stream.append(contents.data(), std::ssize(contents));
+    return stream.close();
+  }
+  std::error_code unknown;
+  const bool is_link = std::filesystem::is_symlink(std::filesystem::symlink_status(path, unknown));
+  PendingFile pending(is_link ? std::filesystem::weakly_canonical(path, unknown).string() : path);
   pending.file().write_at(contents.data(), contents.size(), 0);
   pending.commit();
 }

@@ -69,6 +69,8 @@ class PendingFile {
 };
 
 std::string read_file(const std::string& path);
+// Writes a file that appears when it is complete. A link keeps its name, and the file that it points to is replaced. A
+// device, a pipe or standard output is written to as it is. Error{io} as for PendingFile.
 void write_file_atomic(const std::string& path, std::string_view contents);
 
 // Makes renames and new names in the folder durable. File systems that cannot sync

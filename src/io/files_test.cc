@@ -1,8 +1,12 @@
 #include "io/files.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "io/hash.h"
 #include "io/testing.h"
@@ -16,6 +20,24 @@ TEST(Files, AtomicWriteReplacesTheFileAndLeavesNothingElse) {
   write_file_atomic(dir.path("a"), "newer");
   EXPECT_EQ(read_file(dir.path("a")), "newer");
   EXPECT_EQ(dir.num_files(), 1);
+}
+
+TEST(Files, AtomicWriteKeepsLinksPipesAndDevices) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a"), "old");
+  ASSERT_EQ(::symlink(dir.path("a").c_str(), dir.path("link").c_str()), 0);
+  write_file_atomic(dir.path("link"), "newer");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir.path("link")));
+  EXPECT_EQ(read_file(dir.path("a")), "newer");
+
+  ASSERT_EQ(::mkfifo(dir.path("pipe").c_str(), 0600), 0);
+  const int reader = ::open(dir.path("pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  write_file_atomic(dir.path("pipe"), "rows");
+  char bytes[8];
+  EXPECT_EQ(::read(reader, bytes, sizeof bytes), 4);
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(dir.path("pipe")));
+  EXPECT_EQ(dir.num_files(), 3);
 }
 
 TEST(Files, PendingFileThatIsNotCommittedIsGone) {

@@ -21,6 +21,9 @@ double figure(const std::string& where, const std::string& key, const json& valu
   const bool is_pair = value.is_object() && value.contains("is") && value["is"].is_number();
   MOEBIUS_CHECK(usage, is_pair, "machine {}: {} must be {{ is = NUMBER, from = \"SOURCE\" }}; got {}", where, key,
                 value.dump());
+  for (const auto& [name, unused] : value.items())
+    MOEBIUS_CHECK(usage, name == "is" || name == "from", "machine {}: {} has only is and from; got {}", where, key,
+                  name);
   const bool has_source = value.contains("from") && value["from"].is_string() && value["from"] != "";
   MOEBIUS_CHECK(usage, has_source, "machine {}: {} has no source; add from = \"SOURCE\"", where, key);
   const double number = value["is"].get<double>();

@@ -52,6 +52,8 @@ TEST(Machines, AreRefusedByName) {
   };
   EXPECT_THAT(text_of("memory_gb = { is = 83.7,", "memory_gb = { is = -80,"),
               HasSubstr("rank.memory_gb must be from 0.1 to 100000; got -80"));
+  EXPECT_THAT(text_of("bf16_tflops = { is = 989,", "bf16_tflops = { is = 989, was = 900,"),
+              HasSubstr("rank.bf16_tflops has only is and from; got was"));
   EXPECT_THAT(text_of("memory_gb", "memory_gib"),
               HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
   EXPECT_THAT(text_of("memory_gb = { is = 2000,", "memory_gb = { is = 0.01,"),

@@ -66,7 +66,7 @@ int64_t aligned_bytes(const Tensor& f32) {
 
 // Groups are named by their axis, and a trace names their calls "axis call". Equal ops become one entry, since the time
 // of each call is the longer of its arithmetic and its bytes.
-PassWork work_of(const Trace& trace, const StepStack& stack) {
+PassWork work_of(const Trace& trace, const StepStack& stack, bool clears_experts) {
   PassWork work{.stack_bytes = stack.high_water()};
   std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
   for (const TraceEvent& event : trace.events()) {
@@ -78,7 +78,8 @@ PassWork work_of(const Trace& trace, const StepStack& stack) {
     }
     const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
     if (is_new)
-      work.ops.push_back({.name = event.name, .kind = kernel_class(event.name), .kernels = kernels_of(event.name)});
+      work.ops.push_back(
+          {.name = event.name, .kind = kernel_class(event.name), .kernels = launches_of(event.name, clears_experts)});
     OpWork& op = work.ops[found->second];
     ++op.calls;
     op.cost += event.cost;
@@ -289,7 +290,13 @@ class DryStage {
     StepStack stack(DeviceKind::null, nullptr, 0);
     Step step{s, stack, batch_};
     body(step);
-    return work_of(trace, stack);
+    return work_of(trace, stack, batch_.first_of_step && clears_experts());
+  }
+  // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).
+  bool clears_experts() const {
+    const PrecisionSpec& p = spec_.precision;
+    const bool is_plain = p.recipe == PrecisionRecipe::none || p.weight_gradients == WeightGradientPrecision::compute;
+    return is_plain && p.compute == DType::bf16;
   }
 
   const EngineSpec& spec_;

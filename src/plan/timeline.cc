@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "io/html_text.h"
 
 namespace moebius {
@@ -23,8 +24,25 @@ constexpr const char* kColours[] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", 
                                     "#bbbbbb", "#e3a8d8", "#c78bbd", "#d0d0d0", "#a463f2"};
 static_assert(std::size(kColours) == kNumLives);
 
+// A pass in the timeline. Gradients of weights are one of their own only where a schedule delays them; otherwise the
+// backward pass has them.
+struct ShownPass {
+  const char *name, *colour;
+};
+ShownPass shown_as(Pass pass) {
+  switch (pass) {
+    case Pass::forward:
+      return {"forward", "#4269d0"};
+    case Pass::backward_input:
+      return {"backward", "#ff725c"};
+    case Pass::backward_weight:
+      return {"weight gradients", "#3ca951"};
+  }
+  MOEBIUS_FAIL(internal, "plan: a pass that is not known");
+}
+
 std::string pass_name(const Action& a) {
-  return fmt::format("{} {}, stage {}", a.pass == Pass::forward ? "forward" : "backward", a.micro_batch, a.stage);
+  return fmt::format("{} {}, stage {}", shown_as(a.pass).name, a.micro_batch, a.stage);
 }
 
 bool is_shown(const RankSimulation::Run& run) { return run.action.verb == Verb::run && run.end > run.begin; }
@@ -56,8 +74,8 @@ std::string timeline_svg(const Prediction& p) {
       svg += fmt::format(
           "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" stroke=\"#fff\" "
           "stroke-width=\"0.4\"><title>{}: {:.3f} ms</title></rect>\n",
-          kLeft + run.begin * scale, y, (run.end - run.begin) * scale, kRow - 3,
-          run.action.pass == Pass::forward ? "#4269d0" : "#ff725c", pass_name(run.action), 1e3 * (run.end - run.begin));
+          kLeft + run.begin * scale, y, (run.end - run.begin) * scale, kRow - 3, shown_as(run.action.pass).colour,
+          pass_name(run.action), 1e3 * (run.end - run.begin));
     }
   }
   return svg + "</svg>\n";

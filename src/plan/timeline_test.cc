@@ -27,6 +27,22 @@ TEST(Timelines, ShowEveryPass) {
   EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
 }
 
+// With zb_h1 a rank after the first one delays its gradients of weights, which the timeline names apart.
+TEST(Timelines, ShowDelayedGradientsOfWeights) {
+  PartLibrary parts;
+  const auto delayed = [&](const char* schedule) {
+    const Prediction p =
+        predict(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2", schedule}), 2, machine("h200"), {});
+    int64_t passes = 0;
+    const auto trace = nlohmann::json::parse(plan_trace(p));
+    for (const auto& event : trace["traceEvents"])
+      passes += event["name"].get<std::string>().starts_with("weight gradients ");
+    return passes / p.num_micro_batches;
+  };
+  EXPECT_EQ(delayed("parallel.schedule=\"1f1b\""), 0);
+  EXPECT_EQ(delayed("parallel.schedule=\"zb_h1\""), 1);
+}
+
 // After its passes a rank shows every other phase of the step, one after another.
 TEST(Timelines, ShowEveryPhase) {
   PartLibrary parts;

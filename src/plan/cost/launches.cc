@@ -6,14 +6,14 @@
 
 namespace moebius {
 
-int64_t kernels_of(const std::string& op) {
+int64_t launches_of(const std::string& op, bool clears_experts) {
+  if (op == "expert_wgrad") return clears_experts ? 2 : 1;
   using Entry = std::pair<std::string_view, int64_t>;
-  static constexpr std::array<Entry, 14> several{
-      Entry{"attention_bwd", 3},      // row sums and the gradients; a third one rounded dq when shares were fitted
+  static constexpr std::array<Entry, 13> several{
+      Entry{"attention_bwd", 3},      // row sums, cleared counters and all gradients; portable: row sums, dq, dk and dv
       Entry{"balance_stats", 2},      // sums of chunks, and of these
       Entry{"d_expert_down", 2},      // the product, and the sums of the routing weights' gradients
       Entry{"embedding_bwd", 2},      // tokens are sorted first
-      Entry{"expert_wgrad", 2},       // experts without rows are cleared first
       Entry{"index_rows", 3},         // counts, their sums, and places
       Entry{"lm_loss", 4},            // three products, and the loss between them
       Entry{"qk_norm_bwd", 3},        // rows, and the gradients of both weights
@@ -24,8 +24,8 @@ int64_t kernels_of(const std::string& op) {
       Entry{"router_logits_fwd", 2},  // weights in parts, and the product
       Entry{"sum_squares", 2},        // sums of parts, and of these
   };
-  for (const auto& [name, kernels] : several)
-    if (op == name) return kernels;
+  for (const auto& [name, launches] : several)
+    if (op == name) return launches;
   return 1;
 }
 

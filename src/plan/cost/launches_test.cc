@@ -1,0 +1,40 @@
+// The kernels that ops launch, as a plan counts them.
+#include "plan/cost/launches.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/layout.h"
+#include "plan/part.h"
+#include "plan/testing.h"
+
+namespace moebius {
+namespace {
+
+TEST(Launches, CountsTheKernelsOfAnOp) {
+  EXPECT_EQ(launches_of("attention_bwd", false), 3);
+  EXPECT_EQ(launches_of("silu", false), 1);
+  EXPECT_EQ(launches_of("expert_wgrad", false), 1);
+  EXPECT_EQ(launches_of("expert_wgrad", true), 2);
+}
+
+// The first micro-batch of a step stores gradients and clears those of experts without rows. Products in f32 and
+// quantised ones write them too; those of a recipe may leave gradients of weights out.
+TEST(Launches, ClearExpertsOnlyWhereBf16ProductsStoreGradients) {
+  PartLibrary library;
+  const auto of_gradients = [&](std::vector<std::string> set, PassWork PartWork::*pass) -> int64_t {
+    set.emplace_back("run.device=\"cuda\"");
+    const EngineSpec spec = planned_engine_spec(recipe("bench_olmoe_1b_7b.toml", set), 1);
+    for (const OpWork& op : (LayoutParts(library, spec).layer(0).*pass).ops)
+      if (op.name == "expert_wgrad") return op.kernels;
+    return 0;
+  };
+  const std::string quantised = "precision.recipe=\"fp8_block\"", plain = "precision.weight_gradients=\"compute\"";
+  EXPECT_EQ(of_gradients({}, &PartWork::first_backward), 2);
+  EXPECT_EQ(of_gradients({}, &PartWork::backward), 1);
+  EXPECT_EQ(of_gradients({"precision.compute=\"f32\""}, &PartWork::first_backward), 1);
+  EXPECT_EQ(of_gradients({quantised}, &PartWork::first_backward), 1);
+  EXPECT_EQ(of_gradients({quantised, plain}, &PartWork::first_backward), 2);
+}
+
+}  // namespace
+}  // namespace moebius
