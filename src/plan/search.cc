@@ -102,7 +102,8 @@ class Search {
         .chooses_offload = is_own && !is_named("optimizer.offload") && !is_named("optimizer.offload_grad"),
         .chooses_sharding = is_own && is_short && !is_named("parallel.fsdp") && !is_named("parallel.shard_gradients"),
         .chooses_activations =
-            is_own && is_short && !is_named("memory.offload") && !is_named("memory.offload_fraction")};
+            is_own && is_short && !is_named("memory.offload") && !is_named("memory.offload_fraction"),
+        .chooses_schedule = is_own && is_short && !is_named("parallel.schedule")};
     for (const std::string& name : options_.recipes) limits.recipes.push_back(recipe_of(name));
     return limits;
   }

@@ -187,10 +187,9 @@ class Space {
   // Returns the schedules to try. zb_h1 needs sums in f32 (check_zb_h1()).
   std::vector<PipelineSchedule> schedules(const ParallelSpec& p) const {
     constexpr PipelineSchedule zb_h1 = PipelineSchedule::zb_h1;
-    if (const auto& named = limits_.named.schedule)
-      return *named == zb_h1 && p.vpp > 1 ? std::vector<PipelineSchedule>{} : std::vector{*named};
-    const bool may_split =
-        p.pp > 1 && p.vpp == 1 && run_.optimizer.grad == GradFormat::f32 && limits_.system == PlanSystem::moebius;
+    if (const PipelineSchedule own = run_.parallel.schedule; !limits_.chooses_schedule)
+      return own == zb_h1 && p.vpp > 1 ? std::vector<PipelineSchedule>{} : std::vector{own};
+    const bool may_split = p.pp > 1 && p.vpp == 1 && run_.optimizer.grad == GradFormat::f32;
     std::vector<PipelineSchedule> all{PipelineSchedule::one_f_one_b};
     if (may_split) all.push_back(zb_h1);
     return all;

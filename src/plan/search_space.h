@@ -63,7 +63,8 @@ struct SearchLimits {
   PlanLoad load;  // the load of experts for which rows are planned
   NamedLayout named;
   // The search chooses these keys if true; otherwise they keep the run's values.
-  bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true;
+  bool chooses_rows = true, chooses_offload = true, chooses_sharding = true, chooses_activations = true,
+       chooses_schedule = true;
 };
 
 // Returns every layout: tp, cp and its method, pp, vpp, schedule, ep, etp, dispatcher, micro-batch and recipe. Nothing is
