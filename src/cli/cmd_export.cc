@@ -1,5 +1,6 @@
 #include "weights/export.h"
 
+#include <filesystem>
 #include <memory>
 
 #include "cli/command.h"
