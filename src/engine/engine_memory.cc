@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "device/gpu_limits.h"
 #include "ops/attention/attention_cudnn.h"
@@ -75,7 +76,13 @@ int64_t PeakMemory::bytes() const { return gpu_ ? peak_ : peak_rss_bytes(); }
 void HeapGaps::close() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_) return;
-  ::malloc_trim(0);
+  {
+    // Under a sanitizer with a heap of its own, the first call initialises the heap of glibc. Two threads that make it
+    // at the same time crash.
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    ::malloc_trim(0);
+  }
   next_ = now + std::chrono::milliseconds(100);
 }
 

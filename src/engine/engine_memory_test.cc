@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "device/device.h"
@@ -33,6 +35,20 @@ TEST(HeapGaps, FreePagesBetweenBlocksAreReturned) {
   HeapGaps gaps;
   gaps.close();
   EXPECT_LT(current_rss_bytes(), before - (8 << 20));
+}
+
+// The engines of ranks that are threads close their gaps at the same time.
+TEST(HeapGaps, ThreadsCloseThemTogether) {
+  constexpr int kThreads = 8;
+  std::barrier ready(kThreads);
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      HeapGaps gaps;
+      ready.arrive_and_wait();
+      gaps.close();
+    });
+  }
 }
 
 }  // namespace

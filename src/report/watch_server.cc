@@ -70,9 +70,10 @@ class WatchServer::Impl {
     server_.set_write_timeout(5);
     server_.set_keep_alive_timeout(1);
     // Without the library's SO_REUSEPORT, with which two servers would share a port.
-    server_.set_socket_options([](socket_t socket) {
+    server_.set_socket_options([this](socket_t socket) {
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      listener_ = socket;
     });
     server_.set_pre_routing_handler([this](const auto& request, auto& answer) { return admit(request, answer); });
     // The answer to an error repeats no text of the request.
@@ -101,6 +102,8 @@ class WatchServer::Impl {
     MOEBIUS_CHECK(io, port_ > 0,
                   "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one",
                   port, errno_text(errno != 0 ? errno : EADDRINUSE));
+    // The library's queue has room for 5 connections. A browser that finds it full tries again only after a second.
+    ::listen(listener_, SOMAXCONN);
     thread_ = std::thread([this] { server_.listen_after_bind(); });
     // The library's stop() does nothing before it listens, and the thread would then never end.
     while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -152,6 +155,7 @@ class WatchServer::Impl {
   WatchedRun run_;
   bool has_metrics_;
   httplib::Server server_;
+  socket_t listener_ = INVALID_SOCKET;  // the server's; it closes it
   std::thread thread_;
   int port_ = 0;
 };
