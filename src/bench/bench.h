@@ -52,7 +52,7 @@ struct BenchMask {
 struct BenchSpec {
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;
-  int64_t runs = 0;    // 0: 7 on the CPU; on a GPU as many as take 1.5 s, from 10 to 30
+  int64_t runs = 0;    // 0: 7 on the CPU; on a GPU 10 to 30, for about 1.5 s
   double scale = 1.0;  // scales the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
@@ -72,7 +72,7 @@ struct BenchSpec {
 
 // Measures matrix rates in bf16 and f32 with our gemm. It is [2048, 2048] x [2048, 2048]^T on the
 // CPU, and 8192 on a GPU.
-// On the CPU it also measures one call of oneDNN with as many threads.
+// On the CPU it also measures one call of oneDNN with the same number of threads.
 BenchReport bench_gemm(const BenchSpec& spec);
 // Measures causal attention with the shape's heads in bf16. Only operations on keys that a query
 // attends to are counted. If our own kernels and cuDNN's both support the shape, each has a line, and

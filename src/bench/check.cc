@@ -74,9 +74,9 @@ GatedAt::GatedAt(const GatedActivation& f, double gate, double up) {
   a = g * sigmoid * u;
 }
 
-std::vector<int64_t> sampled(int64_t of, int64_t most) {
+std::vector<int64_t> sampled(int64_t num_rows, int64_t max_samples) {
   std::vector<int64_t> rows;
-  for (int64_t i = 0; i < most; ++i) rows.push_back(i * (of - 1) / (most - 1));
+  for (int64_t i = 0; i < max_samples; ++i) rows.push_back(i * (num_rows - 1) / (max_samples - 1));
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   return rows;
 }

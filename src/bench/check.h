@@ -38,8 +38,8 @@ struct GatedAt {
   double a, by_gate, by_up;
 };
 
-// Returns which of `of` rows are checked: the first, the last and some between at equal distances.
-std::vector<int64_t> sampled(int64_t of, int64_t most = 4);
+// Returns the rows of [0, num_rows) that are checked: the first, the last and some between at equal distances.
+std::vector<int64_t> sampled(int64_t num_rows, int64_t max_samples = 4);
 
 // Elements of one result, each with its expected value.
 class BenchSample {

@@ -139,7 +139,7 @@ class BenchCheckAttention : public testing::Test {
 
 const BenchMask kMasks[] = {{}, {.window = 5}, {.documents = 3}, {.window = 5, .documents = 3}, {.window = 1}};
 
-TEST_F(BenchCheckAttention, WhatIsRightPasses) {
+TEST_F(BenchCheckAttention, CorrectResultsPass) {
   for (const BenchMask& mask : kMasks) {
     run(mask);
     check_fwd(mask);

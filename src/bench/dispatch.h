@@ -33,9 +33,9 @@ struct DispatchLine {
   double median_ms = 0;       // time of the slowest rank
   double sent_bytes = 0;      // on the wire, by a rank, the mean over the ranks; counted by the group
   double route_bytes = 0;     // computed from the tokens' route; must equal sent_bytes, else Error{numerics}
-  double expected_bytes = 0;  // by the formula: exact for all-gather, and for the others if experts are chosen evenly
-  // Bytes of a row for each pair and each rank of its expert, wherever that is. Rates of these are
-  // above those of the wire.
+  double expected_bytes = 0;  // by the formula: exact for all-gather, and for the others with balanced routing
+  // Bytes of a row for each pair and each rank of its expert, whether or not they leave the rank. So this is
+  // more than the bytes on the wire.
   double logical_bytes = 0;
   // The bytes of sent_bytes and route_bytes that go to ranks of other nodes; with the two-level dispatcher.
   double across_bytes = 0, across_route_bytes = 0;
@@ -47,7 +47,7 @@ struct DispatchRate {
   std::string name;
   double ms = 0;
   double wire_bytes = 0;    // bytes that leave a rank
-  double useful_bytes = 0;  // bytes of rows among them; captured messages of two-level have space for all tokens
+  double useful_bytes = 0;  // bytes of rows among them; captured messages of two-level are sized for all tokens
   double wire_gbytes_per_s() const { return wire_bytes / ms * 1e-6; }
 };
 

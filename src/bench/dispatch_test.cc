@@ -21,7 +21,7 @@ DispatchBench bench(int ranks, DispatchBenchSpec spec) {
 
 // 256 tokens per rank, D 32, 16 experts, top 2, bf16. In a balanced route every expert has the same
 // number of rows.
-TEST(BenchDispatch, AllGatherSendsWhatTheFormulaSays) {
+TEST(BenchDispatch, AllGatherSendsTheBytesOfTheFormula) {
   for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
     const DispatchBench r = bench(ranks, {.dispatcher = DispatcherKind::allgather, .etp = etp});
     EXPECT_EQ(r.dispatcher, "allgather");
@@ -57,7 +57,7 @@ TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
 }
 
 // Each of 512 pairs leaves its rank with probability (W - 1) / W.
-TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
+TEST(BenchDispatch, RandomRoutesSendTheBytesOfTheFormulaOnAverage) {
   for (const int ranks : {2, 4}) {
     const DispatchBench r = bench(
         ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = DispatcherKind::alltoall});
@@ -113,7 +113,7 @@ TEST(BenchDispatch, TwoLevelSendsARowOnceToEachNode) {
 }
 
 // Ranks of a node add bf16 first, and their f32 sums cross nodes.
-TEST(BenchDispatch, AllGatherOverNodesSendsWhatTheFormulaSays) {
+TEST(BenchDispatch, AllGatherOverNodesSendsTheBytesOfTheFormula) {
   const DispatchBench r = bench(4, {.dispatcher = DispatcherKind::allgather, .ranks_per_node = 2});
   const double rows = 256.0 * 32 * 2;
   EXPECT_EQ(r.lines[1].sent_bytes, 3 * rows);

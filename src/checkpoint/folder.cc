@@ -139,7 +139,7 @@ CheckpointLock::CheckpointLock(const std::string& dir) : path_(dir + "/lock") {
     if (error != EWOULDBLOCK) fail_io("lock", path_, error);
     MOEBIUS_FAIL(
         usage,
-        "checkpoint: expected {} to be used by one run at a time; got a second one beside {}; wait for that one "
+        "checkpoint: expected {} to be used by one run at a time; got a second one besides {}; wait for that one "
         "to end or choose another run.dir",
         dir, other);
   }

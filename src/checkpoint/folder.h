@@ -11,7 +11,7 @@ namespace moebius {
 
 std::string step_folder_name(int64_t step);           // has at least 8 digits
 std::string unfinished_name(int64_t step);            // a different name each time
-std::string free_old_folder(const std::string& dir);  // DIR/old-N, the first that is not there
+std::string free_old_folder(const std::string& dir);  // DIR/old-N with the lowest free N
 
 struct StepFolder {
   int64_t step = 0;
@@ -29,18 +29,17 @@ void rename_folder(const std::string& from, const std::string& to);
 void exchange_folders(const std::string& unfinished, const std::string& b);
 void remove_folder(const std::string& path);  // removes its contents too
 
-// Keeps other writers out of a checkpoints folder, of this process or another, until the object is
-// destroyed or its process ends.
+// Excludes other writers, in this process or another, from a checkpoints folder until the object is
+// destroyed or the process ends.
 class CheckpointLock {
  public:
-  // Throws Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
-  // without a lock.
+  // Throws Error{usage} naming the holder if there is one. Takes no lock on a file system without locks.
   explicit CheckpointLock(const std::string& dir);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
-  // Writes a unique text into the lock and returns it; the run's ranks look for it. Throws Error{io}.
+  // Writes a unique signature into the lock and returns it; the run's ranks look for it. Throws Error{io}.
   std::string sign() const;
 
  private:
@@ -48,7 +47,7 @@ class CheckpointLock {
   int fd_ = -1;
 };
 
-// Reads the lock in `dir` as this process sees it. Returns an empty text when it holds the
+// Reads the lock in `dir` as this process sees it. Returns an empty string when it holds the
 // signature, else a description of what it holds.
 std::string why_not_signed(const std::string& dir, const std::string& signature);
 

@@ -178,7 +178,7 @@ void spoil(const std::string& folder, int64_t element) {
 }
 
 // Rows, so that each rank needs one stretch of the file; the second half of the tensor is damaged.
-TEST(CheckpointLayouts, ARankReadsWhatItNeedsAndAllEndAsOne) {
+TEST(CheckpointLayouts, RanksReadTheirSlicesAndEqualOneRank) {
   const TestDir dir;
   save(dir.path(), {}, 1);
   const std::string folder = dir.path("step-00000001");
@@ -199,7 +199,7 @@ TEST(CheckpointLayouts, ARankReadsWhatItNeedsAndAllEndAsOne) {
   });
 }
 
-TEST(CheckpointLayouts, WhatNoRankAsksForIsUnexpectedOnAll) {
+TEST(CheckpointLayouts, TensorsThatNoRankRequestsAreUnexpected) {
   const TestDir dir;
   save(dir.path(), {}, 1);
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
@@ -246,7 +246,7 @@ TEST_P(RankedSave, OneRankThatFailsFailsAll) {
 
 // A tensor that every rank holds alike is saved once; where two ranks save it, their elements must
 // be the same.
-TEST_P(RankedSave, ReplicasThatDriftedApartAreFound) {
+TEST_P(RankedSave, DivergedReplicasAreFound) {
   const TestDir dir;
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
     Control ranks(world);

@@ -8,8 +8,8 @@
 //    "manifest_xxh3": HASH}
 // A piece without "block" [dim, begin, count] has the whole tensor as its block; a piece without "range" [begin, end]
 // is all of its block. HASH covers all bytes before its key. The hashes of a file's header and of its pieces cover the
-// whole file. Version 1 is for one rank: it has one piece per tensor, with its fields beside "dtype". It can be read,
-// and is not written.
+// whole file. Version 1 is for one rank: it has one piece per tensor, with its fields next to "dtype". It can be read,
+// but is no longer written.
 #pragma once
 
 #include <cstdint>

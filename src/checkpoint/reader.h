@@ -28,21 +28,21 @@ class CheckpointReader {
 
   int64_t step() const;
   int64_t num_ranks() const;           // number of ranks of the run that saved it
-  const nlohmann::json& meta() const;  // the meta that save() got
+  const nlohmann::json& meta() const;  // the meta data passed to save()
   const std::map<std::string, CheckpointTensor>& tensors() const;
   int64_t num_files() const;
   int64_t num_bytes() const;  // bytes of the files
 
   // Fills into.tensor, which must have the dtype and the number of elements of its slice. With
   // into.converts, f32 and bf16 may replace each other; f32 is then rounded to nearest even. With into.code, u8 codes
-  // may too, rounded to nearest; scales that the checkpoint does not have are then filled with their codes. It reads
-  // the parts of the files that hold it, and checks their hashes.
+  // may too, rounded to nearest; scales that the checkpoint does not have are then filled with their codes. Reads
+  // only the parts of the files that hold the slice, and checks their hashes.
   // Throws Error{input} when there is no such tensor, when its dtype or shape differs, or when its bytes are
   // not those that were saved; into.tensor is then undefined.
   // A tensor of a GPU is filled on the stream s of its device.
   void read(const NamedTensor& into, Stream* s = nullptr) const;
   void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;  // all of it, shapes equal
-  void verify(const std::string& name) const;                                         // reads every byte and keeps none
+  void verify(const std::string& name) const;  // reads all bytes and checks their hashes
 
   // Reads all of the checkpoint into exactly these tensors: checks every name, shape and dtype
   // before the first byte is read. Throws Error{input} listing what is missing, unexpected or different

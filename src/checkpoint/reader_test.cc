@@ -206,7 +206,7 @@ TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
 }
 
 // Version 1 of the manifest, which one rank wrote.
-TEST_F(CheckpointRead, TheVersionBeforeStaysReadable) {
+TEST_F(CheckpointRead, ThePreviousVersionIsReadable) {
   edit([](nlohmann::json& j) {
     j["version"] = 1;
     for (auto& [name, t] : j["tensors"].items()) {

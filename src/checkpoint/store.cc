@@ -225,7 +225,7 @@ void CheckpointStore::check() {
   if (ranks_.max(mine) != busy) wait();
 }
 
-std::string CheckpointStore::set_aside(const std::vector<std::string>& beside) {
+std::string CheckpointStore::set_aside(const std::vector<std::string>& files) {
   wait();
   std::string old;
   ranks_.on_root([&] {
@@ -233,7 +233,7 @@ std::string CheckpointStore::set_aside(const std::vector<std::string>& beside) {
     if (folders.empty()) return;
     old = free_old_folder(dir_);
     make_dirs(old);
-    for (const std::string& file : beside)
+    for (const std::string& file : files)
       if (std::filesystem::exists(file)) write_file_atomic(old + "/" + file_name(file), read_file(file));
     for (auto it = folders.rbegin(); it != folders.rend(); ++it) {
       rename_folder(it->path, old + "/" + file_name(it->path));

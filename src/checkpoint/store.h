@@ -43,10 +43,10 @@ class CheckpointStore {
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   // The same on every rank; `ranks` outlives the store.
   CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
-  ~CheckpointStore();  // waits for the writing of this rank; errors are lost, so call wait() first
+  ~CheckpointStore();  // waits for this rank to finish writing; errors are lost, so call wait() first
 
-  // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save
-  // can lack memory.
+  // For a run on a GPU: allocates the host buffer through which saves copy pieces, so that no save
+  // fails for lack of memory.
   void hold_piece();
   // Writes step-`step`, and replaces an existing one. Then it removes the checkpoints that `keep` leaves out, and those
   // of later steps, which belong to an abandoned history. Each rank writes its slices, without replicas. Rank 0 waits
@@ -56,18 +56,18 @@ class CheckpointStore {
   // its own. The error of an asynchronous save is thrown by the next save(), which then
   // does nothing else, or by wait().
   //
-  // Error{io} when the disk refuses: earlier checkpoints are untouched, and nothing half-written
-  // stays. Tensors of a GPU are copied to the host on the stream s of their device: all of them
+  // Throws Error{io} if writing fails: earlier checkpoints are untouched, and no partial file
+  // remains. Tensors of a GPU are copied to the host on the stream s of their device: all of them
   // first when async, else a piece at a time.
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta, Stream* s = nullptr);
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
-  // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of
-  // `beside` that exist. They no longer count as checkpoints of this run, and are never removed.
+  // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those of
+  // `files` that exist. They no longer count as checkpoints of this run, and are never removed.
   // Returns the folder, on every rank; empty when there was no checkpoint. A run that starts over
   // calls this, so that its history does not mix with the old one wherever it stops. Throws Error{io}.
-  std::string set_aside(const std::vector<std::string>& beside = {});
+  std::string set_aside(const std::vector<std::string>& files = {});
 
   std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
 

@@ -91,7 +91,7 @@ TEST_P(Checkpoint, RoundTripKeepsEveryByte) {
   EXPECT_EQ(store.snapshot_bytes(), GetParam() ? 128 + 64 + 64 : 0);
 }
 
-TEST_P(Checkpoint, WhatIsSavedIsWhatTheTensorsHeldAtTheCall) {
+TEST_P(Checkpoint, SavesTheValuesAtTheTimeOfTheCall) {
   CheckpointStore store(path_, 0, GetParam());
   State state(1);
   store.save(1, state.tensors(), {});
@@ -179,7 +179,7 @@ TEST_P(Checkpoint, SettingAsideMovesAllOfThemToWhereNothingRemovesThem) {
   EXPECT_EQ(read_file(path_ + "/old-1/notes"), "mine");
 }
 
-TEST_P(Checkpoint, TheSameStepAgainReplaces) {
+TEST_P(Checkpoint, SavingAStepAgainReplacesIt) {
   CheckpointStore store(path_, 2, GetParam());
   save(store, 7, 1);
   save(store, 7, 2);
@@ -207,7 +207,7 @@ TEST_P(Checkpoint, TheNewestIsTheNewestComplete) {
   EXPECT_THAT(infos[2].problem, HasSubstr("remove the folder or use the checkpoint before it"));
 }
 
-TEST_P(Checkpoint, TheNextSaveRemovesWhatACrashLeft) {
+TEST_P(Checkpoint, TheNextSaveRemovesLeftoversOfACrash) {
   CheckpointStore store(path_, 2, GetParam());
   const std::string left = path_ + "/step-00000009.tmp-0123456789abcdef";
   std::filesystem::create_directories(left);
@@ -217,7 +217,7 @@ TEST_P(Checkpoint, TheNextSaveRemovesWhatACrashLeft) {
 }
 
 // It may hold the space that a run needs before its first save.
-TEST_P(Checkpoint, OpeningRemovesWhatACrashLeft) {
+TEST_P(Checkpoint, OpeningRemovesLeftoversOfACrash) {
   {
     CheckpointStore store(path_, 2, GetParam());
     save(store, 1);
@@ -265,7 +265,7 @@ TEST(CheckpointStoreErrors, OneRunAFolder) {
     CheckpointStore store(dir.path(), 2, true);
     save(store, 1);
     store.wait();
-    expect_error(ErrorKind::usage, fmt::format("got a second one beside process {} on ", ::getpid()),
+    expect_error(ErrorKind::usage, fmt::format("got a second one besides process {} on ", ::getpid()),
                  [&] { CheckpointStore(dir.path(), 2, true); });
     expect_error(ErrorKind::usage, "choose another run.dir", [&] { prune_checkpoints(dir.path(), 1); });
   }
@@ -316,7 +316,7 @@ TEST(CheckpointStoreErrors, WrongArguments) {
 
 // Tensors of a GPU are copied a piece at a time, or all of them first; the bytes of the moment of
 // the save are written.
-TEST(CheckpointStoreOnGpu, WritesWhatTheGpuHolds) {
+TEST(CheckpointStoreOnGpu, WritesTensorsOfAGpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   ThreadPool pool(1);

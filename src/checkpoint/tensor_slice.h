@@ -49,7 +49,7 @@ struct CommonRun {
 std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b);
 
 // Checks that the slices together hold each element of the tensor once, as layouts do: blocks along
-// one dimension, each cut into ranges. Returns an empty text, or a description of the problem.
+// one dimension, each cut into ranges. Returns an empty string, or a description of the problem.
 // REQUIRES: legal slices of one shape.
 std::string partition_problem(std::vector<TensorSlice> slices);
 

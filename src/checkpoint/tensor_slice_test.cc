@@ -100,7 +100,7 @@ std::vector<TensorSlice> random_layout(std::mt19937& random, const Dims& shape) 
 }
 
 // From one random layout to another: each element arrives once, where it belongs.
-TEST(TensorSlice, AnyLayoutHoldsWhatAnyOtherNeeds) {
+TEST(TensorSlice, AnyLayoutCoversTheSlicesOfAnyOther) {
   std::mt19937 random(3);
   for (int round = 0; round < 400; ++round) {
     const Dims shape = random_shape(random);

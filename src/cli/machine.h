@@ -1,4 +1,4 @@
-// The machine and the build, as far as results depend on them.
+// The properties of the machine and of the build that results depend on.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct CpuFeature {
 const std::vector<CpuFeature>& cpu_features();
 
 Machine this_machine();
-// Returns a text such as "AMD EPYC 9454 (2 CPUs, avx2 avx512f avx512_bf16), 23.5 GiB": heads every benchmark.
+// Returns the first line of every benchmark, such as "AMD EPYC 9454 (2 CPUs, avx2 avx512f avx512_bf16), 23.5 GiB".
 std::string machine_line(const Machine& machine);
 
 }  // namespace moebius

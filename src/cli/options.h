@@ -19,7 +19,7 @@ void add_threads_option(Command& command, int& threads);        // --threads, 0:
 void add_json_option(Command& command, bool& json);             // --json
 void add_shard_bytes_option(Command& command, int64_t& bytes);  // --shard-bytes
 void check_shard_bytes(int64_t bytes);                          // throws Error{usage} unless it is at least 1
-// The help of the command ends with this line, which a user may type.
+// Adds an example to the end of the command's help: a line that a user can type.
 void add_example(Command& command, const std::string& line);
 
 // --set parallel.KEY=VALUE, --ranks and --timeout, for commands that run on any layout.

@@ -19,7 +19,7 @@ WorldOptions world_options(std::optional<double> timeout_s, const std::function<
 // another number of ranks than the launcher gave.
 void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body);
 
-// Returns a text such as "4 ranks of MPI (OMPI_COMM_WORLD_SIZE=4, Open MPI v4.1.4)"
+// Returns a string such as "4 ranks of MPI (OMPI_COMM_WORLD_SIZE=4, Open MPI v4.1.4)"
 std::string launch_text(const Launch& launch);
 
 // Warns of the values that ranks found in their parts of the weights at `path`. The first rank

@@ -1,4 +1,4 @@
-// Control messages between the ranks of a run, outside of training: decisions, errors and texts, in host memory.
+// Control messages between the ranks of a run, outside of training: decisions, errors and strings, in host memory.
 // Every rank makes the same calls in the same order. With one rank each call returns at once.
 #pragma once
 
@@ -21,8 +21,8 @@ class Control {
   int size() const { return size_; }
   bool is_root() const { return rank_ == 0; }
 
-  std::vector<std::string> gather(const std::string& mine);  // returns the texts of all ranks, on every rank
-  std::string from_root(const std::string& text);            // returns rank 0's text on every rank
+  std::vector<std::string> gather(const std::string& mine);  // returns the strings of all ranks, on every rank
+  std::string from_root(const std::string& text);            // returns rank 0's string on every rank
   int64_t sum(int64_t mine);                                 // the sum over the ranks
   int64_t max(int64_t mine);
   void barrier();
@@ -46,7 +46,7 @@ class Control {
   std::unique_ptr<Group> group_;
 };
 
-// A text that must be equal on all ranks of a run, such as the resolved recipe.
+// A string that must be equal on all ranks of a run, such as the resolved recipe.
 struct Claim {
   std::string what;  // "the recipe", for messages
   std::string text;

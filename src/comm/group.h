@@ -103,9 +103,9 @@ class Group {
   virtual double timeout_s() const = 0;
   virtual std::string rank_name(int rank) const = 0;
   // Returns whether GPU memory is staged through host memory, because ranks share a GPU. Then no kernel may wait for
-  // another rank: it could block the GPU for the rank that it waits for.
+  // another rank: it could block the GPU that this rank needs.
   virtual bool stages_gpu_memory() const { return false; }
-  // Makes sent_bytes() and seconds() count this traffic too.
+  // Makes sent_bytes() and seconds() include this traffic.
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
   // Returns the total bytes that this rank has sent to others. With n ranks, and b the bytes of x, or of the larger of

@@ -17,7 +17,7 @@ double sent_by(Group& g, Call&& call) {
 
 class GroupCosts : public testing::TestWithParam<int> {};
 
-TEST_P(GroupCosts, AreWhatTheCountersSay) {
+TEST_P(GroupCosts, EqualTheCounters) {
   const int n = GetParam();
   run_threads(n, {.timeout_s = 60}, [&](Transport& world) {
     std::vector<int> all;

@@ -89,7 +89,7 @@ TEST(Group, RefusesCountsThatDoNotFit) {
   EXPECT_THAT(text({1}, {1}, 2), HasSubstr("out must have the rows of in; got out f32[2, 2], in f32[4, 1]"));
 }
 
-TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
+TEST(Group, OverMessagesMovesOnlyCpuMemory) {
   OneRank one;
   float x[2] = {};
   Tensor elsewhere = tensor_of(x, {2});
@@ -157,7 +157,7 @@ TEST(CollectiveFlightRecorder, KeepsTheLast) {
   EXPECT_THAT(recorder.text(1), HasSubstr("not ended"));
 }
 
-TEST(CollectiveFlightRecorder, KeepsWhatHasNotEnded) {
+TEST(CollectiveFlightRecorder, KeepsUnfinishedCollectives) {
   CollectiveFlightRecorder recorder;
   const int64_t open = recorder.begin({.op = "recv", .group = "pp", .number = 7});
   for (int i = 0; i < 2 * CollectiveFlightRecorder::kSize; ++i)

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t kMaxMembers = 8;  // ranks of a group that are listed
 
-std::string rank_lines(const MeshShape& shape, int64_t most) {
+std::string rank_lines(const MeshShape& shape, int64_t max_ranks) {
   std::string text = "  rank    tp  cp  dp  pp   etp  ep edp\n";
-  const int64_t world = shape.world(), shown = world <= most ? world : most / 2;
+  const int64_t world = shape.world(), shown = world <= max_ranks ? world : max_ranks / 2;
   const auto add = [&](int64_t rank) {
     const RankPlace p = place_of(shape, static_cast<int>(rank));
     text += fmt::format("{:6}  {:4}{:4}{:4}{:4}  {:4}{:4}{:4}\n", rank, p.tp, p.cp, p.dp, p.pp, p.etp, p.ep, p.edp);
@@ -33,18 +33,18 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-std::string layout_table(const MeshShape& shape, int64_t most) {
+std::string layout_table(const MeshShape& shape, int64_t max_ranks) {
   std::string text =
       fmt::format("{} ranks: dense tp {} x cp {} x dp {} x pp {}, experts etp {} x ep {} x edp {} x pp {}\n",
                   shape.world(), shape.tp, shape.cp, shape.dp, shape.pp, shape.etp, shape.ep, shape.edp, shape.pp);
-  text += rank_lines(shape, most);
+  text += rank_lines(shape, max_ranks);
   std::array<std::string, kNumAxes> firsts;
   size_t width = 24;
   for (int i = 0; i < kNumAxes; ++i) {
     firsts[i] = list(ranks_of_group(shape, static_cast<Axis>(i), 0));
     width = std::max(width, firsts[i].size());
   }
-  text += fmt::format("{:10} {:>6} {:>6}  {:{}}  {}\n", "group", "size", "groups", "the first", width, "of");
+  text += fmt::format("{:10} {:>6} {:>6}  {:{}}  {}\n", "group", "size", "groups", "first group", width, "purpose");
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
     const int64_t size = group_size(shape, axis);

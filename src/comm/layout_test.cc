@@ -91,7 +91,7 @@ TEST(LayoutProperty, GroupsOfAnAxisPartitionTheRanks) {
   }));
 }
 
-TEST(LayoutProperty, AGroupVariesInItsCoordinatesAlone) {
+TEST(LayoutProperty, AGroupDiffersOnlyInItsCoordinates) {
   fix_seed();
   EXPECT_TRUE(rc::check([] {
     const MeshShape shape = any_shape();
@@ -212,8 +212,8 @@ TEST(Layout, TableShowsRanksAndThePurposeOfEachGroup) {
   EXPECT_THAT(text, HasSubstr("\n     7     1   0   1   1     0   3   0\n"));
   EXPECT_THAT(text, HasSubstr("\nep              4      2  0 1 2 3                   the experts of one layer"));
   EXPECT_THAT(text, HasSubstr("  copies of the dense parameters: their gradients and weights\n"));
-  EXPECT_THAT(text,
-              HasSubstr("  one stage of the pipeline: gradients of what tp does not split, expert loads, z-loss\n"));
+  EXPECT_THAT(
+      text, HasSubstr("  one pipeline stage: gradients of parameters that tp does not split, expert loads, z-loss\n"));
   EXPECT_THAT(text, HasSubstr("\nworld           8      1  0 1 2 3 4 5 6 7 "));
 }
 
@@ -229,7 +229,7 @@ TEST(Layout, TableOfVeryManyRanksHasItsColumns) {
   const std::string text = layout_table({.dp = 100000, .ep = 100, .edp = 1000});
   EXPECT_THAT(text, HasSubstr("0 100 200 300 400 500 600 700 ... 99900"));
   const size_t header = text.find("group  ");
-  const size_t column = text.find("  of\n", header) - header;
+  const size_t column = text.find("  purpose\n", header) - header;
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
     const size_t line = text.find(fmt::format("\n{:10} ", name_of(axis)), header) + 1;

@@ -1,4 +1,4 @@
-// The name of a machine, by which ranks of the same machine recognise each other.
+// The name of a machine, by which ranks detect that they are on the same machine.
 #pragma once
 
 #include <string>

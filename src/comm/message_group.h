@@ -55,7 +55,7 @@ class MessageGroup final : public Group {
 
  private:
   class Exchange;
-  // Starts to send to[i] to, and to receive from[i] from, each rank members[i]. This rank's own part is copied.
+  // Starts to send to[i] to rank members[i] and to receive from[i] from it, for each i. This rank's own part is copied.
   // REQUIRES: this rank is a member.
   Messages begin_exchange(std::span<const int> members, const Spans& to, const Spans& from);
   // Exchange between all ranks of the group, or between those of one level, and wait for it.

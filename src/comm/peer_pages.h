@@ -11,7 +11,7 @@ namespace moebius {
 
 struct PeerPages {
   std::vector<PeerMemory> memories;  // by rank; this rank's own is empty
-  std::vector<std::byte*> windows;   // by rank: where its window begins, as this rank sees it
+  std::vector<std::byte*> windows;   // indexed by rank: the start of its window, as an address in this process
   bool shares_gpu = false;           // this rank's GPU is another rank's too
   // The reason why some rank cannot access the memory of another, the same on every rank; empty if all can.
   std::string why_no_access;
@@ -22,7 +22,7 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
 
 // Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
 // Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. All ranks of
-// the world call it together, and get the same text. Throws Error{usage} when the device has no memory for the test.
+// the world call it together, and get the same string. Throws Error{usage} when the device has no memory for the test.
 std::string why_no_peer_access(Stream& s, Group& group, Group& world);
 
 }  // namespace moebius

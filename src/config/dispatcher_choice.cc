@@ -13,19 +13,19 @@ DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {
     return {allgather, "allgather",
-            fmt::format("\"auto\" takes it because parallel.ep = {} is at most top-k = {}, so that it sends no more "
+            fmt::format("chosen by \"auto\" because parallel.ep = {} is at most top-k = {}, so that it sends no more "
                         "than all-to-all",
                         q.ep, q.top_k)};
   }
   if (q.captures) {
     return {
         allgather, "allgather",
-        fmt::format("\"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+        fmt::format("chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
                     "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = {}, top-k = {})",
                     q.ep, q.top_k)};
   }
   return {alltoall, "alltoall",
-          fmt::format("\"auto\" takes it because parallel.ep = {} is above top-k = {}, so that it sends less than "
+          fmt::format("chosen by \"auto\" because parallel.ep = {} is above top-k = {}, so that it sends less than "
                       "all-gather",
                       q.ep, q.top_k)};
 }
@@ -34,7 +34,7 @@ DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
 std::string rows_text(const DispatcherChoiceInputs& q) {
   if (q.num_experts == 0) return "";
   const RowsOfToken rows = even_rows_of_token(q.num_experts, q.top_k, q.ep, q.etp);
-  return fmt::format(" ({:.3g} rows of a token with even experts, {:.3g} with all-gather, {:.3g} with all-to-all)",
+  return fmt::format(" ({:.3g} rows of a token with balanced routing, {:.3g} with all-gather, {:.3g} with all-to-all)",
                      rows.direct, rows.allgather, rows.alltoall);
 }
 
@@ -50,9 +50,9 @@ DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const Dispatch
   const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
   return {DispatcherKind::two_level, "two_level",
           fmt::format(
-              "\"auto\" takes it because the ranks that share experts are on {} nodes of {} "
+              "chosen by \"auto\" because the ranks that share experts are on {} nodes of {} "
               "(parallel.ranks_per_node), and a token is sent once to each node: {:.3g} bytes across nodes for each "
-              "column of a token in a layer's step with even experts, {:.3g} with all-gather, {:.3g} with "
+              "column of a token in a layer's step with balanced routing, {:.3g} with all-gather, {:.3g} with "
               "all-to-all",
               q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
 }
@@ -60,7 +60,7 @@ DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const Dispatch
 DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
   if (q.peers.all) {
     return {DispatcherKind::direct, "direct",
-            fmt::format("\"auto\" takes it because {}: a token is written once to each rank that has any of its "
+            fmt::format("chosen by \"auto\" because {}: a token is written once to each rank that has any of its "
                         "experts, which sends the least{}",
                         q.peers.why, rows_text(q))};
   }

@@ -30,11 +30,11 @@ struct DispatcherChoiceInputs {
   bool on_gpu = false;         // the ranks have GPUs
   int64_t ranks_per_node = 8;  // parallel.ranks_per_node
   double element_bytes = 4;    // bytes of an element of a row
-  PeerReach peers = {};        // what the ranks of etp x ep reach
+  PeerReach peers = {};        // which memory the ranks of etp x ep can access
   std::string origin;          // the end of the error's message: where the key was set
 };
 
-// Rows of a token that leave its rank in each direction, if experts are chosen evenly. W = ETP EP ranks share the E
+// Rows of a token that leave its rank in each direction, with balanced routing. W = ETP EP ranks share the E
 // experts of a layer.
 //   all-gather   W - 1
 //   all-to-all   K ETP (W - 1) / W
@@ -44,10 +44,10 @@ struct RowsOfToken {
 };
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
 // Returns the probability that one of a token's K experts is in a given part of the E, of E / parts:
-// 1 - C(E - E/parts, K) / C(E, K), where experts are chosen evenly.
+// 1 - C(E - E/parts, K) / C(E, K), with balanced routing.
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
 
-// Bytes that cross nodes for each column of a token in a layer's step, where experts are chosen evenly: x twice and dy
+// Bytes that cross nodes for each column of a token in a layer's step, with balanced routing: x twice and dy
 // to the experts, y and dx back. b is element_bytes, and the ranks are on M nodes. Sums of nodes are f32.
 //   all-gather   (M - 1) (3 b + 8)
 //   all-to-all   5 b K ETP (M - 1) / M
@@ -76,8 +76,8 @@ struct DispatcherChoice {
 //   no MoE layer             none
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
-//   peers reach each other   direct, which sends the least
-//   those of a node do       on CPUs two_level, where it sends fewer bytes across nodes than what follows
+//   peers have access        direct, which sends the least
+//   peers of a node have it  on CPUs two_level, where it sends fewer bytes across nodes than what follows
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall

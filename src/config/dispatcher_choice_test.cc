@@ -28,7 +28,7 @@ TEST(DispatcherChoice, AutoGathersUpToTopK) {
     EXPECT_EQ(choice.kind, DispatcherKind::allgather);
     EXPECT_EQ(choice.name, "allgather");
     EXPECT_EQ(choice.reason,
-              "\"auto\" takes it because parallel.ep = 4 is at most top-k = 4, so that it sends no more than "
+              "chosen by \"auto\" because parallel.ep = 4 is at most top-k = 4, so that it sends no more than "
               "all-to-all");
   }
 }
@@ -38,7 +38,7 @@ TEST(DispatcherChoice, AutoIsAllToAllAboveTopK) {
   EXPECT_EQ(choice.kind, DispatcherKind::alltoall);
   EXPECT_EQ(choice.name, "alltoall");
   EXPECT_EQ(choice.reason,
-            "\"auto\" takes it because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather");
+            "chosen by \"auto\" because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather");
 }
 
 TEST(DispatcherChoice, AutoIsNeverAllToAllUnderGraphs) {
@@ -46,7 +46,7 @@ TEST(DispatcherChoice, AutoIsNeverAllToAllUnderGraphs) {
   EXPECT_EQ(choice.kind, DispatcherKind::allgather);
   EXPECT_EQ(choice.name, "allgather");
   EXPECT_EQ(choice.reason,
-            "\"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; with "
+            "chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA graphs; with "
             "run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 8, top-k = 4)");
 }
 
@@ -58,14 +58,14 @@ TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
       EXPECT_EQ(choice.kind, DispatcherKind::direct);
       EXPECT_EQ(choice.name, "direct");
       EXPECT_EQ(choice.reason,
-                "\"auto\" takes it because they are neighbours: a token is written once to each rank that has any of "
+                "chosen by \"auto\" because they are neighbours: a token is written once to each rank that has any of "
                 "its experts, which sends the least");
     }
   }
   const DispatcherChoiceInputs apart{.ep = 8, .top_k = 4, .peers = {.why = "rank 4 is on another machine than rank 0"}};
   EXPECT_EQ(resolve_dispatcher(apart).kind, DispatcherKind::alltoall);
   EXPECT_EQ(resolve_dispatcher(apart).reason,
-            "\"auto\" takes it because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather; "
+            "chosen by \"auto\" because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather; "
             "direct would send the least, but rank 4 is on another machine than rank 0");
   EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .peers = {.all = true}}).name,
             "allgather");
@@ -83,7 +83,7 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
   EXPECT_DOUBLE_EQ(even_rows_of_token(4, 3, 2, 1).direct, 1);  // more experts than a rank has
   EXPECT_THAT(
       resolve_dispatcher({.ep = 8, .top_k = 8, .num_experts = 128, .peers = {.all = true, .why = "so"}}).reason,
-      HasSubstr("sends the least (4.67 rows of a token with even experts, 7 with all-gather, 7 with all-to-all)"));
+      HasSubstr("sends the least (4.67 rows of a token with balanced routing, 7 with all-gather, 7 with all-to-all)"));
 }
 
 // A token chooses 8 of 128 experts, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
@@ -109,9 +109,9 @@ TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
   EXPECT_EQ(resolve_dispatcher(q).name, "two_level");
   EXPECT_EQ(
       resolve_dispatcher(q).reason,
-      "\"auto\" takes it because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
-      "a token is sent once to each node: 14 bytes across nodes for each column of a token in a layer's step with even "
-      "experts, 14 with all-gather, 40 with all-to-all");
+      "chosen by \"auto\" because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
+      "a token is sent once to each node: 14 bytes across nodes for each column of a token in a layer's step with "
+      "balanced routing, 14 with all-gather, 40 with all-to-all");
   const auto with = [&](auto&& change) {
     DispatcherChoiceInputs changed = q;
     change(changed);

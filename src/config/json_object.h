@@ -11,7 +11,7 @@ namespace moebius {
 class JsonObject {
  public:
   JsonObject() = default;  // none
-  // Copies share the object, and nobody changes it. Throws Error{internal} for another value.
+  // Copies share the object, which is immutable. Throws Error{internal} for another value.
   JsonObject(const nlohmann::json& object);
   explicit operator bool() const { return value_ != nullptr; }
   // REQUIRES: the object is not empty.

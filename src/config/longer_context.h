@@ -11,8 +11,8 @@ namespace moebius {
 bool extends_context(const std::string& hf_key);
 
 // Returns config with the values of `changes`, an object of such keys. The theta of the old
-// config, in either spelling, stays unless it is changed. If a table of "yarn" or "llama3" does not say
-// on how many positions the model was trained, the old config gives that number: its
+// config, in either spelling, stays unless it is changed. If a table of "yarn" or "llama3" lacks the
+// number of positions that the model was trained on, the old config gives it: its
 // original_max_position_embeddings, or else its max_position_embeddings.
 nlohmann::json with_longer_context(nlohmann::json config, const nlohmann::json& changes);
 

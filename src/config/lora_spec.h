@@ -22,7 +22,7 @@ struct LoraSpec {    // [lora]
   double dropout = 0.0;  // dropout of the input of A in training: the probability that an element is 0
   // Patterns (* and ?) of names of matrices, or of their ends after a dot (model/lora/adapter_params.h).
   std::vector<std::string> targets = {};
-  std::string init_from = {};  // a folder as weights/adapter.h reads; empty: A is random and B zero
+  std::string init_from = {};  // a folder that weights/adapter.h can read; empty: A is random and B zero
   LoraBase base = LoraBase::compute;
   bool is_on() const { return rank > 0; }
   float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }

@@ -109,7 +109,7 @@ struct ModelSpec {
   int64_t num_moe_layers() const;          // MoE layers among the num_layers
   bool is_moe_layer(int64_t layer) const;  // the modules' layers follow the others and are like the last
   int64_t num_layers_and_mtp() const { return num_layers + num_mtp_layers; }
-  // Trained elements. Tied embeddings count once; expert_bias is state and does not count.
+  // Returns the number of trained elements. Tied embeddings count once; expert_bias is state and does not count.
   int64_t num_parameters() const;
   int64_t num_active_parameters() const;  // those that one token uses: top_k experts, shared, and the dense rest
 
@@ -118,7 +118,7 @@ struct ModelSpec {
   // are not counted (Megatron's convention).
   double train_flops_per_token(int64_t seq_len) const;
 
-  // Throws Error{usage} if a shape is not positive, a division has a rest, top_k is above the experts,
+  // Throws Error{usage} if a shape is not positive, a division has a remainder, top_k is above the experts,
   // groups do not fit, or the keys of this family cannot express the model (a "qwen3_moe" has
   // no shared expert).
   void check() const;

@@ -38,7 +38,7 @@ enum class WeightGradientPrecision : int {
 inline constexpr std::pair<const char*, WeightGradientPrecision> kWeightGradientPrecisionNames[] = {
     {"recipe", WeightGradientPrecision::recipe}, {"compute", WeightGradientPrecision::compute}};
 
-// The format of data that may be stored or sent in that of the recipe, instead of that of precision.compute.
+// The format of data that may be stored or sent either in precision.compute or in the format of the recipe.
 enum class PrecisionChoice : int { compute, recipe };
 
 inline constexpr std::pair<const char*, PrecisionChoice> kPrecisionChoiceNames[] = {
@@ -64,7 +64,7 @@ struct RecomputeRange {
   bool operator==(const RecomputeRange&) const = default;
 };
 
-// The tensors that backward recomputes instead of reading them from memory. The bits are the same; a step needs less
+// The tensors that backward recomputes instead of reading them from memory. This changes no bit; a step needs less
 // memory and more time.
 struct RecomputeSpec {
   bool norm = false;                   // outputs of a layer's norms
@@ -79,7 +79,7 @@ struct RecomputeSpec {
 
   // Returns the names that apply to a layer, without ranges.
   RecomputeSpec of(int64_t layer) const;
-  // Returns whether the names cover what `what` is of, when there are no ranges.
+  // Returns whether the names, without ranges, cover the tensors of the name `what`.
   bool covers(bool RecomputeSpec::*what) const {
     return layer || this->*what || (what == &RecomputeSpec::mla_up_proj && qkv);
   }

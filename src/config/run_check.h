@@ -1,4 +1,4 @@
-// The checks of a run, for those who check many runs of one model.
+// The checks of a run, for callers that check many runs of one model.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// Makes the checks of RunSpec::check() in another order, without ModelSpec::check(). REQUIRES: run.model.check() has passed.
+// Does the checks of RunSpec::check() in another order, without ModelSpec::check(). REQUIRES: that has passed.
 void check_except_model(const RunSpec& run, int64_t world_size);
 
 // The two parts of check_except_model(). check_policies() checks each value, and most relations that no layout changes.

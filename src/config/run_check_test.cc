@@ -305,7 +305,7 @@ TEST(Check, RecomputeNamesWhatTheModelHas) {
                 "it [--set]"));
 }
 
-TEST(Check, WhatThisVersionCannotDo) {
+TEST(Check, RefusesUnsupportedFeatures) {
   EXPECT_THAT(check_error({"data.tokenizer=nodir"}),
               HasSubstr("data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got \"nodir\" [--set]"));
   EXPECT_NO_THROW(parse({"data.tokenizer=" MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2"}).check(1));
@@ -458,7 +458,7 @@ TEST(Check, Pipeline) {
                         "(micro_batch * dp) = 6 / (2 * 1) = 3; change them, or set vpp = 1 [--set]"));
 }
 
-TEST(CheckTrainable, NamesWhatTrainingNeeds) {
+TEST(CheckTrainable, NamesMissingTrainingKeys) {
   const auto text = [](const Sets& sets) {
     return error_text(ErrorKind::usage, [&] { parse(sets).check_trainable(); });
   };

@@ -16,7 +16,7 @@ using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(ConfigDiff, NamesWhatChangesTheTraining) {
+TEST(ConfigDiff, NamesKeysThatChangeTraining) {
   const RunSpec a = parse();
   const RunSpec same = parse({"run.dir=x", "run.threads=3", "train.steps=8", "train.eval_every=2", "data.valid=[\"v\"]",
                               "log.every=5", "checkpoint.every=4", "parallel.ep=2", "run.device=cuda"});

@@ -1,5 +1,5 @@
-// A run: all specs together. They are read from a TOML recipe with --set overrides, and each value
-// knows its origin.
+// A run: all specs together. They are read from a TOML recipe with --set overrides, and the origin
+// of each value is kept.
 #pragma once
 
 #include <cstdint>
@@ -57,9 +57,9 @@ struct RunSpec {
 
 // Reads PATH, then applies the overrides "section.key=value". A value is TOML; if it is not, it is taken as
 // a string. model.hf = DIR takes the model from DIR/config.json, and data.tokenizer from DIR if the recipe
-// does not give it. Keys of the model beside model.hf are an error. moe.balance with "bias" turns
-// model.expert_bias on if the family has one ("moebius"). Retired keys with their accepted value are passed
-// over (config/recipe/table.h).
+// does not give it. Other keys of the model together with model.hf are an error. moe.balance with "bias" turns
+// model.expert_bias on if the family has one ("moebius"). Retired keys with their accepted value are
+// ignored (config/recipe/table.h).
 // Throws Error{usage} with file:line for unknown keys (it names the nearest), wrong types and values out
 // of range. Throws Error{io} if the recipe or DIR/config.json cannot be read.
 // Throws Error{input} if DIR/config.json is not a model that Moebius computes.

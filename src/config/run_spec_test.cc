@@ -50,7 +50,7 @@ TEST(Recipes, DemoHasEightExpertsAndASharedOne) {
 }
 
 // A hint for a name of other software points to a key that exists.
-TEST(RecipeKeys, HoldWhatOtherNamesStandFor) {
+TEST(RecipeKeys, CoverAllOtherNames) {
   const std::vector<std::string> keys = recipe_keys();
   for (const std::string name :
        {"learning_rate", "num_train_epochs", "bf16", "max_grad_norm", "top_k", "output_dir", "target_parameters",
@@ -83,7 +83,7 @@ TEST(Parse, EveryKindOfValue) {
   EXPECT_FALSE(parse({"moe.balance=aux", "moe.balance=none"}).moe.aux);
 }
 
-TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
+TEST(Parse, ErrorsNameTheKeyTheExpectationAndThePlace) {
   EXPECT_THAT(parse_error({"optimizer.lr=nan"}),
               HasSubstr("--set: optimizer.lr must be a finite number above 0, from 1e-37 to 1e+37; got nan"));
   EXPECT_THAT(parse_error({"train.steps=1.5"}),
@@ -297,7 +297,7 @@ TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {
               HasSubstr("r.toml:2: model.config: model_type must be one of"));
 }
 
-TEST(Provenance, SaysWhereEachValueCameFrom) {
+TEST(Provenance, GivesTheOriginOfEachValue) {
   const RunSpec spec = parse({"train.steps=8", "model.first_k_dense_replace=1", "model.intermediate_size=5"});
   EXPECT_EQ(spec.provenance.at("train.steps"), "--set");
   EXPECT_EQ(spec.provenance.at("train.seq_len"), "r.toml:15");

@@ -35,7 +35,7 @@ struct StageLayout {
   std::vector<StageSpec> stages;  // P * V
 
   // Returns whether m is on a stage before that of L. Multi-token prediction then sends its hidden
-  // states to the head, beside the model's.
+  // states to the head, in addition to the model's.
   bool mtp_is_apart() const { return !stages.back().norm; }
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
   StagePlacement placement() const { return {num_ranks, num_virtual()}; }

@@ -86,8 +86,8 @@ constexpr float decoded(BlockCode code, const CodeValues& values, uint8_t bits, 
 void encode_blocks(BlockCode code, uint8_t* codes, float* scales, const float* x, const uint32_t* draws, int64_t n);
 void decode_blocks(BlockCode code, float* x, const uint8_t* codes, const float* scales, int64_t n);
 
-// Returns whether a global tensor of this shape is kept in 8-bit blocks. Vectors and narrow matrices, which are
-// few of all numbers, stay in f32.
+// Returns whether a global tensor of this shape is kept in 8-bit blocks. Vectors and narrow matrices, which
+// have few of all elements, stay in f32.
 bool has_code_blocks(const Shape& shape);
 // Returns the shape of the scales, [R, C / 256] for codes [R, C].
 Shape code_scales_shape(const Shape& shape);

@@ -105,7 +105,7 @@ TEST(BlockCodes, ABlockHasTheScaleOfItsLargest) {
   EXPECT_EQ(back[300], -400);
 }
 
-TEST(BlockCodes, AreOfMatricesWithWholeBlocksInARow) {
+TEST(BlockCodes, AreForMatricesWithWholeBlocksPerRow) {
   EXPECT_TRUE(has_code_blocks({3, 512}));
   EXPECT_FALSE(has_code_blocks({3, 384}));
   EXPECT_FALSE(has_code_blocks({512}));

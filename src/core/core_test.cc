@@ -75,7 +75,7 @@ TEST(ThreadPool, ManyShortLoopsLoseNothing) {
   for (const int64_t sum : sums) EXPECT_EQ(sum, 3000 * 3001 / 2);
 }
 
-TEST(ThreadPool, FirstExceptionComesBackAndThePoolLivesOn) {
+TEST(ThreadPool, RethrowsTheFirstExceptionAndRemainsUsable) {
   ThreadPool pool(3);
   for (int round = 0; round < 50; ++round) {
     EXPECT_THROW(pool.run(100,

@@ -25,7 +25,7 @@ class Log {
   }
 
   void line(const std::string& text);
-  // keep: the line stays on the screen when the next one is written.
+  // keep: the line remains on the screen when the next one is written.
   // Without redraw only lines with `keep` are printed, so that a log file stays readable.
   void progress(const std::string& text, bool keep);
   bool redraws() const { return redraw_; }

@@ -71,7 +71,7 @@ TEST(NarrowFloat, RoundsAnyNumberToTheNearest) {
   }
 }
 
-TEST(NarrowFloat, EveryCodeIsItsNumberAndComesBack) {
+TEST(NarrowFloat, EveryCodeRoundTrips) {
   for (int code = 0; code < 256; ++code) {
     const double sign = code & 0x80 ? -1 : 1;
     const auto bits = static_cast<uint8_t>(code);
@@ -96,7 +96,7 @@ TEST(NarrowFloat, EveryCodeIsItsNumberAndComesBack) {
   EXPECT_TRUE(std::signbit(kF4E2m1Values[8]));
 }
 
-TEST(NarrowFloat, WhatIsNoNumberStaysSo) {
+TEST(NarrowFloat, NaNStaysNaN) {
   for (const float x : {kNan, -kNan}) {
     EXPECT_EQ(to_f8_e4m3(x).bits, 0x7f);
     EXPECT_EQ(to_f8_e5m2(x).bits, 0x7f);

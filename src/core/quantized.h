@@ -14,7 +14,7 @@
 //
 // Data of rank 3 is a matrix for each expert. Scales then have the same first dim, and per_tensor
 // and tensor_scale are f32 [e]. Elements are f8_e4m3 or f8_e5m2, and f4_e2m1 with nv_blocks.
-// An f4_e2m1 tensor has an even number of columns and two elements a byte, the first in the low half.
+// An f4_e2m1 tensor has an even number of columns and two elements per byte, the first in the low half.
 //
 // Scales are powers of two, except those of nv_blocks. A block of zeros has scale 1, in nv_blocks 0.
 // A block that holds a NaN or an infinity has the scale NaN, so that all of its values are NaN: a

@@ -58,7 +58,7 @@ TEST(Quantised, ExpertsBeginAtBlocksOfTheirOwn) {
   EXPECT_EQ(padded_rows(129), 256);
 }
 
-TEST(Quantised, MessagesNameWhatIsWrong) {
+TEST(Quantised, MessagesNameTheProblem) {
   const Operand good(null_tensor({4, 200}, DType::f8_e4m3), null_tensor({4, 2}, DType::f32), ScaleLayout::row_blocks);
   EXPECT_EQ(error_of(good), "no error");
   Operand bad = good;

@@ -1,5 +1,5 @@
 // Random numbers by counter: each value is a pure function of its key and index.
-// There is no state to save, and no layout, order or number of threads can change a draw.
+// There is no state to save, and draws do not depend on the layout, the order or the number of threads.
 //   Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11.
 #pragma once
 

@@ -22,7 +22,7 @@ TEST(SharedLibrary, IsFoundByItsNameOrByItsPath) {
 }
 
 // A file that exists but is not a library must not be reported as "not found".
-TEST(SharedLibrary, SaysInTheLoadersWordsWhyItIsMissing) {
+TEST(SharedLibrary, ReportsTheMessageOfTheLoader) {
   const SharedLibrary none = open_library("libnowhere.so.1", "/proc/self/comm");
   EXPECT_EQ(none.handle, nullptr);
   EXPECT_EQ(find_symbol(none, "cos"), nullptr);

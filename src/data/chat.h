@@ -3,7 +3,7 @@
 // A chat is a line of jsonl, {"messages": [{"role": ..., "content": ...}, ...]}, or the same under "conversations",
 // where messages may be in ShareGPT's form, {"from": "human", "value": ...}. It may also have "tools", "documents"
 // (lists) and "chat_template_kwargs" (an object of further variables for the template). Other keys are ignored.
-// A message with "weight": 0, as in OpenAI's format, has no loss. "system" beside "conversations" is a message too.
+// A message with "weight": 0, as in OpenAI's format, has no loss. "system" next to "conversations" is a message too.
 // Source: apply_chat_template of transformers, whose text this is.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace moebius {
 
-// Variables of a template beside messages and tools, by their names.
+// Variables of a template in addition to messages and tools, by name.
 using TemplateVariables = std::vector<std::pair<std::string, jinja::Value>>;
 
 struct Chat {

@@ -154,7 +154,7 @@ TEST(Chat, ConversationsInTheFormOfShareGpt) {
   refuse(R"({"conversations": [1]})", "expected each of \"messages\" to be an object with a string \"role\"; got 1");
 }
 
-TEST(Chat, TheTemplateSeesWhatTransformersPasses) {
+TEST(Chat, TheTemplateGetsTheVariablesOfTransformers) {
   const ChatFolder folder(
       "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ fast }}"
       "{{ messages[0].content is defined }}{{ messages[0] | tojson }}",

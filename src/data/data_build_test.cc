@@ -250,7 +250,7 @@ TEST(DataBuild, TheFirstBadLineIsNamedWithAnyNumberOfThreads) {
   }
 }
 
-TEST(DataBuild, ABadInputLeavesTheOldDatasetAlone) {
+TEST(DataBuild, ABadInputKeepsTheOldDataset) {
   const TestDir dir;
   const auto bytes = open_tokenizer("bytes");
   write_file_atomic(dir.path("a.txt"), "abc");
@@ -334,7 +334,7 @@ class LettersOfSpecial : public BeginningBytes {
   }
 };
 
-TEST(DataBuild, SpecialTokensThatStayLettersAreNoted) {
+TEST(DataBuild, SpecialTokensEncodedAsTextAreReported) {
   const TestDir dir;
   write_file_atomic(dir.path("a.jsonl"),
                     "{\"prompt\":\"a<end>\",\"completion\":\"b<end>\"}\n{\"text\":\"<end\"}\n{\"text\":\"<end>\"}\n");

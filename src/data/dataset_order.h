@@ -54,8 +54,8 @@ class DatasetOrder {
   int num_datasets() const { return static_cast<int>(datasets_.size()); }
   const TokenDataset& dataset(int i) const { return datasets_[i].data; }
   int64_t samples_per_epoch(int i) const;
-  // Targets at the end of dataset i that fill no sample and are not read. 0 where
-  // documents are packed.
+  // Returns the number of targets at the end of dataset i that do not fill a sample and are not read. 0
+  // if documents are packed.
   int64_t num_left_out(int i) const;
   // Returns whether the samples of dataset i are whole documents.
   bool is_packed(int i) const { return options_.pack_documents || dataset(i).has_targets(); }
@@ -71,7 +71,7 @@ class DatasetOrder {
   void fill(const Sample& sample, int32_t* tokens) const;
   Sample fill(int64_t global_index, int32_t* tokens);
 
-  // Returns the positions p in [1, seq_len] of the sample where a document begins, in rising order
+  // Returns the positions p in [1, seq_len] of the sample where a document begins, sorted
   // and without duplicates. Position 0 is never listed, even where a document begins there.
   std::vector<int32_t> document_starts(const Sample& sample) const;
   // Returns for i in [0, seq_len) whether token i + 1 of the sample has a loss. REQUIRES: the dataset

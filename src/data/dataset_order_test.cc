@@ -193,7 +193,7 @@ TEST(DatasetOrder, NeighboursShareATokenAndTheLastTokenCanBeReached) {
   EXPECT_THAT(b, testing::ElementsAre(7, 8, 9, 10, 11, 12, 13, 14));
 }
 
-TEST(DatasetOrder, IsAFunctionOfSeedAndIndexAlone) {
+TEST(DatasetOrder, DependsOnlyOnSeedAndIndex) {
   const TestDir dir;
   const DatasetOrder::Options options{.seq_len = 4, .vocab_size = 2000, .seed = 11};
   DatasetOrder walked = order_of(two(dir, 0.8, 0.2), options);

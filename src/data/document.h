@@ -4,11 +4,10 @@
 //   {"input_ids": [...]}                  ids from another program, such as a chat, with one of
 //     "labels": [...]                     the id where the loss is on it, else -100 (not shifted)
 //     "loss_mask", "assistant_masks"      1 or true where the loss is on the id, else 0 or false
-//     "attention_mask": [...]             beside any of them, and all ones: a 0 would be padding
+//     "attention_mask": [...]             allowed with any of them; all ones, since a 0 would be padding
 //   {"messages": [...]}                   a chat (data/chat.h): the loss is on the assistant's turns
 //   {"conversations": [...]}              the same, with ShareGPT's keys too
-// A text, or a prompt and a completion, excludes a chat. Beside ids a chat is ignored, as other
-// keys are.
+// A text, or a prompt and a completion, excludes a chat. With ids a chat is ignored.
 #pragma once
 
 #include <cstdint>

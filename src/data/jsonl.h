@@ -25,7 +25,7 @@ class JsonlWriter {
 };
 
 // Drops the records whose "step" is above `step`. Records without a step stay.
-// Drops damaged lines too, and returns their number. These are a last line that a crash cut short,
+// Also drops corrupt lines, and returns their number. These are a last line that a crash truncated,
 // and lines that are not JSON objects. A power loss leaves such lines, often of NUL bytes.
 // Replaces the file as a whole, and only when a line is dropped. A missing file is no error.
 int64_t truncate_jsonl_after(const std::string& path, int64_t step);

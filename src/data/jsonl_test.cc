@@ -24,7 +24,7 @@ TEST(Jsonl, DoublesRoundTrip) {
   EXPECT_EQ(nlohmann::json::parse(read_file(dir.path("m")))["x"].get<double>(), value);
 }
 
-TEST(Jsonl, TruncationKeepsWhatTheCheckpointHasSeen) {
+TEST(Jsonl, TruncationKeepsRecordsUpToTheCheckpoint) {
   const TestDir dir;
   const std::string path = dir.path("m");
   write_file_atomic(
@@ -69,7 +69,7 @@ TEST(Jsonl, ADamagedLineInTheMiddleTakesNoRecordWithIt) {
   EXPECT_EQ(read_file(dir.path("m")), "{\"step\":1}\n{\"step\":2}\n");
 }
 
-TEST(Jsonl, SyncAcceptsWhateverTheLogIs) {
+TEST(Jsonl, SyncAcceptsAnyLogFile) {
   const TestDir dir;
   JsonlWriter writer(dir.path("m"));
   writer.sync();

@@ -1,4 +1,4 @@
-// Runs work on a stream in several threads and keeps the order of the stream: items are written
+// Processes a stream in several threads and keeps its order: items are written
 // in the order in which they were read.
 #pragma once
 

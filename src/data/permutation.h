@@ -1,4 +1,4 @@
-// A random permutation without a table: the place of an index is computed when it is asked for.
+// A random permutation without a table: the image of an index is computed on demand.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-// The file PREFIX.targets says which tokens of a dataset are targets of the loss, where not all
-// are. It is beside PREFIX.bin, and readers of Megatron's format ignore it.
+// The file PREFIX.targets says which tokens of a dataset are targets of the loss, if not all of
+// them are. It is in the folder of PREFIX.bin; readers of Megatron's format ignore it.
 //
 //   8 B "MOEBTGT\0" | u64 version = 1 | u64 tokens of the .bin | u64 spans |
 //   per span int64 first token, int64 end
 //
-// All values are little-endian. Spans are in rising order and do not touch.
+// All values are little-endian. Spans are sorted and not adjacent.
 #pragma once
 
 #include <cstdint>

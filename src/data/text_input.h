@@ -1,7 +1,7 @@
 // Reads the documents of a text file, in blocks that different threads can parse:
-//   *.jsonl, *.jsonl.zst   one object a line (data/document.h); blank lines are skipped
-//   any other, also *.zst  the whole file is one document, byte for byte
-// Formats that cannot be read are refused by their names, so that they are not taken for text: .gz,
+//   *.jsonl, *.jsonl.zst   one object per line (data/document.h); blank lines are skipped
+//   any other file, *.zst  the whole file is one document, byte for byte
+// Files of other formats are refused by extension, so that they are not read as text: .gz,
 // .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace moebius {
 
-// A piece of a file that has whole documents.
+// A piece of a file that consists of whole documents.
 struct TextBlock {
   std::string path;
   std::string bytes;  // whole lines of jsonl, or a whole file
@@ -41,7 +41,7 @@ class TextInput {
   std::string path_;
   bool is_jsonl_;
   std::unique_ptr<ByteSource> source_;
-  std::string rest_;  // the line whose end is not read yet
+  std::string rest_;  // the line whose end has not been read yet
   int64_t lines_ = 0;
   bool done_ = false;
 };

@@ -34,7 +34,7 @@ struct TokenIndex {
   TokenType type = TokenType::i32;
   int64_t num_sequences = 0;
   // The token at which each document begins, then the number of tokens. The size is documents + 1,
-  // and values never fall.
+  // and the values are non-decreasing.
   std::vector<int64_t> document_begins;
 };
 
@@ -87,7 +87,7 @@ class TokenDataset {
 // stream position of ids[0].
 void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size, int64_t begin, const std::string& prefix);
 
-// Writes a dataset as tokens come. The files appear under their names in close(), the .idx last.
+// Writes a dataset incrementally. The files appear under their names in close(), the .idx last.
 // Without an .idx there is no dataset. A .targets is written when not all tokens are targets.
 // Memory: 12 bytes per document, and 16 per span of targets.
 class TokenDatasetWriter {

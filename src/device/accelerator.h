@@ -1,5 +1,5 @@
 // An Accelerator is one GPU as an engine uses it:
-// a stream of its own, and what ops keep between calls on it.
+// its own stream, and the data that ops keep between calls on it.
 // In a build without CUDA there is none: count() is 0 and the constructor reports why.
 #pragma once
 
@@ -32,7 +32,7 @@ class Accelerator {
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
 
-  static int count();                // GPUs of this machine for which a driver answers
+  static int count();                // GPUs of this machine that the driver reports
   static bool is_built_in();         // whether this program has the CUDA backend
   static std::string why_missing();  // why the first GPU cannot be used, for messages; empty if it can
 
@@ -81,7 +81,7 @@ class GpuEvent {
 class CudaGraph {
  public:
   CudaGraph() = default;
-  // Runs body; its work is captured, not executed. Meanwhile accelerator.capture() is `capture`.
+  // Runs body; its work is captured, not executed. During the call accelerator.capture() is `capture`.
   CudaGraph(Accelerator& accelerator, GraphCapture& capture, const std::function<void()>& body);
   bool empty() const { return !graph_; }
   int64_t num_nodes() const { return num_nodes_; }

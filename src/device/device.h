@@ -1,7 +1,7 @@
 // Buffers allocate memory on a device; a Stream orders work on a device. Both are passed, never looked up.
 //   cpu   work runs at once on the stream's thread pool
-//   cuda  work is ordered on the stream of an Accelerator, and has ended after synchronize()
-//   null  nothing runs, every op is counted: the same code measures a step without its memory or time
+//   cuda  work is ordered on the stream of an Accelerator, and is complete after synchronize()
+//   null  nothing runs, but every op is counted: the same code measures a step without its memory or time
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class Accelerator;
 class Buffer {
  public:
   Buffer() = default;
-  // Throws Error{usage} with the number of bytes when the device lacks that memory.
+  // Throws Error{usage} with the number of bytes if the device has too little memory.
   Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }

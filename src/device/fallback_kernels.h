@@ -49,8 +49,8 @@ inline void note_odd_vocab(const Stream& s, std::string_view op, DType dtype, in
 // Returns "fallback kernels: attention_bwd, attention_fwd: why; gemm: why"; empty when nothing was
 // noted. compute: the dtype that the run computes in.
 std::string fallback_kernels_text(const FallbackKernels& noted, DType compute);
-// Joins the texts of several ranks, whose stages may differ. by_rank: a text for each rank.
-// A text that all ranks share is returned once; otherwise each text comes with the ranks
+// Merges the messages of several ranks, whose stages may differ. by_rank: a message per rank.
+// A message that all ranks share is returned once; otherwise each comes with the ranks
 // that have it.
 std::vector<std::string> fallback_kernels_of_ranks(const std::vector<std::string>& by_rank);
 

@@ -29,7 +29,7 @@ struct GpusFound {
   std::string error;  // CUDA's message where it could not count the GPUs
 };
 
-GpusFound gpus_found();  // looks on this machine
+GpusFound gpus_found();  // queries this machine
 
 // Returns whether the driver cannot run this program. A driver runs programs built with its own CUDA version, with an
 // older one, or with a newer one of the same major version.
@@ -40,7 +40,7 @@ std::string why_not_usable(const GpusFound& found, int index);
 // REQUIRES: the GPU is visible and usable.
 //   "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code for 8.0"
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice);
-// Returns a text such as "built with 13.0, driver for 12.4: too old"
+// Returns a string such as "built with 13.0, driver for 12.4: too old"
 std::string cuda_versions_text(const GpusFound& found);
 std::string cuda_version_text(int version);  // "13.0"
 

@@ -24,7 +24,7 @@ struct Case {
   std::string why, versions;
 };
 
-TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
+TEST(GpusFound, ReportTheProblemAndTheFix) {
   const std::vector<Case> cases{
       {{.built_with = 13000, .error = "CUDA driver version is insufficient for CUDA runtime version"},
        0,

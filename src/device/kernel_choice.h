@@ -7,7 +7,7 @@
 namespace moebius {
 
 enum class KernelChoice : uint8_t {
-  automatic,  // the fastest that take the shape on the GPU at hand
+  automatic,  // the fastest that support the shape on this GPU
   portable,   // those of compute capability 8.0, which every later GPU runs too
 };
 

@@ -24,7 +24,7 @@ struct ProcessId {
 };
 ProcessId this_process();
 
-// A rank sends this to one other rank, as bytes. It may be opened once.
+// A rank sends this to one other rank, as bytes. It may be opened only once.
 struct PeerHandle {
   ProcessId process;
   int64_t num_bytes = 0;

@@ -40,7 +40,7 @@ TEST(PeerMemory, IsOneForAnotherProcess) {
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(static_cast<unsigned char*>(mine.data())[i], 3);
 }
 
-TEST(PeerMemory, SaysWhyItCannotBeMapped) {
+TEST(PeerMemory, ReportsWhyItCannotBeMapped) {
   const PeerMemory mine(DeviceKind::cpu, 64);
   PeerHandle handle = mine.handle_for({});
   handle.descriptor = 999999;

@@ -20,7 +20,7 @@ namespace moebius {
 struct StreamedJob {
   int slot = 0;
   std::vector<SideCopies::Copy> in, out;
-  std::function<void(Stream&)> work;  // with a stream of the same device; it takes no memory of a step stack
+  std::function<void(Stream&)> work;  // with a stream of the same device; it must not allocate on the step stack
 };
 
 class StreamedWork {

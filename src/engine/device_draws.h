@@ -1,4 +1,4 @@
-// Tokens that the GPU draws itself, so that it can begin the next pass while the host reads the ids of the one before.
+// Sampling on the GPU, so that it can start the next pass while the host reads the ids of the previous one.
 #pragma once
 
 #include "device/gpu_mark.h"
@@ -21,7 +21,7 @@ class DeviceDraws {
   void launched(Accelerator& gpu, int64_t pass) { marks_[pass % 2].set(gpu); }
   // Waits for a pass, the last one or the one before it. After that id() returns its draws, until two more have begun.
   void wait(int64_t pass) const { marks_[pass % 2].wait(); }
-  // The id of row n of num_rows, drawn after the token at this position; -1 where its logits were not finite.
+  // Returns the id of row n of num_rows, sampled after the token at this position; -1 if its logits were not finite.
   int32_t id(int64_t n, int64_t num_rows, int64_t pos) const;
 
  private:

@@ -65,8 +65,8 @@ class Engine {
   void end_of_step();
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
   // Completes the update of the last step, which may be pending (EngineSpec::overlaps_update). The next step() does it
-  // too, beside its first passes, and all other passes before they begin. Call it before anything else reads or writes
-  // weights, gradients or optimizer states. All ranks call it together.
+  // too, overlapped with its first passes, and all other passes do it before they start. Call it before anything else
+  // reads or writes weights, gradients or optimizer states. All ranks call it together.
   void finish_update();
 
   // --- parts of a step, eager, for evaluation and diagnosis ---

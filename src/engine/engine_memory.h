@@ -33,7 +33,7 @@ class PeakMemory {
 };
 
 // Returns free pages inside the heap to the system. oneDNN allocates and frees blocks that are aligned to pages for
-// every product, and glibc 2.36 seldom uses the gaps between them again, so a run would hold some MiB more than it needs.
+// every product, and glibc 2.36 seldom uses the gaps between them again, so a run would waste a few MiB.
 class HeapGaps {
  public:
   // A call takes 0.1 to 0.2 ms. Calls within 0.1 s of the last one that worked do nothing.

@@ -42,8 +42,8 @@ struct EngineSpec {
   ExpertOverlap expert_overlap = ExpertOverlap::none;  // work that overlaps with the exchange of rows; changes no bit
   GpuSums sums = GpuSums::ranks;                       // the order of sums over ranks with GPUs
   bool overlap = true;                                 // overlaps communication with compute; changes no bit
-  // With optimizer.offload, the update of a step may run beside the first passes of the next one; changes no bit. What
-  // reads weights or states after a step calls Engine::finish_update() first.
+  // With optimizer.offload, the update of a step may overlap with the first passes of the next one; changes no bit.
+  // Code that reads weights or states after a step must call Engine::finish_update() first.
   bool overlaps_update = false;
   bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
   bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients

@@ -96,7 +96,7 @@ TEST(DeviceMemory, OfRanksThatShareAGpuIsASumWithoutTheirContexts) {
 }
 
 // A GPU's memory is not counted, and the host's is.
-TEST(DeviceMemory, WhatIsPinnedIsComparedWithTheHost) {
+TEST(DeviceMemory, PinnedMemoryIsComparedWithTheHost) {
   MemoryPlan plan;
   Tensor here, there;
   plan.declare(here, "here", {(3 << 20) / 4}, DType::f32, Life::grad);

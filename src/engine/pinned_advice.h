@@ -1,4 +1,4 @@
-// The error of host memory that the system does not pin for a GPU, with the keys that ask for it.
+// The error for host memory that cannot be pinned for a GPU, with the keys that request it.
 #pragma once
 
 #include "device/pinned_memory.h"

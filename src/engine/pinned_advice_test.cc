@@ -60,7 +60,7 @@ TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
   EXPECT_THAT(text, Not(HasSubstr("offload")));
 }
 
-TEST(PinnedAdvice, LeavesOtherErrorsAlone) {
+TEST(PinnedAdvice, PassesOtherErrorsOn) {
   EXPECT_THROW(with_pinned_advice(MemoryPlan(), [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
   with_pinned_advice(MemoryPlan(), [] {});
 }

@@ -8,7 +8,7 @@ namespace moebius {
 
 struct StepTimes {
   double load_s = 0;  // time of the host in the batch source
-  // Time of forward and backward passes. On a GPU it begins with the first micro-batch, and includes waits for others.
+  // Time of forward and backward passes. On a GPU it starts with the first micro-batch, and includes waits for more.
   double passes_s = 0;
   double optimizer_s = 0;  // time of reduction and update; without an update that stays pending
   // Time in which an update moved masters and moments between host and device, of the update that ran in this step

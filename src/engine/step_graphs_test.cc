@@ -84,7 +84,7 @@ TEST_F(StepGraphsTest, WithoutADeviceAllIsEager) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(run(StepPart::update()), Lines{"body"});
 }
 
-TEST_F(StepGraphsTest, ACaptureThatFailsIsTriedAgain) {
+TEST_F(StepGraphsTest, AFailedCaptureIsRetried) {
   Stream s(DeviceKind::cpu, pool_);
   const auto fails = [](Stream& on) {
     if (on.capture()) MOEBIUS_FAIL(usage, "not now");

@@ -55,7 +55,7 @@ std::vector<float> read(const HfFolder& folder, const WantedTensor& what) {
 }
 
 // Columns alternate between gate and up, and in comes before out.
-TEST(FusedExperts, OfGptOssAreTakenApart) {
+TEST(FusedExperts, GptOssTensorsAreSplit) {
   const TestDir dir;
   const HfFolder folder = folder_with(dir, {{kExperts + "gate_up_proj", DType::f32, {kE, kH, 2 * kI}},
                                             {kExperts + "gate_up_proj_bias", DType::f32, {kE, 2 * kI}},
@@ -82,7 +82,7 @@ TEST(FusedExperts, OfGptOssAreTakenApart) {
   }
 }
 
-TEST(FusedExperts, PartsOfThemAreReadAlone) {
+TEST(FusedExperts, PartsAreReadSeparately) {
   const TestDir dir;
   const HfFolder folder = folder_with(dir, {{kExperts + "gate_up_proj", DType::f32, {kE, kH, 2 * kI}}});
   const TensorSource up = locate_tensor(folder, HfFamily::gpt_oss, wanted("1.up_proj.weight", {kI, kH}));
@@ -91,7 +91,7 @@ TEST(FusedExperts, PartsOfThemAreReadAlone) {
   EXPECT_EQ(values, (std::vector<float>{(kH + 2) * 2 * kI + 3, (kH + 3) * 2 * kI + 3}));
 }
 
-TEST(FusedExperts, ArePutTogetherAsTheyWereTakenApart) {
+TEST(FusedExperts, JoiningInvertsSplitting) {
   std::vector<float> fused(kE * kH * 2 * kI, -1), own(kI * kH);
   for (const char* projection : {"gate_proj", "up_proj"}) {
     for (int64_t e = 0; e < kE; ++e) {

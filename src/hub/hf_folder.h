@@ -22,7 +22,7 @@ class HfFolder {
   // - pickled weights (.bin, .pt, .pth);
   // - an index that names other tensors than the shards hold, or files outside the folder;
   // - a tensor in two shards;
-  // - a single file beside an index;
+  // - a single file together with an index;
   // - any model*.safetensors that is not read.
   // Other *.safetensors, such as the consolidated.safetensors of Mistral, are copies in another
   // layout and are ignored.
@@ -38,7 +38,7 @@ class HfFolder {
   void read(const std::string& name, int64_t byte_begin, int64_t byte_end, void* dst) const;
 
   // Records that the model uses a tensor. So each tensor on disk is either used or reported by
-  // unconsumed(). Recording one twice is fine, since a fused tensor fills many parameters.
+  // unconsumed(). Recording one twice is allowed, since a fused tensor fills many parameters.
   // REQUIRES: the tensor exists.
   void consume(const std::string& name);
   std::vector<std::string> unconsumed() const;  // sorted

@@ -66,7 +66,7 @@ class PeftFolder {
     std::optional<FusedPlace> place;  // place in the tensor of all experts
   };
   const std::vector<Entry>& entries() const { return entries_; }  // sorted by name
-  bool has_fused_experts() const { return has_fused_experts_; }   // whether a tensor is of all experts
+  bool has_fused_experts() const { return has_fused_experts_; }   // whether some tensor holds all experts
   void read(const Entry& entry, void* dst) const;
 
  private:
@@ -78,7 +78,7 @@ class PeftFolder {
   LoraSpec lora_;
   std::vector<Entry> entries_;
   bool has_fused_experts_ = false;
-  // The tensors of all experts that were read last. One thread reads at a time.
+  // The most recently read tensors of all experts. Only one thread may read at a time.
   mutable std::deque<std::pair<std::string, std::vector<std::byte>>> read_;
 };
 

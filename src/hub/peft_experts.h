@@ -6,14 +6,14 @@
 //
 // Row e * rank + j of A is row j of the A of expert e, and column j * E + e of B is column j of its B.
 // Rows of gate_up_proj's B are those of gate, then those of up; in gpt_oss they alternate.
-// So gate and up of an expert share an A (model/lora/adapter_params.h). If they have an A each, the tensors have twice the
-// rank: the A of gate above the A of up, and a B with 0 where rows of gate meet columns of up, and the reverse.
+// So gate and up of an expert share one A (model/lora/adapter_params.h). If each has its own, the tensors have twice
+// the rank: the A of gate above the A of up, and a B with 0 where rows of gate meet columns of up, and the reverse.
 //
-// PEFT before 0.19 takes each [out, in] of the parameter for [in, out], except in gpt_oss, where it is. So A and B
-// change places there: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
+// PEFT before 0.19 interprets each [out, in] of the parameter as [in, out], which is right only for gpt_oss. So A and B
+// are exchanged there: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
 //
-// Names do not tell the parameters apart: PEFT wraps gate_up_proj first, so its tensors are those of
-// "mlp.experts.base_layer" where down_proj has an adapter too, and else of "mlp.experts". Shapes tell them apart.
+// Names do not identify the parameters: PEFT wraps gate_up_proj first, so its tensors are those of
+// "mlp.experts.base_layer" if down_proj has an adapter too, and else of "mlp.experts". Shapes identify them.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +28,13 @@
 
 namespace moebius {
 
-// The sizes that give the places of experts' adapters.
+// The sizes that determine where the adapters of experts are stored.
 struct ExpertAdapters {
   HfFamily family = HfFamily::canonical;
   int64_t num_experts = 0, hidden = 0, intermediate = 0, rank = 0;
   bool is_exchanged = false;  // written by PEFT before 0.19
   bool has_down = true;       // whether down_proj of the layer has an adapter, which changes names
-  bool are_stacked = false;   // whether gate_proj and up_proj of the layer have an A each
+  bool are_stacked = false;   // whether gate_proj and up_proj of the layer each have their own A
   int64_t rank_of_gate_up() const { return are_stacked ? 2 * rank : rank; }
 };
 
@@ -46,7 +46,7 @@ enum class ExpertMatrix : uint8_t { gate_up, down };
 // where they are stacked, or where the other one has no adapter.
 std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const std::string& part);
 
-// Returns the layer's prefix for a module that is called so; nothing for other modules.
+// Returns the layer's prefix for a module of experts; nothing for other modules.
 std::optional<std::string> layer_of_expert_adapter(std::string_view module);
 
 // The tensors of one wrapper.
@@ -55,8 +55,8 @@ struct ExpertAdapterPair {
   SafetensorsEntry a, b;
 };
 
-// Returns whether the adapters were written by PEFT before 0.19. The shapes of one pair tell it, unless all of them fit
-// both orders; then `version` of PEFT does, "0.18.1". Throws Error{input} naming `who` when a pair has another
+// Returns whether the adapters were written by PEFT before 0.19. The shapes of one pair show it, unless all of them fit
+// both orders; then `version` of PEFT ("0.18.1") decides. Throws Error{input} naming `who` when a pair has another
 // shape, and when two pairs disagree.
 bool is_exchanged(const ExpertAdapters& x, const std::vector<ExpertAdapterPair>& pairs, const std::string& version,
                   const std::string& who);

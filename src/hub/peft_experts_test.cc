@@ -101,7 +101,7 @@ TEST(ExpertAdapterPairs, OfTwiceTheRankAreStackedIfTheyHaveTwoBlocks) {
   }
 }
 
-TEST(ExpertAdapterPlace, IsOfExpertsAlone) {
+TEST(ExpertAdapterPlace, IsOnlyForExperts) {
   for (const char* name :
        {"model.layers.0.mlp.gate_proj.lora_A.weight", "model.layers.0.mlp.experts.0.gate_proj.weight",
         "model.layers.0.mlp.experts.0.gate_up_proj.lora_B.weight", "model.layers.0.mlp.experts.lora_A"})
@@ -117,7 +117,7 @@ ExpertAdapterPair pair_of(std::vector<int64_t> a, std::vector<int64_t> b) {
       kLayer, {.name = "x.lora_A.weight", .shape = std::move(a)}, {.name = "x.lora_B.weight", .shape = std::move(b)}};
 }
 
-TEST(ExpertAdapterPairs, AreToldApartByShape) {
+TEST(ExpertAdapterPairs, AreDistinguishedByShape) {
   const auto gate_up = pair_of({6, 8}, {10, 6}), down = pair_of({6, 5}, {8, 6}),
              gate_up_before = pair_of({6, 10}, {8, 6}), down_before = pair_of({6, 8}, {5, 6});
   EXPECT_FALSE(is_exchanged(kSizes, {gate_up, down}, "0.18.0", "adapter"));

@@ -1,5 +1,4 @@
-// Finds the tensor of a canonical parameter in a Hugging Face folder, whichever layout the experts
-// have there:
+// Finds the tensor of a canonical parameter in a Hugging Face folder, which may store experts as:
 //
 //   one tensor per expert and projection   [I, H] or [H, I]        the hub's layout
 //   fused, out before in   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows),

@@ -24,7 +24,7 @@ struct GenerateSpec {
   Sampling sampling;
   std::vector<int32_t> end_ids;  // each of them ends the text
   int64_t num_ids = 0;           // ids that may be drawn, those of the tokenizer; 0: the whole vocabulary
-  bool reuse_cache = false;      // keeps what a prompt begins with in the cache, from the call before
+  bool reuse_cache = false;      // reuses the cached prefix that a prompt shares with the call before
 };
 
 struct Generated {
@@ -45,7 +45,7 @@ constexpr int64_t kMaxSequences = 32;
 
 // Returns the spec of an engine for that many sequences of up to context tokens each.
 // A prompt is fed in chunks of at most about `chunk` tokens, of which tp ranks take equal parts.
-// Throws Error{usage} with cp > 1, because it could split nothing, and for sequences outside
+// Throws Error{usage} with cp > 1, which has nothing to split, and for sequences outside
 // [1, kMaxSequences].
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
                                   int64_t chunk = 256, const MeshShape& mesh = {}, int64_t sequences = 1);

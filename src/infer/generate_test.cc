@@ -96,7 +96,7 @@ TEST(Generate, GreedyTakesTheMostLikelyTokenOfTheFullForward) {
   }
 }
 
-TEST(Generate, SameSeedSameTextWhateverTheChunksAndThreads) {
+TEST(Generate, SameSeedSameTextForAnyChunksAndThreads) {
   std::set<std::vector<int32_t>> texts;
   for (const auto& [seed, threads, chunk] : {std::tuple{1, 1, 8}, {1, 2, 8}, {1, 1, 3}, {2, 1, 8}}) {
     Engine engine(generation_engine_spec(tiny(), DType::f32, 40, threads, chunk));
@@ -233,7 +233,7 @@ TEST(Generate, ATextEndsWhereTheCallerSays) {
 }
 
 // In a chat, every prompt begins with the one before.
-TEST(Generate, WhatIsCachedIsNotFedAgain) {
+TEST(Generate, CachedTokensAreNotFedAgain) {
   Engine engine(generation_engine_spec(tiny(), DType::f32, 40, 1, 8));
   init(engine);
   Generator generator(engine);

@@ -21,7 +21,7 @@ class TextStream {
   // Returns the text that was held back. Call it after the last token.
   std::string rest();
   bool is_stopped() const { return is_stopped_; }    // by a stop string
-  const std::string& text() const { return text_; }  // all that was returned so far
+  const std::string& text() const { return text_; }  // all text returned so far
 
  private:
   std::string emit(size_t count);

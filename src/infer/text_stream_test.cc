@@ -17,7 +17,7 @@ std::string pieces(const std::string& text, const std::vector<std::string>& stop
   return all + stream.rest();
 }
 
-TEST(TextStream, HoldsBackWhatMayBecomeAStopString) {
+TEST(TextStream, HoldsBackPrefixesOfStopStrings) {
   EXPECT_EQ(pieces("abc", {}), "a|b|c|");
   EXPECT_EQ(pieces("a<end>b", {"<end>"}), "a||||||stopped");
   EXPECT_EQ(pieces("a<enx", {"<end>"}), "a||||<enx|");

@@ -52,7 +52,7 @@ class File {
 };
 
 // A file that appears under its name only when it is complete.
-// It is written beside that name, synced, then renamed. Without commit() the destructor removes it.
+// It is written under a temporary name, synced, then renamed. Without commit() the destructor removes it.
 class PendingFile {
  public:
   explicit PendingFile(std::string path);

@@ -10,7 +10,7 @@ namespace moebius {
 
 // Returns the object that the general parser would return, for values of these kinds:
 // strings, integers of up to 18 digits, true, false and null.
-// Returns nothing for all other text, wrong JSON and repeated keys included.
+// Returns nothing for any other text, including invalid JSON and repeated keys.
 // The general parser (io/json_text.h) then accepts the text or reports what is wrong.
 std::optional<nlohmann::json> parse_flat_object(std::string_view text);
 

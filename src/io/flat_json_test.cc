@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(FlatJson, IsWhatTheGeneralParserGives) {
+TEST(FlatJson, EqualsTheGeneralParser) {
   for (const char* text :
        {"{}", " { } ", R"({"text": "In the beginning"})", "\t{\"a\"\n:\r1 ,\"b\":-20,\"c\":0,\"d\":123456789012345678}",
         R"({"a": true, "b": false, "c": null, "": ""})", R"({"a": "\" \\ \/ \b\f\n\r\t"})",

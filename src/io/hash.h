@@ -1,4 +1,4 @@
-// XXH3-128 of bytes. It detects damage; it does not resist an adversary.
+// XXH3-128 of bytes. It detects corruption, but does not resist an adversary.
 // The digest is XXH3's canonical one.
 #pragma once
 

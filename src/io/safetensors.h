@@ -1,8 +1,8 @@
-// safetensors files: a u64 header size, a JSON header, then the tensors' bytes back to back.
+// safetensors files: a u64 header size, a JSON header, then the bytes of the tensors.
 //
 // The reader trusts nothing: the whole header is checked when the file is opened.
 // Every entry is inside the file, no two entries share a byte, and there are no holes.
-// The writer orders tensors by falling element size, then by name, as the original library does.
+// The writer orders tensors by decreasing element size, then by name, as the original library does.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct SafetensorsHeader {
 };
 
 // Parses `json`, the header of a file with `data_bytes` bytes after the header.
-// Throws Error{input} naming `who` unless the header is legal. Entry offsets are relative to the
+// Throws Error{input} naming `who` unless the header is valid. Entry offsets are relative to the
 // data here. The rules are stricter than the format: no unknown field in an entry, no ".." and no
 // NUL in a name, rank at most 32.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who);
@@ -92,7 +92,7 @@ class SafetensorsWriter {
  private:
   struct Progress {
     int64_t written = 0;
-    std::vector<Hasher> hashers;  // at least one, also for a tensor without bytes
+    std::vector<Hasher> hashers;  // at least one, even for a tensor without bytes
   };
   size_t index_of(const std::string& name) const;
 

@@ -58,7 +58,7 @@ TEST(Safetensors, RoundTripKeepsNamesTypesShapesBytesAndMetadata) {
   EXPECT_EQ(part[1], 3);
 }
 
-TEST(Safetensors, AskingForWhatIsNotThere) {
+TEST(Safetensors, MissingTensorsAreErrors) {
   const TestDir dir;
   const uint8_t b = 1;
   write_safetensors(dir.path("m"), {{{"b", DType::u8, {1}}, &b}});
@@ -146,7 +146,7 @@ TEST(Safetensors, WriterRefusesMisuse) {
   expect_error(ErrorKind::usage, "expected 2 bytes of \"t\" before close; got 1", [&] { writer.close(); });
 }
 
-TEST(Safetensors, FullDiskIsAnErrorThatSaysSo) {
+TEST(Safetensors, ReportsAFullDisk) {
   expect_error(ErrorKind::io, "/dev/full: No space left on device; the disk is full", [] {
     SafetensorsWriter("/dev/full", {{"t", DType::u8, {2}}});
   });

@@ -49,7 +49,7 @@ class Runtime {
   std::string render(const Body& body, const Dict& variables);
   // The parts of the output in {% generation %}.
   const std::vector<OutputSpan>& generated() const { return generated_; }
-  // Returns whether {% generation %} was used where its place in the output is not known, as in a macro.
+  // Returns whether {% generation %} was used where its position in the output is unknown, such as in a macro.
   bool lost_generation() const { return lost_generation_; }
   int line() const { return line_; }
 
@@ -58,7 +58,7 @@ class Runtime {
   // These make a value and charge its bytes to the budget.
   Value text(std::string text);
   Value list(std::vector<Value> items);
-  Value generator(std::vector<Value> items);  // the generator is true, and can be iterated over only once, as in Python
+  Value generator(std::vector<Value> items);  // a generator is truthy, and can be iterated over only once, as in Python
   std::string str(const Value& value) { return to_text(budget_, value); }
   Value call(const Value& callee, const Arguments& arguments);
   Value attribute(const Value& object, const std::string& name);

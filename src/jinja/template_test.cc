@@ -58,7 +58,7 @@ TEST(Template, ErrorsNameTheLine) {
   for (const auto& [text, message] : cases) expect_error(ErrorKind::input, message, [&] { render(text); });
 }
 
-TEST(Template, RefusesByNameWhatItDoesNotSupport) {
+TEST(Template, RefusesUnsupportedFeaturesByName) {
   const std::vector<std::pair<std::string, std::string>> cases{
       {"\n{% include 'x' %}", "t:2: "},
       {"{% extends 'x' %}", "extends"},

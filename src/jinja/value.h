@@ -140,7 +140,7 @@ class Object {
   virtual bool attribute(Runtime&, const std::string&, Value*) { return false; }
 };
 
-// Something to iterate over that is no list: Python gives such objects to templates for range, for
+// An iterable that is not a list: Python gives such objects to templates for range, for
 // the views of dicts, and for filters such as map and select.
 class Iterable : public Object {
  public:

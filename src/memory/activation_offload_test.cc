@@ -93,7 +93,7 @@ TEST(ActivationOffload, TakesTwoLayersOfTheDeviceAndAllOfTheHost) {
   EXPECT_EQ(layers.plan().device_bytes(), 1024 * (6 + 5 + 15));
 }
 
-TEST(ActivationOffload, BringsBackWhatForwardWrote) {
+TEST(ActivationOffload, RestoresWhatForwardWrote) {
   for (const bool prefetches : {false, true}) {
     Layers layers(5, 1);
     for (int step = 0; step < 3; ++step) {
@@ -106,7 +106,7 @@ TEST(ActivationOffload, BringsBackWhatForwardWrote) {
 }
 
 // In 1F1B the backward pass of a micro-batch comes after the forward passes of later ones.
-TEST(ActivationOffload, KeepsMicroBatchesInFlightApart) {
+TEST(ActivationOffload, KeepsMicroBatchesInFlightSeparate) {
   for (const int64_t num_layers : {1, 2, 3, 4}) {
     Layers layers(num_layers, 3);
     layers.forward_all(0);
@@ -132,7 +132,7 @@ TEST(ActivationOffload, BringsBackTwice) {
 }
 
 // Tensors that are still in their slot are not copied: they need not have been on the host at all.
-TEST(ActivationOffload, DoesNotFetchWhatIsOnTheDevice) {
+TEST(ActivationOffload, DoesNotFetchLayersOnTheDevice) {
   Layers layers(4, 1);
   for (size_t i = 0; i < 4; ++i) layers.forward(0, i, /*with_open=*/true, /*with_park=*/i < 2);
   layers.backward(0, true);

@@ -29,7 +29,7 @@ enum class Life : int {
                  // quantised copies of weights
   batch,         // tokens, targets, positions of a micro-batch
   saved,         // tensors that forward saves for backward, of every micro-batch in flight
-  rows,          // rows of the experts of the layer that runs; the routing decides how many are used
+  rows,          // expert rows of the current layer; the routing decides how many are used
   comm,          // data that arrives from other ranks
   metrics,       // sums read at the end of a step
   offload_even,  // device slot 0 of offloaded activations (memory/activation_offload.h)
@@ -114,7 +114,7 @@ class MemoryPlan {
   int64_t bytes(Life life) const;                               // planned
   int64_t offloaded_bytes() const { return offloaded_bytes_; }  // of Life::host: activations
   int64_t device_bytes() const;                                 // bytes of all lives but Life::host
-  void* base(Life life) const;                                  // call it after bind(); a life is one piece
+  void* base(Life life) const;                                  // call it after bind(); a life is one allocation
   int64_t total_bytes() const;
   // Returns the table that is printed before the first step: bytes per life, and
   // the largest tensors.
@@ -130,7 +130,7 @@ class MemoryPlan {
     int64_t offset = 0;
     int64_t free_bytes = 0;  // left free after it
     int64_t near_bytes = 0;  // bytes of Life::rows in the memory of the device
-    bool reuses = false;     // begins where its life does
+    bool reuses = false;     // starts at the beginning of its life
     bool is_joined = false;
   };
   std::deque<Entry>::iterator entry_of(const Tensor& view);
@@ -145,7 +145,7 @@ class MemoryPlan {
   bool splits_backward_ = false;
   int64_t recomputed_bytes_ = 0, offloaded_bytes_ = 0;
   std::deque<Entry> entries_;
-  std::array<int64_t, kNumLives> used_{}, bytes_{};  // bytes_: the most that are used, where a life is reused
+  std::array<int64_t, kNumLives> used_{}, bytes_{};  // bytes_: the maximum of used_, if a life is reused
   std::array<bool, kNumLives> reused_{};
   int64_t rows_extent_ = 0;  // addresses of Life::rows
   std::array<Buffer, kNumLives> buffers_;

@@ -82,7 +82,7 @@ TEST(MemoryPlan, ALifeCanBeReused) {
   EXPECT_EQ(third.ptr<float>() - second.ptr<float>(), 256);
 }
 
-TEST(MemoryPlan, WhatIsOnTheHostIsNoMemoryOfTheDevice) {
+TEST(MemoryPlan, HostMemoryDoesNotCountAsDeviceMemory) {
   MemoryPlan plan;
   Tensor here, there;
   plan.declare(here, "here", {3}, DType::f32, Life::optimizer);

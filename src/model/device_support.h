@@ -12,7 +12,7 @@ struct DeviceUse {
 };
 
 // Throws Error{usage} with the key of the recipe, the values that the kernels support, the value that was given, and
-// what to do. So a run is refused before it uses a GPU or memory. For a null device, pass the device it counts for.
+// what to do. So a run is refused before it uses a GPU or memory. For the null device, pass its target.
 void check_device(const ModelSpec& model, DeviceKind device, const DeviceUse& use = {});
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// The common arguments of the constructors of layers. What they refer to must outlive the layers.
+// The common arguments of layer constructors. The objects that they refer to must outlive the layers.
 #pragma once
 
 #include <cstdint>

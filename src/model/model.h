@@ -153,7 +153,7 @@ class Model {
   std::unique_ptr<DirectWindow> window_;  // used by the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
   std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
-  std::unique_ptr<MaxLogits> max_logits_;          // null without optimizer.qk_clip, and but for training
+  std::unique_ptr<MaxLogits> max_logits_;          // null without optimizer.qk_clip, and outside of training
   std::unique_ptr<ActivationOffload> offload_;     // null without memory.offload, and in inference
   std::deque<Stage> stages_;                       // [virtual stage]
   std::vector<ParamSpan> spans_;                   // [virtual stage], of params_

@@ -149,7 +149,7 @@ Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& p
 class WeightCopies {
  public:
   virtual ~WeightCopies() = default;
-  virtual void make(Stream& s) = 0;  // copies the weights as they are now
+  virtual void make(Stream& s) = 0;  // copies the current weights
   virtual int64_t num_bytes() const = 0;
 };
 
@@ -200,7 +200,7 @@ class ParamTable {
   // Copies of weights, for passes between which the weights do not change. A copy is read only while it is valid.
   WeightCopies& own_copies(const Param& param, std::unique_ptr<WeightCopies> copies);
   bool has_copies() const { return !copies_.empty(); }
-  bool holds(const WeightCopies& copies) const { return copies_hold_ && made_.contains(&copies); }  // is it valid
+  bool holds(const WeightCopies& copies) const { return copies_hold_ && made_.contains(&copies); }  // are they valid
   int64_t copies_bytes(const Param& param) const;
   void make_copies(Stream& s);    // makes all copies; call hold_copies() afterwards
   void make_copies_when_ready();  // makes each copy at the next ready() of its parameter; it is valid from then on
@@ -218,7 +218,7 @@ class ParamTable {
   void set_weights(size_t i, void* data, DeviceKind device);
   void set_gradient(size_t i, void* data, DeviceKind device);
 
-  // Initialises the weights and masters of every parameter, also of frozen ones. A value is a function of (seed, part
+  // Initialises the weights and masters of every parameter, including frozen ones. A value is a function of (seed, part
   // name, element of the global tensor), whatever the layout is. Quantised weights get only masters: call
   // Engine::gather_weights() afterwards.
   void init(Stream& s, uint64_t seed) const;

@@ -1,7 +1,7 @@
 // The interface by which passes report when the weights of a parameter must be on this rank, and when its gradient is
 // complete. An implementation moves weights and gradients between ranks, or between memories.
 //
-// The legal order, for each parameter:
+// The valid order, for each parameter:
 //
 //   forward pass    [gather]  ready  (its weights are read)                              release
 //   backward pass   [gather]  ready  [begin_gradient]  (its weights are read, its gradient is added to)

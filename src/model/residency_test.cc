@@ -31,7 +31,7 @@ TEST(ResidencyOrder, UsesNest) {
   EXPECT_TRUE(order.is_idle());
 }
 
-TEST(ResidencyOrder, RefusesWhatIsOutOfOrder) {
+TEST(ResidencyOrder, RefusesCallsOutOfOrder) {
   ResidencyOrder order;
   const ParamSpan span{0, 1};
   expect_error(ErrorKind::internal, "release comes after ready", [&] { order.release(span); });

@@ -23,7 +23,7 @@ class SideWork {
   ~SideWork();
   SideWork(const SideWork&) = delete;
 
-  // Lets work launched from now on use all multiprocessors. Call it when the body is expected to have ended by then.
+  // Lets later work use all multiprocessors. Call it when the body is expected to have ended by then.
   void use_whole_gpu();
   void join();  // makes work launched from now on wait for the body
 

@@ -18,8 +18,8 @@ struct MemoryFit {
   int64_t bytes = 0;       // memory of the rank that needs the most
   int64_t kept_bytes = 0;  // the same with nothing recomputed
   double more = 0;         // relative increase of the slowest rank's pass time, compared with nothing recomputed
-  // Returns a text such as "memory.recompute = [...]: 78.9 GiB of 80GiB a rank; 131 GiB with nothing recomputed; passes
-  // take +4.1 % of time"
+  // Returns a string such as "memory.recompute = [...]: 78.9 GiB of 80GiB a rank; 131 GiB with nothing recomputed;
+  // passes take +4.1 % of time"
   std::string text() const;
 };
 
@@ -28,8 +28,8 @@ void leave_out_recomputed(MemorySpec& memory);
 
 // Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates only decide
 // which set costs least. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
-// Throws Error{usage} with the minimum of bytes if nothing fits. Throws it also if the recompute is given and the run
-// needs more than memory.fit, and as planned_engine_spec() does.
+// Throws Error{usage} with the minimum bytes if nothing fits, and if the recompute is given and the run
+// needs more than memory.fit. Throws the errors of planned_engine_spec() too.
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 

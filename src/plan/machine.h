@@ -1,6 +1,6 @@
 // The planner's model of a machine: rates and sizes of a rank's device and of its links, and shares. A share is the
 // part of a rate that kernels reach. A machine is a TOML file; machines/ has some, and `moebius bench machine` writes
-// one. Every value has its source beside it:
+// one. Every value has its source next to it:
 //   bf16_tflops = { is = 989, from = "NVIDIA's data sheet, without sparsity" }
 #pragma once
 

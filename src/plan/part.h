@@ -97,7 +97,8 @@ struct RowsWork {
 };
 
 struct PartWork;
-// A part whose passes take the time of the first two parts minus that of the third (plan/cost/composed_part.h).
+// The three parts of a composed part, whose passes take the time of the first two minus that of the third
+// (plan/cost/composed_part.h).
 struct SimplerParts {
   const PartWork *experts = nullptr, *attention = nullptr, *neither = nullptr;
 };

@@ -18,11 +18,11 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
 nlohmann::ordered_json search_json(const SearchResult& result, const PlanMachine& machine, const Assumptions& assume);
 nlohmann::ordered_json sweep_json(const Sweep& sweep);
 nlohmann::ordered_json fit_json(const FitResult& result);
-// Returns a text such as "1.234 s", "12.34 ms".
+// Returns a string such as "1.234 s", "12.34 ms".
 std::string seconds_text(double s);
 // Returns a rate with one decimal, and with four digits where it is small: "351.2", "0.01234".
 std::string rate_text(double rate);
-// Returns a text such as "tp 2, cp 1, dp 8, pp 4, etp 1, ep 16, edp 1".
+// Returns a string such as "tp 2, cp 1, dp 8, pp 4, etp 1, ep 16, edp 1".
 std::string mesh_text(const MeshShape& mesh);
 
 }  // namespace moebius

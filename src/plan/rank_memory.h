@@ -20,7 +20,7 @@ struct RankMemory {
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 
-// The parameters of a rank, and the bytes that their exchange sends.
+// The parameters of a rank, and the bytes that exchanging them sends.
 struct RankParams {
   int64_t owned = 0;         // elements that this rank's optimizer updates
   int64_t held = 0;          // elements of this rank that have a gradient

@@ -13,8 +13,8 @@ namespace moebius {
 // The minimum number of tokens of a sequence on each cp rank. Shorter parts do not repay their exchange.
 inline constexpr int64_t kMinCpTokens = 4096;
 
-// The tensors that a rank keeps, and their place. Only shard_gradients changes results: it changes the order in which
-// the gradients of several micro-batches are added.
+// The tensors that a rank keeps, and where it keeps them. Only shard_gradients changes results: it changes the order in
+// which the gradients of several micro-batches are added.
 struct MemoryChoice {
   RecomputeSpec recompute;
   OffloadSpec activations;            // memory.offload and memory.offload_fraction
@@ -78,7 +78,7 @@ std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ran
 std::vector<std::optional<double>> row_budgets(const RunSpec& run, const ParallelSpec& layout,
                                                const SearchLimits& limits);
 
-// The place of masters and moments, and of sums of gradients: the device or the host.
+// Where masters, moments and sums of gradients are kept: on the device or on the host.
 struct OffloadChoice {
   bool offload = false, offload_grad = false;
 };

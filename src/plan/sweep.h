@@ -14,8 +14,8 @@ struct SweptKey {
   std::string key;
   std::vector<std::string> values;
 };
-// Parses a key and its values. Commas inside brackets and quotes do not separate values. Throws Error{usage} for a text
-// without a key or a value.
+// Parses a key and its values. Commas inside brackets and quotes do not separate values. Throws Error{usage} for a
+// string without a key or a value.
 SweptKey parse_sweep(const std::string& text);
 
 struct SweptPoint {

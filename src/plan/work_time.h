@@ -24,7 +24,7 @@ inline constexpr double kTakenOfShare = 0.2 / (20.0 / 132);
 // Returns the share of compute that is lost while a collective runs at the same time; 0 on a CPU.
 double taken_by_groups(const PlanMachine& machine, double sending = kSendingMultiprocessors);
 
-// Scalar operations of the backward pass of attention for each score beside its exponential: mask, scale, the
+// Scalar operations of the backward pass of attention for each score besides its exponential: mask, scale, the
 // difference to the row's sum, the product with the probability, and conversions.
 inline constexpr double kScalarOperations = 24;
 struct HeadWidths {
@@ -91,12 +91,12 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
 // Returns the number of messages of a call to other ranks (comm/group_cost.h).
 double group_messages(const RankSpan& span, GroupCall call);
 
-// The experts' products and others may be in 8 bits or less: --assume precision, or precision.recipe where the
-// machine has such products. from_recipe: they are not.
+// Returns the precision of the products of experts and others: --assume precision, or precision.recipe if the
+// machine supports such products. from_recipe: they are not quantised.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
 // Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
-// that has some of them, its own left out: the mean over tokens that choose freely within the
+// that has some of them, excluding its own: the mean over tokens that choose freely within the
 // groups of experts that the model allows.
 double units_of_token(const ModelSpec& model, double units);
 

@@ -157,7 +157,7 @@ std::string other_section(const Runs& runs) {
         names.push_back(name);
   std::string figures;
   for (size_t i = 0; i < std::min(names.size(), kMaxOther); ++i) {
-    LinePlot plot{.id = fmt::format("plot-other-{}", i), .title = cut_text(names[i], 40), .marks = run_marks(runs)};
+    LinePlot plot{.id = fmt::format("plot-other-{}", i), .title = truncated(names[i], 40), .marks = run_marks(runs)};
     for (const ShownRun& run : runs)
       if (const Series* series = run.data.train.find(names[i]))
         plot.lines.push_back({.name = runs.size() > 1 ? run.name : "", .colour = run.colour, .series = series});

@@ -158,7 +158,7 @@ void add_not_finite(std::vector<std::string>& notes, const NamedSeries& from, co
     if (series.not_finite() > 0 && said++ < kMaxNotFinite)
       notes.push_back(fmt::format("{} of the {} values of {} were NaN, infinite or beyond 1e290, and are in no plot.",
                                   series.not_finite(), series.not_finite() + series.count(),
-                                  kind + cut_text(name, 40)));
+                                  kind + truncated(name, 40)));
 }
 
 std::string notes_card(const Runs& runs, const ShownRun& run) {

@@ -1,5 +1,5 @@
 // The script of the page: it shows values under the pointer or by arrow keys, and polls while a run is watched.
-// The page can be read without it. It inserts text as text and never as markup, except for the answer of /data, which
+// The page can be read without it. It inserts text as text and never as markup, except for the response of /data, which
 // is markup of this program.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Reads lines of metrics.jsonl and events.jsonl into a run's data.
-// A damaged or hostile line is counted and skipped; no line is an error.
+// A corrupt or hostile line is counted and skipped; no line is an error.
 #pragma once
 
 #include <memory>

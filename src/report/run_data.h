@@ -16,7 +16,7 @@ namespace moebius {
 // The numbers of one kind of record, by name, in the order in which they first appeared.
 class NamedSeries {
  public:
-  static constexpr size_t kMax = 64;  // names; those that come later are not kept
+  static constexpr size_t kMax = 64;  // maximum number of names; later ones are dropped
 
   // Returns the series of a name. It is created if fewer than kMax exist; otherwise the result is null.
   // The search begins at index `at`, which is set to the index after the series.
@@ -94,7 +94,7 @@ struct RunData {
   SkippedLines skipped_event_lines;
   std::vector<std::pair<std::string, std::string>> recipe;  // key -> value as TOML, in the order of the file
   std::string recipe_problem;                               // the reason if there is none
-  std::vector<int64_t> checkpoints;                         // steps of the checkpoints that are in the folder, sorted
+  std::vector<int64_t> checkpoints;                         // steps of the checkpoints in the folder, sorted
 };
 
 // Returns the newest event of a kind; null if there is none.

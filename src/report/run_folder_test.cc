@@ -24,7 +24,7 @@ class ReadRun : public ::testing::Test {
   TestDir dir_;
 };
 
-TEST_F(ReadRun, AllThatItWroteIsThere) {
+TEST_F(ReadRun, ReadsEverythingThatWasWritten) {
   write_run(dir_.path("run"), 10);
   const RunFolder run = folder();
   const RunData& data = run.data();

@@ -70,9 +70,9 @@ void Series::add(int64_t step, double value) {
   add_record(bins_, record, width_, capacity_, &SeriesBin::count);
 }
 
-std::vector<SeriesBin> Series::bins(int64_t most) const {
+std::vector<SeriesBin> Series::bins(int64_t max_bins) const {
   std::vector<SeriesBin> merged = bins_;
-  const size_t by = (merged.size() + static_cast<size_t>(most) - 1) / static_cast<size_t>(most);
+  const size_t by = (merged.size() + static_cast<size_t>(max_bins) - 1) / static_cast<size_t>(max_bins);
   if (by > 1) merge_neighbours(merged, by);
   return merged;
 }

@@ -27,8 +27,8 @@ class Series {
   void add(int64_t step, double value);
 
   const std::vector<SeriesBin>& bins() const { return bins_; }
-  // Returns the series in at most `most` bins.
-  std::vector<SeriesBin> bins(int64_t most) const;
+  // Returns the series in at most max_bins bins.
+  std::vector<SeriesBin> bins(int64_t max_bins) const;
   bool empty() const { return bins_.empty(); }
   int64_t count() const { return count_; }  // of finite values
   int64_t not_finite() const { return not_finite_; }

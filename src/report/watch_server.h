@@ -13,7 +13,7 @@ struct WatchOptions {
   bool metrics = false;  // whether /metrics is served
 };
 
-// It answers GET and HEAD of three paths: / is the page, /data is the part of it that changes, and /metrics has the
+// It serves GET and HEAD of three paths: / is the page, /data is the part of it that changes, and /metrics has the
 // newest values for Prometheus. All other requests are refused.
 // A request must name this machine in its header Host: 127.0.0.1, localhost or [::1], with any port, so that a port
 // may be forwarded. So a page of another host whose name resolves to this machine (DNS rebinding) gets no data.

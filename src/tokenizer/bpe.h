@@ -2,7 +2,7 @@
 // A word starts as its characters (or bytes).
 // Then the pair of neighbours that is earliest in the list of merges becomes one symbol; of equal pairs, the leftmost.
 // This is repeated until no pair is in the list.
-// All rules are those of Hugging Face's tokenizers, also for unknown characters.
+// All rules are those of Hugging Face's tokenizers, including those for unknown characters.
 #pragma once
 
 #include <array>

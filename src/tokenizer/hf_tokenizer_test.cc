@@ -218,7 +218,7 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
 }
 
 // Transformers, too, applies neither where a call does not ask for it.
-TEST_F(HfTokenizerTest, NeitherCutsNorPadsAndSaysSo) {
+TEST_F(HfTokenizerTest, IgnoresTruncationAndPaddingWithANotice) {
   const auto both = open_patched(R"({"truncation": {"max_length": 2, "strategy": "LongestFirst"},
                                      "padding": {"strategy": {"Fixed": 9}, "pad_id": 7}, "added_tokens": []})");
   EXPECT_THAT(encode(*both, "ab ab b"), ElementsAre(3, 4, 2, 1));

@@ -15,7 +15,7 @@ class Normalizer {
  public:
   using Step = std::function<void(std::string* text, MatchScratch&)>;
 
-  Normalizer() = default;  // leaves text as it is
+  Normalizer() = default;  // does not change text
   // Throws Error{input} that names the type when it is none of the above.
   static Normalizer read(const JsonField& field);
 

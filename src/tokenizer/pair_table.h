@@ -16,7 +16,7 @@ struct Merged {
 class PairTable {
  public:
   PairTable() : PairTable(0) {}
-  // Allocates room for `pairs` pairs, so that the table is at most half full.
+  // Allocates a table for `pairs` pairs, which is then at most half full.
   explicit PairTable(size_t pairs) {
     size_t slots = 2;
     while (slots < 2 * pairs) slots *= 2;

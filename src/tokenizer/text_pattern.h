@@ -1,6 +1,6 @@
 // A pattern of a tokenizer.json: a literal string, or a regular expression in Oniguruma's (Ruby's)
 // dialect. PCRE2 runs the expressions with its JIT compiler.
-// An expression that means something else in PCRE2 is translated, or refused with its name.
+// An expression that has another meaning in PCRE2 is translated, or refused by name.
 // Character classes are those of Unicode 16, whatever tables PCRE2 has.
 // Before matching, characters that PCRE2's tables lack are replaced by similar older ones (io/unicode_later.h). So a
 // range of characters that ends between a character and its substitute is wrong about that character.

@@ -64,7 +64,7 @@ TEST(TextPattern, ClassesKnowLaterCharacters) {
   EXPECT_THAT(matches(R"([^\p{L}]+)", "a\xEF\xBF\xBF'"), ElementsAre("\xEF\xBF\xBF'"));  // never assigned
 }
 
-TEST(TextPattern, WhatTheDialectsReadDifferentlyIsRefused) {
+TEST(TextPattern, ExpressionsThatDialectsReadDifferentlyAreRefused) {
   const std::pair<const char*, const char*> cases[] = {
       {R"(\h)", "got \\h at byte 0 of \"\\h\""},
       {R"(a\b)", "got \\b at byte 1"},

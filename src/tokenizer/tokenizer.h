@@ -30,7 +30,7 @@ class Tokenizer {
   // the whole text.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
   // Appends the ids of a whole text like encode, and in starts the byte of the text where each of them
-  // begins. Returns false, with no starts, where a rule that changes the text hides these places.
+  // begins. Returns false, with no starts, if a rule that changes the text makes these positions unknown.
   // REQUIRES: options without add_special.
   virtual bool encode_with_starts(std::string_view text, std::vector<int32_t>* ids, std::vector<size_t>* starts) const {
     encode(text, ids);

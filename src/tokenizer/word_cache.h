@@ -13,7 +13,7 @@ class WordCache {
  public:
   // Appends the word's ids if the cache has the word, and returns whether it does.
   bool append(std::string_view word, std::vector<int32_t>* ids) const;
-  // Stores the ids of a word. Words with more bytes or ids than an entry holds are not stored.
+  // Stores the ids of a word, unless it has more bytes or ids than fit in an entry.
   void put(std::string_view word, std::span<const int32_t> ids);
 
  private:

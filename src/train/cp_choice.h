@@ -21,7 +21,7 @@ struct SampleDocuments {
   double cost() const;  // the sum of squared lengths, and 1 for a row of padding
 };
 
-// Returns the order of the rows of the sample in which documents fit the sequences, [rows]; nothing if they do not fit.
+// Returns an order of the rows of the sample in which documents fit the sequences, [rows]; nothing if there is none.
 // With sharing = cp it is 0, 1, 2, ... Padding fills the gaps. REQUIRES: sharing divides cp, and 2 cp divides the rows.
 std::optional<std::vector<int32_t>> arrange_documents(const SampleDocuments& sample, int64_t cp, int64_t sharing);
 

@@ -8,7 +8,7 @@ namespace {
 
 using testing::ElementsAre;
 
-TEST(CpChoice, DocumentsStayWholeAndPaddingFillsWhatTheyLeave) {
+TEST(CpChoice, DocumentsStayWholeAndPaddingFillsTheGaps) {
   // 3, 4 and 5 rows, and 4 of padding, for 2 blocks of 8.
   const SampleDocuments sample{.begins = {0, 3, 7}, .end = 12, .rows = 16};
   EXPECT_THAT(sample.lengths(), ElementsAre(3, 4, 5));

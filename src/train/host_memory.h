@@ -12,7 +12,7 @@ namespace moebius {
 struct HostMemory {
   int64_t plan_bytes = 0;        // the plan, for a run on the CPU
   int64_t pinned_bytes = 0;      // for a GPU's copies: batches and sums of a step, and pieces of a checkpoint
-  int64_t snapshot_bytes = 0;    // the copy that an asynchronous checkpoint takes
+  int64_t snapshot_bytes = 0;    // the copy that an asynchronous checkpoint makes
   int64_t num_ranks = 1;         // ranks whose memory this is
   bool stages_messages = false;  // messages between GPUs need more pinned memory, which is not predicted
   // Rows of experts beyond memory.expert_rows, for the most uneven routing. This memory is used when such routing
@@ -21,7 +21,7 @@ struct HostMemory {
   std::string text() const;  // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 
-// Returns the host memory of a training engine, also of one on the null device.
+// Returns the host memory of a training engine, which may be on the null device.
 HostMemory host_memory(Engine& engine, bool async_save);
 
 // Returns the sum over the ranks of this machine. All ranks of the world call it together.

@@ -44,7 +44,7 @@ TEST(HostMemory, RowsOfExpertsBeyondTheirBudgetThatDoNotFitAreRefused) {
   refused(cpu, 48, "beside 9 B of the plan and a checkpoint's copy, and 48 B are available");
 }
 
-TEST(HostMemory, SaysWhatIsNotCounted) {
+TEST(HostMemory, ReportsUncountedMemory) {
   EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5}.text()),
             "of the host 7 B pinned, checkpoint snapshot 5 B");
   EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5, .stages_messages = true}.text()),

@@ -239,7 +239,7 @@ TEST(LoaderMtp, AContextRankHasTheTargetsOfItsRows) {
   }
 }
 
-TEST(LoaderMtp, OffThereIsNothing) {
+TEST(LoaderMtp, IsEmptyWhenOff) {
   RunSpec run = mtp_run();
   run.train.mtp_coeff = 0;
   Engine engine(training_engine_spec(run));
@@ -334,7 +334,7 @@ TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[k], 1 / weights[k]) << k;
 }
 
-TEST(LoaderOfPrompts, DocumentsMustBeApart) {
+TEST(LoaderOfPrompts, NeedsSeparateDocuments) {
   const TestDir dir;
   RunSpec run = prompt_run();
   run.data.separate_documents = false;

@@ -9,8 +9,8 @@
 
 namespace moebius {
 
-// Returns nothing if no product is slower, if no product of a like shape was measured, without a recipe, on a CPU, and
-// with tp or etp above 1, whose shapes were not measured. A pass that was not timed counts as no slower than in bf16.
+// Returns nothing if no product is slower, if no product of a similar shape was measured, without a recipe, on a CPU,
+// and with tp or etp above 1, whose shapes were not measured. An untimed pass counts as no slower than in bf16.
 std::optional<StartNote> precision_note(const RunSpec& run,
                                         std::span<const MeasuredProduct> measured = measured_products());
 

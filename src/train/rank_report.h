@@ -16,7 +16,7 @@ namespace moebius {
 // The bytes that a rank sent and the seconds that it waited, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
-  std::vector<LinkMeasurement> links;  // what the transport knows of its connections now (Transport::links)
+  std::vector<LinkMeasurement> links;  // the transport's current measurements of its connections (Transport::links)
 };
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
@@ -26,7 +26,7 @@ struct RankTimes {
   double load_s = 0;       // filling micro-batches
   double passes_s = 0;     // forward and backward, with what they communicate
   double optimizer_s = 0;  // sums over ranks, norm, update
-  double waiting_s = 0;    // the part of the last two in communication calls, which no compute hides
+  double waiting_s = 0;    // the part of the last two spent in communication calls: exposed communication
 };
 
 struct AxisReport {
@@ -58,7 +58,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
 void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);
-// Returns a text such as "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
+// Returns a string such as "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
 std::string comm_text(const RanksReport& report);
 
 }  // namespace moebius

@@ -23,7 +23,7 @@ class RunLog {
   void open(int64_t first_step);
   void write_step(const StepReport& report, const RanksReport& ranks);
   void write_eval(int64_t step, const EvalResult& result);
-  // Appends a line to events.jsonl: the kind, the time of day, the step, and these facts of it. No resume removes it.
+  // Appends a line to events.jsonl: the kind, the time of day, the step, and these facts. It survives every resume.
   void write_event(std::string_view kind, int64_t step, const nlohmann::ordered_json& facts);
   void sync() { metrics_->sync(); }
   // Returns whether metrics.jsonl has the evaluation after this step. It may be

@@ -12,9 +12,9 @@
 
 namespace moebius {
 
-// The slowest by one figure.
+// The slowest connection by one measurement.
 struct SlowLink {
-  int rank = -1, peer = -1;     // its ends; -1: no figure is known
+  int rank = -1, peer = -1;     // its ends; -1: no measurement is known
   std::string host, peer_host;  // their machines
   double value = 0;             // the round trip in seconds, or the rate in bytes per second
   double median_of_others = 0;  // median of the other connections; 0: unknown
@@ -44,10 +44,10 @@ void name_hosts(SlowLinks& links, const std::vector<std::string>& hosts);
 
 // Returns {"round_trip_s": {"ranks": [1, 2], "hosts": ["a", "b"], "value": 0.1, "median_of_others":
 // 0.0002, "slow": true},
-//  "bytes_per_s": ...}. Without what is not known; null when nothing is.
+//  "bytes_per_s": ...}. Unknown values are left out; null if none is known.
 nlohmann::ordered_json to_json(const SlowLinks& links);
-// Returns a text such as "rank 1 (a) to rank 2 (b) has a round trip of 100.2 ms, the median of the others is 0.2 ms;
-// ..."; empty when nothing is known. only_slow: leaves out what is not slow.
+// Returns a string such as "rank 1 (a) to rank 2 (b) has a round trip of 100.2 ms, the median of the others is 0.2 ms;
+// ..."; empty if nothing is known. only_slow: leaves out links that are not slow.
 std::string slow_links_text(const SlowLinks& links, bool only_slow = false);
 
 }  // namespace moebius

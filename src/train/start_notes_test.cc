@@ -36,7 +36,7 @@ RunSpec quiet_run() {
 
 const std::string kLocal = "dispatcher local: each rank holds all experts of its layers (parallel.ep * etp = 1)\n";
 
-TEST(StartNotes, OfARunThatBalancesSavesAndLearnsTheDispatcherAlone) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
+TEST(StartNotes, OnlyTheDispatcherIfTheRunBalancesSavesAndLearns) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
 
 TEST(StartNotes, TheDispatcherAndWhy) {
   RunSpec run = quiet_run();
@@ -44,16 +44,17 @@ TEST(StartNotes, TheDispatcherAndWhy) {
   const std::string rows = expert_rows_text(run) + "\n";
   EXPECT_THAT(rows, HasSubstr("memory.expert_rows = \"auto\" is "));
   EXPECT_EQ(all_notes(run),
-            "dispatcher alltoall: \"auto\" takes it because parallel.ep = 3 is above top-k = 2, so that it sends less "
+            "dispatcher alltoall: chosen by \"auto\" because parallel.ep = 3 is above top-k = 2, so that it sends less "
             "than all-gather\n" +
                 rows);
   run.device = DeviceKind::cuda;
-  EXPECT_EQ(all_notes(run),
-            "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
-            "portable; native code for 8.0\n"
-            "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
-            "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n" +
-                rows);
+  EXPECT_EQ(
+      all_notes(run),
+      "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
+      "portable; native code for 8.0\n"
+      "dispatcher allgather: chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA "
+      "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n" +
+          rows);
 }
 
 // Returns the widths and tokens of Qwen3-30B-A3B, whose products were timed.
@@ -176,7 +177,7 @@ TEST(StartNotes, KeysThatDoLessThanTheySay) {
   EXPECT_EQ(all_notes(run, 2), kLocal);
 }
 
-TEST(StartNotes, SavesAtTheEndAlone) {
+TEST(StartNotes, SavesOnlyAtTheEnd) {
   RunSpec run = quiet_run();
   run.checkpoint.every = 0;
   EXPECT_THAT(all_notes(run), HasSubstr("checkpoint.every = 0: saved only after the last step and on SIGTERM"));

@@ -25,7 +25,7 @@ class AdapterReader {
   std::vector<float> read_f32(size_t entry) const;
   // Returns whether the folder has one tensor for all experts of a layer (hub/peft_experts.h).
   virtual bool has_fused_experts() const { return false; }
-  // Returns the names of the As without their ends, sorted. As lora.targets they give the same adapters.
+  // Returns the names of the A tensors without their suffixes, sorted. As lora.targets they give the same adapters.
   std::vector<std::string> matrices() const;
 };
 
@@ -33,14 +33,14 @@ class AdapterReader {
 ExpertAdapters expert_adapters_of(const ModelSpec& model, int64_t rank);
 
 // path: a folder of PEFT, a checkpoint or a run's folder. model: whose adapters they are. Throws Error{input} when
-// there are no adapters, and when a tensor has not the shape that rank and model give it, or has no partner.
+// there are no adapters, and when a tensor has another shape than rank and model require, or A or B is missing.
 std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model);
 
 // Fills the adapters of the model, masters and weights, on the stream s of its device. Throws Error{input}
 // naming rank, alpha or tensors where the folder's adapters are not those of the model.
 void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
 
-// Returns the folder of the model beside which a checkpoint's adapters were trained; empty for a checkpoint that holds
+// Returns the folder of the model for which a checkpoint's adapters were trained; empty for a checkpoint of
 // a whole model. Throws Error{input} when it has adapters and no such folder, or when that model is made of
 // the same adapters.
 std::string base_of_adapters(const std::string& checkpoint);

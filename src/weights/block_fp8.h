@@ -14,7 +14,7 @@ namespace moebius {
 
 inline constexpr const char* kScaleSuffix = "_scale_inv";
 
-// The scales that a matrix had where it was released in this form; without blocks: it was not.
+// The scales that a matrix was released with; no blocks: it was not released in this form.
 struct ReleasedScales {
   int64_t block_rows = 0, block_cols = 0;
   std::vector<float> scales;

@@ -15,10 +15,11 @@ struct ExportSpec {
   std::string model;  // path of the model, as in weights/load.h
   // f32 or bf16, rounded to nearest even, for all but the routers' correction biases. Nothing: an
   // imported model keeps the dtype of each tensor, and a run is written in f32, the dtype of its
-  // masters, which also holds what it froze.
+  // masters, which represents frozen weights exactly.
   std::optional<DType> dtype;
   // Matrices of quantised products in 8-bit floats with block scales, as DeepSeek releases them
-  // (weights/block_fp8.h). A matrix that was released so gets its bits again. Of a run the other tensors are in bf16.
+  // (weights/block_fp8.h). A matrix that was released in this form gets its original bits. In an exported run all other
+  // tensors are bf16.
   bool block_fp8 = false;
   std::string files;  // folder whose other files are copied (tokenizer, ...); empty: those that came with the model
   int64_t shard_bytes = 5'000'000'000;

@@ -24,17 +24,17 @@ struct HubFolder {
 
 struct HubFolderResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
-  int64_t num_files = 0;                               // copied beside the weights and config.json
+  int64_t num_files = 0;                               // other files that were copied
   std::vector<NotFinite> not_finite;                   // tensors that the user is warned of
   std::vector<std::string> notices;                    // messages for the user; some may be empty
 };
 
 // Writes config.json with the keys of transformers 4, weights under the names of Hugging Face, and the other files
 // unchanged. Unknown keys of config.json are kept. quantization_config is kept only if weights are written as 8-bit
-// floats: those that were released so, or else those whose products the recipe quantises. Each expert has a tensor per
-// projection, except in families whose checkpoints fuse experts (hub/fused_experts.h). The folder appears whole or not
-// at all. Memory: twice the largest tensor, or twice an expert of a fused tensor. Throws Error{input} for a model_type
-// that transformers does not have.
+// floats: those that were released in this form, or else those whose products the recipe quantises. Each expert has a
+// tensor per projection, except in families whose checkpoints fuse experts (hub/fused_experts.h). The folder appears
+// whole or not at all. Memory: twice the largest tensor, or twice an expert of a fused tensor. Throws Error{input} for
+// a model_type that transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
 // Returns the folder of the other files that came with a model; empty when none did.

@@ -24,7 +24,7 @@ struct ImportSpec {
 
 struct ImportResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
-  int64_t num_files = 0;                               // copied beside the weights
+  int64_t num_files = 0;                               // other files that were copied
   std::vector<NotFinite> not_finite;                   // tensors that the user is warned of
   std::vector<std::string> notices;                    // messages for the user; some may be empty
 };

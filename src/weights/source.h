@@ -27,7 +27,7 @@ WeightsFolder find_weights(const std::string& path);
 bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
 // Returns the model with the modules that the folder has: all or none.
 ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
-// Returns the warning for a model whose config promises modules that the folder has not.
+// Returns the warning for a model whose config promises modules that the folder lacks.
 std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model);
 // Returns whether a canonical name is one of those tensors.
 bool is_of_mtp(const std::string& name, const ModelSpec& model);
@@ -39,7 +39,7 @@ struct WeightsEntry {
   int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 
-// The tensors of one model on disk, each read on its own. Once open, every tensor is accounted for.
+// The tensors of one model on disk, each read on its own. Opening it checks that every tensor is known.
 class WeightsReader {
  public:
   virtual ~WeightsReader() = default;
@@ -63,7 +63,7 @@ class WeightsReader {
 // of another shape (the first 20 and the counts). A checkpoint of adapters gives the model that they
 // belong to, with the adapters added (weights/adapter.h). Tensors of multi-token prediction are passed over
 // where the catalog has none of its modules, and so are the hub's copies of embedding and head in
-// them, which must be copies. Throws Error{usage} for a model that no device computes.
+// them, which must be copies. Throws Error{usage} for a model that no device supports.
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
 // Checks bytes against their hashes as they are read.

@@ -243,15 +243,15 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   };
   EXPECT_EQ(choice({}), "local: each rank holds all experts of its layers (parallel.ep * etp = 1)");
   EXPECT_EQ(choice({"parallel.ep=2"}),
-            "allgather: \"auto\" takes it because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
+            "allgather: chosen by \"auto\" because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
             "all-to-all" +
                 apart(2));
   EXPECT_EQ(choice({"parallel.ep=4"}),
-            "alltoall: \"auto\" takes it because parallel.ep = 4 is above top-k = 2, so that it sends less than "
+            "alltoall: chosen by \"auto\" because parallel.ep = 4 is above top-k = 2, so that it sends less than "
             "all-gather" +
                 apart(4));
   EXPECT_EQ(choice({"parallel.ep=4", "run.device=cuda"}),
-            "allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+            "allgather: chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
             "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)" +
                 apart(4));
   EXPECT_EQ(choice({"parallel.ep=4", "parallel.dispatcher=allgather"}), "allgather: parallel.dispatcher asks for it");
@@ -262,9 +262,9 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
   EXPECT_EQ(
       choice({"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"}),
-      "two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2 "
+      "two_level: chosen by \"auto\" because the ranks that share experts are on 2 nodes of 2 "
       "(parallel.ranks_per_node), and a token is sent once to each node: 15.7 bytes across nodes for each column of a "
-      "token in a layer's step with even experts, 20 with all-gather, 20 with all-to-all");
+      "token in a layer's step with balanced routing, 20 with all-gather, 20 with all-to-all");
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=1", "precision.compute=f32"}),
               testing::StartsWith("two_level: "));
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
@@ -278,9 +278,9 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2"}), testing::StartsWith("alltoall: "));
   ranks_per_machine = "2";
   EXPECT_EQ(choice({"parallel.ep=2"}),
-            "direct: \"auto\" takes it because the 2 ranks that share experts are on one machine (--ranks-per-machine "
+            "direct: chosen by \"auto\" because the 2 ranks that share experts are on one machine (--ranks-per-machine "
             "2): a token is written once to each rank that has any of its experts, which sends the least "
-            "(0.786 rows of a token with even experts, 1 with all-gather, 1 with all-to-all)");
+            "(0.786 rows of a token with balanced routing, 1 with all-gather, 1 with all-to-all)");
   ranks_per_machine = "0";
   expect_refused(config({}, false), 2, "--ranks-per-machine: expected at least 1; got 0");
 }

@@ -3,7 +3,7 @@
 namespace moebius {
 namespace {
 
-TEST_F(FineTune, LearnsTheCompletionsAndLeavesFrozenPartsAlone) {
+TEST_F(FineTune, LearnsTheCompletionsAndKeepsFrozenParts) {
   ASSERT_EQ(guide_.commands.size(), 3u);
   tune();
   EXPECT_LT(eval_loss("Tuned"), 0.6 * eval_loss(kModelFolder));

@@ -281,7 +281,7 @@ TEST_P(AutoDispatcher, IsDirectInTrainingOnOneMachine) {
     EXPECT_EQ(engine.spec().dispatcher, DispatcherKind::direct);
     EXPECT_THAT(engine.dispatcher().reason,
                 ::testing::StartsWith(fmt::format(
-                    "\"auto\" takes it because the {} ranks that share experts are on one machine and reach each "
+                    "chosen by \"auto\" because the {} ranks that share experts are on one machine and can access each "
                     "other's memory: a token is written once to each rank that has any of its experts, which "
                     "sends the least (",
                     world.size())));

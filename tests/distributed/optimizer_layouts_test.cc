@@ -331,7 +331,7 @@ TEST(OptimizerFormats, AreTheSameOnTheHost) {
 }
 
 // On a pipeline an update may run beside the first passes of the next step. On other layouts weights are sent after it.
-TEST(OptimizerFormats, AreTheSameOnTheHostBesidePasses) {
+TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
   const TestDir dir;
   const OnRanks all[] = {{2, {.pp = 2}}, {2, {.pp = 2, .vpp = 2}}, {2, {}}};
   for (const bool tied : {false, true}) {

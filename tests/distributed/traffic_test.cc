@@ -78,7 +78,7 @@ void expect_traffic(Transport& world, const Layout& on) {
 class Traffic : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, Traffic, ::testing::Values(1, 2, 4), name_of_ranks);
 
-TEST_P(Traffic, IsWhatTheFormulasSay) {
+TEST_P(Traffic, EqualsTheFormulas) {
   run([](Transport& world) {
     for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
       for (int64_t tp = 1; tp <= world.size(); tp *= 2) {
@@ -250,12 +250,12 @@ const Way kWays[] = {
 };
 
 class TrafficOf : public ::testing::TestWithParam<Way> {};
-// Names are such as "Everywhere/TrafficOf.EachAxisIsWhatTheFormulasSay/dp4_on_4".
+// Names are such as "Everywhere/TrafficOf.EachAxisEqualsTheFormulas/dp4_on_4".
 INSTANTIATE_TEST_SUITE_P(Everywhere, TrafficOf, ::testing::ValuesIn(kWays), [](const auto& info) {
   return fmt::format("{}_on_{}", info.param.name, info.param.mesh.world());
 });
 
-TEST_P(TrafficOf, EachAxisIsWhatTheFormulasSay) {
+TEST_P(TrafficOf, EachAxisEqualsTheFormulas) {
   const Way& way = GetParam();
   run_ranks(static_cast<int>(way.mesh.world()), [&](Transport& world) { expect_all_traffic(world, way); });
 }

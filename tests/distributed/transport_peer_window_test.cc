@@ -37,7 +37,7 @@ MOEBIUS_ON_RANKS(PeerWindows);
 
 // Every rank writes to all others, and reads after the round what they wrote. Turns change places, so that one round
 // a turn is enough.
-TEST_P(PeerWindows, WhatWasWrittenBeforeARoundIsSeenAfterIt) {
+TEST_P(PeerWindows, WritesBeforeARoundAreVisibleAfterIt) {
   run([](Transport& transport) {
     WindowRank r(transport);
     const RoundPlace place{.phase = "turn", .layer = "none"};

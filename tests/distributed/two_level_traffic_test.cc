@@ -9,7 +9,7 @@ namespace {
 class TwoLevelTraffic : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, TwoLevelTraffic, ::testing::Values(4, 6, 8), name_of_ranks);
 
-TEST_P(TwoLevelTraffic, IsWhatTheFormulasSay) {
+TEST_P(TwoLevelTraffic, EqualsTheFormulas) {
   run([](Transport& world) {
     const int64_t n = world.size();
     for (const MeshShape& mesh : {MeshShape{.dp = n, .ep = n, .ranks_per_node = 2},

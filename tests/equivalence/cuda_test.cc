@@ -55,7 +55,7 @@ TEST_P(OnGpu, NothingIsAllocatedAfterCapture) {
   EXPECT_EQ(gpu.info().free_bytes, before);
 }
 
-TEST_P(OnGpu, TheStackIsWhatWasPlanned) {
+TEST_P(OnGpu, TheStackEqualsThePlan) {
   for (const auto spec : kSpecs) {
     Engine engine(on_gpu(spec));
     train(initialised(engine), 1);
@@ -105,7 +105,7 @@ TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
   }
 }
 
-TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
+TEST_P(OnGpu, FrozenParametersAreUnchanged) {
   Engine engine(on_gpu(frozen_on));
   Stream s = engine.stream();
   const auto weights = [&] {

@@ -104,7 +104,7 @@ TEST_P(Freeze, OthersHaveTheSameGradients) {
   expect_others_have_the_same_gradients(frozen_spec(patterns(), compute()));
 }
 
-TEST_P(Freeze, StayAsTheyAreWithoutMemoryForTraining) {
+TEST_P(Freeze, AreUnchangedWithoutMemoryForTraining) {
   Engine all(frozen_spec({}, compute())), engine(frozen_spec(patterns(), compute()));
   init_params(engine);
   int64_t frozen_elements = 0;

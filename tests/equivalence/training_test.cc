@@ -410,7 +410,7 @@ TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithSigmoidGroupsAndBias) {
 }
 
 // Two documents in one row give the same results as in two rows.
-TEST(TrainingDocuments, KeptApartEqualAlone) {
+TEST(TrainingDocuments, SeparateDocumentsEqualSingleOnes) {
   const ModelSpec model = tiny_model();
   Engine packed(tiny_engine(model, 1, DType::f32, 1)), alone(tiny_engine(model, 2, DType::f32, 1));
   init_params(packed);

@@ -277,7 +277,7 @@ TEST(CheckpointFault, AFullDisk) {
 
 // A crash leaves files on a disk that is nearly full. The next save has space, since it
 // removes them first.
-TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
+TEST(CheckpointFault, LeftoversOfACrashAreRemovedToFreeSpace) {
   const TestDir dir;
   const int status = run_forked({}, [&] {
     if (!mount_small(dir.path(), "size=1600k")) ::_exit(77);

@@ -191,7 +191,7 @@ class LongTraining : public testing::TestWithParam<Setup> {
 INSTANTIATE_TEST_SUITE_P(All, LongTraining, testing::ValuesIn(kSetups),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(LongTraining, KilledAtRandomTimesAgainAndAgain) {
+TEST_P(LongTraining, KilledRepeatedlyAtRandomTimes) {
   std::mt19937 random(11);
   int num_killed = 0, end = kKilled;
   for (int round = 0; round < 12 && end == kKilled; ++round) {
@@ -224,7 +224,7 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
   const pid_t first = runs_.start("r", {"train.steps=1000000"});
   runs_.wait_for_lines("r", 1);
   EXPECT_EQ(runs_.train("r"), 2);
-  EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("got a second one beside process {} on ", first)));
+  EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("got a second one besides process {} on ", first)));
   ::kill(first, SIGKILL);
   EXPECT_EQ(end_of(first), kKilled);
 }

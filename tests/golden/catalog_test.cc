@@ -74,7 +74,7 @@ ModelSpec golden_model(const std::string& name) {
   return read_model_spec(MOEBIUS_SOURCE_DIR "/tests/golden/data/" + name);
 }
 
-TEST(Catalog, IsWhatTheModelOfEveryFamilyDeclares) {
+TEST(Catalog, EqualsTheDeclarationsOfEveryFamily) {
   const std::vector<std::string> names = golden_models();
   EXPECT_GT(names.size(), 20u);
   for (const std::string& name : names) {
@@ -91,7 +91,7 @@ TEST(Catalog, IsWhatTheModelOfEveryFamilyDeclares) {
   }
 }
 
-TEST(Catalog, IsWhatTheModelOfEveryRecipeDeclares) {
+TEST(Catalog, EqualsTheDeclarationsOfEveryRecipe) {
   int64_t num_recipes = 0;
   for (const auto& entry : fs::directory_iterator(MOEBIUS_SOURCE_DIR "/recipes")) {
     if (entry.path().extension() != ".toml") continue;

@@ -103,7 +103,7 @@ TEST_P(StartsOnHosts, TakeTheTwoLevelDispatcher) {
   EXPECT_THAT(ranks_.run(GetParam(), program_of("hosts", layout)), Each(0)) << err_of(0);
   EXPECT_THAT(
       read_file(runs_.path("out-0")) + err_of(0),
-      HasSubstr("dispatcher two_level: \"auto\" takes it because the ranks that share experts are on 2 nodes of 2"));
+      HasSubstr("dispatcher two_level: chosen by \"auto\" because the ranks that share experts are on 2 nodes of 2"));
   runs_.expect_same("hosts", "threads");
   expect_nothing_runs();
 }

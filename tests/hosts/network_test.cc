@@ -92,7 +92,7 @@ TEST_F(HostNetwork, NothingPassesALinkThatIsCut) {
   EXPECT_EQ(end_of(client), 0);
 }
 
-TEST_F(HostNetwork, WhatStillRunsOnAHostEndsWithIt) {
+TEST_F(HostNetwork, ProcessesOfAHostEndWithIt) {
   pid_t process = 0;
   {
     const Network network(1);

@@ -10,7 +10,7 @@
 
 namespace moebius {
 
-// The measurements of a machine, and what its system says.
+// The measurements of a machine, and what its operating system reports.
 struct MachineMeasurements {
   std::string device;  // its name
   bool is_gpu = false;

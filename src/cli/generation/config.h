@@ -23,7 +23,7 @@ struct GenerationConfig {
 
 // Returns an empty one if `dir` is empty or has no such file. Ids outside [0, vocab_size) are left out, and so are the
 // rules that `given` has. With "do_sample": false the temperature is 0.
-// Throws Error{input} that names the file and the key for values that are no ids or no numbers, or out of range.
+// Throws Error{input} that names the file and the key for values that are not ids or numbers, or out of range.
 GenerationConfig read_generation_config(const std::string& dir, int64_t vocab_size, const SamplingChoices& given);
 
 // Returns the rules of `given`, and for those that it lacks the rules of `otherwise`, or the defaults of Sampling.

@@ -55,7 +55,7 @@ class ModelTokenizer {
   std::optional<ChatTemplate> template_;
 };
 
-// Returns a text such as "64 tokens in 1.5 s, 42.7 tokens/s; prompts of 20 tokens in 0.3 s"
+// Returns a string such as "64 tokens in 1.5 s, 42.7 tokens/s; prompts of 20 tokens in 0.3 s"
 std::string times_text(const GenerateTimes& times);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
 // The assignment of GPUs to the ranks of a world. The i-th rank of a machine gets the GPU with index i modulo the
-// number of GPUs, so several ranks may share one. If a launcher shows each rank a different GPU (CUDA_VISIBLE_DEVICES),
-// the identities of the GPUs distinguish them.
+// number of GPUs, so several ranks may share one. If a launcher makes a different GPU visible to each rank
+// (CUDA_VISIBLE_DEVICES), the identities of the GPUs distinguish them.
 #pragma once
 
 #include <vector>

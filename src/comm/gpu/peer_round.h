@@ -32,8 +32,8 @@ struct RoundFlags {
 
 class GpuRounds {
  public:
-  // timeout_s: asked at each launch and by waits of the host for its GPU; kernels that wait know its last answer.
-  // look: called by those waits; ended: called after them. They may throw. Then kernels that wait end.
+  // timeout_s: called at each launch and while the host waits for its GPU; waiting kernels use the last value.
+  // look: called during these waits; ended: called after them. If they throw, waiting kernels end.
   GpuRounds(Stream& s, const RoundFlags& flags, std::function<double()> timeout_s, std::function<void()> look,
             std::function<void()> ended);
   ~GpuRounds();

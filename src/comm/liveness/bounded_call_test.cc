@@ -53,7 +53,7 @@ TEST(BoundedCall, EndsWithItsBody) {
   EXPECT_THAT(said, HasSubstr("the library says no"));
 }
 
-TEST(BoundedCall, NamesWhomItWaitedFor) {
+TEST(BoundedCall, NamesTheAwaitedRanks) {
   const Endless endless;
   const std::string said = failure_of(3, 0.05, [&](Transport& world) {
     if (world.rank() == 1)

@@ -13,7 +13,7 @@ namespace {
 
 void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-TEST(CallWatchdog, ACallThatReturnsInTimeIsLeftAlone) {
+TEST(CallWatchdog, DoesNotFireIfTheCallReturnsInTime) {
   std::atomic<int> late = 0;
   const Deadline end = deadline_in(10);
   for (int i = 0; i < 10; ++i) const CallWatchdog watchdog(20, [&] { ++late; });

@@ -38,7 +38,7 @@ CollectiveRecord CollectiveFlightRecorder::last() const {
   return num_begun_ == 0 ? CollectiveRecord{.op = "start"} : records_[(num_begun_ - 1) % kSize];
 }
 
-std::string CollectiveFlightRecorder::text(int64_t most) const {
+std::string CollectiveFlightRecorder::text(int64_t max_records) const {
   const std::lock_guard lock(mutex_);
   if (num_begun_ == 0) return "  none\n";
   std::string text;
@@ -46,7 +46,7 @@ std::string CollectiveFlightRecorder::text(int64_t most) const {
     text += fmt::format("  {}{}\n", to_string(r), r.ended ? "" : ": not ended");
   };
   for (const auto& [number, record] : open_) add(record);
-  const int64_t first_in_ring = std::max<int64_t>(0, num_begun_ - kSize), first_of_last = num_begun_ - most;
+  const int64_t first_in_ring = std::max<int64_t>(0, num_begun_ - kSize), first_of_last = num_begun_ - max_records;
   for (int64_t i = first_in_ring; i < num_begun_; ++i) {
     const CollectiveRecord& r = records_[i % kSize];
     if (i >= first_of_last || !r.ended) add(r);

@@ -32,11 +32,11 @@ class CollectiveFlightRecorder {
 
   int64_t begin(CollectiveRecord record);  // returns the record's number
   void end(int64_t number);
-  CollectiveRecord last() const;              // one with op "start" when there was none yet
+  CollectiveRecord last() const;              // a record with op "start" if there was no collective yet
   CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize, or not ended
-  // Returns one line for each record, the oldest first: those that have not ended, and the last `most`.
+  // Returns one line for each record, the oldest first: those that have not ended, and the last max_records.
   // Returns "  none\n" when there was no collective yet.
-  std::string text(int64_t most = kSize) const;
+  std::string text(int64_t max_records = kSize) const;
 
  private:
   mutable std::mutex mutex_;

@@ -103,7 +103,7 @@ TEST(RankSupervisor, EndsByASignalThatTheRankDoesNotHandle) {
   EXPECT_EQ(rank.exit_code(), 128 + SIGINT);
 }
 
-TEST(RankSupervisor, ReportsWhatKilledTheRankAndEndsWith6) {
+TEST(RankSupervisor, ReportsTheSignalAndEndsWith6) {
   const auto begin = std::chrono::steady_clock::now();
   const Started killed([] { return ::raise(SIGKILL); });
   EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); if nobody sent it, "
@@ -120,7 +120,7 @@ TEST(RankSupervisor, ReportsWhatKilledTheRankAndEndsWith6) {
   EXPECT_EQ(crashed.exit_code(), 6);
 }
 
-TEST(RankSupervisor, ASignalToTheRankAloneIsADeath) {
+TEST(RankSupervisor, ASignalToTheRankOnlyIsAFailure) {
   const Started rank([] {
     ::signal(SIGHUP, SIG_DFL);
     Started::say(std::to_string(::getpid()));
@@ -201,7 +201,7 @@ TEST(RankSupervisor, TheRankEndsWithIt) {
   EXPECT_EQ(rank.line(), "") << "no writer is left";
 }
 
-TEST(RankSupervisor, ASignalMaskAndIgnoredChildrenStayAsTheyWere) {
+TEST(RankSupervisor, SignalMaskAndIgnoredChildrenAreUnchanged) {
   ::signal(SIGCHLD, SIG_IGN);
   sigset_t blocked;
   sigemptyset(&blocked);

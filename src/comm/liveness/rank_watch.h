@@ -1,6 +1,6 @@
 // A RankWatch reports at once that the process of another rank has ended, where the transport does
 // not do so (MPI).
-// It has its own sockets beside the transport; they carry nothing while every rank is alive.
+// It has sockets of its own, separate from the transport; they carry nothing while every rank is alive.
 //
 //   Tree   Rank r is connected to (r - 1) / 2, 2 r + 1 and 2 r + 2: three connections at most.
 //   Ends   A process that dies sends no exit notice on its connections. A rank that detects this notifies its other
@@ -24,18 +24,18 @@ namespace moebius {
 class RankWatch {
  public:
   struct Listener {
-    std::function<void(int rank)> death;   // called when the process of this rank has ended
+    std::function<void(int rank)> death;   // called when the process of rank `rank` has ended
     std::function<void()> ending = [] {};  // called when another rank ends the processes of all ranks
   };
   // Every rank of the world makes one; they exchange their addresses over `control`.
-  // After that it takes them at most about `seconds`.
+  // Connecting then takes at most about `seconds`.
   // At most one of the listener's functions is called, once, on this object's thread.
   RankWatch(Control& control, double seconds, Listener listener);
   // REQUIRES: announce_exit or announce_abort was called. Otherwise the other ranks report this rank as dead.
   ~RankWatch() = default;
   RankWatch(const RankWatch&) = delete;
 
-  // Returns an empty text when all ranks are connected. Else it returns the reason, the same on all
+  // Returns an empty string when all ranks are connected. Else it returns the reason, the same on all
   // ranks, and nothing is watched.
   const std::string& why_missing() const { return why_missing_; }
 
@@ -53,9 +53,9 @@ class RankWatch {
   struct Link {
     int rank = 0;
     Socket socket;
-    std::array<std::byte, sizeof(Notice)> bytes{};  // bytes of a notice that is arriving
+    std::array<std::byte, sizeof(Notice)> bytes{};  // the notice that is being received
     size_t num_bytes = 0;
-    bool is_closed = false;  // nothing more will come
+    bool is_closed = false;  // the peer has closed it
   };
   void connect(Control& control, double seconds);
   void run(const std::stop_token& stop);

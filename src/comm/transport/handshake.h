@@ -31,8 +31,8 @@ struct Job {
 // Sent by a rank that connects.
 struct RankGreeting {
   int rank = 0, size = 0;
-  int port = 0;      // where it listens; 0: nowhere
-  std::string host;  // where it asks to be reached; empty: where its connections come from
+  int port = 0;      // port at which it listens; 0: none
+  std::string host;  // address that it advertises; empty: the source address of its connection
 };
 
 // The connecting end of a handshake. It proves the secret to the rank that should be at the other end, and checks that
@@ -45,11 +45,11 @@ class HandshakeConnector {
   HandshakeConnector& operator=(HandshakeConnector&&) noexcept;
 
   void greet(const Socket& connection);
-  // Answers the messages that have arrived, and does not wait. Returns whether the other end has accepted this rank.
-  // Throws Error{distributed} if the other end is another program or a rank of another job, or has
+  // Handles the messages that have arrived, and does not wait. Returns whether the peer has accepted this rank.
+  // Throws Error{distributed} if the peer is another program or a rank of another job, or has
   // closed the connection.
   bool is_accepted(const Socket& connection);
-  // Returns whether the other end has proved the secret and the answer was sent: then only the other end decides.
+  // Returns whether the peer has proved the secret and the answer was sent. Only the acceptance is then missing.
   bool has_answered() const;
 
  private:
@@ -71,7 +71,7 @@ class HandshakeAcceptor {
     RankGreeting greeting;
   };
   static constexpr double kHandshakeTimeoutS = 5;  // time in which a connection must prove the secret
-  static constexpr size_t kMaxPending = 256;       // connections that have proved nothing yet; each is an open file
+  static constexpr size_t kMaxPending = 256;       // unauthenticated connections; each is an open file
 
   // warn: called with a line for each of the first connections that are refused.
   // expected: the number of ranks that may connect at once. At most kMaxPending more connections are kept pending.

@@ -14,13 +14,13 @@ namespace moebius {
 using Proof = std::array<std::byte, 32>;
 using Nonce = std::array<std::byte, 32>;  // drawn for one connection
 
-// A shorter secret could be found by trying, since the other end sends a proof first.
+// A shorter secret could be found by brute force, since the accepting end sends its proof first.
 inline constexpr int kShortestSecret = 16;
 
 std::string draw_secret();  // 64 hexadecimal digits; Error{distributed} when the system has no random bytes
 Nonce draw_nonce();
 
 Proof prove(const std::string& secret, std::span<const std::byte> text);
-bool is_same(const Proof& a, const Proof& b);  // takes the same time wherever they differ
+bool is_same(const Proof& a, const Proof& b);  // constant time
 
 }  // namespace moebius

@@ -5,10 +5,10 @@
 //
 //   Retries   An attempt that fails is repeated until the rank leaves. The LinkMaker itself never fails: a rank that
 //             waits for the connection ends the run after its timeout, and why_not() returns the reason.
-//   Names     A name is looked up on another thread, so that name servers that do not answer delay only its call.
-//   Silence   A rank that has not answered a greeting for answer_s is called again. It may be stopped: when it runs
-//             again, it accepts the newest call, and warns of the older ones, which were closed. Or the link was cut
-//             for a while, and the other end has closed the connection.
+//   Names     A host name is resolved on another thread, so that an unreachable name server delays only this call.
+//   Silence   If a rank does not answer a greeting within answer_s, a new connection replaces this one. The rank may be
+//             stopped: when it continues, it accepts the newest connection, and warns of the older, closed ones. Or
+//             the link was interrupted, and the peer has closed the connection.
 //   Closing   The listener is closed when all higher ranks have connected.
 #pragma once
 
@@ -32,22 +32,22 @@ class LinkMaker {
   struct Options {
     int rank = 0, size = 1;
     Job job;
-    Socket listener;                               // where higher ranks connect; closed: none will
-    std::vector<HostPort> places;                  // by rank: where it listens
+    Socket listener;                               // accepts connections of higher ranks; closed: there are none
+    std::vector<HostPort> places;                  // indexed by rank: the address at which it listens
     std::function<void(const std::string&)> warn;  // as of HandshakeAcceptor
-    // Gets each connection that was made, on the thread of this object.
+    // Called with each new connection, on the thread of this object.
     std::function<void(int rank, Socket)> made;
-    LookUp look_up = nullptr;  // null: the system's
-    double look_up_s = 5;      // why_not() says that a name is not known from then on
+    LookUp look_up = nullptr;  // null: the system resolver
+    double look_up_s = 5;      // time after which why_not() reports an unresolved name
     double answer_s = 20;      // time in which a rank answers a greeting
   };
   explicit LinkMaker(Options options);
-  ~LinkMaker() = default;  // no connection is made after it
+  ~LinkMaker() = default;  // afterwards no connection is made
   LinkMaker(const LinkMaker&) = delete;
 
   // Connects to a lower rank, and returns at once. It is called once for each rank.
   void call(int rank);
-  // Returns why there is no connection to a lower rank that was called, with its address:
+  // Returns why there is no connection yet to a lower rank passed to call(), with its address:
   // "10.0.0.3:4000: Connection refused". Empty for another rank.
   std::string why_not(int rank) const;
 
@@ -81,9 +81,9 @@ class LinkMaker {
   const LookUp look_up_;
   const double look_up_s_, answer_s_;
   const Socket waker_;                         // an eventfd
-  std::optional<HandshakeAcceptor> acceptor_;  // empty: no rank will connect to this one
+  std::optional<HandshakeAcceptor> acceptor_;  // empty: no higher rank is left to connect
   std::vector<bool> has_come_;                 // by rank
-  int num_awaited_ = 0;                        // higher ranks that have not come
+  int num_awaited_ = 0;                        // higher ranks that have not connected yet
   std::vector<Call> calls_;
   mutable std::mutex mutex_;  // guards the next two
   std::vector<int> new_calls_;

@@ -145,7 +145,7 @@ TEST(LinkMaker, CallsDoNotWaitForEachOther) {
 }
 
 // The machine of a stopped rank accepts connections that nobody answers. When the rank continues it answers the newest.
-TEST(LinkMaker, ARankThatDoesNotAnswerIsCalledAgain) {
+TEST(LinkMaker, ReconnectsIfARankDoesNotAnswer) {
   Socket stopped = listen_at(0, true);
   const HostPort place{.host = "127.0.0.1", .port = port_of(stopped)};
   Maker higher({.rank = 3, .places = {{}, place}, .answer_s = 0.5});

@@ -9,10 +9,10 @@ namespace moebius {
 struct MpiOptions {
   WorldOptions world;
   int rank = 0;  // rank of this process by its launcher's variables, for messages before MPI_Init
-  // Gets the report of a rank that ends the run, just before the process is ended.
+  // Called with the report of a rank that ends the run, just before the process is ended.
   // May be called from any thread.
   std::function<void(const std::string&)> report;
-  // Gets, on rank 0, a text that says what is missing when the run continues without it.
+  // Called on rank 0 with a message about a facility that is missing and that the run continues without.
   std::function<void(const std::string&)> warn;
   // Ends the process at once.
   // It is called after the report, from another thread, when a call of MPI that waits for all
@@ -27,7 +27,7 @@ std::string mpi_version();
 // Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it.
 // May be called once in a process. Throws Error{usage} where the program was built without MPI.
 //   body throws on every rank (a wrong recipe)
-//              This function throws it. An Error whose text a lower rank throws too gets an empty text,
+//              This function throws it. An Error whose message a lower rank throws too gets an empty message,
 //              so that it is printed once.
 //   a rank throws, or waits for another for longer than the timeout
 //              It reports why and ends all processes with MPI_Abort; ErrorKind::distributed is the exit code.

@@ -1,5 +1,5 @@
-// The addresses of a host. The system's look-up (getaddrinfo) waits for name servers as long as it likes, and cannot be
-// ended. So it runs on a thread of its own, which may outlive the NameLookup.
+// Resolves host names. The system resolver (getaddrinfo) may block on name servers for any time, and cannot be
+// cancelled. So it runs on its own thread, which may outlive the NameLookup.
 #pragma once
 
 #include <sys/socket.h>
@@ -21,14 +21,14 @@ struct SocketAddress {
 
 struct Addresses {
   std::vector<SocketAddress> all;
-  std::string why_none;  // why there are none now: "Name or service not known"
+  std::string why_none;  // the reason if there are none: "Name or service not known"
 };
 using LookUp = std::function<Addresses(const HostPort&)>;
 
 class NameLookup {
  public:
-  // Begins, and does not wait. The addresses of a number ("10.0.0.3") are known at once, without look_up.
-  // look_up: null is the system's. It is called on another thread, so it must own, or share, all that it uses.
+  // Starts the lookup, and does not wait. A numeric address ("10.0.0.3") needs no lookup.
+  // look_up: null means the system resolver. It runs on another thread, so it must own, or share, all that it uses.
   explicit NameLookup(const HostPort& to, LookUp look_up = nullptr);
   // Returns the addresses once they are known, and null when they are not before the deadline.
   const Addresses* wait(Deadline deadline) const;
@@ -38,12 +38,12 @@ class NameLookup {
   std::shared_ptr<State> state_;
 };
 
-// Begins to connect to one of these addresses, which attempts 0, 1, ... try one after another, and does not wait. Once
+// Starts to connect to one of these addresses, and does not wait; attempts 0, 1, ... try the addresses in turn. Once
 // the socket can be written to, connect_error() says whether it is a connection. A closed socket: the attempt failed,
 // with errno set. Throws Error{distributed} when there are none; it names the host.
 Socket begin_connect(const HostPort& to, const Addresses& addresses, int attempt);
-// Tries until the deadline: a name may not be known yet, and a listener may not have started.
-// The text of an Error{distributed} names the host, and says whether its name or its answer is missing.
+// Retries until the deadline: a name may not resolve yet, and a listener may not have started.
+// Error{distributed} names the host, and says whether it could not be resolved or did not answer.
 Socket connect_until(const HostPort& to, Deadline deadline, const LookUp& look_up);
 
 }  // namespace moebius

@@ -15,7 +15,7 @@ Deadline deadline_in(double seconds);
 int milliseconds_until(Deadline deadline);  // 0 when the deadline has passed
 
 struct HostPort {
-  std::string host;  // a name or a number
+  std::string host;  // a host name or a numeric IP address
   int port = 0;
 };
 std::string to_string(const HostPort& a);  // "node1:29500"
@@ -39,7 +39,7 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// Returns whether the host is "localhost" or a number of the loopback:
+// Returns whether the host is "localhost" or a loopback address:
 // only this machine can reach a listener there.
 bool is_loopback(const std::string& host);
 
@@ -47,27 +47,27 @@ bool is_loopback(const std::string& host);
 // any free port.
 Socket listen_at(int port, bool loopback_only);
 int port_of(const Socket& listener);
-// Returns the next connection, or a closed socket when none came before the deadline.
+// Returns the next connection, or a closed socket if none arrives before the deadline.
 Socket accept_until(const Socket& listener, Deadline deadline);
-// Tries until the deadline: a name may not be known yet, and a listener may not have started. name_lookup.h has more.
+// Retries until the deadline: a name may not resolve yet, and a listener may not have started. name_lookup.h has more.
 Socket connect_until(const HostPort& to, Deadline deadline);
-// Makes a new socket of a connection, or a listener, as all of them are: nothing waits in it.
+// Sets the options that every socket here has; among them, its calls do not block.
 void prepare_socket(const Socket& s);
 int connect_error(const Socket& s);  // an errno; 0: connected
 // Appends to `received` the bytes that have arrived, up to `size` in all, and does not wait.
 // Returns whether all have arrived. Throws Error{distributed}, as read_all does, when the other end is gone.
 bool read_available(const Socket& s, std::vector<std::byte>& received, size_t size, const char* what);
-// Returns false when nothing came before the deadline.
+// Returns false if nothing arrives before the deadline.
 bool wait_readable(const Socket& s, Deadline deadline);
 bool wait_writable(const Socket& s, Deadline deadline);
-// Return the addresses of a connection's two ends, as numbers.
+// Return the numeric IP addresses of a connection's two ends.
 std::string peer_host(const Socket& connection);
 std::string own_host(const Socket& connection);
-// Returns the addresses, as numbers, at which other machines may reach this one; those of
-// IPv4 come first.
+// Returns the numeric IP addresses at which other machines may reach this one, IPv4
+// first.
 std::vector<std::string> own_hosts();
 
-// Move all bytes, or throw Error{distributed} when the other end is gone or the deadline has
+// Transfer all bytes, or throw Error{distributed} when the peer is gone or the deadline has
 // passed. what: names the bytes in the message, "the table of ranks".
 void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadline, const char* what);
 void read_all(const Socket& s, std::span<std::byte> bytes, Deadline deadline, const char* what);
@@ -82,9 +82,9 @@ T read_value(const Socket& s, Deadline deadline, const char* what) {
   read_all(s, std::as_writable_bytes(std::span(&value, 1)), deadline, what);
   return value;
 }
-// Move a text after its length in 8 bytes. Throw Error{distributed} for a text of more
-// than `most` bytes.
+// Transfer a string, preceded by its length in 8 bytes. Throw Error{distributed} for a string
+// longer than max_bytes.
 void write_text(const Socket& s, const std::string& text, Deadline deadline, const char* what);
-std::string read_text(const Socket& s, Deadline deadline, const char* what, int64_t most = 1 << 20);
+std::string read_text(const Socket& s, Deadline deadline, const char* what, int64_t max_bytes = 1 << 20);
 
 }  // namespace moebius

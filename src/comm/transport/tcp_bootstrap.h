@@ -12,10 +12,11 @@ namespace moebius {
 
 // The result of the rendezvous at one rank.
 struct Rendezvous {
-  std::vector<Socket> sockets;   // by rank: at rank 0 to all others, elsewhere only to rank 0; the rest are closed
-  Job job;                       // used for the handshakes of later connections
-  Socket listener;               // where higher ranks connect; closed where none will
-  std::vector<HostPort> places;  // by rank: where it listens; port 0: nowhere
+  std::vector<Socket>
+      sockets;      // indexed by rank; rank 0 is connected to all, the others only to rank 0; the rest are closed
+  Job job;          // used for the handshakes of later connections
+  Socket listener;  // accepts connections of higher ranks; closed if there are none
+  std::vector<HostPort> places;  // indexed by rank: the address at which it listens; port 0: none
 };
 
 // Throws Error{distributed} if not all ranks arrive within the timeout; at rank 0 the message names the missing ranks.

@@ -171,7 +171,7 @@ TEST(TcpBootstrap, RanksThatTorchrunStartedMeetThroughItsStore) {
 }
 
 // A secret that was given stays out of the store. A rank that was given another, or none, is refused.
-TEST(TcpBootstrap, ASecretThatWasGivenCountsBesideTheStore) {
+TEST(TcpBootstrap, AnExplicitSecretIsUsedWithTheStore) {
   TestStore store;
   const auto run_with = [&](const std::string& run, const std::string& secret_of_1) {
     return run_world(

@@ -53,7 +53,7 @@ class TcpLinks {
  public:
   static constexpr int64_t kEagerBytes = 1 << 16, kMaxKeptBytes = 1 << 20;
 
-  // `sockets` is by rank; those of ranks without a connection are closed.
+  // sockets: indexed by rank; closed for ranks without a connection.
   // connect(r): asks for a connection to a lower rank. It returns at once, and add() brings the connection. It is
   // called with the mutex held.
   TcpLinks(int rank, std::vector<Socket> sockets, std::function<void(int rank)> connect = {});
@@ -64,12 +64,12 @@ class TcpLinks {
   void add(int rank, Socket socket);  // a connection that was made; from any thread
   bool is_connected(int rank) const;  // or was
   int num_connections() const;        // made so far
-  void post(TcpEnd& end);             // begins to send or receive; end must not move until it is withdrawn
-  void withdraw(TcpEnd& end);         // frees its memory for other use, whether the message has ended or not
+  void post(TcpEnd& end);             // starts to send or receive; end must not be moved until it is withdrawn
+  void withdraw(TcpEnd& end);         // releases its memory, whether the transfer is complete or not
 
   // The state of another rank, as far as this rank knows it.
   struct Peer {
-    enum class State { here, left, lost };  // left: it has ended its work; lost: its connection broke
+    enum class State { here, left, lost };  // left: finished normally; lost: its connection broke
     State state = State::here;
     std::optional<uint64_t> own_error;  // at rank 0: the hash of an error of its own, which it sent
     std::string failure;                // why it ended the run; empty if it did not
@@ -81,7 +81,7 @@ class TcpLinks {
   // Moves bytes until done() returns true.
   // Returns false when `seconds` pass before that (comm/liveness/stall_aware_deadline.h).
   // done() is called with the mutex held, so it may read ends and peers.
-  // It throws when it sees that the wait cannot end well.
+  // It throws when the wait cannot succeed.
   bool move_until(double seconds, const std::function<bool()>& done);
   // These REQUIRE that they are called from done.
   const Peer& peer(int rank) const { return links_[rank].peer; }
@@ -92,18 +92,19 @@ class TcpLinks {
 
   // These queue a frame, to be sent after all frames queued before it. It has been sent when
   // move_until(.., nothing_to_send) returns true.
-  void send_own_error(uint64_t hash);                 // to rank 0: this rank has failed by itself
-  void send_error_reply(int rank, ErrorReply reply);  // from rank 0 to one rank: all have failed by themselves
-  void send_failure(const std::string& why);          // to all connected ranks: this rank ends the run
-  void send_left();                                   // to all connected ranks: this rank has ended its work
-  void send_all_left();                               // from rank 0 to all ranks
+  void send_own_error(uint64_t hash);  // to rank 0: this rank failed with an error of its own
+  void send_error_reply(int rank,
+                        ErrorReply reply);    // from rank 0 to one rank: every rank failed with an error of its own
+  void send_failure(const std::string& why);  // to all connected ranks: this rank ends the run
+  void send_left();                           // to all connected ranks: this rank has finished
+  void send_all_left();                       // from rank 0 to all ranks
 
   // Sends each of these ranks a few bytes. Their machines acknowledge them even if the ranks do not read.
   void probe(std::span<const int> ranks);
   // Returns for how many seconds the machine of a rank has acknowledged none of the bytes sent to it; 0 if it has
   // acknowledged all of them, or answers. REQUIRES: called from done.
   double silent_s(int rank) const;
-  // The addresses of the two ends of its connection, as numbers.
+  // Returns the numeric IP addresses of the two ends of its connection.
   std::pair<std::string, std::string> addresses(int rank) const;
 
   // Returns measurements of the open connections. A rate is measured over the times since the last call in which more
@@ -144,24 +145,24 @@ class TcpLinks {
     TcpEnd* end = nullptr;
     std::vector<std::byte> own;
   };
-  // The times in which bytes moved as fast as the link lets them: at the sender, while the system's buffer of the
-  // connection was full; at the receiver, while it waited for the rest of a frame.
+  // The time in which the link was the bottleneck: at the sender, while the system's send buffer of the connection
+  // was full; at the receiver, while it waited for the rest of a frame.
   struct BusyTime {
-    std::optional<std::chrono::steady_clock::time_point> since;  // it is such a time now
+    std::optional<std::chrono::steady_clock::time_point> since;  // start of the current busy period, if any
     int64_t bytes_since = 0, bytes = 0;                          // bytes: in all of these times
     double seconds = 0;
   };
-  // A message that came before its receive: its bytes, or an offer.
+  // A message that arrived before its receive was posted: its bytes, or an offer.
   struct UnexpectedMessage {
     Header header;
     std::vector<std::byte> bytes;
   };
   struct Channel {
     int64_t num_sent = 0, num_received = 0;
-    std::deque<TcpEnd*> receives;              // receives whose message has not come
-    std::deque<UnexpectedMessage> unexpected;  // messages without a receive yet; one of the two is always empty
+    std::deque<TcpEnd*> receives;              // receives whose message has not arrived
+    std::deque<UnexpectedMessage> unexpected;  // messages without a posted receive; one of the two is always empty
     std::map<int64_t, TcpEnd*> offered;        // sends until they are accepted
-    std::map<int64_t, TcpEnd*> accepted;       // receives until their bytes come
+    std::map<int64_t, TcpEnd*> accepted;       // receives until their bytes arrive
   };
   struct Link {
     Socket socket;
@@ -171,14 +172,14 @@ class TcpLinks {
     Peer peer;
     std::map<int, Channel> channels;
     std::deque<OutFrame> out;
-    BusyTime full, awaited;  // times of bytes that leave, and of bytes that arrive
-    BusyTime of_frame;       // time of the frame that is arriving, while a rank waits for it
+    BusyTime full, awaited;  // busy time of sending and of receiving
+    BusyTime of_frame;       // busy time of the current incoming frame, while a rank waits for it
     // The frame that is arriving.
     Header header;
     int64_t got = 0;                          // bytes of header and payload so far
     std::byte* into = nullptr;                // where the payload goes; null: it is dropped
     TcpEnd* receiver = nullptr;               // the end that the payload is for
-    UnexpectedMessage* unexpected = nullptr;  // where it is kept without a receive
+    UnexpectedMessage* unexpected = nullptr;  // where it is kept if no receive is posted
     std::vector<std::byte> text;
   };
 

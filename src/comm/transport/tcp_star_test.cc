@@ -181,7 +181,7 @@ TEST(TcpStar, ARankThatNeverConnectsIsNamed) {
 }
 
 // The lower rank computes. Its connection is made, so nothing is wrong with the network.
-TEST(TcpStar, ARankThatIsConnectedAndDoesNotJoinIsNamedAlone) {
+TEST(TcpStar, NamesOnlyTheConnectedRankThatDoesNotJoin) {
   const Ends ends = run_world(
       3,
       [](Transport& transport) {

@@ -25,7 +25,7 @@ Tensor tensor(std::vector<float>& x) { return tensor_of(x.data(), {std::ssize(x)
 // Either may come before or after its receive.
 constexpr int64_t kShort = 7, kLong = 300'000;
 
-TEST(Tcp, MessagesOfEveryLengthWhicheverEndComesFirst) {
+TEST(Tcp, MessagesOfEveryLengthInEitherOrder) {
   for (const bool late_receive : {false, true}) {
     for (const int64_t n : {int64_t{0}, kShort, kLong}) {
       expect_all_well(run_world(3, [&](Transport& transport) {

@@ -113,7 +113,7 @@ TEST(Threads, AnErrorOfEveryRankNamesNoRank) {
   EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] does not exist"));
 }
 
-TEST(Threads, AnyExceptionIsThrownAgain) {
+TEST(Threads, AnyExceptionIsRethrown) {
   const auto body = [](Transport& transport) {
     Rank r(transport);
     if (r.rank == 0) throw std::out_of_range("of a container");

@@ -19,7 +19,7 @@ namespace moebius {
 
 // Options of a run of several ranks.
 struct WorldOptions {
-  // How long a rank waits for another before it ends the run. Without it, default_timeout says so.
+  // How long a rank waits for another before it ends the run. Empty: as default_timeout says.
   std::optional<double> timeout_s;
   DefaultTimeout::Options default_timeout;
   // Returns a rank's coordinates for messages: "tp 1, cp 0, dp 0, pp 0".
@@ -41,7 +41,7 @@ struct LinkMeasurement {
   int peer = 0;
   bool crosses_machines = false;
   double round_trip_s = 0;  // the minimum of the last minutes; 0: unknown
-  double bytes_per_s = 0;   // the rate at which one of the two machines has received lately; 0: unknown
+  double bytes_per_s = 0;   // the recent receive rate of one of the two machines; 0: unknown
   // bytes_per_s is the link's rate and not a lower bound: more bytes always waited to be sent, or a rank waited for them.
   bool is_filled = false;
 };
@@ -66,7 +66,7 @@ class Transport {
   // check() throws Error{distributed} once another rank is known to have failed. timeout_s() is for these too.
   virtual void check() {}
   virtual const WorldOptions& options() const;
-  // How long this rank waits now for another before it ends the run.
+  // Returns how long this rank currently waits for another before it ends the run.
   double timeout_s() const { return options().timeout_s.value_or(default_timeout_.seconds(options().default_timeout)); }
   DefaultTimeout& default_timeout() { return default_timeout_; }
 
@@ -94,9 +94,9 @@ std::unique_ptr<Transport> make_dry_run_transport(int rank, int size);
 // The work of one rank of a world, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;
 
-// Returns a text such as "rank 3 (tp 1, cp 0, dp 0, pp 0)"
+// Returns a string such as "rank 3 (tp 1, cp 0, dp 0, pp 0)"
 std::string name_of_rank(const WorldOptions& options, int world_rank);
-// Returns a text such as "rank 1 (...), rank 2 (...)"
+// Returns a string such as "rank 1 (...), rank 2 (...)"
 std::string names_of_ranks(const WorldOptions& options, std::span<const int> world_ranks);
 
 }  // namespace moebius

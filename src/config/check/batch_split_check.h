@@ -1,5 +1,5 @@
 // Checks of the needs of parallel.expert_overlap = "batch_split". A recipe is checked before there is an engine, the
-// engine checks its GPU, and each layer its own products. All of them refuse with the same words.
+// engine checks its GPU, and each layer its own products. All of them give the same message.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace moebius {
 void check_split_rows(bool are_plain, const std::string& origin = "");
 // is_direct: the direct dispatcher sends the rows.
 void check_split_dispatcher(bool is_direct, const std::string& origin = "");
-// exist: the rank's kernels compute a part of the rows. got: what there is instead, as "run.kernels = \"portable\"".
+// exist: the rank's kernels can compute a part of the rows. got: the actual setting, "run.kernels = \"portable\"".
 void check_split_kernels(bool exist, const std::string& got, const std::string& origin = "");
 
 // Returns a sentence about the GPU that a run with batch_split needs. Empty for a run that needs none.

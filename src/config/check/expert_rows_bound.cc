@@ -7,9 +7,9 @@
 
 namespace moebius {
 
-int64_t bounded_rows(double factor, int64_t even, int64_t most) {
+int64_t bounded_rows(double factor, int64_t even, int64_t limit) {
   const double rows = std::ceil(factor * static_cast<double>(even));
-  return rows < static_cast<double>(most) ? static_cast<int64_t>(rows) : most;
+  return rows < static_cast<double>(limit) ? static_cast<int64_t>(rows) : limit;
 }
 
 int64_t even_rows(const SharedExperts& e) { return e.tokens * e.top_k * e.etp; }

@@ -16,16 +16,16 @@ struct SharedExperts {
   double rows_factor = 0;  // moe.rank_rows_factor; 0: no bound
 };
 
-// A single layer may get more rows than its share even if all layers together do not. So the layer that runs has memory
+// A single layer may get more rows than its share even if all layers together do not. So the current layer has memory
 // for this many times the rows of the budget.
 inline constexpr double kRowsOfALayer = 2;
 // The budget that "auto" uses where it uses one. Before there was "auto" it was the default.
 inline constexpr double kAutoExpertRows = 1.25;
 
-// Returns ceil(factor * even), at most `most`; the product may exceed every integer.
-int64_t bounded_rows(double factor, int64_t even, int64_t most);
-int64_t even_rows(const SharedExperts& e);  // rows of a rank if experts are chosen evenly
-int64_t max_rows(const SharedExperts& e);   // rows of a rank if its experts are chosen as often as they can be
+// Returns min(ceil(factor * even), limit); the product may overflow int64.
+int64_t bounded_rows(double factor, int64_t even, int64_t limit);
+int64_t even_rows(const SharedExperts& e);  // rows of a rank with balanced routing
+int64_t max_rows(const SharedExperts& e);   // rows of a rank in the worst case
 
 // Returns whether rows are in the pool of a budget. They are not without a budget, in a model without experts, where a
 // rank has all experts, and where the budget reaches the worst case.
@@ -37,7 +37,7 @@ bool pools_expert_rows(const RunSpec& s);
 // copied. So "auto" is kAutoExpertRows if rows then need at most three quarters of the memory of the worst case, and
 // otherwise 0. For n rows and L MoE layers the estimate of this memory is, in elements:
 //   2 F L n       for the pre-activations that the layers keep
-//   (5 F + D) n   for the layer that runs; (3 F + D) n without a budget, since its own rows are kept
+//   (5 F + D) n   for the current layer; (3 F + D) n without a budget, since its own rows are kept
 //   3 F L R       with parallel.schedule = "zb_h1" and stages, for inputs of weight gradients; R rows of the worst case
 // F is the rank's share of moe_intermediate_size, and D is hidden_size. The estimate assumes that all tokens of a
 // micro-batch are routed at once. L counts the layers of all stages: a rank of a 1F1B pipeline has 1/P of them, but up

@@ -47,7 +47,7 @@ TEST(ExpertRowsBound, ANumberIsUsed) {
   EXPECT_TRUE(pools_expert_rows(run_of({"parallel.ep=4"})));
 }
 
-TEST(ExpertRowsBound, TheTextSaysWhatAutomaticBecame) {
+TEST(ExpertRowsBound, TheTextGivesTheAutomaticChoice) {
   EXPECT_EQ(
       expert_rows_text(run_of({"parallel.ep=2"})),
       "memory.expert_rows = \"auto\" is 0: with a budget of 1.25 the rows of experts need 98 % of the memory of the "

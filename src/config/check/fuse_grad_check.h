@@ -5,8 +5,8 @@
 
 namespace moebius {
 
-// Error{usage} where a run on GPUs has optimizer.fuse_grad, and run.kernels = "portable" leaves its kernels out, or they do
-// not take the widths of this model.
+// Throws Error{usage} if a run on GPUs sets optimizer.fuse_grad, but run.kernels = "portable" excludes its kernels, or
+// they do not support the widths of this model.
 void check_fuse_grad(const RunSpec& s);
 
 }  // namespace moebius

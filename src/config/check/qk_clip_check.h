@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Error{usage} where optimizer.qk_clip is set and heads cannot be clipped, or need not be.
+// Throws Error{usage} if optimizer.qk_clip is set for a model whose heads cannot be clipped, or need no clipping.
 void check_qk_clip(const RunSpec& s);
 
 }  // namespace moebius

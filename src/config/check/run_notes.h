@@ -1,4 +1,4 @@
-// Notes on keys of a recipe that do less on the ranks of a run than they say. `train` logs them at its start, and
+// Notes on keys of a recipe that have less effect than usual on the ranks of a run. `train` logs them at its start, and
 // `config` prints them.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace moebius {
 
 struct RunNote {
   std::string text;
-  bool is_warning = false;  // the key does nothing
+  bool is_warning = false;  // the key has no effect
 };
 
 // Returns a note for the weights or gradients of layers that parallel.fsdp and parallel.shard_gradients leave whole on

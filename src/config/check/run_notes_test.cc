@@ -34,7 +34,7 @@ TEST(RunNotes, OfLayersThatNoTwoRanksShare) {
                             "gradients of a layer")));
 }
 
-TEST(RunNotes, OfParametersThatStayWhole) {
+TEST(RunNotes, NameParametersThatStayWhole) {
   EXPECT_THAT(notes({"parallel.fsdp=true", "parallel.ep=2"}, 2),
               ElementsAre("parallel.fsdp = true leaves weights of these whole on each rank, since no other rank holds "
                           "them: experts (edp = 1)"));

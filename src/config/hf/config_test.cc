@@ -90,7 +90,7 @@ TEST(HfRead, BothSpellingsOfRope) {
 }
 
 // transformers 5.17 reads the two tables as one, and merges the keys beside them into it.
-TEST(HfRead, RopeInsideAndBesideATable) {
+TEST(HfRead, RopeInsideAndOutsideOfATable) {
   const auto llama = [](const json& more) {
     return from(with({{"model_type", "llama"}, {"max_position_embeddings", 4096}}, more));
   };
@@ -114,7 +114,7 @@ TEST(HfRead, RopeInsideAndBesideATable) {
   EXPECT_EQ(from({{"model_type", "gpt_oss"}, {"rope_parameters", json::object()}}).rope_scaling.type, RopeType::plain);
 }
 
-TEST(HfRead, KeysOfFilesAloneWithTheValueThatChangesNothing) {
+TEST(HfRead, KeysOfFilesOnlyAcceptValuesWithoutEffect) {
   EXPECT_NO_THROW(from(with(moebius_config(), {{"is_causal", true}, {"partial_rotary_factor", 1.0}})));
   EXPECT_NO_THROW(from(with(moebius_config(), {{"per_layer_config", nullptr}, {"partial_rotary_factor", nullptr}})));
   for (const HfKey& key : hf_file_keys()) EXPECT_EQ(find_hf_key(key.name), nullptr) << key.name;

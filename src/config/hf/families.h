@@ -1,4 +1,4 @@
-// The model types that Moebius computes. A family is a row here, its keys (hf/keys.h) and its
+// The supported model types. A family is a row here, its keys (hf/keys.h) and its
 // tensor names (hub/hf_names.h). One class computes all of them from a ModelSpec.
 #pragma once
 

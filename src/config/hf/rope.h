@@ -1,5 +1,5 @@
 // Rotary positions in a config.json: a table named rope_scaling (v4) or rope_parameters (v5), with
-// rope_theta and original_max_position_embeddings in it or beside it.
+// rope_theta and original_max_position_embeddings inside or outside of it.
 #pragma once
 
 #include "config/hf/reader.h"

@@ -19,14 +19,14 @@ std::vector<KeyText> run_texts() {
        "The device that computes the model: the CPUs of this machine, or its NVIDIA GPUs, which the ranks of a "
        "machine get round-robin."},
       {"run.threads",
-       "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results do not "
-       "depend on it, bit for bit."},
+       "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results are bitwise identical "
+       "for all values."},
       {"run.graph",
-       "On a GPU a step is captured as CUDA graphs and replayed. Results do not depend on it, bit for bit."},
+       "On a GPU a step is captured as CUDA graphs and replayed. Results are bitwise identical for all values."},
       {"run.kernels",
-       "The kernels that a GPU runs. `auto` takes the fastest that the GPU and the shape allow. `portable` leaves out "
-       "those for Hopper, so that a Hopper GPU runs the kernels of every GPU from compute capability 8.0 on. Sums are "
-       "then added in another order."},
+       "The kernels that a GPU runs. `auto` chooses the fastest that support the GPU and the shape. `portable` "
+       "excludes those for Hopper, so that a Hopper GPU runs the kernels of every GPU from compute capability 8.0 on. "
+       "Sums are then added in another order."},
   };
 }
 
@@ -72,7 +72,7 @@ std::vector<KeyText> attention_texts() {
       {"model.num_key_value_heads",
        "Number of key and value heads. With fewer than query heads, attention is grouped-query.",
        "`num_attention_heads`"},
-      {"model.head_dim", "Width of a head. A GPU takes at most 256, and has Hopper kernels for 64 and 128.",
+      {"model.head_dim", "Width of a head. GPUs support at most 256, and have Hopper kernels for 64 and 128.",
        "`hidden_size / num_attention_heads`"},
       {"model.kv_lora_rank",
        "Above 0 selects multi-head latent attention (MLA, DeepSeek): keys and values are computed from a latent "
@@ -194,23 +194,24 @@ std::vector<KeyText> train_texts() {
 std::vector<KeyText> optimizer_texts() {
   return {
       {"optimizer.name",
-       "The optimizer: `adamw`; `sgd` with momentum; or `muon` for the matrices of layers and experts, with `adamw` for "
-       "the rest ([numerics.md](../design/numerics.md#muon))."},
+       "The optimizer: `adamw`; `sgd` with momentum; or `muon` for the matrices of layers and experts, with `adamw` "
+       "for the rest ([numerics.md](../design/numerics.md#muon))."},
       {"optimizer.state",
        "How the moments of the optimizer are stored: `f32`; `bf16` with stochastic rounding; or `8bit`, codes of 8 "
        "bits with a scale for each 256 elements of a row. With `8bit`, vectors and matrices whose rows are not a "
        "multiple of 256 keep f32 moments. A run may resume with another choice."},
       {"optimizer.master",
-       "How the master copies of bf16 weights are stored: `f32`; `bf16_remainder`, 16 bits beside each weight that "
+       "How the master copies of bf16 weights are stored: `f32`; `bf16_remainder`, 16 additional bits per weight that "
        "complete it to an exact f32; or `bf16_stochastic`, no copy: the weights themselves are updated, with "
        "stochastic rounding. A run may resume with another choice."},
       {"optimizer.grad",
        "How gradients are summed over the micro-batches of a step: `f32`; or `bf16` for the bf16 weights of layers, "
        "rounded after each micro-batch."},
       {"optimizer.offload",
-       "Keeps masters and moments in pinned host memory, from which they pass through the GPU during the update. On one "
-       "rank, and on a pipeline of single ranks, the update overlaps with the first passes of the next step, except "
-       "with Muon, `optimizer.qk_clip` and `precision.weights = \"recipe\"`. Results do not depend on it, bit for bit."},
+       "Keeps masters and moments in pinned host memory, from which they pass through the GPU during the update. On "
+       "one rank, and on a pipeline of single ranks, the update overlaps with the first passes of the next step, "
+       "except with Muon, `optimizer.qk_clip` and `precision.weights = \"recipe\"`. Results are bitwise identical for "
+       "all values."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.fuse_grad",
@@ -218,7 +219,7 @@ std::vector<KeyText> optimizer_texts() {
        "saves a pass over the gradients of each layer and micro-batch, and the memory of the experts' f32 gradients. "
        "It needs `optimizer.grad = \"bf16\"`, and on a GPU the kernels of Hopper. It is refused with "
        "`optimizer.offload_grad`, a `precision.recipe` and `lora.rank`. Experts that compute a micro-batch in chunks "
-       "keep f32 gradients. Results do not depend on it, bit for bit, but for the sign of zero."},
+       "keep f32 gradients. Results are bitwise identical for all values, except for the sign of zero."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -251,7 +252,7 @@ std::vector<KeyText> moe_texts() {
       {"moe.z_coeff", "Weight of the router's z-loss. 0 turns it off."},
       {"moe.bias_rate", "`bias`: the amount that the bias of an expert changes by in a step, up or down."},
       {"moe.capacity_factor",
-       "Above 0, an expert takes at most this multiple of its even share of a micro-batch's tokens and drops the "
+       "Above 0, an expert processes at most this multiple of its even share of a micro-batch's tokens and drops the "
        "rest, in training only. With 0 none are dropped."},
       {"moe.rank_rows_factor",
        "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share of the "
@@ -296,19 +297,18 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.schedule",
        "The order of a pipeline's passes ([parallelism.md](../design/parallelism.md#pipeline-schedules)). `1f1b` is "
        "interleaved where `vpp` is above 1. `zb_h1` computes gradients of weights later, so ranks wait less while the "
-       "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"`, and "
-       "neither `fsdp` nor `shard_gradients`. Results do not depend on it, bit for bit."},
+       "pipeline fills and drains, and most of them need more memory. It needs `vpp = 1`, `optimizer.grad = \"f32\"`, "
+       "and neither `fsdp` nor `shard_gradients`. Results are bitwise identical for all values."},
       {"parallel.dispatcher",
        "How tokens reach experts on other ranks "
-       "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` "
-       "gives all tokens to all ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs "
-       "`run.graph = false`. `direct` writes to the memory of the other ranks, which must be on one machine. "
-       "`two_level` sends a token once to each node (`ranks_per_node`) and writes to memory inside it; on a GPU with "
-       "`run.graph` each message has the size of all tokens of a rank. `auto` takes, in training, `direct` if the "
-       "ranks that share experts reach each other's memory; else, on CPUs alone, `two_level` where that sends fewer "
-       "bytes across nodes. Otherwise it takes `allgather` on a GPU "
-       "with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else `alltoall`. `direct` and `two_level` "
-       "have the bits of `allgather`."},
+       "([expert-parallelism.md](../design/expert-parallelism.md#dispatchers)). `allgather` gives all tokens to all "
+       "ranks. `alltoall` sends a token to the ranks of its experts; on a GPU it needs `run.graph = false`. `direct` "
+       "writes to the memory of the other ranks, which must be on one machine. `two_level` sends a token once to each "
+       "node (`ranks_per_node`) and writes to memory inside it; on a GPU with `run.graph` each message has the size of "
+       "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
+       "other's memory; else, on CPUs alone, `two_level` where that sends fewer bytes across nodes. Otherwise it "
+       "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
+       "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
@@ -317,28 +317,28 @@ std::vector<KeyText> parallel_texts() {
        "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
        "[expert-parallelism.md](../design/expert-parallelism.md#overlap-with-the-exchange-of-rows)). `batch_split` "
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's "
-       "kernels. Results do not depend on it, bit for bit."},
+       "kernels. Results are bitwise identical for all values."},
       {"parallel.sums",
        "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
        "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "
        "their own order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
-       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results do not depend on it, bit "
-       "for bit."},
+       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results are bitwise identical "
+       "for all values."},
       {"parallel.fsdp_shard",
-       "With `parallel.fsdp`, the number of consecutive ranks over which the weights of a layer are sharded, such as the "
-       "ranks of a node that hold the same weights; 0 means all of them. Other groups of as many ranks hold copies of "
-       "the shards, so that only the first gather of a layer in a step leaves the group "
+       "With `parallel.fsdp`, the number of consecutive ranks over which the weights of a layer are sharded, such as "
+       "the ranks of a node that hold the same weights; 0 means all of them. Other groups of as many ranks hold copies "
+       "of the shards, so that only the first gather of a layer in a step leaves the group "
        "([memory.md](../design/memory.md#shards-in-a-node-copies-across)). It must divide each larger number of ranks "
-       "that hold the same weights. Results do not depend on it, bit for bit."},
+       "that hold the same weights. Results are bitwise identical for all values."},
       {"parallel.shard_gradients",
        "Shards the sums of each layer's gradients over the same ranks, which sum them after every micro-batch "
-       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With "
-       "one micro-batch a rank in a step the bits are the same; with more, sums are added in another order."},
+       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With one micro-batch per rank and step, "
+       "results are bitwise identical; with more, sums are added in another order."},
       {"parallel.overlap",
-       "Messages of the pipeline, of gradients and of weights overlap with computation. Results do not depend on it, "
-       "bit for bit."},
+       "Messages of the pipeline, of gradients and of weights overlap with computation. Results are bitwise identical "
+       "for all values."},
   };
 }
 
@@ -352,31 +352,29 @@ std::vector<KeyText> other_texts() {
        "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
        "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper, and "
        "`fp8_tensor`, `mxfp8` and `nvfp4` are emulated: operands are quantised, and multiplied in "
-       "`precision.compute`, which takes more time than without a recipe."},
+       "`precision.compute`, which is slower than without a recipe."},
       {"precision.weight_gradients",
        "The operands of the products that give weight gradients: `recipe` quantises them as `precision.recipe` says; "
        "`compute` leaves them in `precision.compute`, so that they need no transposed quantised copies. `moebius "
        "bench precision` times both."},
       {"precision.weights",
-       "How training stores the weights of quantised products: `compute` in `precision.compute`, with quantised "
-       "copies beside them; `recipe` in 8 bits alone, which are also what ranks exchange. Masters are f32 and "
-       "checkpoints the same. Results do not depend on it, bit for bit. `recipe` is for `fp8_block`."},
+       "How training stores the weights of quantised products: `compute` in `precision.compute`, with additional "
+       "quantised copies; `recipe` in 8 bits only, in which ranks also exchange them. Masters are f32 and checkpoints "
+       "the same. Results are bitwise identical for all values. `recipe` is for `fp8_block`."},
       {"precision.dispatch",
        "The dtype in which rows are sent to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
-       "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes the "
-       "numbers of a run. Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
+       "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes results. "
+       "Rows that return are in `precision.compute`. `recipe` is for `fp8_block`."},
       {"precision.activations",
        "How forward keeps the pre-activations of experts and of gated MLPs for backward: `compute` in "
        "`precision.compute`; `recipe` in 8 bits with scales, about half the bytes. With `recipe` backward computes the "
-       "activations and their derivatives from rounded numbers, also where it recomputes them, which changes the "
-       "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for "
-       "`fp8_block`."},
+       "activations and their derivatives from rounded values, even where it recomputes them, which changes the "
+       "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for `fp8_block`."},
       {"precision.keep", "Patterns (`*`, `?`) of the names of parameters whose products are not quantised."},
       {"memory.recompute",
-       "The activations that backward recomputes instead of keeping them "
-       "([memory.md](../design/memory.md#recompute)), in all layers or, as in `layer:0-3,7`, in some. `auto` chooses "
-       "the fastest of all sets with which a rank needs at most `memory.fit`. Results do not depend on it, bit for "
-       "bit."},
+       "The activations that backward recomputes instead of keeping them ([memory.md](../design/memory.md#recompute)), "
+       "in all layers or, as in `layer:0-3,7`, in some. `auto` chooses the fastest of all sets with which a rank needs "
+       "at most `memory.fit`. Results are bitwise identical for all values."},
       {"memory.fit",
        "The most memory that a rank may need on its device. A run that needs more ends before it begins. With "
        "`memory.recompute = \"auto\"` it decides what is recomputed. If it is empty, there is no limit."},
@@ -384,16 +382,16 @@ std::vector<KeyText> other_texts() {
        "The activations that layers keep for backward in pinned host memory "
        "([memory.md](../design/memory.md#activations-on-the-host)): `layer_input`, and the names of "
        "`memory.recompute`; `layer` is all of them. The copies overlap with the forward and the backward pass. "
-       "Results do not depend on it, bit for bit."},
+       "Results are bitwise identical for all values."},
       {"memory.offload_fraction",
        "The share of the layers of each stage whose activations `memory.offload` moves. Their number is rounded up, "
        "and they are spread evenly from the first layer on."},
       {"memory.expert_rows",
        "The rows of experts for which a rank plans device memory where experts are on several ranks, as a multiple of "
        "the even share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are "
-       "recomputed, or are in host memory while their layer runs. Results do not depend on it, bit for bit. 0 plans "
-       "for the worst case. `auto` is 1.25 if rows then need at most three quarters of the memory of the worst case, as "
-       "with many layers or a large ep. Otherwise it is 0, since a budget takes time."},
+       "recomputed, or are in host memory while their layer runs. Results are bitwise identical for all values. 0 "
+       "plans for the worst case. `auto` is 1.25 if rows then need at most three quarters of the memory of the worst "
+       "case, as with many layers or a large ep. Otherwise it is 0, since a budget costs time."},
       {"lora.rank",
        "Rank of the low-rank adapters of the matrices that `lora.targets` names; the model itself is then frozen "
        "([fine-tune.md](../guide/fine-tune.md#adapters)). With 0 there are no adapters."},
@@ -408,8 +406,8 @@ std::vector<KeyText> other_texts() {
        "([fine-tune.md](../guide/fine-tune.md#a-quantised-base))."},
       {"lora.targets",
        "Patterns (`*`, `?`, `[0-3]`) of the names of matrices, or of their ends after a dot: `q_proj`, `mlp.gate` (the "
-       "router), `mlp.experts.*`. `moebius checkpoint ls` prints names. `mlp.experts.gate_up_proj` gives gate and up of "
-       "an expert one A for both, as PEFT's `target_parameters` does."},
+       "router), `mlp.experts.*`. `moebius checkpoint ls` prints names. `mlp.experts.gate_up_proj` gives gate and up "
+       "of an expert one A for both, as PEFT's `target_parameters` does."},
       {"lora.init_from",
        "Folder of an adapter in PEFT's format that training begins with. Without it A is random and B is 0."},
       {"checkpoint.every",

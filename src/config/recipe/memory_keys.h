@@ -12,7 +12,7 @@
 namespace moebius {
 
 // "norm", or "norm:0-3,7" for some layers. Each name is in the list once. Ranges of a name are in order, and do not
-// overlap. No value: a text that is no name, a name that comes twice, or a range that is empty or overlaps.
+// overlap. Returns no value for an unknown or repeated name, or a range that is empty or overlaps.
 std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& texts);
 // Returns the list that reads back as `recompute`, in the order of kRecomputeNames.
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);
@@ -20,12 +20,12 @@ std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);
 std::string recompute_list(const RecomputeSpec& recompute);
 std::string offload_list(const OffloadSpec& offload);
 
-// "80GiB", "79.5GiB", "640MB", "1024B". No value for other texts, and where the bytes are not from 1 to 2^60.
+// "80GiB", "79.5GiB", "640MB", "1024B". No value for other strings, and for bytes outside [1, 2^60].
 std::optional<int64_t> parse_bytes(const std::string& text);
 // Returns the shortest text that reads back as these bytes: "80GiB"; empty for 0.
 std::string exact_bytes_text(int64_t bytes);
 
-// "layer_input", or a name of memory.recompute, each once. No value for other texts.
+// "layer_input", or a name of memory.recompute, each at most once. No value for other strings.
 std::optional<OffloadSpec> parse_offload(const std::vector<std::string>& texts);
 // Returns the list that reads back as the names of `offload`: layer_input, then in the order of kRecomputeNames.
 std::vector<std::string> offload_texts(const OffloadSpec& offload);

@@ -18,16 +18,16 @@ constexpr const char* kIntroduction = R"(# Recipes
 <!-- Written by `moebius config --keys`; a test compares them. -->
 
 A recipe is one TOML file: sections of keys.
-`--set SECTION.KEY=VALUE` after a command sets a key over it.
-The value is TOML, or a plain word.
+`--set SECTION.KEY=VALUE` on the command line overrides a key.
+VALUE is TOML, or a plain word.
 Quote a value that the shell would split: `--set 'data.train=["a", "b"]'`.
 An unknown key is an error.
 `moebius config RECIPE` prints every value and where it came from.
-With `--changed` it prints only those that are given.
+With `--changed` it prints only those that are set explicitly.
 
 **Datasets.**
 A dataset is the PREFIX that `moebius data build --out` was given.
-Several are a blend, and each is drawn in proportion to its weight.
+Several datasets are blended, in proportion to their weights.
 A bare PREFIX has weight 1:
 
 ```toml
@@ -37,25 +37,24 @@ valid = ["data/held"]
 ```
 
 **On resume.**
-A run that resumes from its checkpoint must keep the keys without a "yes" in the last column.
-A changed value of such a key is refused.
+A key without a "yes" in the last column must not change when a run resumes from its checkpoint;
+a changed value is refused.
 To change the learning rate in the middle of a run, start one in a new `run.dir`, with
 `model.init_from` = the old run's folder.
-It takes the weights, and begins with fresh moments and at step 1.
+The new run loads the weights, and starts at step 1 with zero moments.
 
 **The model.**
 Its keys are those of a Hugging Face `config.json`.
 They are in the recipe itself, or in the folder that `model.hf` names, but not in both.
-`max_position_embeddings`, `rope_theta` and `rope_scaling` are exceptions: beside `model.hf` they
-extend the context of a trained model.
-To change another key of an existing model, copy its config.json into a folder of its own and edit
-it.
+`max_position_embeddings`, `rope_theta` and `rope_scaling` are exceptions: together with
+`model.hf` they extend the context of a trained model.
+To change another key of an existing model, copy its config.json into another folder and edit it.
 Name that folder in `model.hf`, and the folder of the weights in `model.init_from`.
 
 Defaults are those of the model type `moebius`.
 Another family has the defaults of its config class in transformers, and only its keys.
 A model of type `moebius` may have every key, and it trains, evaluates and generates.
-It cannot be exported to Hugging Face: name a family for that.
+It cannot be exported to Hugging Face; that needs a model of another type.
 [formats.md](formats.md#hugging-face-models) lists which family has what.
 )";
 

@@ -24,7 +24,7 @@ TEST(RecipeReference, HasASentenceForEachKeyAndNoOther) {
   EXPECT_EQ(described, std::set<std::string>(keys.begin(), keys.end()));
 }
 
-TEST(RecipeReference, SaysValuesDefaultsAndWhatMayChange) {
+TEST(RecipeReference, ListsValuesDefaultsAndWhatMayChange) {
   const std::string text = recipe_reference();
   EXPECT_THAT(text, HasSubstr("## [optimizer]\n"));
   EXPECT_THAT(text,
@@ -58,7 +58,7 @@ TEST(RecipeReference, IsAnObjectOfTheSameKeys) {
 }
 
 // `moebius config --keys > docs/reference/recipe.md` writes it again.
-TEST(RecipeReference, IsWhatTheDocsSay) {
+TEST(RecipeReference, EqualsTheDocs) {
   std::ifstream file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md");
   const std::string written{std::istreambuf_iterator<char>(file), {}};
   EXPECT_TRUE(written == recipe_reference())

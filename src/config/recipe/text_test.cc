@@ -51,7 +51,7 @@ TEST(ReadRecipe, OtherAlphabetsInStringsAndComments) {
   EXPECT_EQ(read_override("a.b=" + e).value, e);
 }
 
-TEST(ReadRecipe, RefusesWhatIsNotTomlOrHoldsADate) {
+TEST(ReadRecipe, RefusesInvalidTomlAndDates) {
   const auto text = [](const std::string& toml) {
     return error_text(ErrorKind::usage, [&] { read_recipe(toml, "r.toml"); });
   };
@@ -94,7 +94,7 @@ TEST(ReadOverride, Refuses) {
   EXPECT_THAT(text("a.b=\xff"), HasSubstr("the value is not TOML"));
 }
 
-TEST(TomlText, WritesWhatReadsBack) {
+TEST(TomlText, RoundTrips) {
   EXPECT_EQ(toml_text(1.0), "1.0");
   EXPECT_EQ(toml_text(1e-5), "1e-05");
   EXPECT_EQ(toml_text(0.1), "0.1");

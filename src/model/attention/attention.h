@@ -49,7 +49,7 @@ class Attention {
   virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
   virtual bool recompute_reads_input(const Saved& saved) const = 0;
   virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
-  // Computes y from the heads' outputs: the last part of forward.
+  // Computes y from the outputs of the heads: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
   // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight needs
   // is computed.

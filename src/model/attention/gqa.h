@@ -31,7 +31,7 @@ class Gqa {
   Gqa(const LayerContext& c, const std::string& prefix, int64_t window);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // The calls of Attention.
+  // The methods of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;  // y = o W_o^T

@@ -46,7 +46,7 @@ class Mla {
   Mla(const LayerContext& c, const std::string& prefix);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // The calls of Attention.
+  // The methods of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
@@ -75,7 +75,7 @@ class Mla {
   // Compute the latents and k_rope, and then q and kv from the latents.
   void project_down(Step& step, Tensor x_tD, Saved& saved) const;
   void project_up(Step& step, Tensor x_tD, Saved& saved) const;
-  void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
+  void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from q and kv
   // Computes the attention of the queries of a run over the latents of all tokens of its sequence.
   void attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR, Tensor k_rope_Ur) const;
   void attend_bwd(Step& step, Saved& saved) const;  // dq, dkv and dk_rope, no longer rotated

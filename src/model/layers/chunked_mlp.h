@@ -1,5 +1,5 @@
 // A dense SwiGLU layer that computes a long micro-batch in chunks of rows, one after another. So its scratch, 6 F
-// elements a row, does not grow with the length of the sequence. Each chunk has its own forward and backward passes.
+// elements per row, does not grow with the length of the sequence. Each chunk has its own forward and backward passes.
 //
 // The size of a chunk depends on the number of rows alone (model/moe/chunked_experts.h: expert_chunk). So runs with the
 // same number of rows on a rank sum weight gradients in the same order, whatever they save or recompute.
@@ -21,7 +21,7 @@ class ChunkedMlp {
   ChunkedMlp(const LayerContext& c, const std::string& prefix, int64_t hidden, int64_t chunk);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // The calls of FeedForward. recompute() only stores x: each chunk is recomputed right before its backward pass.
+  // The methods of FeedForward. recompute() only stores x: each chunk is recomputed right before its backward pass.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;

@@ -27,7 +27,7 @@ class Mlp {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved,
                      bool RecomputeSpec::*what = &RecomputeSpec::mlp) const;
 
-  // The calls of FeedForward.
+  // The methods of FeedForward.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   // y = down(swiglu(h)): the second half of forward.

@@ -1,8 +1,8 @@
 // The pre-activations of a gated layer: forward saves them for backward, which recomputes the activation from them.
 //
 // With precision.activations = "recipe" they are saved in 8 bits, with a scale for each 128 elements of a row
-// (ops/quantize/quantized_rows.h). Forward computes with the numbers that its product gave, which are on the step stack.
-// Backward computes with the rounded ones, also where it has recomputed them, so that recompute changes no bit.
+// (ops/quantize/quantized_rows.h). Forward computes with the unrounded values, which are on the step stack.
+// Backward computes with the rounded ones, even if it has recomputed them, so that recompute changes no bit.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace moebius {
 // Returns the elements of a packed row in the dtype of the computation, in which such rows are stored and copied.
 // Throws Error{usage} if they would have no fewer bytes.
 int64_t packed_columns(int64_t columns, DType dtype);
-// Returns such rows as the bytes that ops take.
+// Returns such rows as bytes, as ops expect them.
 Tensor packed_bytes(const Tensor& packed_RW);
 
 class PreActivation {
@@ -48,7 +48,7 @@ class PreActivation {
   bool in_8_bits() const { return in_8_bits_; }
   bool is_recomputed() const { return numbers_.is_recomputed() && !is_saved_in_8_bits(); }
   int64_t columns() const { return numbers_.dim(1); }
-  // Returns the tensor for diagnosis; empty if it is not kept on the device as numbers.
+  // Returns the tensor for diagnosis; empty if it is not kept on the device unpacked.
   Tensor kept() const { return numbers_.kept(); }
 
  private:

@@ -1,7 +1,8 @@
 // The parameters of the adapter of a matrix W: their names, shapes, and the parts that tp, ep and etp split.
 //
 // W may consist of several matrices that read the same x, stacked by rows, such as q, k and v. Each of these that
-// lora.targets names has its own A and B. The As are stacked by rows, and so are the Bs. Each expert has an A and a B.
+// lora.targets names has its own A and B. The A matrices are stacked by rows, and so are the B matrices. Each expert
+// has an A and a B.
 //
 //   W  model.layers.0.self_attn.q_proj.weight         [out, in]
 //   A  model.layers.0.self_attn.q_proj.lora_A.weight  [rank, in], as W split over the ranks of in

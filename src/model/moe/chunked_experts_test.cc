@@ -51,7 +51,7 @@ TEST(ChunkedExperts, ChunksOfManyRanksAreShorter) {
 }
 
 // Only the order of the sums of weight gradients differs.
-TEST(ChunkedExperts, ComputeWhatExpertsOfAllTokensDo) {
+TEST(ChunkedExperts, EqualUnchunkedExperts) {
   BalanceSpec drops;
   drops.capacity_factor = 0.8;
   for (const BalanceSpec& balance : {BalanceSpec{}, drops}) {

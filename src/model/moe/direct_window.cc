@@ -19,7 +19,7 @@ PeerReach peer_reach(Stream& s, const Mesh& mesh) {
     return {.why = apart, .in_nodes = has_nodes && why_no_peer_access(s, mesh.node_of_experts(), world).empty()};
   }
   return {.all = true,
-          .why = fmt::format("the {} ranks that share experts are on one machine and reach each other's memory",
+          .why = fmt::format("the {} ranks that share experts are on one machine and can access each other's memory",
                              group_of_experts(mesh).size())};
 }
 

@@ -1,8 +1,8 @@
 // The window of the dispatchers direct and two_level: memory of this rank that other ranks write to. All MoE layers of
 // a model share it. It is a part of Life::comm, and has the same layout on all ranks.
 //
-// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens a rank, W = ETP
-// EP ranks, J = min(K, EP), and L = min(K, E/EP), the window of a rank has
+// direct (model/moe/dispatchers/dispatcher_direct.h): all ranks of etp x ep write to it. With T tokens per rank, W =
+// ETP EP ranks, J = min(K, EP), and L = min(K, E/EP), the window of a rank has
 //   counts        [W, EP]    i32  rows that each rank sends to each ep rank
 //   routes        [W T, 2L]  i32  experts here and weights of the tokens that arrive
 //   tokens        [W T, D]        x of the tokens that arrive
@@ -33,7 +33,7 @@ struct DirectSizes {
   bool two_level = false;  // the window of a node's ranks. REQUIRES: mesh.shape().nodes_of_experts() > 1
 };
 
-// Returns whether the ranks of etp x ep can write to each other's memory, and if not, whether those of each node can.
+// Returns whether the ranks of etp x ep can write to each other's memory; if not, whether the ranks of each node can.
 // All ranks of the world call it together, and get the same result.
 PeerReach peer_reach(Stream& s, const Mesh& mesh);
 
@@ -71,7 +71,7 @@ class DirectWindow {
 
   const MemoryPlan& plan_;
   Group& ranks_;
-  bool shares_gpus_;  // ranks of etp x ep may, also those that do not write to this window
+  bool shares_gpus_;  // ranks of etp x ep may share GPUs, even those that do not write to this window
   Tensor window_;     // u8
   int64_t num_bytes_ = 0;
   Array counts_, routes_, tokens_, grads_, back_, back_weights_;

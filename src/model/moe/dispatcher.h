@@ -15,7 +15,7 @@
 //   all-to-all   A row is sent only to the ranks of its expert. The host needs the sizes of the exchange, so it
 //                reads the counts once per layer and micro-batch, after the rows to send are gathered. It
 //                cannot be captured.
-// All ranks of etp x ep make the same calls, with the same number of tokens each (all-to-all: with any number), also if
+// All ranks of etp x ep make the same calls, with the same number of tokens each (all-to-all: with any number), even if
 // no token chose their experts.
 #pragma once
 
@@ -56,7 +56,7 @@ struct DispatcherSpec {
   double rows_factor = 0;              // > 0: planned rows of a rank's experts over the even share (all-to-all only)
   DirectWindow* window = nullptr;      // for direct and two-level; outlives the dispatcher (model/moe/direct_window.h)
   const ExpertRows* rows = nullptr;    // memory for arriving rows; outlives the dispatcher. null: the step stack
-  bool fixed_messages = false;         // two-level: also eager calls send messages of the sizes of captured ones
+  bool fixed_messages = false;         // two-level: eager calls send messages of the same sizes as captured ones
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
 

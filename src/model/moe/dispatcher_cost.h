@@ -21,24 +21,24 @@ struct DispatchCost {
 // For model/moe/dispatchers/dispatcher_allgather.h. Sums of bf16 over levels are sent in f32 above level 0
 // (comm/group_cost.h).
 DispatchCost allgather_dispatch_cost(const DispatchShape& s);
-// For model/moe/dispatchers/dispatcher_alltoall.h. rows: the rows that leave the rank, T K ETP (W - 1) / W if experts
-// are chosen evenly.
+// For model/moe/dispatchers/dispatcher_alltoall.h. rows: the rows that leave the rank, T K ETP (W - 1) / W with
+// balanced routing.
 DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows);
-// For model/moe/dispatchers/dispatcher_direct.h, which sends no messages. rows: the rows that leave the rank. In the
-// mean over the ranks the same number of rows returns.
+// For model/moe/dispatchers/dispatcher_direct.h, which sends no messages. rows: the rows that leave the rank. On
+// average over the ranks, the same number of rows returns.
 DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows);
-// For model/moe/dispatchers/dispatcher_two_level.h. across: the rows that the rank sends to other nodes; in the mean
-// over the ranks the same number of sums returns. inside: the rows that it sends to ranks of its node.
+// For model/moe/dispatchers/dispatcher_two_level.h. across: the rows that the rank sends to other nodes; on average
+// over the ranks, the same number of sums returns. inside: the rows that it sends to ranks of its node.
 struct TwoLevelCost {
   DispatchCost across, inside;  // `inside` is not set if nothing is sent inside nodes
 };
 TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside);
 // Returns the expected number of a rank's tokens that have an expert in a given one of `parts` equal parts of the
-// experts, if experts are chosen evenly: T (1 - C(E - E/parts, K) / C(E, K)). On M nodes the expected rows are
+// experts, with balanced routing: T (1 - C(E - E/parts, K) / C(E, K)). On M nodes the expected rows are
 //   across   (M - 1) even_rows_of_part(s, M)
 //   inside   (W - M) even_rows_of_part(s, EP)
 double even_rows_of_part(const DispatchShape& s, int64_t parts);
-// Returns the expected `rows` where experts are chosen evenly: T (W - 1) times the probability that a given rank has
+// Returns the expected `rows` with balanced routing: T (W - 1) times the probability that a given rank has
 // one of a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
 double even_direct_rows(const DispatchShape& s);
 

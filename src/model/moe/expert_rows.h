@@ -3,7 +3,7 @@
 // With even routing a rank's experts get T K ETP rows of a layer, the even share; at most they get max_expert_rows().
 // With a budget f (memory.expert_rows) a rank plans device memory for
 //   f times the even share    of each pass in flight that saves rows for its backward, in one pool for all of them
-//   2 f times the even share  of the layer that runs
+//   2 f times the even share  of the current layer
 // For rows beyond that:
 //   Saved rows are in pages of the pool (ops/stash/stash.h). Rows without a page are recomputed in backward, from the
 //   tokens, which the backward pass sends to the experts anyway.
@@ -41,7 +41,7 @@ int64_t moe_layers_that_keep(const ModelSpec& model, const StageSpec& stage, int
 struct ExpertRowsSpec {
   double budget = 0;       // memory.expert_rows
   int64_t max_tokens = 1;  // T
-  int64_t chunk = 0;       // tokens that the experts take at a time, a divisor of T (model/moe/chunked_experts.h); 0: T
+  int64_t chunk = 0;  // tokens that the experts process at a time, a divisor of T (model/moe/chunked_experts.h); 0: T
   DispatcherKind dispatcher = DispatcherKind::allgather;
   double rows_factor = 0;  // moe.rank_rows_factor
   DType dtype = DType::f32;
@@ -63,7 +63,7 @@ class ExpertRows {
   // Called once, after the plan is bound: marks all pages free.
   void init_state(Stream& s) const;
 
-  // The tensors of the layer that runs, [max rows, *], which all MoE layers share.
+  // The tensors of the current layer, [max rows, *], which all MoE layers share.
   struct Scratch {
     Tensor h, dh;          // pre-activations, and the derivatives w.r.t. them
     Tensor act;            // activations; in backward multiplied by the weights of their rows
@@ -85,7 +85,7 @@ class ExpertRows {
   // Keeps h and low of the scratch, as far as there are pages. It does nothing where backward recomputes all rows.
   void stash(Step& step, const Held& held, const Tensor& offsets_e1) const;
   // Restores the kept rows, and frees their pages. Then join() waits for the rows that compute() reads, which may still
-  // be on their way. compute(step, offsets) computes the rows of each expert between `offsets`: all rows that were not
+  // be in flight. compute(step, offsets) computes the rows of each expert between `offsets`: all rows that were not
   // kept, often none. Only the time of compute() is counted. With in_8_bits all rows of h are rounded.
   template <class Join, class Compute>
   void unstash(Step& step, const Held& held, const Tensor& offsets_e1, Join&& join, Compute&& compute) const {
@@ -134,7 +134,7 @@ class ExpertRows {
   Tensor packed_h() const;
   void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
-  int64_t expected_rows() const;                       // kept by a pass, if experts are chosen evenly
+  int64_t expected_rows() const;                       // rows kept by a pass, with balanced routing
   void bring_back(Stream& s, const Held& held) const;  // copies the kept rows into the scratch
   // Frees the pages of a pass. The time of the spill begins here.
   Spilled begin_spill(Step& step, const Held& held, const Tensor& offsets_e1) const;

@@ -1,7 +1,7 @@
 // A Mixture-of-Experts layer: a router, the experts that it routes tokens to, and a shared expert.
 //   y[t] = routed(x[t]) + shared(x[t])
 // routed is an interface (model/moe/routed_experts.h); shared may be gated by sigmoid(x w_g).
-// The shared expert and its gate are there where the family has them.
+// The shared expert and its gate exist only in families that have them.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class Moe {
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // The calls of FeedForward. The route is always kept.
+  // The methods of FeedForward. The route is always kept.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
   void recompute(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
@@ -41,7 +41,7 @@ class Moe {
 
  private:
   void add_shared(Step& step, Tensor y_TD, Tensor shared_TD, Tensor x_TD, const Saved& saved) const;
-  // The shared expert's derivatives: those that need dy alone, and what it adds to dx.
+  // The shared expert's backward pass: the part that needs only dy, and what it adds to dx.
   void shared_backward_hidden(Step& step, Tensor dy_TD, Saved& saved) const;
   void shared_backward_x(Step& step, Tensor dx_TD, Saved& saved) const;
   void shared_backward_weight(Step& step, const Saved& saved) const;

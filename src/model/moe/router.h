@@ -40,8 +40,8 @@ class Router {
   // needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Called once per global batch, after its last micro-batch. Sums the metrics, and the statistics for the next step's
-  // routing, over the ranks.
+  // Called once per global batch, after its last micro-batch. Sums over the ranks the metrics, and the statistics for
+  // the routing of the next step.
   void reduce_metrics(Stream& s) const;
   // Called after the metrics were read. Updates the expert bias, stores the load for the global balance loss, and
   // clears the sums.

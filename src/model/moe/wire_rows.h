@@ -2,7 +2,7 @@
 // A packed row has the data of a token, then its scales. A dispatcher sees the bytes as a narrower row of the dtype of
 // the computation, and does not interpret them.
 //
-// Experts compute with the quantised values, also with one rank, so that no layout changes the result. Quantising them
+// Experts compute with the quantised values, even on one rank, so that no layout changes the result. Quantising them
 // again along a row gives the same values, since the scales are powers of two.
 #pragma once
 

@@ -65,8 +65,8 @@ struct AttentionBwd {
   bool is_part = false;
   int64_t q_first = 0, kv_first = 0;
   AttentionKernels kernels = AttentionKernels::chosen;
-  // Another path than `chosen` is for tests and benchmarks. REQUIRES then: `kernels` is own.
-  // Error{usage} if the Hopper kernels do not take the call, or not by this path.
+  // A value other than `chosen` is for tests and benchmarks. REQUIRES then: `kernels` is own.
+  // Throws Error{usage} if the Hopper kernels do not support the call, or not by this path.
   AttentionBwdPath path = AttentionBwdPath::chosen;
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);

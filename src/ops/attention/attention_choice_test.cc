@@ -16,7 +16,7 @@ AttentionShape causal(int64_t batch, int64_t rows, int64_t heads, int64_t kv_hea
           .v_width = width == 192 ? 128 : width};
 }
 
-TEST(AttentionChoice, IsTheTableOfWhatWasMeasured) {
+TEST(AttentionChoice, IsTheMeasuredTable) {
   const AttentionShape qwen = causal(8, 4096, 32, 4, 128), long_qwen = causal(1, 131072, 32, 4, 128),
                        latent = causal(1, 32768, 128, 128, 192), small = causal(1, 512, 32, 4, 128),
                        narrow = causal(8, 4096, 64, 8, 64);

@@ -11,8 +11,8 @@ namespace moebius {
 // Returns whether this is cuDNN 9.19, the only version whose workspace was measured. Other versions are not used.
 // version: as cudnnGetVersion() returns it.
 constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
-// Returns whether plans and runs use cuDNN's attention: true in a build with the measured version. It is also true in a
-// build without CUDA, which runs on no GPU and plans for a build that has cuDNN 9.19.
+// Returns whether plans and runs use cuDNN's attention: true in a build with the measured version, and in a build
+// without CUDA, which cannot run on a GPU and plans for a build with cuDNN 9.19.
 bool has_cudnn();
 // Returns whether cuDNN can compute the call with a bounded workspace. Returns false if has_cudnn() returns false.
 bool cudnn_can(const AttentionFwd& a);
@@ -30,7 +30,7 @@ bool cudnn_takes_elsewhere(const AttentionFwd& a);
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd);
 // Returns the version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
-// Returns a text for people: whether plans for a GPU assume cuDNN, by has_cudnn().
+// Returns a message that says whether plans for a GPU assume cuDNN, by has_cudnn().
 std::string planned_cudnn_text();
 // Returns "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)" or "not part of this build", for messages.
 std::string cudnn_text(int64_t version);

@@ -16,7 +16,7 @@ int64_t generic_scratch_bytes(const AttentionBwd& a);
 // Bytes for the bf16 kernels of compute capability 8.0.
 int64_t sm80_scratch_bytes(const AttentionBwd& a);
 
-// Returns whether Hopper's own kernels take the call.
+// Returns whether the Hopper kernels support the call.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 // Returns the bytes of scratch with which Hopper's backward pass is fastest: sm90_sums_bytes() + sm90_path_bytes(). With
@@ -27,7 +27,7 @@ int64_t sm90_sums_bytes(const AttentionBwd& a);
 // Returns the bytes that a path needs in addition to the sums of rows.
 int64_t sm90_path_bytes(const DsSizes& z, AttentionBwdPath path);
 DsSizes ds_sizes(const AttentionBwd& a);
-// Returns the path that the call asks for, or the one chosen for its sizes. Throws Error{usage} if the one it asks for
+// Returns the path that the call requests, or the one chosen for its sizes. Throws Error{usage} if the requested path
 // has no bounded scratch.
 AttentionBwdPath sm90_path(const AttentionBwd& a);
 

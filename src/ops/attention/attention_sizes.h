@@ -1,4 +1,4 @@
-// The sizes of a call of attention, as the CUDA kernels and the plan of their scratch see them. Host code only, part of
+// The sizes of an attention call, for the CUDA kernels and the plan of their scratch. Host code only, part of
 // every build.
 #pragma once
 

@@ -5,7 +5,7 @@
 // - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
 //   for dq.
 //
-// bwd_path says which of them takes a shape. The slices, and the order of all sums, depend on the sizes alone.
+// bwd_path() chooses between them by shape. The slices, and the order of all sums, depend on the sizes alone.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ struct DsSlice {
 
 struct DsPlan {
   std::vector<DsSlice> slices;  // in the order of the sums; none: ds is not kept, and scores are computed twice
-  // Query tiles are cut too. Then a slice adds its dk and dv to f32 sums of the kv heads of a slice,
+  // Query tiles are split between slices too. Then a slice adds its dk and dv to f32 sums of the kv heads of a slice,
   // and several blocks share the keys of a query, whose dq are added in the order of the keys.
   bool cuts_queries = false;
   int64_t ds_bytes = 0;       // bytes of ds in the largest slice
@@ -77,9 +77,9 @@ struct FusedPlan {
 // max_group_bytes: what one kv group may need.
 FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes);
 
-// Returns the kernels that take a shape: the fastest by what was measured, of those whose scratch is bounded.
+// Returns the kernels for a shape: by measurement the fastest of those whose scratch is bounded.
 AttentionBwdPath bwd_path(const DsSizes& z);
-// Returns whether the kernels can take the shape.
+// Returns whether the kernels support the shape.
 bool can_take(const DsSizes& z, AttentionBwdPath path);
 
 // Returns the slices. The host does not know document starts: with documents ds is kept only if all of it fits.

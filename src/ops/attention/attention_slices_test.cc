@@ -130,7 +130,7 @@ TEST(AttentionSlices, ThePathFollowsFromTheShape) {
   EXPECT_FALSE(can_take({1, 1 << 20, 32, 4, 128, 128}, one_kernel));
 }
 
-TEST(AttentionSlices, NoneWhereDocumentsDoNotFitOrNothingIsThere) {
+TEST(AttentionSlices, NoneIfDocumentsDoNotFitOrThereAreNoRows) {
   EXPECT_TRUE(ds_plan({1, 32768, 32, 4, 128, 128, 0, true}, 1280 * kMiB).slices.empty());
   EXPECT_TRUE(ds_plan({1, 0, 32, 4, 128, 128}, 1280 * kMiB).slices.empty());
   EXPECT_EQ(ds_plan({1, 2048, 8, 4, 128, 128, 0, true}, 1280 * kMiB).slices.size(), 1u);

@@ -67,7 +67,7 @@ inline Matrix head_of(const Tensor& t, int64_t row, int64_t h, bool transposed =
 
 inline int64_t align64(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
-// Takes arrays from a thread's slice of scratch; with a null base it only measures.
+// Allocates arrays from a thread's slice of scratch; with a null base it only measures.
 class Slice {
  public:
   explicit Slice(char* base) : base_(base) {}

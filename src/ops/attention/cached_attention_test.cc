@@ -142,7 +142,7 @@ TEST_P(CachedAttentionTest, EqualsTheReferenceOfEachSequence) {
   }
 }
 
-TEST_P(CachedAttentionTest, TheCacheGetsTheNewRowsAlone) {
+TEST_P(CachedAttentionTest, OnlyNewRowsAreWrittenToTheCache) {
   run(every_row());
   const int64_t width = c().kv_heads * c().width;
   for (const auto& [before, own, after] : {std::tuple(cached_k_, k_, after_k_), std::tuple(cached_v_, v_, after_v_)}) {

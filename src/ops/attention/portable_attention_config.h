@@ -59,7 +59,7 @@ struct PortableAttentionConfig {
   }
 };
 
-// Returns a text such as "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
+// Returns a string such as "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
 std::string to_string(const PortableAttentionConfig& config);
 
 // Returns the blocks for a sequence of this many rows, which are one dimension of a grid. rows: queries or keys,

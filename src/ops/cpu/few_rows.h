@@ -25,12 +25,12 @@ struct FewRows {
 // Returns the bytes of num_rows packed rows of k elements of a dtype.
 int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k);
 
-// Lays rows out in groups of kRowsTogether, a step of each row after the other. Then they are read as one
-// stream, and do not meet in the sets of a cache. `row` has num_rows pointers.
+// Packs rows in groups of kRowsTogether, interleaved step by step. Then they are read as one
+// stream, and do not conflict in the sets of a cache. `row` has num_rows pointers.
 FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k);
 
 // Computes n columns of a tile whose rows are ld apart. num_after: rows of W that come after these n and are
-// read later. They are asked for while the kernels compute.
+// read later. They are prefetched while the kernels compute.
 template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after);
 

@@ -1,4 +1,4 @@
-// The numbers of two registers of floats at once. Those of bf16 are unpacked and packed two to a word, as even and odd
+// The elements of two registers of floats at once. bf16 elements are unpacked and packed two per word, as even and odd
 // ones: widening a register of halves takes a compiler five instructions, and unpacking a word of two takes
 // one for each.
 #pragma once

@@ -8,7 +8,7 @@
 namespace moebius::cpu {
 namespace {
 
-TEST(LanePairs, EveryBf16ComesAndGoesAsItIs) {
+TEST(LanePairs, EveryBf16RoundTrips) {
   for (uint32_t first = 0; first < 65536; first += kNumPaired) {
     bf16 x[kNumPaired], y[kNumPaired];
     for (int64_t i = 0; i < kNumPaired; ++i) x[i] = bf16{static_cast<uint16_t>(first + i)};

@@ -1,6 +1,6 @@
 // The floats of one register at once, for loops whose sums must stay in registers:
 // sixteen with AVX-512, eight with AVX. They are as wide as the machine and no
-// wider: g++ keeps a wider vector in memory, and compares it number by number.
+// wider: g++ keeps a wider vector in memory, and compares it element by element.
 #pragma once
 
 #include <immintrin.h>

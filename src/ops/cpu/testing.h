@@ -25,7 +25,7 @@ using Values = std::vector<double>;
 inline Accelerator* accelerator() {
   static const std::unique_ptr<Accelerator> gpu = []() -> std::unique_ptr<Accelerator> {
     if (!Accelerator::why_missing().empty()) return nullptr;
-    open_cublas_lt();  // so that it is there when the handle of gemm ends, at the program's end
+    open_cublas_lt();  // so that the library outlives the handle of gemm, which is destroyed at exit
     return std::make_unique<Accelerator>();
   }();
   return gpu.get();
@@ -96,13 +96,13 @@ class SharedBytes {
   HostBuffer buffer_;
 };
 
-// Owned elements of any float dtype, i32 or i64, seen from outside in double.
+// Owned elements of any float dtype, i32 or i64, accessed as double.
 class Array {
  public:
   Array() = default;
   Array(Shape shape, DType dtype) : shape_(shape), dtype_(dtype), bytes_(shape.numel() * size_of(dtype)) {}
 
-  // Not written by anyone yet: all bits set is a NaN in every float dtype and -1 in integers.
+  // Marked as not written: all bits are set, which is a NaN in every float dtype and -1 in integers.
   static Array poisoned(Shape shape, DType dtype) {
     Array a(shape, dtype);
     if (a.bytes_.num_bytes() > 0) std::memset(a.bytes_.data(), 0xff, a.bytes_.num_bytes());
@@ -221,7 +221,7 @@ inline double dot(const Values& x, const Values& y) {
   return sum;
 }
 
-// body(stream) gives the bytes of all that it wrote; they must be the same for
+// body(stream) returns all arrays that it wrote; their bytes must be the same for
 // teams of 1, 2 and 3, and on a GPU each time.
 inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>(Stream&)>& body) {
   std::vector<Array> first;
@@ -254,8 +254,8 @@ inline std::string error_of(const std::function<void()>& body) {
   return "no error";
 }
 
-// Runs body on the null device: nothing may be touched, everything is accounted. Gives
-// what was traced.
+// Runs body on the null device: it may touch no memory, and all of its work is counted. Returns
+// the traced cost.
 inline Cost cost_on_null(const std::function<void(Stream&)>& body) {
   ThreadPool pool(1);
   Trace trace;

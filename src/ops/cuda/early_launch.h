@@ -34,7 +34,7 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// Asks for the 128 bytes at this address to be brought into the L2 cache.
+// Prefetches the 128 bytes at this address into the L2 cache.
 __device__ __forceinline__ void prefetch_line(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
@@ -45,7 +45,7 @@ struct LaunchShape {
 };
 
 // Launches kernel(args...), early if the GPU is a Hopper and `early` holds.
-// REQUIRES: with `early`, the kernel does what the head of this file says.
+// REQUIRES: with `early`, the kernel follows the rules at the top of this file.
 template <class... P>
 void launch_kernel(const Stream& s, bool early, const LaunchShape& how, void (*kernel)(P...), P... args) {
   cudaLaunchAttribute attribute = {};

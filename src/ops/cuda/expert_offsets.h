@@ -8,7 +8,7 @@
 namespace moebius::cuda {
 
 constexpr int kOffsetThreads = 256;
-constexpr int kExpertsPerThread = 4;  // kOffsetThreads times this: the most experts
+constexpr int kExpertsPerThread = 4;  // the maximum number of experts is kOffsetThreads times this
 
 // offset_E1 = exclusive sum of min(total, most). All kOffsetThreads threads call it, and it ends with a barrier.
 __device__ inline void sum_totals(const int32_t* total_E, int num_experts, int32_t most, int32_t* offset_E1) {

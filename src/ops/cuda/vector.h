@@ -143,8 +143,8 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Returns in every thread the sum over the block, which consists of whole warps. shared: 32 numbers; a later call needs
-// other ones, or a barrier before it.
+// Returns in every thread the sum over the block, which consists of whole warps. shared: 32 elements; a later call
+// needs others, or a barrier before it.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T* shared) {
   x = warp_sum(x);

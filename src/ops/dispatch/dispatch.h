@@ -1,7 +1,7 @@
 // One-sided dispatch and combine: the ranks that share the experts of an MoE layer write rows into each other's memory.
 // Each rank computes the positions of its rows in the memory of the others before it writes them.
 //
-// P ep ranks with ETP etp ranks each share the experts, W of them in all. Rank q has the experts of
+// P ep ranks with ETP etp ranks each share the experts: W ranks in all. Rank q has the experts of
 // its ep rank, E/P of them, and shares them with the other etp ranks:
 //   W = P ETP
 //   q = etp + ETP ep

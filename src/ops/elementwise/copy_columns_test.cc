@@ -24,7 +24,7 @@ TEST(CopyColumns, MovesThemAndTouchesNothingElse) {
   });
 }
 
-TEST(CopyColumns, RefusesColumnsThatAreNotThere) {
+TEST(CopyColumns, RefusesColumnsOutOfRange) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array from({2, 7}, DType::f32), to({2, 5}, DType::f32);

@@ -157,7 +157,7 @@ TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
 }
 
 // Operands that a GPU has no kernel for are refused where a step is counted for one, before it runs.
-TEST(BlockScaledExperts, WhatAGpuCannotMultiplyIsNamed) {
+TEST(BlockScaledExperts, UnsupportedProductsOfAGpuAreNamed) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
   const auto null = [](Shape shape, DType dtype) { return testing::null_tensor(shape, dtype); };

@@ -34,7 +34,7 @@ Values part(const Values& of, int64_t i, int64_t numel) {
 }
 
 // Each product is that of the reference, and has the bits of a batch of itself alone.
-TEST_P(BatchedGemmTest, EqualsTheReferenceWhateverElseIsInTheBatch) {
+TEST_P(BatchedGemmTest, EqualsTheReferenceInAnyBatch) {
   const auto [B, m, n, k, dtype, c_dtype] = c();
   for (int mode = 0; mode < 8; ++mode) {
     const bool trans_a = mode & 1, trans_b = mode & 2, accumulate = mode & 4;

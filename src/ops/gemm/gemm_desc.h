@@ -17,7 +17,7 @@ struct GemmDesc {
   bool operator==(const GemmDesc&) const = default;
 };
 
-// Returns a text such as "4096 x 1536 x 2048, bf16 to f32, B transposed, accumulate, aligned to 16, 16 and 16"
+// Returns a string such as "4096 x 1536 x 2048, bf16 to f32, B transposed, accumulate, aligned to 16, 16 and 16"
 std::string to_string(const GemmDesc& desc);
 
 struct GemmDescHash {

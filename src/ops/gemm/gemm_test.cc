@@ -229,7 +229,7 @@ TEST(Gemm, BadArgumentsAreNamed) {
             "gemm: c must be f32[4, 2]; got f32[4, 3]");
 }
 
-TEST(GemmDesc, SaysWhatIsMultiplied) {
+TEST(GemmDesc, PrintsTheProduct) {
   Array a({7, 5}, DType::bf16), b({7, 3}, DType::bf16), c({5, 3}, DType::f32);
   const Gemm product{.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_a = true, .accumulate = true};
   GemmDesc desc = describe(product);

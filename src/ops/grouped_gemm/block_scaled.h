@@ -14,7 +14,7 @@ struct BlockScaledOperands {
   const char* a_name;
   const Operand& a;  // row_blocks
   const char* b_name;
-  const Operand& b;  // square_blocks, also in a weight gradient
+  const Operand& b;  // square_blocks, in a weight gradient too
 };
 // Throws Error{usage} "who on a GPU: name must be ...; got ...; ..." unless a kernel takes them.
 void check_block_scaled(const char* who, const BlockScaledOperands& operands);

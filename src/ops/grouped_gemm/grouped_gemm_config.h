@@ -44,7 +44,7 @@ struct GroupedGemmDesc {
   GroupedEpilogue epilogue = GroupedEpilogue::store;
 };
 
-// Returns a text such as "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store".
+// Returns a string such as "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store".
 // Where the operands differ or have scales, both are named: "f8_e4m3 with row_blocks by
 // f8_e4m3 with square_blocks".
 std::string to_string(const GroupedGemmDesc& desc);
@@ -69,8 +69,8 @@ struct GroupedGemmConfig {
   constexpr int slot_bytes_b() const { return tile_n * tile_k * element_bytes; }
 };
 
-// Returns a text such as "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232, L2
-// groups of 8"
+// Returns a string such as "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232,
+// L2 groups of 8"
 std::string to_string(const GroupedGemmConfig& config);
 
 // The configs that the kernels in sm90/ and experts/sm90/ are compiled for.

@@ -46,7 +46,7 @@ ExpertWgrad wgrad_w2() {
           .rows = rows(true)};
 }
 
-TEST(GroupedGemmDesc, SaysWhatEachOpMultiplies) {
+TEST(GroupedGemmDesc, PrintsTheProductOfEachOp) {
   EXPECT_EQ(to_string(describe(up(true))),
             "24 x 32 x 40, 3 experts, bf16, A gathered, B transposed, epilogue gated_activation");
   EXPECT_EQ(to_string(describe(up(false))), "24 x 32 x 40, 3 experts, bf16, B transposed, epilogue gated_activation");

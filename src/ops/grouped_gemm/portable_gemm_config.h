@@ -30,7 +30,7 @@ struct PortableGemmConfig {
   }
 };
 
-// Returns a text such as "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2
+// Returns a string such as "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2
 // groups of 8"
 std::string to_string(const PortableGemmConfig& config);
 

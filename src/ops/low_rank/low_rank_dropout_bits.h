@@ -1,4 +1,4 @@
-// The arithmetic of low_rank_dropout.h that CPU and GPU share: nvcc takes constexpr functions for both.
+// The arithmetic of low_rank_dropout.h that CPU and GPU share: nvcc compiles constexpr functions for both.
 #pragma once
 
 #include <cmath>

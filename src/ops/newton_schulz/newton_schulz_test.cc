@@ -53,7 +53,7 @@ TEST_P(NewtonSchulzTest, EqualsTheReference) {
 }
 
 // In place, and whatever the size of u: a power of two changes no bit.
-TEST_P(NewtonSchulzTest, DependsOnTheDirectionAlone) {
+TEST_P(NewtonSchulzTest, DependsOnlyOnTheDirection) {
   Array u = Array::normal(shape_, DType::f32, 1), larger = Array::normal(shape_, DType::f32, 1, 0x1p20);
   const Values one = orthogonalised(s_, u, shape_, c_.compute, 1).values();
   testing::expect_close("o", orthogonalised(s_, larger, shape_, c_.compute, 1).values(), one,

@@ -1,9 +1,9 @@
-// The formats in which optimizers keep numbers, besides f32.
+// The formats in which optimizers store values, besides f32.
 //
 // A bf16 weight and a remainder of 16 bits are together an f32, its master:
 //   bits(master) = (bits(weight) << 16) + remainder   with the remainder as a signed number
-// The weight is the bf16 nearest to the master. Halfway between two it is the one that is farther from 0, where
-// rounding to nearest even has 65537 masters for some weights, which 16 bits do not count. Every
+// The weight is the bf16 nearest to the master. Halfway between two it is the one that is farther from 0, since
+// with rounding to nearest even some weights have 65537 masters, more than 16 bits can encode. Every
 // f32 except a NaN is restored with its bits; a NaN is restored as some NaN.
 //
 // Stochastic rounding to bf16 adds 16 random bits to those that are dropped, and truncates. So a

@@ -1,5 +1,5 @@
 // index_rows cuts tokens into blocks, and keeps counts of each. This header is plain C++,
-// since sizes are also asked for where nothing runs.
+// since sizes are also needed where nothing runs.
 #pragma once
 
 #include "core/error.h"

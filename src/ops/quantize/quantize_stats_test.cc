@@ -20,7 +20,7 @@ std::vector<double> stats_of(Array x, DType element, ScaleLayout layout, bool tr
 }
 
 // Two blocks of 32: one with numbers far below its largest, one of zeros.
-TEST(QuantizeStats, CountsWhatBecomesZero) {
+TEST(QuantizeStats, CountsZeroedElements) {
   Values x(64, 0.0);
   x[0] = 448;
   for (int i = 1; i <= 5; ++i) x[i] = 0x1p-11 * i;  // half of the smallest E4M3 number is 2^-10
@@ -40,7 +40,7 @@ TEST(QuantizeStats, DoNotCountPadding) {
 }
 
 // The scale of a block of NVFP4 is rounded, so that its largest number may not fit.
-TEST(QuantizeStats, CountsWhatSaturates) {
+TEST(QuantizeStats, CountsSaturatedElements) {
   Array x = Array::normal({40, 160}, DType::f32, 4);
   const std::vector<double> stats = stats_of(x, DType::f4_e2m1, ScaleLayout::nv_blocks);
   ThreadPool pool{1};

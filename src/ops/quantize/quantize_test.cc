@@ -184,7 +184,7 @@ TEST_P(QuantizeTest, TheTransposedRowsOfExpertsGiveBackTheirOrder) {
 }
 
 // Blocks are of an expert: a matrix of its rows alone has the same bytes.
-TEST_P(QuantizeTest, ExpertsAreQuantisedApart) {
+TEST_P(QuantizeTest, ExpertsAreQuantisedSeparately) {
   const Case& c = this->c();
   if (c.layout == ScaleLayout::per_tensor || c.layout == ScaleLayout::nv_blocks) return;  // one scale for all
   const int64_t R = 300, T = 70, e = 4;
@@ -248,7 +248,7 @@ TEST(Quantize, ZerosHaveScaleOne) {
   });
 }
 
-TEST(Quantize, RowsPastTheLastOffsetAreLeftAlone) {
+TEST(Quantize, RowsPastTheLastOffsetAreUnchanged) {
   testing::on_each_device([](Stream& s) {
     Values v(300 * 8, std::nan(""));
     for (int64_t i = 0; i < 150 * 8; ++i) v[i] = static_cast<double>(i % 7);

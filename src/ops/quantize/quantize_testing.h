@@ -7,7 +7,7 @@
 
 namespace moebius::testing {
 
-// Room for a quantised matrix, in memory that every device can use. It is poisoned: every element and
+// Memory for a quantised matrix that every device can use. It is poisoned: every element and
 // scale is a NaN, or -6.
 class QuantisedArray {
  public:

@@ -1,6 +1,5 @@
 // The arithmetic of scales and of elements, the same on every device: quantize.h has the formulas.
-// Numbers are given by their bits where they are largest magnitudes: as integers magnitudes are
-// ordered, with infinity and then NaN above all numbers.
+// Largest magnitudes are passed as bits: these are ordered like integers, infinity and NaN above all numbers.
 #pragma once
 
 #include <bit>
@@ -27,7 +26,7 @@ constexpr float power_of_two_scale(uint32_t m_bits, int top) {
   return std::bit_cast<float>(biased <= 0 ? 1u << 22 : static_cast<uint32_t>(biased) << 23);
 }
 
-// nv_blocks: g of a tensor. What is not finite is left to the block that it is in.
+// nv_blocks: g of a tensor. Non-finite values are handled by the block that they are in.
 constexpr float nv_encode_scale(uint32_t m_bits) {
   if (m_bits == 0 || m_bits >= kNotFinite) return 1.0f;
   return lesser(kE4m3Max * kE2m1Max / std::bit_cast<float>(m_bits), kLargestFloat);

@@ -12,8 +12,8 @@ namespace moebius {
 
 // cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines
 //
-// The table is f32 [max_positions, d], computed in double. Without frequencies they are
-// theta^(-2i/d). A table with frequencies is computed on the host, also for a GPU, once a run.
+// The table is f32 [max_positions, d], computed in double. The default frequencies are
+// theta^(-2i/d). A table with frequencies is computed on the host, even for a GPU, once per run.
 struct RopeTable {
   Tensor cos_sin_Pd;  // out
   double theta = 10000.0;

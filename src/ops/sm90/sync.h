@@ -1,6 +1,6 @@
-// PTX of sm_90a that orders things: mbarriers, named barriers, proxy fences, clusters, register
+// PTX of sm_90a for synchronization: mbarriers, named barriers, proxy fences, clusters, register
 // budgets. Shared-memory addresses are 32-bit addresses of the shared window (smem_addr), so that
-// they can be computed with.
+// address arithmetic is possible.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives once and adds bytes to what the phase waits for.
+// Arrives once and adds to the bytes that the phase waits for.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

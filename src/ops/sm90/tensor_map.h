@@ -1,5 +1,5 @@
-// Tensor maps of the bulk tensor copy engine, encoded on the host. A map names memory and a box; it
-// goes to a kernel as a `const __grid_constant__ CUtensorMap` parameter.
+// Tensor maps of the bulk tensor copy engine, encoded on the host. A map describes memory and a box; it
+// is passed to a kernel as a `const __grid_constant__ CUtensorMap` parameter.
 #pragma once
 
 #include <cuda.h>

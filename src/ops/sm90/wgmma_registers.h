@@ -1,5 +1,5 @@
-// wgmma of sm_90a with its left operand in registers: what a kernel computed is
-// multiplied without a way through shared memory.
+// wgmma of sm_90a with its left operand in registers: results of a kernel are
+// multiplied without being written to shared memory.
 #pragma once
 
 #include "ops/sm90/sm90.h"

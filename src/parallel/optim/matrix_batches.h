@@ -1,4 +1,4 @@
-// How many matrices of one shape Muon updates at once. More fill a GPU better, and take more scratch.
+// The number of matrices of one shape that Muon updates at once. More fill a GPU better, but need more scratch.
 #pragma once
 
 #include <algorithm>

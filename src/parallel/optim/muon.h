@@ -26,7 +26,7 @@ class MuonOptimizer final : public Optimizer {
   static constexpr std::array<std::string_view, 3> kStatePrefixes{"muon_m.", "adam_m.", "adam_v."};
   static int64_t num_moments(const OptimizerSpec&, bool is_matrix) { return is_matrix ? 1 : 2; }
 
-  // Argument is that of make_optimizer(), with mesh and sharding.
+  // context: as for make_optimizer(), with mesh and sharding.
   explicit MuonOptimizer(const OptimizerContext& context);
 
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) override;
@@ -36,7 +36,7 @@ class MuonOptimizer final : public Optimizer {
   struct Workspace {
     Tensor valid_1, whole_n, arrived_n, newton_schulz;
   };
-  // Matrices of one shape, one after another in a parameter.
+  // Matrices of one shape that are adjacent in a parameter.
   using Batch = std::span<const TrainedParams::OfPart>;
   static std::vector<Batch> batches_of(const std::vector<TrainedParams::OfPart>& parts);
   // Replaces the gradient of the owned elements by u.

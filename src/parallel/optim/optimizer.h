@@ -34,7 +34,7 @@ struct OptimizerState {
   const Param* param = nullptr;
   Tensor values;                          // f32, bf16 or u8 [param->owned.count], in the order of the owned elements
   Tensor scales;                          // f32 [param->owned.count / kCodeBlock] of u8 codes; else empty
-  BlockCode code = BlockCode::with_sign;  // of u8 values, also of those that a checkpoint may have instead
+  BlockCode code = BlockCode::with_sign;  // code of u8 values, including those that a checkpoint may have instead
 };
 
 class Optimizer {
@@ -53,7 +53,7 @@ class Optimizer {
   virtual std::vector<OptimizerState> state() const = 0;
 };
 
-// All that an optimizer needs. The references outlive it.
+// The inputs of an optimizer. The references must outlive it.
 struct OptimizerContext {
   const OptimizerSpec& spec;
   const ParamTable& params;

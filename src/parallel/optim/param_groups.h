@@ -17,7 +17,7 @@ struct ParamGroup {
 // The groups of a run. Every kind that is trained is in one of them.
 std::vector<ParamGroup> param_groups(const OptimizerSpec& spec);
 
-// The group that a kind is in. REQUIRES that there is one.
+// Returns the group of a kind. REQUIRES that there is one.
 const ParamGroup& group_of(std::span<const ParamGroup> groups, ParamKind kind);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
-// The streamed update of a step that runs while the first passes of the next step do. A part of a pass begins when its
-// own weights are updated: as a ParamResidency it waits for them in ready(). Until then their gradients are those of
-// the step before.
+// The streamed update of a step, which overlaps with the first passes of the next step. A part of a pass begins when
+// its own weights are updated: as a ParamResidency it waits for them in ready(). Until then their gradients are those
+// of the step before.
 #pragma once
 
 #include "model/residency.h"
@@ -19,8 +19,8 @@ class PendingUpdate final : public ParamResidency {
 
   // Keeps the arguments, of which scale_1 and the gradients must stay as they are until the update has run.
   void keep(Stream& s, const OptimizerStepArgs& args) { args_ = update_.kept(s, args); }
-  // Runs passes beside the update that keep() was called for. Gradients to which passes add are cleared, each when the
-  // update has read it. After this the update is complete for all later work of s.
+  // Runs passes, overlapped with the update that keep() was called for. Gradients to which passes add are cleared, each
+  // when the update has read it. After this the update is complete for all later work of s.
   void run(Stream& s, const std::function<void()>& passes);
 
   void ready(Stream& s, const ParamSpan& span) override;

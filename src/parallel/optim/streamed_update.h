@@ -58,7 +58,7 @@ class StreamedUpdate {
   std::vector<int64_t> jobs_of_;  // for each parameter of the table, the number of jobs up to its last one
 };
 
-// The number of slots, and the bytes of each, for states of that many bytes on the host. 0: there are none.
+// The number of slots, and the bytes of each for states of this size on the host. 0: there are none.
 inline constexpr int kStreamedSlots = 4;
 int64_t streamed_slot_bytes(int64_t states_bytes);
 // Returns the bytes of the master and the moments of `count` elements, as streamed_slot_bytes() takes them; 0 if they

@@ -16,14 +16,14 @@ namespace moebius {
 class TrainedParams {
  public:
   // Declares `prefixes.size()` moments, 0 to 2, of the owned elements of each trainable parameter.
-  // The second one has no sign. Their states are saved under the prefixes, which outlive it. seed: of
-  // stochastic rounding. Error{usage} where blocks of 8-bit codes are cut by the layout.
-  // of: takes only parameters for which it is true; empty: all.
+  // The second one has no sign. Moments are saved under the prefixes, which must outlive this. seed: seed of
+  // stochastic rounding. Throws Error{usage} if the layout would cut blocks of 8-bit codes.
+  // of: selects the parameters; empty: all.
   TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes,
                 const std::function<bool(const ParamSpec&)>& of = {});
 
-  // The tensors of an update. A parameter with a number that is rounded stochastically is one for
-  // each of its parts, whose draws belong to elements of global tensors.
+  // Returns the tensors of an update. A parameter that is rounded stochastically gives one tensor for
+  // each of its parts, since draws are indexed by the elements of global tensors.
   std::vector<UpdatedTensor> tensors() const;
   // The same for each part of each parameter, those without an element of this rank left out.
   struct OfPart {
@@ -56,7 +56,7 @@ class TrainedParams {
 
   std::span<const std::string_view> prefixes_;
   uint64_t seed_;
-  std::deque<Trained> all_;  // a deque: the plan fills in moments where they are
+  std::deque<Trained> all_;  // a deque: the plan holds the addresses of moments
 };
 
 // Returns the elements [begin, end) of all tensors of an update. REQUIRES: begin is a multiple of kCodeBlock.

@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// One pass of a rank in this order.
+// One pass in the order of a rank.
 struct Turn {
   Pass pass = Pass::forward;
   int64_t micro_batch = 0, stage = 0;

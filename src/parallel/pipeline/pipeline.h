@@ -63,7 +63,7 @@ class Pipeline {
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const;
 
   // Warm-up: runs forward and backward of this rank's stages without messages, on undefined inputs. So everything that
-  // the device loads or allocates at first use is there before messages are in flight. Changes everything except
+  // the device loads or allocates at first use exists before messages are in flight. Changes everything except
   // weights. REQUIRES: the pipeline has several stages.
   void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 

@@ -21,14 +21,14 @@ namespace moebius {
 // may run at any later time.
 enum class Pass : int { forward, backward_input, backward_weight };
 inline constexpr int64_t kNumPasses = 3;
-// Returns the stage that takes the result of a pass: the next one or the one before.
+// Returns the offset to the stage that receives the result of a pass: 1 forward, -1 backward.
 inline int64_t onward(Pass pass) { return pass == Pass::forward ? 1 : -1; }
 
 enum class Verb : int {
   receive,  // opens a buffer for the input of a pass and starts receiving into it; does not wait
   run,      // waits for what was received for this pass, then computes
-  send,     // starts sending the result of a pass to the stage that takes it next; does not wait
-  wait      // waits until that send has left its buffer; then the buffer may be used again
+  send,     // starts sending the result of a pass to the stage that needs it; does not wait
+  wait      // waits until that send is complete; then its buffer may be reused
 };
 
 struct Action {
@@ -73,7 +73,7 @@ struct PipelineShape {
 
 // The actions of every rank. They also say where transfers start. In each pass, receives are
 // opened 1 input ahead of the pass that runs (interleaved: 1 + G - P inputs). So transfers can
-// overlap with compute. The last rank's results come to rank 0 G - P turns early, and so it
+// overlap with compute. The results of the last rank arrive at rank 0 G - P turns early, so it
 // never waits for a buffer. At most two results of a pass are in flight from a rank: one is sent
 // while the next is computed.
 struct Schedule {
@@ -112,7 +112,7 @@ Schedule schedule_zb_h1(const PipelineShape& shape);
 
 // Returns the sequential schedule: each micro-batch passes forward and backward through all stages before the next one
 // starts. Evaluation runs it with forwards alone, and all other schedules must give its results. It works
-// for any shape. step: the schedule of a training step; the two backward passes of a rank run apart where they do there.
+// for any shape. step: the schedule of a training step, which decides whether the two backward passes are separate.
 Schedule sequential_schedule(const PipelineShape& shape, PipelineSchedule step = PipelineSchedule::one_f_one_b);
 
 // Returns the schedule with the wait for each send moved directly after the send.

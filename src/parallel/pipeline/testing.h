@@ -7,8 +7,8 @@
 
 namespace moebius {
 
-// The same passes, but on each rank `count` weight passes are always delayed. That of a micro-batch
-// comes when `count` later ones have had their input passes. The last ones come at the end.
+// The same passes, but on each rank `count` weight passes are always delayed: the weight pass of a micro-batch
+// follows the input passes of `count` later ones. The last ones are at the end.
 inline Schedule with_delayed_weights(const Schedule& schedule, int64_t count) {
   Schedule result{schedule.shape, {}};
   for (const std::vector<Action>& list : schedule.actions) {

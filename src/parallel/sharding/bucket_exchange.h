@@ -34,7 +34,7 @@ class BucketExchange final : public Sharding {
   void weights_changed(Stream& s) override;
   void wait_for_weights(Stream& s) override;
 
-  // gather starts to bring all buckets when the owners have changed their weights. ready waits for
+  // gather starts to gather all buckets if the owners have changed their weights. ready waits for
   // the buckets of the span. release does nothing, since every rank keeps all weights. grad_ready
   // starts the reduction of a bucket that is complete. begin_gradient does nothing.
   void gather(Stream& s, const ParamSpan& span) override;
@@ -52,7 +52,7 @@ class BucketExchange final : public Sharding {
     Pending weights;
   };
 
-  // It acts on what passes report.
+  // Returns whether the calls of passes have any effect.
   bool acts() const { return overlap_ || layer_weights_ || layer_gradients_; }
   void hold(const Param& p);
   void declare_arrived(MemoryPlan& plan);
@@ -86,7 +86,7 @@ class BucketExchange final : public Sharding {
   std::vector<bool> held_;     // one per bucket
   std::array<Tensor, kInFlight> arrived_;
   std::array<Pending, kInFlight> gradients_;
-  Tensor magnitudes_;  // i32, of the blocks of the bucket that has most, of each rank; empty: no weights are quantised
+  Tensor magnitudes_;  // i32, for the blocks of the largest bucket, of each rank; empty: no weights are quantised
   size_t num_started_ = 0;
   bool weights_are_old_ = false;
 };

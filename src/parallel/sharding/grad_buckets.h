@@ -6,8 +6,8 @@
 // Rank r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the
 // sum of those gradients, updates those weights, and sends them to the others.
 //
-// With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. What is sharded
-// has no place in the plan: the bucket declares this rank's share of it.
+// With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. Sharded tensors
+// are not in the plan: the bucket declares this rank's share of them.
 //
 // Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and
 // no update: the owner of a share keeps it and sends it.
@@ -32,12 +32,12 @@ struct GradBucket {
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // f32 [own.count], the same of the gradients
   // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
-  // what this rank then has for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
+  // this rank's shard for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
   Group* shard_group = nullptr;
   Tensor weight_shard;
   bool shards_weights() const { return !weight_share.empty(); }
   bool shards_gradients() const { return !gradient_share.empty(); }
-  // These two are for what is not sharded.
+  // These two are for tensors that are not sharded.
   Tensor weights() const;  // [numel], once bound
   Tensor gradients() const;
   // Calls body(index in the table, address) for each parameter's part of a tensor of all of them, [numel]. The address

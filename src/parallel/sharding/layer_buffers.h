@@ -1,5 +1,5 @@
-// Memory that the layers of a rank use one after the other, for tensors of which the rank keeps only its share. Layer i
-// uses buffer i % N. So with two buffers the next layer of a pass, in either direction, has the other buffer.
+// Buffers that the layers of a rank use one after the other, for tensors of which the rank keeps only its share. Layer
+// i uses buffer i % N. So with two buffers the next layer of a pass, in either direction, has the other buffer.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@ class LayerBuffers {
   explicit LayerBuffers(int num_buffers) : buffers_(static_cast<size_t>(num_buffers)) {}
   LayerBuffers(const LayerBuffers&) = delete;
 
-  // The bucket of a layer, whole and in this dtype, is in the layer's buffer after those added before.
-  // It outlives this.
+  // Adds a bucket of a layer, whole and in this dtype, to the layer's buffer, after those added before.
+  // It must outlive this.
   void add(const GradBucket& bucket, DType dtype);
-  // Declares the buffers, each as large as its largest layer, as `name` and the buffer's number. No layers, no buffers.
+  // Declares the buffers, each as large as its largest layer, as `name` and the buffer's number; none without layers.
   void declare(MemoryPlan& plan, const std::string& name, Life life);
 
   struct Held {

@@ -1,8 +1,8 @@
 // The sums of gradients of layers, of which each rank keeps 1/n (ZeRO-2, arXiv 1910.02054). n is as in layer_weights.h.
 //
-// The backward pass of a micro-batch makes the gradients of a layer in a buffer (layer_buffers.h). They are then summed
-// over the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap a sum
-// is in flight while the next layer computes in the other buffer.
+// The backward pass of a micro-batch computes the gradients of a layer in a buffer (layer_buffers.h). They are then
+// summed over the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap
+// a sum is in flight while the next layer computes in the other buffer.
 //
 // So a gradient is the sum over micro-batches of sums over ranks. Whole gradients are the sum over ranks of sums over
 // micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
@@ -19,14 +19,14 @@ namespace moebius {
 class LayerGradients {
  public:
   // buckets: those with shards_gradients(); they outlive this. Declares one buffer of Life::layer_grad, or with overlap
-  // two and memory of Life::comm for what arrives.
+  // two and memory of Life::comm for arriving data.
   LayerGradients(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
   LayerGradients(const LayerGradients&) = delete;
 
   // These act on the layers of a span, as ParamResidency says. overlap: the sums may be in flight until finish().
   void begin(Stream& s, const ParamSpan& span, bool first_of_step);
   void ready(Stream& s, const ParamSpan& span, bool overlap);
-  // All sums have arrived, and were added to the shares.
+  // Waits until all sums have arrived and were added to the shares.
   void finish(Stream& s);
 
  private:

@@ -38,7 +38,7 @@ class LayerWeights {
 
  private:
   struct Buffer {
-    int layer = -1;  // the layer whose weights are there, or arrive; -1: none
+    int layer = -1;  // the layer whose weights are in the buffer, or arriving; -1: none
     int uses = 0;
     std::vector<Pending> arriving;
   };

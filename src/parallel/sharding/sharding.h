@@ -37,7 +37,7 @@ struct StepPasses {
   // Micro-batches left when these passes end the step: the reduction of a gradient starts after the
   // last of them. 0: more passes follow, nothing is reduced.
   int64_t last_micro_batches = 0;
-  // For a CUDA graph. True: the first passes of a step gather weights in any case, and all
+  // For a CUDA graph. True: the first passes of a step always gather weights, and all
   // communication that passes start ends with them.
   bool closed = false;
 };
@@ -47,8 +47,8 @@ class Sharding : public ParamResidency {
   // Returns whether the first and the last passes of a step communicate. Otherwise all its passes
   // are the same work.
   virtual bool overlaps() const = 0;
-  // Runs passes of one or more micro-batches of a step, which are all that body does. When the
-  // stream captures a graph, what its replays change here is registered for them.
+  // Runs body, which consists of passes of one or more micro-batches of a step. While the
+  // stream captures a graph, the changes of state of its replays are registered here.
   virtual void run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) = 0;
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
@@ -61,7 +61,7 @@ class Sharding : public ParamResidency {
   // quantises. The other ranks get them in this call, or with overlap during the next forward pass. They get the
   // sharded weights of a layer whenever a pass comes to it.
   virtual void weights_changed(Stream& s) = 0;
-  // After this each rank has all weights that it keeps whole, as their owners changed them.
+  // After this each rank has the updated weights of all parameters that it keeps whole.
   virtual void wait_for_weights(Stream& s) = 0;
 };
 

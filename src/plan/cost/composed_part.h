@@ -15,7 +15,7 @@ namespace moebius {
 // Returns whether a part is composed. It is run itself without context parallelism, without experts on other ranks, and
 // with memory.offload.
 bool has_simpler_parts(const EngineSpec& spec, const StageSpec& stage);
-// Returns the spec with as many tokens of a rank, in short sequences that no other rank has a part of.
+// Returns the spec with the same number of tokens per rank, in short sequences that are not split over ranks.
 EngineSpec with_simple_attention(EngineSpec spec);
 EngineSpec with_local_experts(EngineSpec spec);
 

@@ -1,4 +1,4 @@
-// The bytes that Megatron Core's own kernels move for the rows of experts, beside the products that Moebius has too.
+// The bytes that Megatron Core's own kernels move for the rows of experts, besides the products that Moebius has too.
 #pragma once
 
 #include "plan/work_time.h"
@@ -6,7 +6,7 @@
 namespace moebius {
 
 // Returns the bytes for one MoE layer and micro-batch in one pass. Rows are permuted and unpermuted by separate
-// kernels, which Moebius' products do on the fly, and the activation reads and writes them again.
+// kernels, which Moebius fuses into its products, and the activation reads and writes them again.
 double permuted_bytes(const TimeContext& c);
 
 // The bytes for one MoE layer and micro-batch of experts with biases (gpt-oss); zeros for others.

@@ -36,8 +36,8 @@ struct RowsSent {
 // Returns the exchange of a layer's rows in one direction, with an assumed dispatcher or that of other software. It is
 // zero if all experts are on this rank.
 RowsSent rows_sent(const TimeContext& c, RowDirection direction);
-// Return all that an MoE layer sends in a pass; zero if the groups have counted it. The backward pass sends dy and dx,
-// and in Moebius also x again, whatever is recomputed.
+// Return everything that an MoE layer sends in a pass; zero if the groups have counted it. The backward pass sends dy
+// and dx, and in Moebius also x again, whatever is recomputed.
 RowsSent forward_rows_sent(const TimeContext& c);
 RowsSent backward_rows_sent(const TimeContext& c);
 

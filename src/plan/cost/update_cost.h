@@ -6,9 +6,9 @@
 namespace moebius {
 
 // Returns the bytes in device memory. The update reads gradient, master and moments, and writes master, moments and a
-// bf16 weight. The gradient norm reads the gradient once more.
+// bf16 weight. The gradient norm reads the gradient again.
 double update_bytes(const OptimizerSpec& optimizer);
-// Returns the bytes that an update reads from the host's memory. It writes as many to it.
+// Returns the bytes that an update reads from host memory. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer);
 
 // The bytes that Muon moves for an element of a matrix in addition to update_bytes(). It clears u, adds momentum to it

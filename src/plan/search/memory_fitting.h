@@ -1,4 +1,4 @@
-// The choice of what a layout of a search keeps, and where: recompute, the budget of rows, states on the host, and
+// The memory choice of a layout in a search: recompute, the budget of rows, states on the host, and
 // sharded layers.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A bound of a step's time that a search finds faster than the step.
+// A lower bound of a step's time that is faster to compute than the time itself.
 #pragma once
 
 #include "plan/predict.h"

@@ -15,8 +15,8 @@ struct PlotAxis {
   double at(double value) const;  // the position of a value
 };
 
-// Returns an axis with round ends around these values, with at least 3 parts. It is logarithmic where all values are
-// above 0 and the greatest is 100 times the `usual` one or more.
+// Returns an axis around these values with round ends and at least 3 intervals. It is logarithmic if all values are
+// above 0 and the greatest is at least 100 times `usual`.
 PlotAxis value_axis(double low, double high, double usual);
 // Returns about `about` tick marks with a step of 1, 2 or 5 times a power of ten; on a logarithmic axis powers of ten.
 std::vector<double> tick_values(const PlotAxis& axis, int about);

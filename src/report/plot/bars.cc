@@ -33,7 +33,7 @@ std::string description_of(const BarChart& chart) {
 
 void draw_bar(Markup& out, const BarChart& chart, const Bar& bar, double y, double height, double scale) {
   out.element("text", {{"x", place_text(kLeft - 8)}, {"y", place_text(y + height / 2 + 4)}, {"text-anchor", "end"}},
-              cut_text(bar.name, 11));
+              truncated(bar.name, 11));
   double x = kLeft;
   for (const BarPart& part : bar.parts) {
     const double width = part.value * scale;

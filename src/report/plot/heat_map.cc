@@ -63,7 +63,7 @@ void draw_row_names(Markup& out, const HeatMap& map, double height) {
   for (size_t r = 0; r < map.rows.size(); r += by) {
     const double y = kTop + (static_cast<double>(r) + 0.5) * h;
     out.element("text", {{"x", place_text(kLeft - 8)}, {"y", place_text(y + 4)}, {"text-anchor", "end"}},
-                cut_text(map.rows[r], 6));
+                truncated(map.rows[r], 6));
   }
 }
 
@@ -147,10 +147,10 @@ std::string description_of(const HeatMap& map, int64_t num_columns) {
 
 }  // namespace
 
-HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t most) {
+HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t max_columns) {
   HeatMap map{.column = "step", .rows = std::move(row_names)};
   const auto& from = grid.columns();
-  const int64_t by = (std::ssize(from) + most - 1) / most;
+  const int64_t by = (std::ssize(from) + max_columns - 1) / max_columns;
   const int64_t rows = std::ssize(map.rows);
   std::vector<std::vector<double>> columns;
   for (int64_t c = 0; c < std::ssize(from); c += by) {

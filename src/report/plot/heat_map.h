@@ -28,8 +28,8 @@ struct HeatMap {
   std::string after;  // printed after a value: " of the mean"
 };
 
-// Returns a heat map of a grid over steps, with at most `most` columns. row_names: one for each row of the grid.
-HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t most = 120);
+// Returns a heat map of a grid over steps, with at most max_columns columns. row_names: one for each row of the grid.
+HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t max_columns = 120);
 
 std::string figure_of(const HeatMap& map);
 

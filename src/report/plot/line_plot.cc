@@ -190,7 +190,7 @@ void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& dra
   for (const Drawn& each : drawn) {
     const SeriesBin& end = each.bins.back();
     const std::string value = number_text(each.line.series->last(), plot.unit);
-    const std::string text = drawn.size() == 1 ? value : cut_text(each.line.name, kMaxName);
+    const std::string text = drawn.size() == 1 ? value : truncated(each.line.name, kMaxName);
     if (!text.empty())
       names.push_back(
           {frame.x.at(middle_of(end)) + 7, frame.y.at(end.mean()), text, fmt::format("end c{}", each.line.colour)});

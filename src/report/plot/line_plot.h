@@ -11,7 +11,7 @@
 namespace moebius {
 
 struct PlotLine {
-  std::string name;      // beside the end of the line and in the values under the pointer; may be empty
+  std::string name;      // label at the end of the line and of the values under the pointer; may be empty
   int colour = 0;        // 0 to 7
   const Series* series;  // not empty
   bool dots = false;     // a dot for each value

@@ -47,11 +47,11 @@ std::string json_string(std::string_view text) {
   return out + '"';
 }
 
-std::string cut_text(std::string_view text, size_t most) {
+std::string truncated(std::string_view text, size_t max_chars) {
   size_t characters = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     if ((static_cast<unsigned char>(text[i]) & 0xc0) == 0x80) continue;
-    if (++characters > most) return std::string(text.substr(0, i)) + "\xe2\x80\xa6";
+    if (++characters > max_chars) return std::string(text.substr(0, i)) + "\xe2\x80\xa6";
   }
   return std::string(text);
 }

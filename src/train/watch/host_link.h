@@ -32,14 +32,14 @@ class HostLink {
   bool is_known() const { return rate_ > 0; }
   double bytes_per_s() const { return rate_; }
   // Returns whether each of the last kSlowSteps steps had at most half of kPcie5LinkRate, and lost more than 5 % of its
-  // time by that. It is true after the last of these steps, and not again.
+  // time by that. It becomes true only once, after the last of these steps.
   // An update that overlaps with passes ends with the first of M forward passes. Without waits for the host, a forward
   // pass takes at most as long as a backward pass, and so at most (passes_s - states_s) / (2 M - 1). Such a step lost
   // what the update took beyond that.
   bool became_slow() const { return slow_steps_ == kSlowSteps; }
   static constexpr int64_t kSlowSteps = 10;
-  // Returns a text such as "the update moved 28.9 GiB over the link of the host at 12.1 GB/s each way; plans for PCIe 5
-  // assume 45.0 GB/s".
+  // Returns a string such as "the update moved 28.9 GiB over the link of the host at 12.1 GB/s each way; plans for PCIe
+  // 5 assume 45.0 GB/s".
   std::string text() const;
 
  private:

@@ -45,7 +45,7 @@ TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
 
 // The forward pass takes 0.9 s, and so does the update, which waits for its kernels: the link is not slow. A forward pass
 // of 3 s waits for the host.
-TEST(HostLink, AnUpdateBesidePassesMayWaitForThem) {
+TEST(HostLink, AnOverlappedUpdateMayWaitForPasses) {
   HostLink link(9e9, /*num_micro_batches=*/1);
   for (int i = 0; i < 20; ++i) {
     link.add_step({.passes_s = 2.7, .states_s = 0.9, .states_overlap = true}, 2.8);

@@ -11,7 +11,7 @@ namespace moebius {
 class QkClipSummary {
  public:
   void add(const StepReport& report);  // adds a step to the summary
-  // Returns a text such as "optimizer.qk_clip = 100: no head was clipped in 40 steps; the largest logit was 12.3", or
+  // Returns a string such as "optimizer.qk_clip = 100: no head was clipped in 40 steps; the largest logit was 12.3", or
   // "...: heads were clipped in 3 of 40 steps, 17 in all; the largest logit was 131"; empty without QK-clip.
   std::string text(double threshold) const;
 

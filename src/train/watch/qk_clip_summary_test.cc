@@ -11,7 +11,7 @@ StepReport step(int64_t clipped_heads, double max_logit) {
   return report;
 }
 
-TEST(QkClipSummary, SaysThatNothingWasClipped) {
+TEST(QkClipSummary, ReportsThatNothingWasClipped) {
   QkClipSummary summary;
   EXPECT_EQ(summary.text(100), "") << "before the first step";
   summary.add(StepReport{});

@@ -1,5 +1,5 @@
-// NcclWorld holds what the NCCL groups of one rank share: communicators, streams beside the
-// engine's own, events, and the memory in which sums arrive.
+// NcclWorld holds what the NCCL groups of one rank share: communicators, streams in addition
+// to the engine's own, events, and the memory in which sums arrive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -74,7 +74,7 @@ class NcclWorld {
   // These two measure the time of the engine's stream between them.
   TimedInterval begin_interval(std::shared_ptr<NcclCounters> counters);
   void end_interval(TimedInterval interval);
-  void settle();  // adds the times that are known
+  void settle();  // adds the times of the intervals that have ended
 
   // Called by each operation. It limits how far the host launches ahead of the GPU: a full launch
   // queue would block the host for as long as another rank is stopped.

@@ -38,7 +38,7 @@ class AllGatherDispatcher final : public Dispatcher {
 
  private:
   Tensor gathered(Step& step, Tensor x) const;
-  int64_t even_rows(int64_t T) const;  // of this rank's experts, if experts are chosen evenly
+  int64_t even_rows(int64_t T) const;  // rows of this rank's experts with balanced routing
 
   DispatcherSpec spec_;
   Group& ranks_;

@@ -11,10 +11,10 @@
 // host waits there, once for each layer and micro-batch, and nowhere else. So this exchange
 // cannot be part of a CUDA graph.
 //
-// With T tokens per rank, W ranks, no drops and even experts, a rank is expected
-// to send on each call
+// With T tokens per rank, W ranks, no drops and balanced routing, a rank is expected
+// to send in each call
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
-//   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
+//   combine_bwd, dispatch_bwd  the same, and 4 bytes per row
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@
 
 namespace moebius {
 
-// Its rows are arrivals, sorted by expert.
+// Its rows are the rows that arrived, sorted by expert.
 struct AllToAllHandle final : DispatchHandle {
-  Tensor counts_WE, row_R;                    // rows of each rank for each expert; the row of an arrival
+  Tensor counts_WE, row_R;                    // rows of each rank for each expert; the row of each arrived row
   HostBuffer counts;                          // counts_WE on the host
   std::vector<int64_t> send_rows, recv_rows;  // rows to and from each rank; empty until the counts are on the host
 };

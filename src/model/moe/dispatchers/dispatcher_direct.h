@@ -18,10 +18,10 @@
 // four, and a backward pass four. Rows are in the order of their ranks, then of their tokens, and no sum depends on
 // when a row arrives. So the bits are those of the all-gather dispatcher, if the ranks are on one node.
 //
-// With T tokens a rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
+// With T tokens per rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
 //   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements
 //   combine   m D elements                  dispatch_bwd           m (D elements + 4 L bytes)
-// If experts are chosen evenly, both n and m are expected to be (W - 1)/W of ETP T times the number of ep ranks that
+// With balanced routing, both n and m are expected to be (W - 1)/W of ETP T times the number of ep ranks that
 // have one of K experts.
 #pragma once
 
@@ -38,12 +38,13 @@ struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // destinations of this rank's tokens: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // for the N = W T rows that may arrive
   Tensor pair_row_NL, weight_NL;
-  bool has_begun = false;  // the rows of this pass may be written: all ranks have used those of earlier passes
+  bool has_begun =
+      false;  // the pass has started: all ranks have used the rows of earlier passes, which may be overwritten
 };
 
 class DirectDispatcher final : public SplitDispatcher {
  public:
-  // Error{usage} without a window.
+  // Throws Error{usage} without a window.
   explicit DirectDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return W_ * T; }
@@ -73,12 +74,12 @@ class DirectDispatcher final : public SplitDispatcher {
   // Returns the sums of the experts' rows to the ranks of their tokens. Weights empty: plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle,
                    RowsOf of = RowsOf::all) const;
-  // Returns the sums that a rank returns, and gets back for its tokens, if experts are chosen evenly.
+  // Returns the number of sums that a rank returns, and gets back for its tokens, with balanced routing.
   int64_t even_sums(int64_t T) const;
   // Adds the sums that returned for this rank's tokens, over the ranks.
   void sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& handle) const;
   void round(Step& step, const char* phase) const;
-  void begin(Step& step, DirectHandle& handle) const;  // a round, unless the pass has begun
+  void begin(Step& step, DirectHandle& handle) const;  // runs a round, unless the pass has started
 
   DispatcherSpec spec_;
   DirectWindow& window_;

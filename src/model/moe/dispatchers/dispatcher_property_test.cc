@@ -80,7 +80,7 @@ Case arbitrary_case() {
   return c;
 }
 
-TEST(DispatcherProperty, EveryPairArrivesOnceAndComesBack) {
+TEST(DispatcherProperty, EveryPairArrivesOnceAndReturns) {
   ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
   EXPECT_TRUE(rc::check([] {
     const Case c = arbitrary_case();

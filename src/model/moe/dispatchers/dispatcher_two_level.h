@@ -16,7 +16,7 @@
 //                 of the nodes.
 //   backward      The same calls with the same places.
 //
-// Sums of nodes are f32, also on the wire. So a sum runs over k, then over the ranks of a node, then over the nodes, as
+// Sums of nodes are f32, on the wire too. So a sum runs over k, then over the ranks of a node, then over the nodes, as
 // those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
 // all tokens. With more than 8 nodes the nodes have levels too: blocks of nodes, and blocks of such blocks. Rows are
 // ordered by the rank of their token, then by token, whichever rank received them first.
@@ -26,7 +26,7 @@
 // them, and nothing is written to windows for them. So the bits are the same. Only captured calls send such messages:
 // the eager steps of a run send messages of exact sizes.
 //
-// With T tokens a rank, n_a rows that it sends to other nodes, and m_a rows that it received from them, a rank sends
+// With T tokens per rank, n_a rows that it sends to other nodes, and m_a rows that it received from them, a rank sends
 // across nodes in each call
 //   announce  (M - 1) 4 + n_a 8 K bytes    dispatch, combine_bwd  n_a D elements
 //   combine   m_a D 4 bytes                dispatch_bwd           m_a (D 4 + 4 K) bytes
@@ -108,9 +108,9 @@ class TwoLevelDispatcher final : public Dispatcher {
   Dispatched bring(Step& step, const DirectWindow::Array& to, const char* phase, const Tensor& x_TD,
                    TwoLevelHandle& handle) const;
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const TwoLevelHandle& handle) const;
-  // Returns the sums that a rank returns for the tokens of a rail's rank, if experts are chosen evenly.
+  // Returns the number of sums that a rank returns for the tokens of a rank of its rail, with balanced routing.
   int64_t even_sums(int64_t T) const;
-  // out[t] = the sum over the nodes of the sums of what the ranks of each have returned for t.
+  // out[t] = the sum over the nodes of the sums that the ranks of each node returned for token t.
   void rows_over_nodes(Step& step, const char* phase, Tensor out_TD, const TwoLevelHandle& handle) const;
   void pairs_over_nodes(Step& step, const char* phase, Tensor out_TK, const TwoLevelHandle& handle) const;
   // sum_of_node(m, sum) computes those of the tokens that came from node m, in f32.

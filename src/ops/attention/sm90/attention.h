@@ -1,9 +1,9 @@
 // The parts that the attention kernels for sm_90a share. All walk tiles of bf16 rows that the copy
-// engine brings to shared memory while two or three warpgroups multiply and one warp of another asks
-// for the next tiles; every score matrix lives in registers.
+// engine brings to shared memory while two or three warpgroups multiply and one warp of another requests
+// the next tiles; every score matrix is in registers.
 //
-// doc_start does not decrease within a sequence, so that the queries of a tile see, and the keys of
-// a tile are seen by, one range of tiles.
+// doc_start does not decrease within a sequence, so the queries of a tile attend to one range of key
+// tiles, and the keys of a tile are attended to by one range of query tiles.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +24,7 @@ template <int kRows, int kWidth>
 struct Sm90Tile {
   static constexpr int kBlockBytes = kRows * 128, kBytes = kBlockBytes * (kWidth / 64);
 
-  // One thread asks for it; the map is that of rows_map.
+  // Called by one thread; the map is that of rows_map.
   __device__ static void load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int head, int64_t row, int64_t b) {
 #pragma unroll
     for (int block = 0; block < kWidth / 64; ++block) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void store_sums(__nv_bfloat16* x, const float (&sums)
   }
 }
 
-// The same of rows that see nothing.
+// The same for rows that attend to no key.
 template <int kWidth>
 __device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64_t end, int heads, int h) {
   const float zeros[kWidth / 2] = {}, factor[2] = {};

@@ -3,8 +3,8 @@
 //
 // For most shapes one kernel computes all three (attention_fused_bwd.cu). For the others (bwd_path() in
 // attention_slices.h) one kernel computes dk and dv, which need all queries of some keys, and the next
-// one dq, which needs all keys of some queries. The latter either computes the scores once more, or
-// reads their gradients ds as the kernel of dk and dv left them in scratch.
+// one dq, which needs all keys of some queries. The latter either recomputes the scores, or
+// reads their gradients ds, which the kernel of dk and dv stored in scratch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,7 +25,7 @@ struct RowSums {
 };
 
 // ds, rounded to bf16, of a slice (attention_slices.h). Each tile is as it is in shared memory (128
-// bytes of queries a key, in the 128-byte swizzle). What no query of a tile sees is not written.
+// bytes of queries a key, in the 128-byte swizzle). Keys that no query of a tile attends to are not written.
 struct DsTiles {
   unsigned char* tiles = nullptr;                       // null: not kept
   int b = 0, kv_head = 0, sequences = 0, kv_heads = 0;  // the first, and how many
@@ -36,7 +36,7 @@ struct DsTiles {
   // The dk and dv so far of all keys of the slice, f32, or null: the slice has all queries. A block's
   // sums are in the order of its threads.
   float4* kv_sums = nullptr;
-  // Blocks that share the keys of a query, and where each leaves its dq, f32 [parts, rows of the slice,
+  // Blocks that share the keys of a query, and where each stores its dq, f32 [parts, rows of the slice,
   // heads of the slice, width].
   int parts = 1;
   float* q_parts = nullptr;
@@ -44,7 +44,7 @@ struct DsTiles {
   __device__ __forceinline__ bool has(int query_tile, int key_tile) const {
     return query_tile - band < key_tile && key_tile <= query_tile;
   }
-  // REQUIRES: has it.
+  // REQUIRES: the slice has this tile.
   __device__ __forceinline__ unsigned char* tile(int of_b, int of_h, int query_tile, int key_tile) const {
     const int64_t head = int64_t{of_b - b} * kv_heads * group + (of_h - kv_head * group);
     return tiles +
@@ -120,7 +120,7 @@ void sm90_fused_bwd(Stream& s, const AttentionBwd& a, const RowSums& sums, const
 void sm90_dkv(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds);
 // dq of the slice from the tiles of `ds`.
 void sm90_dq_of_ds(Stream& s, const AttentionBwd& a, const DsTiles& ds);
-// dq of all, from scores computed anew.
+// dq of all rows, from recomputed scores.
 void sm90_dq(Stream& s, const AttentionBwd& a, const RowSums& sums);
 
 }  // namespace moebius::cuda

@@ -13,7 +13,7 @@
 // in L2.
 //
 // A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
-// says which keys are next, and the block asks for the next ticket while it still multiplies. It waits
+// selects the next keys, and the block requests the next ticket while it still multiplies. It waits
 // only for lower tickets. The thread blocks of those run, and have no lower ones left. So some block can
 // always continue, whatever else the GPU runs.
 #pragma once
@@ -174,7 +174,7 @@ __device__ void load_columns(typename Shape::Columns& columns, const RowSums& su
   }
 }
 
-// One warp takes tickets, and asks for the tiles of each work.
+// One warp takes tickets, and requests the tiles of each work item.
 template <class Shape>
 __device__ void load_tiles(typename Shape::Shared& shared, const BwdMaps& maps, const RowSums& sums,
                            const FusedSlice& f, const AttentionSizes& z) {

@@ -11,7 +11,7 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
   using Keys = typename Shape::Keys;
   using Queries = typename Shape::Queries;
   constexpr int kWidth = Shape::kWidth, kRows = Shape::kRows, kTiles = kRows / 64;
-  // Scores and dp of 128 queries leave no registers for packed probabilities beside them.
+  // Scores and dp of 128 queries leave no registers for packed probabilities.
   constexpr bool kPacksLate = kRows == 128;
   // The same in all lanes, which the compiler cannot know.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0), group_row = group * 64;

@@ -1,6 +1,6 @@
 // Sums of the experts' rows of a token, written to the window of its rank. A warp sums a row at a time. Pieces of the
 // rows that it adds come through a ring in shared memory, which the bulk copy engine fills. The engine is ahead by the
-// length of the ring, also across the rows that return: a few multiprocessors read memory fast only if each has many
+// length of the ring, even across the rows that return: a few multiprocessors read memory fast only if each has many
 // bytes in flight.
 #pragma once
 

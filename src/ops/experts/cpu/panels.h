@@ -18,7 +18,7 @@ namespace moebius::cpu {
 constexpr int64_t kPanelRows = 14;  // 14 x 2 sums, 2 words of B and a broadcast fill the 32 registers of AVX-512
 constexpr int64_t kPanelCols = 32;
 
-// The ways to store elements in 32-bit words.
+// How elements are stored in 32-bit words.
 enum class Words { f32, bf16_pairs, bf16_as_f32 };
 
 // Returns the number of words for k elements of one row; the last one is padded with zero.

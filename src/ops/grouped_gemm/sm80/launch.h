@@ -13,7 +13,7 @@ inline bool takes_rows(const Tensor& t) {
   return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
-// Returns whether rows and chunks can be counted in 32 bits, also those of tiles past the last row.
+// Returns whether rows and chunks can be counted in 32 bits, including those of tiles past the last row.
 inline bool takes_matrix(const Tensor& t) {
   return takes_rows(t) && t.dim(0) < INT32_MAX / 2 && t.numel() / 8 < INT32_MAX;
 }

@@ -30,7 +30,7 @@ inline ExpertBias expert_bias(const Tensor& b, int64_t first) {
   return {static_cast<const uint16_t*>(b.data), static_cast<int32_t>(first), static_cast<int32_t>(b.dim(1))};
 }
 
-// Says if pairs of columns can be read as words.
+// Returns whether pairs of columns can be read as words.
 inline bool takes_bias(const Tensor& b, int64_t first) {
   return b.empty() || (b.dtype == DType::bf16 && first % 2 == 0 && b.dim(1) % 2 == 0 &&
                        reinterpret_cast<uintptr_t>(b.data) % 4 == 0);

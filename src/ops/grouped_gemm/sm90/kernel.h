@@ -157,7 +157,7 @@ __device__ void walk_tiles(const typename Op::Params& p, const NoteRing<Op::kCon
   }
 }
 
-// The load warp beside copy warps.
+// The load warp in kernels with copy warps.
 template <class Op>
 __device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                               const NoteRing<Op::kConfig>& notes, uint32_t block) {

@@ -11,8 +11,8 @@
 
 namespace moebius::cuda {
 
-// Tensors of one launch: all that is known of them is in the kernel's parameters, 4 KiB of which
-// every driver takes.
+// Tensors of one launch. Their descriptions are kernel parameters, of which every driver
+// supports 4 KiB.
 template <class T>
 inline constexpr int kMaxTensors = std::min(56, 3900 / static_cast<int>(sizeof(T)));
 

@@ -12,11 +12,11 @@
 namespace moebius::cuda {
 
 constexpr int kThreads = 256;
-// Blocks of an update: each works out the scalars of the step once, for many elements.
+// Blocks of an update: each computes the scalars of the step once, for many elements.
 constexpr int kMaxBlocks = 132 * 8;
 constexpr int kPiece = kThreads * 4 * 4;  // elements; a multiple of kCodeBlock
 
-// The form of the updated values: an f32 master, a remainder beside a bf16 param, or the param alone.
+// The form of the updated values: an f32 master, a remainder with a bf16 param, or the param alone.
 enum class Form { master, remainder, param };
 
 // RoundingDraws on the device; rng is of step 0.
@@ -50,8 +50,8 @@ struct StepScalars {
   float lr;
 };
 
-// Scalars are worked out in double. Updates say what is fused: the compiler would choose for each form and
-// width of a kernel, and shards would have other bits than the whole.
+// Scalars are computed in double. Multiply-adds are fused explicitly: otherwise the compiler would decide for each
+// form and width of a kernel, and shards would get other bits than the whole.
 struct AdamWRule {
   float beta1, beta2, eps;
 
@@ -231,7 +231,7 @@ inline void set_draws(Draws& to, const RoundingDraws& from) {
         .run = contiguous ? 1 : static_cast<uint32_t>(narrow<int>(from.run))};
 }
 
-// The work of a tensor, without what formats of moments add.
+// The work on a tensor, without what the formats of moments add.
 template <class U>
 U update_of(const UpdatedTensor& t) {
   const Tensor& value = t.master_n.empty() ? t.remainder_n : t.master_n;

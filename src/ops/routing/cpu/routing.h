@@ -54,8 +54,8 @@ struct RouteScratch {
 // cpu/sinkhorn.cc: cost[t,:] = exp(logits[t,:] - max) and the fixed point d1; cost * d1 orders the
 // experts of a row as the balanced matrix d0 cost d1 does.
 void sinkhorn(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
-// cpu/route_drop.cc: marks dropped pairs (pair_row -1, weight 0) and leaves the counts of what is
-// kept in start_BE. REQUIRES: start_BE and route.offsets index all pairs; pair_row is 0 everywhere.
+// cpu/route_drop.cc: marks dropped pairs (pair_row -1, weight 0) and stores the counts of the kept
+// ones in start_BE. REQUIRES: start_BE and route.offsets index all pairs; pair_row is 0 everywhere.
 void drop_over_capacity(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 // cpu/route_index.cc: counts and offsets from the counts in start_BE, which become starts; then the
 // index of every pair that is not dropped.

@@ -81,12 +81,12 @@ void sinkhorn(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 // cuda/route_index.cu. REQUIRES of each: start_BE holds the counts of each block.
 // start_BE and total_E from the counts of blocks; load += total_E when add_load.
 void scan_blocks(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool add_load);
-// counts, offsets, dropped, and the index of each pair that has place.
+// counts, offsets, dropped, and the index of each pair within capacity.
 // dropped_before: pairs whose pair_row is -1 are dropped already.
 void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool dropped_before);
 
 // cuda/route_drop.cu: marks the pairs with the least weights of full experts (pair_row -1, weight
-// 0) and leaves the counts of kept pairs in start_BE. REQUIRES: scan_blocks.
+// 0) and stores the counts of kept pairs in start_BE. REQUIRES: scan_blocks.
 void drop_light(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 
 }  // namespace moebius::cuda

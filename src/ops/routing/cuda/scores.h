@@ -1,5 +1,5 @@
 // A token's scores on one warp, with the bits of cpu/scores.cc: the same polynomial, the same fused
-// multiply-adds, the same order of sums. Equal logits make equal choices on both, also where
+// multiply-adds, the same order of sums. Equal logits make equal choices on both, even if
 // rounding makes two scores equal. Lane l holds the scores of experts l, 32 + l, 64 + l, ...: N
 // registers for up to 32 N experts.
 #pragma once
@@ -123,7 +123,7 @@ __device__ RowScores score_row(ScoreFunction score, const float (&logits)[N], in
   return row;
 }
 
-// Returns a key with the order of floats, NaN below every number. 0 is not used: it marks what cannot be chosen.
+// Returns a key with the order of floats, NaN below every number. 0 marks an expert that cannot be chosen.
 __device__ inline uint32_t order_of(float x) {
   const int32_t bits = __float_as_int(__fadd_rn(x, 0.0f));  // -0 becomes 0: equal numbers, equal keys
   const uint32_t ordered = static_cast<uint32_t>(bits ^ ((bits >> 31) & 0x7fffffff)) ^ 0x80000000u;

@@ -16,7 +16,7 @@ struct Team {
 };
 
 // The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or
-// read again when asked for (kVectors 0), for rows longer than registers hold.
+// read again on demand (kVectors 0), for rows that do not fit in registers.
 template <int kNum, int kVectors>
 class Logits {
  public:
@@ -72,7 +72,7 @@ __device__ __forceinline__ void loss_of_row(const LossRows<T>& a, int64_t row, T
   Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
   // A thread keeps its largest logit. Where logits are read again it also keeps the sum of e^(logit - largest),
-  // which shrinks when a larger one comes.
+  // which is rescaled when a larger one is found.
   float largest = -INFINITY, sum = 0;
   logits.each([&](int, float(&x)[kNum]) {
     float larger = largest;

@@ -26,7 +26,7 @@ struct LossPart {
   float max, sum;
 };
 
-// Copies the next rows to shared memory while it works on one. False, and nothing is done, where a
+// Copies the next rows to shared memory while it works on one. Returns false, and does nothing, if a
 // row is too long for that. REQUIRES: rows of logits at multiples of 16 bytes, those of dlogits at
 // multiples of 4 elements.
 template <class T>
