@@ -42,7 +42,8 @@ void write_many_tensors(const TestDir& dir) {
   const std::vector<float> zeros(97 * 24);
   const std::string first = "model.layers.0.";
   std::vector<SafetensorsTensor> tensors;
-  for (const SafetensorsEntry& e : SafetensorsFile::open(kCase + "/model.safetensors").entries()) {
+  const SafetensorsFile file = SafetensorsFile::open(kCase + "/model.safetensors");
+  for (const SafetensorsEntry& e : file.entries()) {
     if (e.name.starts_with("model.layers.1.")) continue;
     const bool is_of_layers = e.name.starts_with(first);
     for (int64_t layer = 0; layer < (is_of_layers ? kLayers : 1); ++layer) {
