@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/data_text.h"
 #include "cli/options.h"
+#include "cli/until_signal.h"
 #include "data/data_build.h"
 #include "data/token_data.h"
 
@@ -57,8 +58,7 @@ void check_at_least_one(const char* option, int64_t value) {
   MOEBIUS_CHECK(usage, value >= 1, "{}: expected at least 1; got {}", option, value);
 }
 
-int run_build(Cli& cli, Options& o) {
-  Log& log = cli.log;
+int run_build(Log& log, Options& o) {
   if (o.seq_len) check_at_least_one("--seq-len", *o.seq_len);
   o.build.seq_len = o.seq_len.value_or(0);
   o.build.threads = num_threads(o.threads);
@@ -66,14 +66,7 @@ int run_build(Cli& cli, Options& o) {
   localtime_r(&now, &o.build.now);
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
   warn_if_any(log, tokenizer->notice());
-  o.build.should_stop = [&] { return cli.signal != 0; };
-  DatasetInfo info;
-  try {
-    info = build_dataset(o.build, *tokenizer);
-  } catch (const Stopped&) {
-    log.info("signal {}: ended without a dataset", cli.signal.load());
-    return 128 + cli.signal;
-  }
+  const DatasetInfo info = build_dataset(o.build, *tokenizer);
   warn_if_any(log, info.notice);
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
@@ -180,7 +173,12 @@ void add_data(Cli& cli) {
   build->add_flag("--force", o->build.replace, "replace an existing dataset");
   add_json_option(*build, o->json);
   add_example(*build, "moebius data build --input book.txt --tokenizer bytes --out data/book");
-  build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(cli, *o); }; });
+  build->callback([&cli, o] {
+    cli.run = [&cli, o] {
+      o->build.should_stop = stop_on_signal(cli);
+      return run_until_signal(cli, "a dataset", [&] { return run_build(cli.log, *o); });
+    };
+  });
 
   Command* info = data->add_subcommand("info", "prints what a dataset holds");
   info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();

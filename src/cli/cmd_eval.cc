@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -41,6 +42,9 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, run.train.seq_len <= run.model.max_position_embeddings,
                 "--seq-len: expected at most the model's max_position_embeddings = {}; got {}; lower it",
                 run.model.max_position_embeddings, run.train.seq_len);
+  const int64_t max_batch = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, run.train.seq_len);
+  MOEBIUS_CHECK(usage, o.batch <= max_batch, "--batch: expected at most {} sequences of {} tokens; got {}; lower it",
+                max_batch, run.train.seq_len, o.batch);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);
   // The loss is that of the next token, whether or not the model has modules for further tokens.

@@ -6,32 +6,47 @@
 #include "cli/command.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
+#include "cli/until_signal.h"
 #include "weights/adapter.h"
 
 namespace moebius {
 namespace {
 
-int run_adapter(const ExportSpec& spec, bool fused_experts, bool has_dtype, bool json) {
+struct Options {
+  ExportSpec spec;
+  std::string dtype;
+  bool adapter = false, fused_experts = false, json = false;
+};
+
+int run_adapter(const Options& o) {
+  const ExportSpec& spec = o.spec;
   MOEBIUS_CHECK(
-      usage, !has_dtype && spec.files.empty(),
+      usage, o.dtype.empty() && spec.files.empty(),
       "export --adapter: expected no --dtype and no --files, since adapters are written in f32 and alone; remove "
       "them");
-  const AdapterExportResult r = export_adapter({.out = spec.out, .model = spec.model, .fused_experts = fused_experts});
-  if (json)
+  const AdapterExportResult r = export_adapter(
+      {.out = spec.out, .model = spec.model, .fused_experts = o.fused_experts, .should_stop = spec.should_stop});
+  if (o.json)
     print_json({{"tensors", r.num_tensors}, {"bytes", r.bytes}});
   else
     fmt::print("exported {} tensors of adapters, {}, to {}\n", r.num_tensors, bytes_text(r.bytes), spec.out);
   return 0;
 }
 
+int run(Log& log, Options& o) {
+  if (o.adapter) return run_adapter(o);
+  check_shard_bytes(o.spec.shard_bytes);
+  o.spec.block_fp8 = o.dtype == "fp8_block";
+  if (!o.dtype.empty() && !o.spec.block_fp8) o.spec.dtype = compute_dtype(o.dtype);
+  print_folder_result(log, "exported", export_hugging_face(o.spec), o.spec.out, o.json);
+  if (!std::filesystem::exists(o.spec.out + "/tokenizer.json"))
+    log.info("{} has no tokenizer; --files DIR copies the tokenizer and other files of a folder", o.spec.out);
+  return 0;
+}
+
 }  // namespace
 
 void add_export(Cli& cli) {
-  struct Options {
-    ExportSpec spec;
-    std::string dtype;
-    bool adapter = false, fused_experts = false, json = false;
-  };
   Command* command = cli.program.add_subcommand("export", "makes a Hugging Face folder from a checkpoint or a run");
   const auto o = std::make_shared<Options>();
   command->add_option("CHECKPOINT", o->spec.model, "a checkpoint, a run's folder, or a Hugging Face folder")
@@ -56,14 +71,8 @@ void add_export(Cli& cli) {
   add_example(*command, "moebius export runs/mine mine-hf --dtype bf16");
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
-      if (o->adapter) return run_adapter(o->spec, o->fused_experts, !o->dtype.empty(), o->json);
-      check_shard_bytes(o->spec.shard_bytes);
-      o->spec.block_fp8 = o->dtype == "fp8_block";
-      if (!o->dtype.empty() && !o->spec.block_fp8) o->spec.dtype = compute_dtype(o->dtype);
-      print_folder_result(cli.log, "exported", export_hugging_face(o->spec), o->spec.out, o->json);
-      if (!std::filesystem::exists(o->spec.out + "/tokenizer.json"))
-        cli.log.info("{} has no tokenizer; --files DIR copies the tokenizer and other files of a folder", o->spec.out);
-      return 0;
+      o->spec.should_stop = stop_on_signal(cli);
+      return run_until_signal(cli, "a folder", [&] { return run(cli.log, *o); });
     };
   });
 }

@@ -5,6 +5,7 @@
 #include "cli/command.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
+#include "cli/until_signal.h"
 
 namespace moebius {
 
@@ -25,8 +26,11 @@ void add_import(Cli& cli) {
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
       check_shard_bytes(o->spec.shard_bytes);
-      print_folder_result(cli.log, "imported", import_hugging_face(o->spec), o->spec.out, o->json);
-      return 0;
+      o->spec.should_stop = stop_on_signal(cli);
+      return run_until_signal(cli, "a checkpoint", [&] {
+        print_folder_result(cli.log, "imported", import_hugging_face(o->spec), o->spec.out, o->json);
+        return 0;
+      });
     };
   });
 }

@@ -4,6 +4,7 @@
 #include "cli/count_text.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
+#include "cli/until_signal.h"
 #include "weights/upcycle.h"
 
 namespace moebius {
@@ -49,7 +50,12 @@ void add_upcycle(Cli& cli) {
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   add_example(*command, "moebius upcycle Qwen3-0.6B qwen3-moe --experts 8 --top-k 2");
-  command->callback([&cli, o] { cli.run = [&cli, o] { return run(*o, cli.log); }; });
+  command->callback([&cli, o] {
+    cli.run = [&cli, o] {
+      o->spec.should_stop = stop_on_signal(cli);
+      return run_until_signal(cli, "a folder", [&] { return run(*o, cli.log); });
+    };
+  });
 }
 
 }  // namespace moebius

@@ -16,6 +16,7 @@
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
 #include "cli/parse/arguments.h"
+#include "cli/parse/option_hint.h"
 #include "comm/liveness/rank_supervisor.h"
 #include "config/nearest.h"
 
@@ -95,9 +96,32 @@ std::string command_name(const CLI::App& app) {
   return asked.empty() ? app.get_name() : app.get_name() + " " + command_name(*asked.front());
 }
 
+// Returns the hint for the first option that the command does not have; empty for other errors.
+std::string unknown_option_hint(const CLI::App& app, const CLI::ParseError& e, int argc, char** argv) {
+  if (dynamic_cast<const CLI::ExtrasError*>(&e) == nullptr) return "";
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const CLI::Option* set = command->get_option_no_throw("--set");
+  UnknownOption unknown;
+  if (set != nullptr)
+    unknown.sets =
+        set->get_description().starts_with("parallel.") ? UnknownOption::Sets::layout : UnknownOption::Sets::recipe;
+  for (const CLI::Option* option : command->get_options())
+    if (option->get_name().starts_with("--")) unknown.options.push_back(option->get_name());
+  const std::vector<std::string> extras = command->remaining();
+  const auto is_unknown = [&](const std::string& word) {
+    return word.starts_with("--") && std::find(extras.begin(), extras.end(), word) != extras.end();
+  };
+  const auto at = std::find_if(argv + 1, argv + argc, is_unknown);
+  if (at == argv + argc) return "";
+  unknown.option = *at;
+  if (at + 1 < argv + argc) unknown.next = at[1];
+  return option_hint(unknown);
+}
+
 // All ranks of a run have the same arguments, so the first of them answers. Help and the version
 // are answers too.
-int exit_code(const CLI::App& app, const CLI::ParseError& e) {
+int exit_code(const CLI::App& app, const CLI::ParseError& e, int argc, char** argv) {
   const bool is_first = launcher_rank(process_environment()) == 0;
   if (e.get_exit_code() == 0) {
     std::ostringstream nowhere;
@@ -105,7 +129,9 @@ int exit_code(const CLI::App& app, const CLI::ParseError& e) {
   }
   const std::string command = command_name(app);
   if (is_first)
-    Log(stderr, false).line(fmt::format("error: {}: {}; {} --help lists its arguments", command, e.what(), command));
+    Log(stderr, false)
+        .line(fmt::format("error: {}: {}{}; {} --help lists its arguments", command, e.what(),
+                          unknown_option_hint(app, e, argc, argv), command));
   return static_cast<int>(ErrorKind::usage);
 }
 
@@ -132,12 +158,12 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     if (quiet) log.emplace(stderr, redraw, true);
     check_launch(app);
-    for (const char* command : {"train", "eval", "watch"})
+    for (const char* command : {"train", "eval", "watch", "import", "export", "upcycle"})
       if (app.got_subcommand(command)) install_signal_handlers();
     if (app.got_subcommand("data") && app.get_subcommand("data")->got_subcommand("build")) install_signal_handlers();
     return cli.run();
   } catch (const CLI::ParseError& e) {
-    return exit_code(app, e);
+    return exit_code(app, e, argc, argv);
   } catch (const Error& e) {
     if (*e.what() != 0) Log(stderr, false).line(std::string("error: ") + e.what());  // else another rank reports it
     return static_cast<int>(e.kind());
@@ -148,7 +174,7 @@ int run(int argc, char** argv) {
             "use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
     return static_cast<int>(ErrorKind::usage);
   } catch (const std::system_error& e) {  // thrown by fmt::print and by std::filesystem
-    Log(stderr, false).line(std::string("error: ") + e.what());
+    Log(stderr, false).line(fmt::format("error: {}; check the path, its disk and this user's access to it", e.what()));
     return static_cast<int>(ErrorKind::io);
   } catch (const std::exception& e) {
     Log(stderr, false).line(std::string("error: internal: ") + e.what());

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
+#include <vector>
 
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
@@ -25,13 +25,19 @@ std::string read_text(const std::string& path, const std::string& what) {
   std::error_code unreadable;
   MOEBIUS_CHECK(io, !std::filesystem::is_directory(path, unreadable), "{}: expected {}; got a folder; give the file",
                 path, what);
+  constexpr size_t kMaxBytes = 16 << 20;  // a device such as /dev/zero has no end
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  const bool is_empty = file && file.peek() == std::ifstream::traits_type::eof() && !file.bad();
-  if (file && !is_empty) text << file.rdbuf();
-  MOEBIUS_CHECK(io, is_empty || (file && !text.fail()),
-                "{}: cannot read {}; check that the file exists and may be read", path, what);
-  return text.str();
+  std::string text;
+  std::vector<char> block(1 << 16);
+  while (file && text.size() <= kMaxBytes) {
+    file.read(block.data(), std::ssize(block));
+    text.append(block.data(), static_cast<size_t>(file.gcount()));
+  }
+  MOEBIUS_CHECK(io, text.size() <= kMaxBytes, "{}: expected {}, at most {} bytes; got more; check the path", path, what,
+                kMaxBytes);
+  MOEBIUS_CHECK(io, file.eof() && !file.bad(), "{}: cannot read {}; check that the file exists and may be read", path,
+                what);
+  return text;
 }
 
 // In quotes if spaces or quotes would hide where the key begins or ends.

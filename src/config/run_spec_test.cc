@@ -227,6 +227,8 @@ TEST(Load, FilesThatCannotBeRead) {
               HasSubstr("/nowhere/r.toml: cannot read the recipe"));
   EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec(testing::TempDir(), {}); }),
               HasSubstr(": expected the recipe; got a folder; give the file"));
+  EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec("/dev/zero", {}); }),
+              HasSubstr("/dev/zero: expected the recipe, at most 16777216 bytes; got more; check the path"));
   const ConfigFolder empty("");  // the file is there and can be read
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { load_run_spec(empty.path() + "/config.json", {}); }),
               HasSubstr("config.json: the recipe has no model; give [model]"));

@@ -232,9 +232,7 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   Notices notices;
   Chats chats(tokenizer, build.now);
   ThreadPool pool(build.threads);
-  const auto stop_if_asked = [&] {
-    if (build.should_stop && build.should_stop()) throw Stopped();
-  };
+  const auto stop_if_asked = [&] { throw_if_stopped(build.should_stop); };
   const auto next = [&] {
     stop_if_asked();
     return blocks.next();

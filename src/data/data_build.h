@@ -6,29 +6,24 @@
 
 #include <cstdint>
 #include <ctime>
-#include <exception>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/stopped.h"
 #include "tokenizer/tokenizer.h"
 
 namespace moebius {
 
-// build_dataset() throws this if DataBuild::should_stop returns true. It leaves no file.
-struct Stopped : std::exception {};
-
 struct DataBuild {
   std::vector<std::string> inputs;  // read in this order (data/text_input.h)
   std::string out_prefix;
-  bool append_eod = true;  // adds the tokenizer's end-of-document id after each text that has tokens
-  bool replace = false;    // replaces a dataset of the same prefix
-  int threads = 1;         // the dataset is the same for any number
-  int64_t seq_len = 0;     // > 0: counts the documents that training with this train.seq_len cuts
-  std::tm now = {};        // the time that chat templates print
-  std::function<bool()> should_stop =
-      {};  // asked before and after each block of text; true ends the build with Stopped
+  bool append_eod = true;       // adds the tokenizer's end-of-document id after each text that has tokens
+  bool replace = false;         // replaces a dataset of the same prefix
+  int threads = 1;              // the dataset is the same for any number
+  int64_t seq_len = 0;          // > 0: counts the documents that training with this train.seq_len cuts
+  std::tm now = {};             // the time that chat templates print
+  ShouldStop should_stop = {};  // asked before and after each block of text
 };
 
 // The contents of PREFIX.json, and a notice, which is not written there.

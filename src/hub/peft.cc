@@ -250,11 +250,11 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
     if (layer_of_expert_adapter(module))
       of_experts.push_back(stored);
     else
-      entries_.push_back({canonical_module(model.family, module) + std::string(suffix), stored.shape, stored, {}});
+      entries_.push_back(
+          {canonical_module(model.family, module) + std::string(suffix), stored.shape, stored, {}, lora_.rank});
   }
   if (!of_experts.empty()) {
-    const json version = parse_json(text, who).value("peft_version", json());
-    add_experts(model, of_experts, version.is_string() ? version.get<std::string>() : "");
+    add_experts(model, of_experts, parse_json(text, who));
   }
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(entries_.begin(), entries_.end(),
@@ -263,8 +263,8 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
                 dir, twice->stored.name, std::next(twice)->stored.name);
 }
 
-void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored,
-                             const std::string& version) {
+void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored, const json& config) {
+  const json version = config.value("peft_version", json()), ranks = config.value("rank_pattern", json());
   x.rank = lora_.rank;
   const auto partner = [&](const SafetensorsEntry& a) {
     const std::string name = a.name.substr(0, a.name.size() - kSuffixA.size()) + std::string(kSuffixB);
@@ -283,18 +283,21 @@ void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntr
       input, 2 * pairs.size() == stored.size(),
       "adapter {}: expected an A for each B of experts; got {}, and {} of A and B; check that the file is complete",
       dir_, counted(std::ssize(stored), "tensor"), counted(std::ssize(pairs), "pair"));
-  x.is_exchanged = is_exchanged(x, pairs, version, "adapter " + dir_);
+  x.is_exchanged = is_exchanged(x, pairs, version.is_string() ? version.get<std::string>() : "", "adapter " + dir_);
   for (const ExpertAdapterPair& pair : pairs) {
-    x.are_stacked = is_stacked(x, pair);
-    MOEBIUS_CHECK(input, !x.are_stacked || has_two_blocks(x, whole(pair.b), pair.b.dtype),
-                  "adapter {}: {} has twice the rank of other matrices, and is not made of a B of gate_proj and a B of "
-                  "up_proj; this version does not compute it; merge this adapter with PEFT",
-                  dir_, pair.b.name);
+    const bool is_wide = is_stacked(x, pair);
+    x.are_stacked = is_wide && has_two_blocks(x, whole(pair.b), pair.b.dtype);
+    x.share_wide_a = is_wide && !x.are_stacked;
+    MOEBIUS_CHECK(input, !x.share_wide_a || (ranks.is_object() && !ranks.empty()),
+                  "adapter {}: expected rank {} for {}, since {} has no rank_pattern; got twice that; check that the "
+                  "two files belong together",
+                  dir_, lora_.rank, pair.b.name, kPeftConfig);
     for (const std::string& name : parts_of_pair(x, pair)) {
       const std::optional<FusedPlace> place = expert_adapter_place(x, name);
       MOEBIUS_ASSERT(place);
       const bool in_a = place->name.ends_with(kSuffixA);
-      entries_.push_back({name, {place->rows, place->cols}, in_a ? pair.a : pair.b, place});
+      const int64_t rank = name.ends_with(kSuffixA) ? place->rows : place->cols;
+      entries_.push_back({name, {place->rows, place->cols}, in_a ? pair.a : pair.b, place, rank});
     }
   }
   has_fused_experts_ = true;

@@ -64,13 +64,14 @@ class PeftFolder {
     std::vector<int64_t> shape;
     SafetensorsEntry stored;
     std::optional<FusedPlace> place;  // place in the tensor of all experts
+    int64_t rank = 0;                 // that of lora(), or twice it where gate and up share an A (hub/peft_experts.h)
   };
   const std::vector<Entry>& entries() const { return entries_; }  // sorted by name
   bool has_fused_experts() const { return has_fused_experts_; }   // whether some tensor holds all experts
   void read(const Entry& entry, void* dst) const;
 
  private:
-  void add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored, const std::string& version);
+  void add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored, const nlohmann::json& config);
   const std::vector<std::byte>& whole(const SafetensorsEntry& stored) const;
 
   std::string dir_;

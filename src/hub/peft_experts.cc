@@ -86,6 +86,7 @@ std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const st
   const int64_t r = x.rank, E = x.num_experts, in = is_down ? x.intermediate : x.hidden,
                 out = is_down ? x.hidden : 2 * x.intermediate;
   const int64_t R = is_down ? r : x.rank_of_gate_up(), all = R * E;
+  const int64_t own = x.share_wide_a ? R : r;  // the rank of this part
   const int64_t first_rank = part->is_up && x.are_stacked ? r : 0;
   const std::string module = fmt::format("{}{}{}", part->prefix, kExperts, !is_down && x.has_down ? kBase : "");
   const auto tensor = [&](bool is_a) {
@@ -96,7 +97,7 @@ std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const st
   if (part->is_a) {
     place = {.name = tensor(true),
              .shape = {all, in},
-             .rows = r,
+             .rows = own,
              .cols = in,
              .offset = (part->expert * R + first_rank) * in};
     place.row_stride = in;
@@ -110,7 +111,7 @@ std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const st
   }
   const int64_t rows = is_down ? out : x.intermediate, step = alternates ? 2 : 1;
   const int64_t first = part->is_up ? (alternates ? 1 : rows) : 0;
-  place = {.name = tensor(false), .shape = {out, all}, .rows = rows, .cols = r};
+  place = {.name = tensor(false), .shape = {out, all}, .rows = rows, .cols = own};
   place.offset = first * all + first_rank * E + part->expert;
   place.row_stride = step * all;
   place.col_stride = E;
@@ -172,7 +173,7 @@ std::vector<std::string> parts_of_pair(const ExpertAdapters& x, const ExpertAdap
   const bool is_down = matrix_of_pair(x, pair) == ExpertMatrix::down;
   std::vector<std::string> names{"gate_up_proj.lora_A", "gate_proj.lora_B", "up_proj.lora_B"};
   if (is_down) names = {"down_proj.lora_A", "down_proj.lora_B"};
-  if (is_stacked(x, pair)) names = {"gate_proj.lora_A", "gate_proj.lora_B", "up_proj.lora_A", "up_proj.lora_B"};
+  if (x.are_stacked && !is_down) names = {"gate_proj.lora_A", "gate_proj.lora_B", "up_proj.lora_A", "up_proj.lora_B"};
   std::vector<std::string> parts;
   for (int64_t e = 0; e < x.num_experts; ++e)
     for (const std::string& name : names)

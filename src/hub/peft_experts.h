@@ -8,6 +8,8 @@
 // Rows of gate_up_proj's B are those of gate, then those of up; in gpt_oss they alternate.
 // So gate and up of an expert share one A (model/lora/adapter_params.h). If each has its own, the tensors have twice
 // the rank: the A of gate above the A of up, and a B with 0 where rows of gate meet columns of up, and the reverse.
+// PEFT 0.21 with transformers 5 trains target_modules of gate_proj and up_proj in the same shapes and without these
+// zeros: gate and up share an A of twice the rank.
 //
 // PEFT before 0.19 interprets each [out, in] of the parameter as [in, out], which is right only for gpt_oss. So A and B
 // are exchanged there: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
@@ -35,12 +37,14 @@ struct ExpertAdapters {
   bool is_exchanged = false;  // written by PEFT before 0.19
   bool has_down = true;       // whether down_proj of the layer has an adapter, which changes names
   bool are_stacked = false;   // whether gate_proj and up_proj of the layer each have their own A
-  int64_t rank_of_gate_up() const { return are_stacked ? 2 * rank : rank; }
+  bool share_wide_a = false;  // whether they share an A of twice the rank
+  int64_t rank_of_gate_up() const { return are_stacked || share_wide_a ? 2 * rank : rank; }
 };
 
 enum class ExpertMatrix : uint8_t { gate_up, down };
 
-// Returns the place of one expert's A or B, which is [rank, in] or [out, rank]. part: its canonical name,
+// Returns the place of one expert's A or B, which is [rank, in] or [out, rank], or has twice the rank where
+// share_wide_a. part: its canonical name,
 // "{prefix}mlp.experts.{e}.gate_up_proj.lora_A.weight", "...gate_proj.lora_B.weight" and so on. The name of the place is
 // that of the tensor without PEFT's prefix. Returns nothing for other names. gate_proj or up_proj may have its own A
 // where they are stacked, or where the other one has no adapter.
@@ -66,7 +70,7 @@ bool is_stacked(const ExpertAdapters& x, const ExpertAdapterPair& pair);
 // Returns whether the B of a stacked pair, as it is stored, is 0 outside the two blocks.
 bool has_two_blocks(const ExpertAdapters& x, const std::vector<std::byte>& b, DType dtype);
 
-// Returns the canonical names of the parts that a pair holds.
+// Returns the canonical names of the parts that a pair holds. x: with are_stacked or share_wide_a where is_stacked().
 std::vector<std::string> parts_of_pair(const ExpertAdapters& x, const ExpertAdapterPair& pair);
 
 }  // namespace moebius

@@ -80,12 +80,30 @@ TEST(ExpertAdapterPlace, OfStackedAdaptersIsInTwoBlocks) {
   EXPECT_EQ(place_of(x, "0.down_proj.lora_A").shape, (std::vector<int64_t>{E * r, I}));
 }
 
+TEST(ExpertAdapterPlace, OfASharedWideAHasTwiceTheRank) {
+  ExpertAdapters x = kSizes;
+  x.share_wide_a = true;
+  const int64_t E = 3, r = 2, H = 8, I = 5;
+  const FusedPlace a = place_of(x, "2.gate_up_proj.lora_A"), up = place_of(x, "2.up_proj.lora_B");
+  EXPECT_EQ(a.shape, (std::vector<int64_t>{E * 2 * r, H}));
+  EXPECT_EQ(a.rows, 2 * r);
+  EXPECT_EQ(at(a, 3, 7), (2 * 2 * r + 3) * H + 7);
+  EXPECT_EQ(up.shape, (std::vector<int64_t>{2 * I, 2 * r * E}));
+  EXPECT_EQ(up.cols, 2 * r);
+  EXPECT_EQ(at(up, 4, 3), ((I + 4) * 2 * r + 3) * E + 2);
+  EXPECT_EQ(place_of(x, "0.down_proj.lora_A").shape, (std::vector<int64_t>{E * r, I}));
+  EXPECT_EQ(place_of(x, "0.down_proj.lora_A").rows, r);
+}
+
 TEST(ExpertAdapterPairs, OfTwiceTheRankAreStackedIfTheyHaveTwoBlocks) {
   const int64_t E = 3, r = 2, I = 5;
   const ExpertAdapterPair pair{kLayer, {.shape = {E * 2 * r, 8}}, {.shape = {2 * I, 2 * r * E}}};
   EXPECT_FALSE(is_exchanged(kSizes, {pair}, "0.21.0", "adapter"));
   EXPECT_TRUE(is_stacked(kSizes, pair));
-  EXPECT_EQ(parts_of_pair(kSizes, pair).at(2), kLayer + "mlp.experts.0.up_proj.lora_A.weight");
+  ExpertAdapters stacked = kSizes, shared = kSizes;
+  stacked.are_stacked = shared.share_wide_a = true;
+  EXPECT_EQ(parts_of_pair(stacked, pair).at(2), kLayer + "mlp.experts.0.up_proj.lora_A.weight");
+  EXPECT_EQ(parts_of_pair(shared, pair).at(3), kLayer + "mlp.experts.1.gate_up_proj.lora_A.weight");
   for (const HfFamily family : {HfFamily::canonical, HfFamily::gpt_oss}) {
     ExpertAdapters x = kSizes;
     x.family = family;

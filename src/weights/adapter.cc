@@ -43,6 +43,7 @@ class PeftAdapters final : public AdapterReader {
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   bool has_fused_experts() const override { return folder_.has_fused_experts(); }
   void read(size_t entry, void* dst) const override { folder_.read(folder_.entries()[entry], dst); }
+  int64_t rank_of(size_t entry) const override { return folder_.entries()[entry].rank; }
 
  private:
   std::string dir_;
@@ -113,9 +114,10 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
   for (const ParamPart& part : base.parts()) matrices.emplace(part.name, part.shape);
   std::set<std::string> names;
   for (const WeightsEntry& e : adapters.entries()) names.insert(e.name);
-  const int64_t r = adapters.lora().rank;
   std::vector<std::string> unknown, misshapen, alone;
-  for (const WeightsEntry& e : adapters.entries()) {
+  for (size_t i = 0; i < adapters.entries().size(); ++i) {
+    const WeightsEntry& e = adapters.entries()[i];
+    const int64_t r = adapters.rank_of(i);
     const std::string matrix = matrix_of_part(e.name);
     const auto w = matrices.find(matrix + ".weight");
     const bool is_a = e.name.ends_with(kLoraA);
@@ -129,8 +131,9 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
   MOEBIUS_CHECK(input, !names.empty() && unknown.empty() && misshapen.empty() && alone.empty(),
                 "adapter {}: expected A [{}, in] and B [out, {}] of matrices of the model; got {} tensors{}{}{}; check "
                 "that the adapter belongs to this model",
-                adapters.path(), r, r, names.size(), problem("that fit no matrix", unknown),
-                problem("of another shape", misshapen), problem("without their partner", alone));
+                adapters.path(), adapters.lora().rank, adapters.lora().rank, names.size(),
+                problem("that fit no matrix", unknown), problem("of another shape", misshapen),
+                problem("without their partner", alone));
 }
 
 // w [out, in] += scale * b [out, r] a [r, in]
@@ -181,7 +184,7 @@ class MergedWeights final : public WeightsReader {
     base_->read(entry, bytes.data());
     std::vector<float> w(from.shape.numel());
     convert_elements(w.data(), DType::f32, bytes.data(), from.dtype, from.shape.numel(), from.name);
-    add_product(w, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]), adapters_->lora().rank,
+    add_product(w, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]), adapters_->rank_of(a_[entry]),
                 adapters_->lora().scale());
     std::copy(w.begin(), w.end(), static_cast<float*>(dst));
   }
@@ -226,6 +229,8 @@ std::vector<std::string> AdapterReader::matrices() const {
   return {all.begin(), all.end()};
 }
 
+int64_t AdapterReader::rank_of(size_t) const { return lora().rank; }
+
 std::vector<float> AdapterReader::read_f32(size_t entry) const {
   const WeightsEntry& e = entries()[entry];
   std::vector<char> bytes(static_cast<size_t>(e.bytes()));
@@ -263,8 +268,15 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
   std::map<std::string, size_t> at;
   std::set<std::string> names, read;
   for (size_t i = 0; i < adapters->entries().size(); ++i) {
-    at[adapters->entries()[i].name] = i;
-    names.insert(adapters->entries()[i].name);
+    const std::string& name = adapters->entries()[i].name;
+    MOEBIUS_CHECK(
+        input, adapters->rank_of(i) == lora.rank,
+        "adapter {}: expected rank {} for {}; got {}, since PEFT trained gate and up of experts with one A of "
+        "twice the rank, which lora.targets has not; import --adapter merges it into its model, and a new "
+        "adapter can begin there",
+        path, lora.rank, name, adapters->rank_of(i));
+    at[name] = i;
+    names.insert(name);
   }
   std::map<std::string, size_t> entry_of;  // of each part of the model's adapters
   std::vector<std::string> missing, unexpected;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/lora_spec.h"
+#include "core/stopped.h"
 #include "hub/peft_experts.h"
 #include "model/model.h"
 #include "weights/source.h"
@@ -22,6 +23,8 @@ class AdapterReader {
   // gate_proj and of its up_proj.
   virtual const std::vector<WeightsEntry>& entries() const = 0;
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
+  // Returns that of lora(), or twice it for experts whose gate and up share such an A (hub/peft_experts.h).
+  virtual int64_t rank_of(size_t entry) const;
   std::vector<float> read_f32(size_t entry) const;
   // Returns whether the folder has one tensor for all experts of a layer (hub/peft_experts.h).
   virtual bool has_fused_experts() const { return false; }
@@ -37,7 +40,7 @@ ExpertAdapters expert_adapters_of(const ModelSpec& model, int64_t rank);
 std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model);
 
 // Fills the adapters of the model, masters and weights, on the stream s of its device. Throws Error{input}
-// naming rank, alpha or tensors where the folder's adapters are not those of the model.
+// naming rank, alpha or tensors where the folder's adapters are not those of the model, as where rank_of() differs.
 void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
 
 // Returns the folder of the model for which a checkpoint's adapters were trained; empty for a checkpoint of
@@ -51,9 +54,10 @@ std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std:
                                            const ModelCatalog& catalog);
 
 struct AdapterExport {
-  std::string out;             // folder to make
-  std::string model;           // a run's folder or a checkpoint with adapters
-  bool fused_experts = false;  // all experts of a layer are one parameter, as in transformers 5
+  std::string out;              // folder to make
+  std::string model;            // a run's folder or a checkpoint with adapters
+  bool fused_experts = false;   // all experts of a layer are one parameter, as in transformers 5
+  ShouldStop should_stop = {};  // asked before each tensor
 };
 struct AdapterExportResult {
   int64_t num_tensors = 0, bytes = 0;

@@ -147,6 +147,7 @@ AdapterExportResult export_adapter(const AdapterExport& spec) {
   NewFolder folder(spec.out);
   SafetensorsWriter writer(folder.path() + "/" + kPeftWeights, std::move(decls), {{"format", "pt"}});
   for (const auto& [name, tensor] : tensors) {
+    throw_if_stopped(spec.should_stop);
     const std::vector<float> values = values_of(tensor, *adapters);
     writer.write(name, values.data(), std::ssize(values) * size_of(DType::f32));
   }

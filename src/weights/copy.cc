@@ -103,12 +103,13 @@ std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shar
 }
 
 SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
-                              std::vector<NotFinite>* not_finite) {
+                              const ShouldStop& should_stop, std::vector<NotFinite>* not_finite) {
   std::vector<SafetensorsDecl> decls;
   for (const TensorCopy& t : shard) decls.push_back({t.name, t.dtype, dims_of(t.shape)});
   SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
   EntryBytes entries(reader, not_finite);
   for (const TensorCopy& t : shard) {
+    throw_if_stopped(should_stop);
     if (t.form != TensorCopy::Form::values)
       writer.write(t.name, entries.read(t.entry, t.form), t.bytes());
     else if (t.parts.empty())
@@ -120,8 +121,9 @@ SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, c
 }
 
 NewFolder::NewFolder(std::string path) : path_(std::move(path)) {
+  MOEBIUS_CHECK(usage, !path_.empty(), "expected the name of a folder to make; got an empty one; give a name");
   while (path_.size() > 1 && path_.ends_with('/')) path_.pop_back();
-  MOEBIUS_CHECK(usage, !fs::exists(path_),
+  MOEBIUS_CHECK(usage, !fs::exists(fs::symlink_status(path_)),
                 "{}: expected the name of a folder to make; got one that exists; remove it or "
                 "choose another name",
                 path_);
@@ -145,7 +147,7 @@ void NewFolder::commit() {
   sync_dir(parent_dir(path_));
 }
 
-int64_t copy_other_files(const std::string& from, const std::string& to) {
+int64_t copy_other_files(const std::string& from, const std::string& to, const ShouldStop& should_stop) {
   int64_t num_files = 0;
   for (auto it = fs::recursive_directory_iterator(from); it != fs::recursive_directory_iterator(); ++it) {
     if (it->path().filename().string().starts_with(".")) {
@@ -153,6 +155,7 @@ int64_t copy_other_files(const std::string& from, const std::string& to) {
       continue;
     }
     if (!it->is_regular_file() || is_weights_or_config(it->path())) continue;
+    throw_if_stopped(should_stop);
     const fs::path target = fs::path(to) / fs::relative(it->path(), from);
     fs::create_directories(target.parent_path());
     fs::copy_file(it->path(), target);  // a link is copied as its target

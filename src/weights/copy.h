@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/model_spec.h"
+#include "core/stopped.h"
 #include "hub/fused_experts.h"
 #include "io/safetensors.h"
 #include "weights/not_finite.h"
@@ -45,10 +46,10 @@ using ShardCopy = std::vector<TensorCopy>;
 std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shard_bytes);
 
 // Writes the header of a shard at `path`, then its tensors, each converted to its dtype, and leaves
-// it open. Elements that are not finite are written, and counted. Throws Error{input} naming the tensor
-// for a dtype that cannot hold weights.
+// it open. Elements that are not finite are written, and counted. should_stop is asked before each tensor. Throws
+// Error{input} naming the tensor for a dtype that cannot hold weights.
 SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
-                              std::vector<NotFinite>* not_finite);
+                              const ShouldStop& should_stop, std::vector<NotFinite>* not_finite);
 
 // A folder that appears under its name only when it is whole. Without commit() the
 // destructor removes it.
@@ -66,8 +67,8 @@ class NewFolder {
 };
 
 // Copies a Hugging Face folder and the folders below it, without config.json, weights (safetensors
-// and their index, pickles) and hidden files. Creates `to` when there is something to copy. Returns
-// the number of files.
-int64_t copy_other_files(const std::string& from, const std::string& to);
+// and their index, pickles) and hidden files. Creates `to` when there is something to copy. should_stop is asked before
+// each file. Returns the number of files.
+int64_t copy_other_files(const std::string& from, const std::string& to, const ShouldStop& should_stop);
 
 }  // namespace moebius

@@ -71,7 +71,8 @@ ExportResult export_hugging_face(const ExportSpec& spec) {
                                                                  : spec.dtype,
                                              .block_fp8 = spec.block_fp8,
                                              .files = spec.files.empty() ? other_files_of(from) : spec.files,
-                                             .shard_bytes = spec.shard_bytes});
+                                             .shard_bytes = spec.shard_bytes,
+                                             .should_stop = spec.should_stop});
   if (held.num_mtp_layers < model.num_mtp_layers) result.notices.push_back(missing_mtp_notice(from, model));
   if (in_f32) result.notices.push_back(widened_notice(*reader));
   return result;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "core/stopped.h"
 #include "weights/hub_folder.h"
 
 namespace moebius {
@@ -23,6 +24,7 @@ struct ExportSpec {
   bool block_fp8 = false;
   std::string files;  // folder whose other files are copied (tokenizer, ...); empty: those that came with the model
   int64_t shard_bytes = 5'000'000'000;
+  ShouldStop should_stop = {};  // asked before each tensor and each other file
 };
 
 using ExportResult = HubFolderResult;

@@ -177,11 +177,13 @@ HubFolderResult write_hub_folder(const HubFolder& hub) {
                          .num_shards = static_cast<int64_t>(shards.size())};
   for (const TensorCopy& t : tensors) result.bytes += t.bytes();
   for (size_t i = 0; i < shards.size(); ++i) {
-    write_shard(folder.path() + "/" + shard_name(i, shards.size()), shards[i], hub.weights, &result.not_finite).close();
+    write_shard(folder.path() + "/" + shard_name(i, shards.size()), shards[i], hub.weights, hub.should_stop,
+                &result.not_finite)
+        .close();
   }
   if (shards.size() > 1) write_index(folder.path(), shards, result.bytes);
   write_file_atomic(folder.path() + "/config.json", config_of(hub.model, tensors).dump(2) + "\n");
-  if (!hub.files.empty()) result.num_files = copy_other_files(hub.files, folder.path());
+  if (!hub.files.empty()) result.num_files = copy_other_files(hub.files, folder.path(), hub.should_stop);
   folder.commit();
   return result;
 }

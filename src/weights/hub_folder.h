@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/model_spec.h"
+#include "core/stopped.h"
 #include "weights/not_finite.h"
 #include "weights/source.h"
 
@@ -20,6 +21,7 @@ struct HubFolder {
   bool block_fp8 = false;      // matrices of quantised products in 8-bit floats with block scales (weights/block_fp8.h)
   std::string files;           // folder whose other files are copied (tokenizer, ...); empty: none
   int64_t shard_bytes = 5'000'000'000;
+  ShouldStop should_stop = {};  // asked before each tensor and each other file
 };
 
 struct HubFolderResult {

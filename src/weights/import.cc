@@ -45,10 +45,11 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   for (const ShardCopy& shard : shards) {
     for (const TensorCopy& t : shard) result.bytes += t.bytes();
     const std::string name = shard_name(manifest);
-    SafetensorsWriter writer = write_shard(folder.path() + "/" + name, shard, *reader, &result.not_finite);
+    SafetensorsWriter writer =
+        write_shard(folder.path() + "/" + name, shard, *reader, spec.should_stop, &result.not_finite);
     close_shard(manifest, folder.path(), name, writer);
   }
-  result.num_files = copy_other_files(from.path, folder.path() + "/" + kImportedFiles);
+  result.num_files = copy_other_files(from.path, folder.path() + "/" + kImportedFiles, spec.should_stop);
   write_manifest(folder.path(), to_text(manifest));
   folder.commit();
   return result;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/stopped.h"
 #include "weights/not_finite.h"
 
 namespace moebius {
@@ -20,6 +21,7 @@ struct ImportSpec {
   std::string model;         // Hugging Face folder
   std::string adapter = {};  // path as in weights/adapter.h: it is added to the model's matrices; empty: none
   int64_t shard_bytes = 5'000'000'000;
+  ShouldStop should_stop = {};  // asked before each tensor and each other file
 };
 
 struct ImportResult {

@@ -89,7 +89,8 @@ UpcycleResult upcycle(const UpcycleSpec& spec) {
                                                    .model = moe,
                                                    .weights = weights,
                                                    .files = other_files_of(from),
-                                                   .shard_bytes = spec.shard_bytes});
+                                                   .shard_bytes = spec.shard_bytes,
+                                                   .should_stop = spec.should_stop});
   return {.folder = folder, .model = moe};
 }
 

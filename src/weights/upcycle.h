@@ -14,6 +14,7 @@
 #include <string>
 
 #include "config/model_spec.h"
+#include "core/stopped.h"
 #include "weights/hub_folder.h"
 
 namespace moebius {
@@ -25,6 +26,7 @@ struct UpcycleSpec {
   int64_t granularity = 1;
   uint64_t seed = 0;  // seed of the routers' rows
   int64_t shard_bytes = 5'000'000'000;
+  ShouldStop should_stop = {};  // asked before each tensor and each other file
 };
 
 // Returns the spec of the upcycled model: llama and mistral become mixtral, qwen2 becomes qwen2_moe, qwen3

@@ -55,7 +55,13 @@ TEST(Cli, MisuseHasTheFormOfOtherErrors) {
   };
   refused({"eval"}, "error: moebius eval: MODEL is required; moebius eval --help lists its arguments\n");
   refused({"checkpoint", "ls", ".", "--fast"}, "error: moebius checkpoint ls: ");
-  refused({"config", "--ranks", "two"}, "two");
+  refused({"config", "--ranks", "two"}, "--ranks: expected a whole number from ");
+  refused({"config", "--ranks", "010"}, "--ranks: expected a whole number from ");
+  refused({"generate", "model", "--max-tokens", "0x2"}, "--max-tokens: expected a whole number from ");
+  refused({"eval", "model", "--data", "x", "--batch", "9223372036854775808"},
+          " to 9223372036854775807; got 9223372036854775808");
+  refused({"upcycle", "m", "out", "--experts", "2", "--top-k", "1", "--seed", "-1"},
+          "--seed: expected a whole number from 0 to ");
   for (const std::string command : {"export", "import", "upcycle"}) {
     std::vector<std::string> words{command, "model", "out", "--shard-bytes", "0"};
     if (command == "upcycle") words.insert(words.end(), {"--experts", "4", "--top-k", "2"});
@@ -65,6 +71,16 @@ TEST(Cli, MisuseHasTheFormOfOtherErrors) {
   const Ran help = run_moebius(dir, {"eval", "--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, testing::HasSubstr("--data"));
+}
+
+TEST(Cli, AKeyOfTheRecipeAsAnOptionIsNamed) {
+  TestDir dir;
+  const std::string with = "; a key of the recipe is set with --set ";
+  expect_refused(run_moebius(dir, {"train", "recipe.toml", "--steps", "5"}), 2, "--steps" + with + "train.steps=5; ");
+  expect_refused(run_moebius(dir, {"config", "--steps=5", "recipe.toml"}), 2, "--steps=5" + with + "train.steps=5; ");
+  expect_refused(run_moebius(dir, {"eval", "model", "--data", "x", "--ep", "2"}), 2, with + "parallel.ep=2; ");
+  expect_refused(run_moebius(dir, {"train", "recipe.toml", "--rank", "2"}), 2,
+                 "; did you mean --ranks or --set lora.rank=2?; ");
 }
 
 TEST(Cli, UnknownCommandsAreNamed) {

@@ -1,14 +1,10 @@
 // `moebius eval` as people run it: refused arguments, and how it ends.
-#include <fcntl.h>
 #include <signal.h>
 
-#include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "data/token_data.h"
 #include "io/safetensors.h"
@@ -38,6 +34,8 @@ TEST(CliEval, RefusesWhatItCannotMeasure) {
   TestDir dir;
   write_dataset(dir, 500);
   expect_refused(eval(dir, {"--batch", "0"}), 2, "--batch: expected at least 1; got 0");
+  expect_refused(eval(dir, {"--batch", "9223372036854775807", "--seq-len", "64"}), 2,
+                 "--batch: expected at most 33554431 sequences of 64 tokens; got 9223372036854775807");
   expect_refused(eval(dir, {"--max-batches", "-1"}), 2, "--max-batches: expected 0 or more; got -1");
   expect_refused(eval(dir, {"--seq-len", "-1"}), 2, "--seq-len: expected 0 or more; got -1");
   expect_refused(eval(dir, {"--seq-len", "100"}), 2,
@@ -127,42 +125,16 @@ TEST(CliEval, AnyLayoutMeasuresTheSame) {
   expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
 }
 
-// Returns whether the process has a handler for the signal. Before that, the signal would
-// kill the process.
-bool catches(pid_t process, int signal) {
-  std::ifstream status("/proc/" + std::to_string(process) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("SigCgt:")) return std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1;
-  }
-  return false;
-}
-
 // The batches would take minutes. Only the signal ends the command in time, with an exit
 // code for signals.
 TEST(CliEval, ASignalEndsItBetweenBatches) {
   for (const int signal : {SIGTERM, SIGINT}) {
     TestDir dir;
     write_dataset(dir, 5'000'000);
-    const pid_t process = ::fork();
-    if (process == 0) {
-      if (::chdir(dir.path().c_str()) != 0) ::_exit(99);
-      ::dup2(::open("out", O_WRONLY | O_CREAT, 0666), STDOUT_FILENO);
-      ::dup2(::open("err", O_WRONLY | O_CREAT, 0666), STDERR_FILENO);
-      ::execl(built_program("moebius").c_str(), "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
-              "--threads", "1", static_cast<char*>(nullptr));
-      ::_exit(98);
-    }
-    int status = 0;
-    while (!catches(process, signal)) {
-      ASSERT_EQ(::waitpid(process, &status, WNOHANG), 0) << "ended by itself: " << status;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    ASSERT_EQ(::kill(process, signal), 0);
-    ASSERT_EQ(::waitpid(process, &status, 0), process);
-    EXPECT_TRUE(WIFEXITED(status)) << status;
-    EXPECT_EQ(WEXITSTATUS(status), 128 + signal);
-    EXPECT_EQ(read_file(dir.path("out")), "");
-    EXPECT_THAT(read_file(dir.path("err")), testing::HasSubstr(fmt::format("signal {}: ending after", signal)));
+    const Ran ran = run_and_signal(dir, {"eval", kModel, "--data", "set", "--batch", "1", "--threads", "1"}, signal);
+    EXPECT_EQ(ran.code, 128 + signal);
+    EXPECT_EQ(ran.out, "");
+    EXPECT_THAT(ran.err, testing::HasSubstr(fmt::format("signal {}: ending after", signal)));
   }
 }
 

@@ -21,9 +21,54 @@ TEST(CliExport, RoundTrips) {
   EXPECT_EQ(said.value("tensors", 0), 21) << out.out << out.err;
   EXPECT_GT(said.value("shards", 0), 1);
   expect_refused(run_moebius(dir, {"export", "checkpoint", "out"}), 2, "got one that exists");
+  std::filesystem::create_symlink("nowhere", dir.path("link"));  // a rename to it would fail at the end
+  expect_refused(run_moebius(dir, {"export", "checkpoint", "link"}), 2, "got one that exists");
+  std::filesystem::create_symlink("loop", dir.path("loop"));
+  expect_refused(run_moebius(dir, {"export", "loop", "other"}), 4, "[loop]; check the path, its disk and this");
+  expect_refused(run_moebius(dir, {"export", "checkpoint", ""}), 2,
+                 "error: expected the name of a folder to make; got an empty one");
   expect_refused(run_moebius(dir, {"export", "checkpoint", "other", "--dtype", "f16"}), 2, "f16");
   expect_refused(run_moebius(dir, {"export", "nowhere", "other"}), 3, "expected a folder; got nothing there");
   expect_refused(run_moebius(dir, {"import", "checkpoint", "other"}), 3, "a checkpoint already");
+}
+
+// A model of many small tensors, which takes many times longer to write than a signal to arrive.
+void write_many_tensors(const TestDir& dir) {
+  constexpr int64_t kLayers = 300;
+  nlohmann::json config = nlohmann::json::parse(read_file(kCase + "/config.json"));
+  config["num_hidden_layers"] = kLayers;
+  std::filesystem::create_directory(dir.path("model"));
+  write_file_atomic(dir.path("model/config.json"), config.dump());
+  const std::vector<float> zeros(97 * 24);
+  const std::string first = "model.layers.0.";
+  std::vector<SafetensorsTensor> tensors;
+  const SafetensorsFile file = SafetensorsFile::open(kCase + "/model.safetensors");
+  for (const SafetensorsEntry& e : file.entries()) {
+    if (e.name.starts_with("model.layers.1.")) continue;
+    const bool is_of_layers = e.name.starts_with(first);
+    for (int64_t layer = 0; layer < (is_of_layers ? kLayers : 1); ++layer) {
+      const std::string name =
+          is_of_layers ? fmt::format("model.layers.{}.{}", layer, e.name.substr(first.size())) : e.name;
+      tensors.push_back({{name, e.dtype, e.shape}, zeros.data()});
+    }
+  }
+  write_safetensors(dir.path("model/model.safetensors"), tensors);
+}
+
+TEST(CliExport, ASignalLeavesNothing) {
+  TestDir dir;
+  write_many_tensors(dir);
+  const auto expect_ended = [&](int signal, std::vector<std::string> words, const char* result) {
+    words.insert(words.end(), {"--shard-bytes", "1"});
+    const Ran ran = run_and_signal(dir, words, signal);
+    EXPECT_EQ(ran.code, 128 + signal) << ran.err;
+    EXPECT_EQ(ran.out, "");
+    EXPECT_THAT(ran.err, testing::HasSubstr(fmt::format("signal {}: ended without {}", signal, result)));
+    EXPECT_EQ(dir.num_files(), 3) << words[0];  // the model and the two outputs
+  };
+  expect_ended(SIGTERM, {"import", "model", "out"}, "a checkpoint");
+  expect_ended(SIGINT, {"export", "model", "out"}, "a folder");
+  expect_ended(SIGTERM, {"upcycle", "model", "out", "--experts", "2", "--top-k", "1"}, "a folder");
 }
 
 // Lists the tensors that patterns of train.freeze match, in any kind of folder.

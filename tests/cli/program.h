@@ -1,12 +1,17 @@
 // Starts the built program and keeps its output.
 #pragma once
 
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "io/files.h"
@@ -34,6 +39,47 @@ inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < stdin > stdout 2> stderr";
   const int status = std::system(command.c_str());
+  return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
+          .out = read_file(dir.path("stdout")),
+          .err = read_file(dir.path("stderr"))};
+}
+
+// Returns whether the process has a handler for the signal. Before that, the signal would
+// kill the process.
+inline bool catches(pid_t process, int signal) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigCgt:")) return std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1;
+  }
+  return false;
+}
+
+// Runs `moebius` with these words in `dir`, and sends it the signal as soon as it has a handler for it.
+inline Ran run_and_signal(const TestDir& dir, std::vector<std::string> words, int signal) {
+  words.insert(words.begin(), "moebius");
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const std::string program = built_program("moebius");
+  const pid_t process = ::fork();
+  if (process == 0) {
+    if (::chdir(dir.path().c_str()) != 0) ::_exit(99);
+    ::dup2(::open("stdout", O_WRONLY | O_CREAT | O_TRUNC, 0666), STDOUT_FILENO);
+    ::dup2(::open("stderr", O_WRONLY | O_CREAT | O_TRUNC, 0666), STDERR_FILENO);
+    ::execv(program.c_str(), arguments.data());
+    ::_exit(98);
+  }
+  int status = 0;
+  bool ended = false;
+  while (!catches(process, signal) && !ended) {
+    ended = ::waitpid(process, &status, WNOHANG) != 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_FALSE(ended) << "ended by itself: " << status;
+  if (!ended) {
+    EXPECT_EQ(::kill(process, signal), 0);
+    EXPECT_EQ(::waitpid(process, &status, 0), process);
+  }
   return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
           .out = read_file(dir.path("stdout")),
           .err = read_file(dir.path("stderr"))};

@@ -1,6 +1,12 @@
 #include "cli/parse/arguments.h"
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <type_traits>
 
 namespace moebius {
 
@@ -45,9 +51,39 @@ Command* Command::add_subcommand(const std::string& name, const std::string& tex
   return &commands_.emplace_back(app_->add_subcommand(name, text));
 }
 
+namespace {
+
+template <typename Value>
+struct Number {
+  using Type = Value;
+};
+template <typename Value>
+struct Number<std::optional<Value>> {
+  using Type = Value;
+};
+
+// The library takes 0x10 and the octal 010, and moves numbers out of range to its ends. Returns why a text is not a
+// plain number; empty if it is one.
+template <typename Whole>
+std::string problem_of_whole_number(const std::string& text) {
+  Whole value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, value);
+  const size_t first = text.starts_with('-') ? 1 : 0;
+  const bool has_zeros = text.size() > first + 1 && text[first] == '0';
+  if (error == std::errc() && last == end && !has_zeros) return "";
+  using Limits = std::numeric_limits<Whole>;
+  return fmt::format("expected a whole number from {} to {}; got {}", Limits::min(), Limits::max(), text);
+}
+
+}  // namespace
+
 template <typename Value>
 Argument* Command::add_option(const std::string& names, Value& value, const std::string& text) {
-  return &arguments_.emplace_back(app_->add_option(names, value, text));
+  CLI::Option* option = app_->add_option(names, value, text);
+  using Type = typename Number<Value>::Type;
+  if constexpr (std::is_integral_v<Type>) option->check(problem_of_whole_number<Type>);
+  return &arguments_.emplace_back(option);
 }
 template Argument* Command::add_option(const std::string&, std::string&, const std::string&);
 template Argument* Command::add_option(const std::string&, int&, const std::string&);
