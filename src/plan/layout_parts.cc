@@ -45,9 +45,11 @@ LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
 
 void LayoutParts::find_split_stages() {
   if (spec_.mesh.pp == 1) return;
-  const StageLayout layout = stages_of(spec_);
-  for (int64_t r = 0; r < layout.num_ranks; ++r) {
+  StageLayout layout;  // made when a stage is found
+  for (int64_t r = 0; r < spec_.mesh.pp; ++r) {
     const std::vector<bool>& splits = pipeline(r).splits;
+    if (std::find(splits.begin(), splits.end(), true) == splits.end()) continue;
+    if (layout.stages.empty()) layout = stages_of(spec_);
     for (int64_t v = 0; v < layout.num_virtual(); ++v) {
       if (!splits[static_cast<size_t>(v)]) continue;
       const StageSpec& stage = layout.at(r, v);
@@ -79,6 +81,8 @@ void LayoutParts::choose_offloaded() {
 }
 
 const PartWork& LayoutParts::layer(int64_t layer) {
+  const PartWork*& own = layers_[static_cast<size_t>(layer)];
+  if (own) return *own;
   const ModelSpec& m = spec_.model;
   const auto is_alike = [&](int64_t other) {
     return m.is_moe_layer(other) == m.is_moe_layer(layer) && m.window_of(other) == m.window_of(layer) &&
@@ -93,6 +97,7 @@ const PartWork& LayoutParts::layer(int64_t layer) {
   if (!part)
     part =
         &part_of(moved ? *moved : spec_, {.first_layer = first, .num_layers = 1}, splits_[static_cast<size_t>(layer)]);
+  own = part;
   return *part;
 }
 

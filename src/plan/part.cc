@@ -69,7 +69,15 @@ int64_t aligned_bytes(const Tensor& f32) {
 PassWork work_of(const Trace& trace, const StepStack& stack, bool clears_experts) {
   PassWork work{.stack_bytes = stack.high_water()};
   std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
+  const TraceEvent* before = nullptr;                                    // the op before, which is often the same
+  size_t entry = 0;                                                      // and its entry
   for (const TraceEvent& event : trace.events()) {
+    if (before && before->cost.flops == event.cost.flops && before->cost.bytes == event.cost.bytes &&
+        before->name == event.name) {
+      ++work.ops[entry].calls;
+      work.ops[entry].cost += event.cost;
+      continue;
+    }
     const size_t space = event.name.find(' ');
     if (space != std::string::npos) {
       add_sent(work, axis_named(std::string_view(event.name).substr(0, space)), event.name.substr(space + 1),
@@ -80,7 +88,9 @@ PassWork work_of(const Trace& trace, const StepStack& stack, bool clears_experts
     if (is_new)
       work.ops.push_back(
           {.name = event.name, .kind = kernel_class(event.name), .kernels = launches_of(event.name, clears_experts)});
-    OpWork& op = work.ops[found->second];
+    before = &event;
+    entry = found->second;
+    OpWork& op = work.ops[entry];
     ++op.calls;
     op.cost += event.cost;
   }
@@ -285,12 +295,12 @@ class DryStage {
   }
   template <class Body>
   PassWork run(Body&& body) {
-    Trace trace;
-    Stream s(DeviceKind::null, pool_, &trace, spec_.target);
+    trace_.clear();
+    Stream s(DeviceKind::null, pool_, &trace_, spec_.target);
     StepStack stack(DeviceKind::null, nullptr, 0);
     Step step{s, stack, batch_};
     body(step);
-    return work_of(trace, stack, batch_.first_of_step && clears_experts());
+    return work_of(trace_, stack, batch_.first_of_step && clears_experts());
   }
   // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).
   bool clears_experts() const {
@@ -315,6 +325,7 @@ class DryStage {
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
+  Trace trace_;  // of the pass that runs
   int64_t saved_bytes_ = 0, metrics_bytes_ = 0;
 };
 
@@ -364,8 +375,7 @@ double PassWork::flops() const {
 
 // Two threads may run the same part, and the first one's is kept.
 template <class Make>
-const PartWork& PartLibrary::known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key,
-                                          Make&& make) {
+const PartWork& PartLibrary::known_or_new(Parts& known, const PartKey& key, Make&& make) {
   {
     const std::scoped_lock lock(mutex_);
     if (const auto found = known.find(key); found != known.end()) return *found->second;
@@ -416,13 +426,26 @@ ThreadPool& PartLibrary::pool(int threads) {
 }
 
 // Micro-batches follow one another, each aligned as its first tensor is.
-int64_t batch_bytes(const EngineSpec& spec, int64_t count) {
-  MemoryPlan plan;
-  MicroBatch first, second;
-  declare_micro_batch(plan, spec.shape, first);
-  const int64_t one = plan.bytes(Life::batch);
-  declare_micro_batch(plan, spec.shape, second);
-  return one + (count - 1) * (plan.bytes(Life::batch) - one);
+int64_t PartLibrary::batch_bytes(const BatchShape& shape, int64_t count) {
+  const std::array<int64_t, 7> key{shape.batch,
+                                   shape.seq,
+                                   shape.max_segments,
+                                   shape.documents,
+                                   static_cast<int64_t>(shape.cp_comm),
+                                   static_cast<int64_t>(shape.cp_comm_window),
+                                   shape.num_mtp};
+  const std::scoped_lock lock(mutex_);
+  const auto [found, is_new] = batches_.try_emplace(key);
+  auto& [one, more] = found->second;
+  if (is_new) {
+    MemoryPlan plan;
+    MicroBatch first, second;
+    declare_micro_batch(plan, shape, first);
+    one = plan.bytes(Life::batch);
+    declare_micro_batch(plan, shape, second);
+    more = plan.bytes(Life::batch) - one;
+  }
+  return one + (count - 1) * more;
 }
 
 }  // namespace moebius

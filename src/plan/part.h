@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -124,8 +125,11 @@ struct PartWork {
   double offloaded_bytes() const;
 };
 
-// The values that a part depends on (part.cc).
+// The values that a part depends on (cost/part_key.h).
 using PartKey = std::array<int64_t, 33>;
+struct PartKeyHash {
+  size_t operator()(const PartKey& key) const;
+};
 
 // The parts of a model, each run once for each set of values that it depends on. Threads may share a library.
 class PartLibrary {
@@ -140,6 +144,8 @@ class PartLibrary {
   size_t policy_of(const EngineSpec& spec);
   // The use of the pipelines of all layouts.
   const PipelineUse& pipeline(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
+  // Returns the bytes of `count` micro-batches in Life::batch.
+  int64_t batch_bytes(const BatchShape& shape, int64_t count);
   size_t num_runs() const { return parts_.size(); }
 
  private:
@@ -154,13 +160,16 @@ class PartLibrary {
   };
   ThreadPool& pool(int threads);
   // Returns the part of this key in `known`. If there is none, it calls make() and keeps the result.
+  using Parts = std::unordered_map<PartKey, std::unique_ptr<PartWork>, PartKeyHash>;
   template <class Make>
-  const PartWork& known_or_new(std::map<PartKey, std::unique_ptr<PartWork>>& known, const PartKey& key, Make&& make);
+  const PartWork& known_or_new(Parts& known, const PartKey& key, Make&& make);
 
   std::mutex mutex_;  // protects all members below; it is not held while a part is run
   std::vector<Policy> policies_;
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
-  std::map<PartKey, std::unique_ptr<PartWork>> parts_, composed_;
+  Parts parts_, composed_;
+  // By the fields of a shape that its batch depends on: the bytes of one micro-batch, and of each further one.
+  std::map<std::array<int64_t, 7>, std::pair<int64_t, int64_t>> batches_;
   PipelineUses pipelines_;
 };
 
@@ -178,6 +187,7 @@ class LayoutParts {
   // Returns the lowest layer whose backward passes are computed; layers below share what they save (model/stage.h).
   int64_t first_backward() const { return first_backward_; }
   const PipelineUse& pipeline(int64_t pp_rank) { return library_.pipeline(spec_.pipeline, spec_.mesh.pp, pp_rank); }
+  int64_t batch_bytes(int64_t count) { return library_.batch_bytes(spec_.shape, count); }
 
  private:
   void find_lowest_trained();
@@ -195,7 +205,7 @@ class LayoutParts {
   std::vector<bool> is_offloaded_;  // [layer]
   std::vector<bool> splits_;        // [layer]: other passes may come between its two backward passes
   std::vector<StageSpec> split_stages_;
-  std::vector<const PartWork*> layers_;
+  std::vector<const PartWork*> layers_;  // [layer]; null: not looked up yet
   struct Ends {
     StageSpec stage;
     bool splits = false;
@@ -203,8 +213,5 @@ class LayoutParts {
   };
   std::vector<Ends> ends_;
 };
-
-// Returns the bytes of `count` micro-batches in Life::batch.
-int64_t batch_bytes(const EngineSpec& spec, int64_t count);
 
 }  // namespace moebius

@@ -92,8 +92,8 @@ class Predicting {
   PartTimes* times_ = nullptr;
   double passes_s_ = 0;
   int64_t slowest_ = 0;
-  std::array<AxisTime, kNumAxes> axes_{};            // result_.axes
-  std::array<double, kNumKernelClasses> kernels_{};  // result_.kernels
+  std::array<AxisTime, kNumAxes> axes_{};                // result_.axes
+  std::array<double, kNumKernelClasses> kernels_{};      // result_.kernels
   Prediction result_;
 };
 
@@ -134,10 +134,12 @@ double Predicting::busy(int64_t pp_rank) const {
 
 PipelineTimes Predicting::pipeline_times() const {
   PipelineTimes times{.transfer = message_seconds()};
-  for (const StageWork& stage : result_.stages)
+  for (size_t s = 0; s < result_.stages.size(); ++s) {
+    const StageWork& stage = result_.stages[s];
     times.stages.push_back({.forward = stage.forward.total(),
                             .backward_input = std::max(0.0, stage.backward.total() - stage.backward_weight.total()),
                             .backward_weight = stage.backward_weight.total()});
+  }
   return times;
 }
 
@@ -177,7 +179,7 @@ void Predicting::estimate_passes() {
   const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
   const double V = static_cast<double>(layout_.num_virtual());
   double weights = 0;
-  for (const StageWork& stage : result_.stages) weights = std::max(weights, stage.backward_weight.total());
+  for (const StageWork& stage : result_.stages.kinds()) weights = std::max(weights, stage.backward_weight.total());
   const double of_stage = std::max(0.0, busy(slowest_) / V - 2 * weights);
   passes_s_ = busy(slowest_) * M + (P - 1) * (of_stage + 2 * message_seconds());
 }

@@ -35,7 +35,7 @@ struct Prediction {
   std::map<std::string, double> phases;   // seconds of the slowest rank by phase; their sum is step_s
   std::map<std::string, AxisTime> axes;   // communication of the slowest rank by axis
   std::map<std::string, double> kernels;  // seconds of the slowest rank's passes by kernel class
-  std::vector<StageWork> stages;          // [virtual stage]: the times of its actions in the schedule
+  StageWorks stages;                      // [virtual stage]: the times of its actions in the schedule
   int64_t num_pp_ranks = 1;               // stage s is on rank s mod num_pp_ranks
   double transfer_s = 0;                  // seconds of a message between stages
   double launch_s = 0;                    // seconds of the slowest rank's passes between kernels

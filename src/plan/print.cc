@@ -175,6 +175,18 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine
   return text + phases_text(p) + "memory by life\n" + memory_table(p) + assumed_text(p, run, machine, assume);
 }
 
+namespace {
+
+nlohmann::ordered_json stage_json(const StageWork& stage) {
+  return {{"forward_s", stage.forward.total()},
+          {"backward_s", stage.backward.total()},
+          {"backward_weight_s", stage.backward_weight.total()},
+          {"forward_exposed_s", stage.forward.exposed()},
+          {"backward_exposed_s", stage.backward.exposed()}};
+}
+
+}  // namespace
+
 nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine, const Assumptions& assume) {
   nlohmann::ordered_json json{{"machine", machine.name},
                               {"ranks", p.ranks},
@@ -221,11 +233,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                                 {"saves", p.files.saves}}}};
   json["assumed_figures"] = machine.assumed_figures();
   json["stages"] = nlohmann::ordered_json::array();
-  for (const StageWork& s : p.stages)
-    json["stages"].push_back({{"forward_s", s.forward.total()},
-                              {"backward_s", s.backward.total()},
-                              {"forward_exposed_s", s.forward.exposed()},
-                              {"backward_exposed_s", s.backward.exposed()}});
+  for (size_t i = 0; i < p.stages.size(); ++i) json["stages"].push_back(stage_json(p.stages[i]));
   json["axes"] = nlohmann::ordered_json::object();
   for (const auto& [name, a] : p.axes)
     json["axes"][name] = {{"bytes", a.bytes}, {"exposed_s", a.exposed_s}, {"hidden_s", a.hidden_s}};

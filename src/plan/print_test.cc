@@ -97,6 +97,25 @@ TEST(ResultsJson, OfAPlanHasTheDocumentedKeys) {
     EXPECT_TRUE(keys.contains(key)) << key;
 }
 
+// Gradients of weights are a pass of their own in zb_h1 alone.
+TEST(ResultsJson, HasTheGradientsOfWeightsOfEachStage) {
+  PartLibrary parts;
+  for (const char* schedule : {"1f1b", "zb_h1"}) {
+    const RunSpec run =
+        recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2", std::string("parallel.schedule=") + schedule});
+    const nlohmann::ordered_json json = plan_json(predict(parts, run, 2, machine("h200"), {}), machine("h200"), {});
+    ASSERT_EQ(json["stages"].size(), 2U);
+    for (const auto& stage : json["stages"]) {
+      const double weights = stage["backward_weight_s"];
+      if (std::string_view(schedule) == "zb_h1")
+        EXPECT_GT(weights, 0.1 * stage["backward_s"].get<double>());
+      else
+        EXPECT_EQ(weights, 0);
+      EXPECT_LT(weights, stage["backward_s"].get<double>());
+    }
+  }
+}
+
 TEST(ResultsJson, OfASearchHasTheDocumentedKeys) {
   PartLibrary parts;
   const SearchResult found = search(parts, recipe("bench_olmoe_1b_7b.toml"), 2, machine("h200"), {}, {.keep = 3});

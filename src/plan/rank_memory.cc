@@ -39,6 +39,16 @@ void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, B
   }
 }
 
+// Does the same once for neighbours that are the same part.
+template <class Body>
+void for_each_part(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, Body&& body) {
+  const PartWork* before = nullptr;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    if (&part != before) body(part);
+    before = &part;
+  });
+}
+
 // Returns the number of matrices that have elements in [begin, end).
 int64_t num_touched(const MatrixWork& m, int64_t begin, int64_t end) {
   const int64_t first = std::max(begin, m.begin), last = std::min(end, m.begin + m.count * m.numel) - 1;
@@ -204,9 +214,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
     for (int i = 0; i < 2; ++i) place(m, Life::comm, largest, DType::f32);
 }
 
-void add_batch(RankMemory& m, const EngineSpec& spec) {
+void add_batch(RankMemory& m, LayoutParts& parts) {
+  const EngineSpec& spec = parts.spec();
   const bool share_buffer = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
-  add(m, Life::batch, batch_bytes(spec, share_buffer ? 1 : spec.num_micro_batches));
+  add(m, Life::batch, parts.batch_bytes(share_buffer ? 1 : spec.num_micro_batches));
   const auto f64 = [](int64_t n) { return 8 * aligned_numel(n); };
   add(m, Life::metrics, f64(1) + (spec.shape.num_mtp > 0 ? f64(spec.shape.num_mtp) : 0));  // sums of losses
   add(m, Life::metrics, f64(1) + 2 * 4 * MemoryPlan::kAlign);                              // of the gradient norm
@@ -252,7 +263,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
                      int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   RowsWork rows;
-  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+  for_each_part(parts, layout, pp_rank, [&](const PartWork& part) {
     rows = {.scratch_bytes = std::max(rows.scratch_bytes, part.rows.scratch_bytes),
             .spill_bytes = std::max(rows.spill_bytes, part.rows.spill_bytes),
             .counts_ranks = rows.counts_ranks || part.rows.counts_ranks,
@@ -346,7 +357,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   const EngineSpec& spec = parts.spec();
   RankMemory m{.pp_rank = pp_rank};
   int64_t window = 0;
-  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+  for_each_part(parts, layout, pp_rank, [&](const PartWork& part) {
     window = std::max(window, part.window_bytes);
     add_layer_gradients(m, part);
   });
@@ -357,7 +368,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   add_saved(m, parts, layout, use, pp_rank);
   add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
-  add_batch(m, spec);
+  add_batch(m, parts);
   add(m, Life::stack, stack_bytes(parts, layout, pp_rank, held.params));
   m.beside_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
   if (spec.target != DeviceKind::cuda) m.beside_bytes = 0;

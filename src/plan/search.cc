@@ -120,6 +120,7 @@ class Search {
   void finish();
   std::string host_text() const;
   std::string named_text() const;
+  std::string named_refusal() const;
 
   const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
@@ -419,18 +420,33 @@ std::string Search::named_text() const {
   return keys.empty() ? "" : fmt::format("; --set keeps {}: leave some of it out, so that the search chooses it", keys);
 }
 
+// Returns why no layout has the keys that --set names, by the checks of a run in which all other degrees are 1; empty if
+// these checks accept them.
+std::string Search::named_refusal() const {
+  if (limits_.named.text().empty()) return "";
+  RunSpec run = run_;
+  run.parallel = limits_.named.alone(run.parallel);
+  return refusal_of([&] {
+    mesh_shape(run.parallel, ranks_).check();
+    check_layout_of(run, ranks_);
+  });
+}
+
 void Search::finish() {
+  const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
+  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is legal with {}, which --set names: {}",
+                ranks_, limits_.named.text(), impossible);
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
                 "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
                 ranks_, run_.train.global_batch, named_text(),
                 refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);
-  MOEBIUS_CHECK(
-      usage, !best_.empty(),
-      "plan: none of {} layouts fits in {:.4g} GB a rank; the least that one needs is {:.4g} GB with {}{}; use "
-      "more ranks, or a larger machine{}",
-      result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
-      limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(), named_text());
+  MOEBIUS_CHECK(usage, !best_.empty(),
+                "plan: none of {} layouts fits in {:.4g} GB a rank; each needs at least {:.4g} GB with {}{}; use "
+                "more ranks, or a larger machine{}",
+                result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
+                limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(),
+                named_text());
   const bool names_device = asked_.device != run_.device;
   for (const Candidate& c : best_) {
     ++result_.num_timed;

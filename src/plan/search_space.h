@@ -49,6 +49,8 @@ struct NamedLayout {
   bool recompute = false;             // memory.recompute is named
   // Returns the named keys as "parallel.ep = 7, train.micro_batch = 2"; empty if there are none.
   std::string text() const;
+  // Returns the named degrees of `p` and its stages; all others are 1 and empty.
+  ParallelSpec alone(ParallelSpec p) const;
 };
 // Returns the keys whose origin is --set.
 NamedLayout named_layout(const RunSpec& run);

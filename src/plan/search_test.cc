@@ -39,8 +39,7 @@ TEST(Search, FindsLegalLayoutsThatFit) {
     if (!set.graph) assume.graphs = PlanGraphs::none;
     EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
   }
-  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
-              HasSubstr("the least that one needs is"));
+  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }), HasSubstr("each needs at least"));
   EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {.precision = PlanPrecision::nvfp4}, {}); }),
               HasSubstr("has no products in 4 bits"));
@@ -200,7 +199,7 @@ TEST(Search, ShardsLayersWhereNothingElseFits) {
     for (const FoundLayout& l : search(parts, whole, 8, m, {}, limits).layouts)
       EXPECT_THAT(l.set, testing::Not(testing::Contains("parallel.fsdp=true")));
   } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr("the least that one needs is"));
+    EXPECT_THAT(e.what(), HasSubstr("each needs at least"));
   }
   // The rules of a run leave choices out.
   const auto choices = [](const char* set) {
@@ -226,7 +225,7 @@ TEST(Search, PutsStatesOnTheHost) {
   EXPECT_EQ(predict(parts, recipe("bench_olmoe_1b_7b.toml", best.set), 1, m, {}).step_s, best.prediction.step_s);
   // Keys that the recipe or --set names are kept.
   const RunSpec named = recipe("bench_olmoe_1b_7b.toml", {"optimizer.offload=false"});
-  EXPECT_THAT(refused([&] { search(parts, named, 1, m, {}, limits); }), HasSubstr("the least that one needs is"));
+  EXPECT_THAT(refused([&] { search(parts, named, 1, m, {}, limits); }), HasSubstr("each needs at least"));
   // A host that has too little memory for them holds none.
   PlanMachine small = m;
   small.host_memory_gb = 100;

@@ -1,5 +1,8 @@
 #include "model/moe/routed_experts_params.h"
 
+#include <string>
+#include <utility>
+
 #include "model/layers/precision_of.h"
 
 namespace moebius {
@@ -18,8 +21,12 @@ struct Experts {
   int64_t ETP, etp, D, F, F_here, count, first;
 };
 
+// A planner declares many layers, and most of their time is that of these names. So they are not made by fmt::format().
 std::string expert_name(const std::string& prefix, int64_t e, const char* matrix, const char* what = "weight") {
-  return fmt::format("{}.experts.{}.{}.{}", prefix, e, matrix, what);
+  std::string name;
+  name.reserve(prefix.size() + 48);
+  name.append(prefix).append(".experts.").append(std::to_string(e)).append(".").append(matrix).append(".").append(what);
+  return name;
 }
 
 ParamSpec weight_spec(const LayerContext& c, const std::string& name, Shape shape) {
@@ -55,6 +62,7 @@ ParamSpec w1_spec(const LayerContext& c, const std::string& prefix) {
   const Experts x(c);
   const Shape whole{x.F, x.D};
   ParamSpec spec = weight_spec(c, prefix + ".experts.gate_up_proj", {x.count, 2 * x.F_here, x.D});
+  spec.parts.reserve(static_cast<size_t>(2 * x.count));
   for (int64_t i = 0; i < 2 * x.count; ++i) {
     const char* matrix = i % 2 == 0 ? "gate_proj" : "up_proj";
     spec.parts.push_back({.name = expert_name(prefix, x.first + i / 2, matrix),
@@ -69,6 +77,7 @@ ParamSpec w2_spec(const LayerContext& c, const std::string& prefix) {
   const Experts x(c);
   const Shape whole{x.D, x.F};
   ParamSpec spec = weight_spec(c, prefix + ".experts.down_proj", {x.count, x.D, x.F_here});
+  spec.parts.reserve(static_cast<size_t>(x.count));
   for (int64_t i = 0; i < x.count; ++i) {
     spec.parts.push_back({.name = expert_name(prefix, x.first + i, "down_proj"),
                           .shape = whole,
@@ -109,9 +118,9 @@ int64_t first_b2_column(const LayerContext& c) {
   return shard_of({c.model.hidden_size}, 0, c.mesh.place().etp, c.mesh.shape().etp).begin;
 }
 
-const Param& declare_expert_weights(const LayerContext& c, const ParamSpec& spec, int64_t max_tokens) {
+const Param& declare_expert_weights(const LayerContext& c, ParamSpec spec, int64_t max_tokens) {
   const bool can_fuse = max_tokens == c.stream_rows() && c.precision.recipe == PrecisionRecipe::none;
-  return c.params.declare(stored_first(held_as_weights(c, spec)), can_fuse);
+  return c.params.declare(stored_first(held_as_weights(c, std::move(spec))), can_fuse);
 }
 
 }  // namespace moebius

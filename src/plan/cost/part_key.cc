@@ -65,6 +65,12 @@ int64_t sharded_bits(const EngineSpec& spec) {
 
 }  // namespace
 
+size_t PartKeyHash::operator()(const PartKey& key) const {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers in place of bytes
+  for (const int64_t value : key) hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
+  return static_cast<size_t>(hash ^ hash >> 32);
+}
+
 PartKey part_key(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;

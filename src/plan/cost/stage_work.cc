@@ -62,20 +62,17 @@ StageWork work_of(const TimeContext& c, const StageParts& parts, PartTimes& time
 
 }  // namespace
 
-std::vector<StageWork> stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout,
-                                   PartTimes& times) {
-  std::vector<StageWork> works;
-  works.reserve(layout.stages.size());
-  std::vector<std::pair<StageParts, size_t>> known;  // with the first stage that has these parts
+StageWorks stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, PartTimes& times) {
+  StageWorks works;
+  works.kind_of_.reserve(layout.stages.size());
+  std::vector<StageParts> known;  // of works.kinds_
   for (const StageSpec& stage : layout.stages) {
     StageParts own = parts_of(c.spec.model, parts, stage);
-    const auto found = std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.first == own; });
-    if (found != known.end()) {
-      works.push_back(StageWork(works[found->second]));
-      continue;
-    }
-    works.push_back(work_of(c, own, times));
-    known.emplace_back(std::move(own), works.size() - 1);
+    const auto found = std::find(known.begin(), known.end(), own);
+    works.kind_of_.push_back(static_cast<size_t>(found - known.begin()));
+    if (found != known.end()) continue;
+    works.kinds_.push_back(work_of(c, own, times));
+    known.push_back(std::move(own));
   }
   return works;
 }

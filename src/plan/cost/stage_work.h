@@ -14,8 +14,19 @@ struct StageWork {
   PassTime copies, stored_first;  // once a step (PartTime)
 };
 
-// Returns the times of each virtual stage. Stages with the same parts are summed up once.
-std::vector<StageWork> stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout,
-                                   PartTimes& times);
+// The times of each virtual stage. Stages with the same parts share them.
+class StageWorks {
+ public:
+  size_t size() const { return kind_of_.size(); }
+  const StageWork& operator[](size_t stage) const { return kinds_[kind_of_[stage]]; }
+  const StageWork& at(size_t stage) const { return kinds_[kind_of_.at(stage)]; }
+  const std::vector<StageWork>& kinds() const { return kinds_; }
+
+ private:
+  friend StageWorks stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, PartTimes& times);
+  std::vector<StageWork> kinds_;
+  std::vector<size_t> kind_of_;  // [virtual stage]
+};
+StageWorks stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, PartTimes& times);
 
 }  // namespace moebius

@@ -82,5 +82,16 @@ TEST(NamedLayouts, AreTheOnesThatASweepNames) {
   EXPECT_EQ(s.points.at(1).prediction->mesh.ep, 4);
 }
 
+// A degree that no layout can have is refused by its own equation.
+TEST(NamedLayouts, AreRefusedByTheirEquation) {
+  PartLibrary parts;
+  const auto refusal = [&](const char* set) {
+    return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set}), 8, machine("h200"), {}, {}); });
+  };
+  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("no layout of 8 ranks is legal with parallel.ep = 3"));
+  for (const char* set : {"parallel.ep=3", "parallel.tp=16"})
+    EXPECT_THAT(refusal(set), testing::Not(HasSubstr("train.global_batch"))) << set;
+}
+
 }  // namespace
 }  // namespace moebius
