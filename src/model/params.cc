@@ -206,6 +206,11 @@ void ParamTable::release(Stream& s, const ParamSpan& span) {
 void ParamTable::begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step) {
   order_.begin_gradient(span);
   if (residency_) residency_->begin_gradient(s, span, first_of_step);
+  // Other layers left their gradients in this memory.
+  for (size_t i = span.begin; i < span.end; ++i) {
+    const Param& p = params_[i];
+    if (p.sums_apart() && !p.fuses_grad() && !p.spec.grad_stored_first) fill_zero(s, p.dw);
+  }
 }
 
 void ParamTable::grad_ready(Stream& s, const ParamSpan& span) {
@@ -331,7 +336,6 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
                      .grad_n = p.dw.view(all),
                      .adds = !first_of_step,
                      .on_host = optimizer_.offload_grad});
-    if (!p.spec.grad_stored_first) fill_zero(s, p.dw);
   }
 }
 

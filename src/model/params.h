@@ -184,7 +184,6 @@ class ParamTable {
     in_layer_ = false;
   }
   // After the backward pass of a micro-batch, adds dw to grad_sum, or stores it there, for the parameters of the span.
-  // Then clears dw of parameters to which ops add.
   void sum_gradients(Stream& s, const ParamSpan& span, bool first_of_step) const;
 
   // Sets the object that the five calls below are forwarded to; null: all weights are always on this rank. The calls
@@ -193,6 +192,7 @@ class ParamTable {
   void gather(Stream& s, const ParamSpan& span);
   void ready(Stream& s, const ParamSpan& span);
   void release(Stream& s, const ParamSpan& span);
+  // Also clears dw of parameters with grad_sum to which ops add: layers share the memory of dw.
   void begin_gradient(Stream& s, const ParamSpan& span, bool first_of_step);
   void grad_ready(Stream& s, const ParamSpan& span);
   bool is_idle() const { return order_.is_idle(); }  // no pass uses a parameter

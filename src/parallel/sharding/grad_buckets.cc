@@ -1,5 +1,6 @@
 #include "parallel/sharding/grad_buckets.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -50,17 +51,25 @@ void add(GradBucket& bucket, const Param& p, size_t index) {
   bucket.numel += p.w.numel();
 }
 
+// Returns whether the ranks of tp have shards of different sizes, as of a vocabulary that tp does not divide.
+bool is_uneven(const Param& p, const Mesh& mesh) {
+  if (p.spec.kind != ParamKind::embedding && p.spec.kind != ParamKind::head) return false;
+  return std::any_of(p.spec.parts.begin(), p.spec.parts.end(), [&](const ParamPart& part) {
+    return part.shard.dim >= 0 && part.shard.count * mesh.group(Axis::tp).size() != part.shape[part.shard.dim];
+  });
+}
+
 }  // namespace
 
 void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec) {
   const bool by_layer = spec.shards_weights || spec.shards_gradients;
-  std::map<std::tuple<Axis, DType, DType, int>, size_t> open;
+  std::map<std::tuple<Axis, DType, DType, int, bool>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
     if (!p.has_grad) continue;
     const int layer = by_layer ? p.layer : -1;
     const auto [found, is_new] =
-        open.try_emplace({p.spec.grad_axis, p.w.dtype, p.grad().dtype, layer}, buckets_.size());
+        open.try_emplace({p.spec.grad_axis, p.w.dtype, p.grad().dtype, layer, is_uneven(p, mesh)}, buckets_.size());
     if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis), .layer = layer});
     GradBucket& bucket = buckets_[found->second];
     bucket_of_[i] = static_cast<int>(found->second);

@@ -6,6 +6,9 @@
 // Rank r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the
 // sum of those gradients, updates those weights, and sends them to the others.
 //
+// Tables of a vocabulary that tp does not divide are in a chain of their own. Their shards have different sizes on the
+// ranks of tp. So all these ranks own the same elements of all other parameters, as Muon expects.
+//
 // With sharded weights or gradients a bucket has parameters of one layer alone, all those of its chain. Sharded tensors
 // are not in the plan: the bucket declares this rank's share of them.
 //

@@ -46,16 +46,18 @@ bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p) {
 
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params) {
   const bool by_layer = spec.fsdp || spec.shard_gradients;
+  const bool is_uneven = spec.model.vocab_size % spec.mesh.tp != 0;
   std::vector<ParamBucket> buckets;
   std::vector<size_t> open;  // of the buckets, one of each kind
   for (size_t i = params.size(); i-- > 0;) {
     const HeldParam& p = params[i];
     if (!p->has_grad) continue;
     const int64_t layer = by_layer ? p.layer : -1;
+    const bool uneven = is_uneven && (p->kind == ParamKind::embedding || p->kind == ParamKind::head);
     const auto found = std::find_if(open.begin(), open.end(), [&](size_t b) {
       const ParamBucket& bucket = buckets[b];
       return bucket.layer == layer && bucket.axis == p->axis && bucket.dtype == p->dtype &&
-             bucket.sums_apart == p->sums_apart;
+             bucket.sums_apart == p->sums_apart && bucket.uneven == uneven;
     });
     const size_t at = found == open.end() ? buckets.size() : *found;
     if (found == open.end()) {
@@ -67,6 +69,7 @@ std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<He
                          .dtype = p->dtype,
                          .sums_apart = p->sums_apart,
                          .layer = layer,
+                         .uneven = uneven,
                          .shards_weights = is_shared && spec.fsdp,
                          .shards_gradients = is_shared && spec.shard_gradients});
     }

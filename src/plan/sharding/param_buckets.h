@@ -23,6 +23,7 @@ struct ParamBucket {
   DType dtype = DType::bf16;
   bool sums_apart = false;
   int64_t layer = -1;           // HeldParam::layer of all of them, if each layer has its own buckets
+  bool uneven = false;          // tables of a vocabulary that tp does not divide
   bool shards_weights = false;  // a rank keeps only its share of the weights
   bool shards_gradients = false;
   std::vector<HeldParam> params;
