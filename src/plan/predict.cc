@@ -92,8 +92,8 @@ class Predicting {
   PartTimes* times_ = nullptr;
   double passes_s_ = 0;
   int64_t slowest_ = 0;
-  std::array<AxisTime, kNumAxes> axes_{};                // result_.axes
-  std::array<double, kNumKernelClasses> kernels_{};      // result_.kernels
+  std::array<AxisTime, kNumAxes> axes_{};            // result_.axes
+  std::array<double, kNumKernelClasses> kernels_{};  // result_.kernels
   Prediction result_;
 };
 
