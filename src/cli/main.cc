@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <sstream>
@@ -173,8 +174,11 @@ int run(int argc, char** argv) {
             "error: out of memory; "
             "use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
     return static_cast<int>(ErrorKind::usage);
-  } catch (const std::system_error& e) {  // thrown by fmt::print and by std::filesystem
+  } catch (const std::filesystem::filesystem_error& e) {
     Log(stderr, false).line(fmt::format("error: {}; check the path, its disk and this user's access to it", e.what()));
+    return static_cast<int>(ErrorKind::io);
+  } catch (const std::system_error& e) {  // thrown by fmt::print
+    Log(stderr, false).line(std::string("error: ") + e.what());
     return static_cast<int>(ErrorKind::io);
   } catch (const std::exception& e) {
     Log(stderr, false).line(std::string("error: internal: ") + e.what());

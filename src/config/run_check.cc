@@ -175,6 +175,11 @@ void check_muon(const RunSpec& s) {
                 "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
                 "choose \"adamw\"{}",
                 origin(s, "optimizer.grad"));
+  // Ranks of etp with unequal shards of these biases would own different elements of an expert's matrices.
+  MOEBIUS_CHECK(usage, !s.model.expert_proj_bias || s.model.hidden_size % s.parallel.etp == 0,
+                "optimizer.name = \"muon\" with biases of experts needs parallel.etp to divide model.hidden_size = {}; "
+                "got {}; choose another degree, or \"adamw\"{}",
+                s.model.hidden_size, s.parallel.etp, origin(s, "parallel.etp"));
 }
 
 void check_optimizer(const RunSpec& s) {

@@ -77,8 +77,8 @@ void HeapGaps::close() {
   const auto now = std::chrono::steady_clock::now();
   if (now < next_) return;
   {
-    // Under a sanitizer with a heap of its own, the first call initialises the heap of glibc. Two threads that make it
-    // at the same time crash.
+    // A call visits the heaps of all threads, so threads take turns. Under a sanitizer, which replaces malloc(), the
+    // first call initialises the heap of glibc, and two first calls at the same time crash.
     static std::mutex one_at_a_time;
     const std::lock_guard lock(one_at_a_time);
     ::malloc_trim(0);

@@ -37,7 +37,8 @@ TEST(HeapGaps, FreePagesBetweenBlocksAreReturned) {
   EXPECT_LT(current_rss_bytes(), before - (8 << 20));
 }
 
-// The engines of ranks that are threads close their gaps at the same time.
+// The engines of ranks that are threads close their gaps at the same time. Under the address sanitizer this crashes if
+// they do not take turns.
 TEST(HeapGaps, ThreadsCloseThemTogether) {
   constexpr int kThreads = 8;
   std::barrier ready(kThreads);

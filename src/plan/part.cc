@@ -435,16 +435,16 @@ int64_t PartLibrary::batch_bytes(const BatchShape& shape, int64_t count) {
                                    static_cast<int64_t>(shape.cp_comm_window),
                                    shape.num_mtp};
   const std::scoped_lock lock(mutex_);
-  const auto [found, is_new] = batches_.try_emplace(key);
-  auto& [one, more] = found->second;
-  if (is_new) {
+  auto found = batches_.find(key);
+  if (found == batches_.end()) {
     MemoryPlan plan;
     MicroBatch first, second;
     declare_micro_batch(plan, shape, first);
-    one = plan.bytes(Life::batch);
+    const int64_t bytes = plan.bytes(Life::batch);
     declare_micro_batch(plan, shape, second);
-    more = plan.bytes(Life::batch) - one;
+    found = batches_.emplace(key, std::pair(bytes, plan.bytes(Life::batch) - bytes)).first;
   }
+  const auto [one, more] = found->second;
   return one + (count - 1) * more;
 }
 

@@ -299,6 +299,9 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
+  if (machine_.is_gpu && stores)
+    result_.phases["optimizer"] +=
+        machine_.kernel_us * 1e-6 * static_cast<double>(end_of_step_kernels(parts_, layout_, slowest_));
   if (params.owned_of_matrices > 0) {
     result_.phases["optimizer"] += kMomentumBytes * static_cast<double>(params.owned_of_matrices) / memory;
     add_matrices(params);

@@ -420,12 +420,14 @@ std::string Search::named_text() const {
   return keys.empty() ? "" : fmt::format("; --set keeps {}: leave some of it out, so that the search chooses it", keys);
 }
 
-// Returns why no layout has the keys that --set names, by the checks of a run in which all other degrees are 1; empty if
-// these checks accept them.
+// Returns why the checks of a run refuse the degrees that --set names if all others and the micro-batch are 1; empty if
+// they accept them.
 std::string Search::named_refusal() const {
-  if (limits_.named.text().empty()) return "";
+  if (!limits_.named.has_degrees()) return "";
   RunSpec run = run_;
-  run.parallel = limits_.named.alone(run.parallel);
+  run.parallel = limits_.named.degrees_alone(run.parallel);
+  run.train.micro_batch = 1;
+  run.train.global_batch = ranks_;  // a multiple of each dp
   return refusal_of([&] {
     mesh_shape(run.parallel, ranks_).check();
     check_layout_of(run, ranks_);
@@ -434,7 +436,8 @@ std::string Search::named_refusal() const {
 
 void Search::finish() {
   const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
-  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is legal with {}, which --set names: {}",
+  MOEBIUS_CHECK(usage, impossible.empty(),
+                "plan: no layout of {} ranks is valid with {}, which --set names; if all other degrees are 1: {}",
                 ranks_, limits_.named.text(), impossible);
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "

@@ -292,15 +292,17 @@ NamedLayout named_layout(const RunSpec& run) {
           .recompute = is_named("memory.recompute") && !run.memory.automatic};
 }
 
-ParallelSpec NamedLayout::alone(ParallelSpec p) const {
+bool NamedLayout::has_degrees() const { return tp || cp || pp || ep || etp; }
+
+ParallelSpec NamedLayout::degrees_alone(ParallelSpec p) const {
   p.tp = tp.value_or(1);
   p.cp = cp.value_or(1);
   p.pp = pp.value_or(1);
-  p.vpp = vpp.value_or(1);
+  p.vpp = pp ? vpp.value_or(1) : 1;
   p.ep = ep.value_or(1);
   p.etp = etp.value_or(1);
-  p.cp_inner = cp_inner.value_or(1);
-  p.layout = stages.value_or("");
+  p.cp_inner = cp ? cp_inner.value_or(1) : 1;
+  p.layout = pp ? stages.value_or("") : "";
   return p;
 }
 

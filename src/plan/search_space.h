@@ -49,8 +49,11 @@ struct NamedLayout {
   bool recompute = false;             // memory.recompute is named
   // Returns the named keys as "parallel.ep = 7, train.micro_batch = 2"; empty if there are none.
   std::string text() const;
-  // Returns the named degrees of `p` and its stages; all others are 1 and empty.
-  ParallelSpec alone(ParallelSpec p) const;
+  // Returns whether one of tp, cp, pp, ep and etp is named.
+  bool has_degrees() const;
+  // Returns `p` with the named degrees, and all others 1. It has vpp and stages only if pp is named, and cp_inner only
+  // if cp is named.
+  ParallelSpec degrees_alone(ParallelSpec p) const;
 };
 // Returns the keys whose origin is --set.
 NamedLayout named_layout(const RunSpec& run);

@@ -103,6 +103,7 @@ class WatchServer::Impl {
                   "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one",
                   port, errno_text(errno != 0 ? errno : EADDRINUSE));
     // The library's queue has room for 5 connections. A browser that finds it full tries again only after a second.
+    // Where this call fails, the short queue remains.
     ::listen(listener_, SOMAXCONN);
     thread_ = std::thread([this] { server_.listen_after_bind(); });
     // The library's stop() does nothing before it listens, and the thread would then never end.

@@ -130,6 +130,9 @@ NewFolder::NewFolder(std::string path) : path_(std::move(path)) {
   std::random_device random;
   unfinished_ = fmt::format("{}.tmp-{:08x}{:08x}", path_, random(), random());
   std::error_code error;
+  for (fs::path above = fs::path(path_).parent_path(); !above.empty() && !fs::exists(above, error);
+       above = above.parent_path())
+    made_.push_back(above);
   fs::create_directories(unfinished_, error);
   check_folder(error, "create folder", unfinished_);
 }
@@ -137,6 +140,7 @@ NewFolder::NewFolder(std::string path) : path_(std::move(path)) {
 NewFolder::~NewFolder() {
   std::error_code ignored;  // there is nothing there after commit()
   fs::remove_all(unfinished_, ignored);
+  for (const std::string& above : made_) fs::remove(above, ignored);  // which removes only empty ones
 }
 
 void NewFolder::commit() {

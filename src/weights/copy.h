@@ -64,6 +64,7 @@ class NewFolder {
 
  private:
   std::string path_, unfinished_;
+  std::vector<std::string> made_;  // folders above it that did not exist, the lowest first
 };
 
 // Copies a Hugging Face folder and the folders below it, without config.json, weights (safetensors

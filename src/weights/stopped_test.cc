@@ -19,7 +19,7 @@ template <class Work>
 void expect_nothing_left(const Work& work) {
   const TestDir dir;
   int asked = 0;
-  EXPECT_THROW(work(dir.path("out"), [&] { return ++asked == 3; }), Stopped);
+  EXPECT_THROW(work(dir.path("new/folders/out"), [&] { return ++asked == 3; }), Stopped);
   EXPECT_EQ(asked, 3);
   EXPECT_EQ(dir.num_files(), 0);
 }

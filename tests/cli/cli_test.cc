@@ -79,6 +79,10 @@ TEST(Cli, AKeyOfTheRecipeAsAnOptionIsNamed) {
   expect_refused(run_moebius(dir, {"train", "recipe.toml", "--steps", "5"}), 2, "--steps" + with + "train.steps=5; ");
   expect_refused(run_moebius(dir, {"config", "--steps=5", "recipe.toml"}), 2, "--steps=5" + with + "train.steps=5; ");
   expect_refused(run_moebius(dir, {"eval", "model", "--data", "x", "--ep", "2"}), 2, with + "parallel.ep=2; ");
+  // Its --set takes keys of [parallel] alone.
+  const Ran steps = run_moebius(dir, {"eval", "model", "--data", "x", "--steps", "2"});
+  EXPECT_EQ(steps.code, 2);
+  EXPECT_THAT(steps.err, testing::Not(testing::HasSubstr("train.steps")));
   expect_refused(run_moebius(dir, {"train", "recipe.toml", "--rank", "2"}), 2,
                  "; did you mean --ranks or --set lora.rank=2?; ");
 }

@@ -73,6 +73,8 @@ std::string problem_of_whole_number(const std::string& text) {
   const bool has_zeros = text.size() > first + 1 && text[first] == '0';
   if (error == std::errc() && last == end && !has_zeros) return "";
   using Limits = std::numeric_limits<Whole>;
+  if (error != std::errc::result_out_of_range)
+    return fmt::format("expected a whole number in decimal digits, such as 4096; got {}", text);
   return fmt::format("expected a whole number from {} to {}; got {}", Limits::min(), Limits::max(), text);
 }
 

@@ -15,12 +15,13 @@
 namespace moebius {
 namespace {
 
-// Returns the value for a shell.
+// Returns the value, quoted for a shell if necessary. A value that has a quote itself is not repeated.
 std::string as_word(const std::string& value) {
+  if (value.find('\'') != std::string::npos) return "VALUE";
   const bool is_plain = std::all_of(value.begin(), value.end(), [](unsigned char c) {
     return std::isalnum(c) || std::string_view("_-+./:,").find(static_cast<char>(c)) != std::string_view::npos;
   });
-  return is_plain || value.find('\'') != std::string::npos ? value : "'" + value + "'";
+  return is_plain ? value : "'" + value + "'";
 }
 
 bool takes(const RecipeKey& key, const std::string& value) {

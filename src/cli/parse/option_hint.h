@@ -13,9 +13,11 @@ struct UnknownOption {
   enum class Sets { none, layout, recipe } sets = Sets::none;  // the keys that --set of the command takes
 };
 
-// Returns "; did you mean --ranks?" for a typing error (of --set lora.rank=2 too, if that is a key), "; a key of the recipe is set with --set train.steps=5" for the
-// last part of a key, or what other software calls the key; else empty. A value that the key would not take is shown
-// as VALUE.
+// Returns a hint to append to an error, or an empty text:
+//   "; did you mean --ranks?" if an option of the command has a similar name;
+//   "; a key of the recipe is set with --set train.steps=5" for the last part of a key;
+//   the key that does what an option of this name does in other software.
+// VALUE stands for a value that the key would refuse.
 std::string option_hint(const UnknownOption& unknown);
 
 }  // namespace moebius

@@ -22,6 +22,7 @@ TEST(OptionHint, ALastPartOfAKeyIsSet) {
   EXPECT_EQ(hint("--fsdp", "recipe.toml"), with + "parallel.fsdp=true");
   EXPECT_EQ(hint("--fsdp", "false"), with + "parallel.fsdp=false");
   EXPECT_EQ(hint("--targets", "[\"*\"]"), with + "lora.targets='[\"*\"]'");
+  EXPECT_EQ(hint("--dir", "a'b; c"), with + "run.dir=VALUE");
   EXPECT_EQ(hint("--init-from", "some"), with + "model.init_from=some or --set lora.init_from=some");
 }
 

@@ -3,6 +3,28 @@
 #include "parallel/optim/optimizer.h"
 
 namespace moebius {
+namespace {
+
+// The kernels take this many tensors at a time, at most (ops/optimizer/cuda/tensors.h).
+constexpr int64_t kTensorsOfLaunch = 56;
+// Clears of an MoE layer's load, drops and three figures (Router::end_of_step()).
+constexpr int64_t kClearsOfRouter = 5;
+
+struct PartKernels {
+  int64_t tensors = 0, clears = 0;
+};
+
+PartKernels kernels_of(const PartWork& part, bool shards_gradients) {
+  PartKernels kernels;
+  for (const ParamSize& p : part.params) {
+    if (!p.has_grad) continue;
+    ++kernels.tensors;
+    kernels.clears += !p.grad_stored_first && !p.sums_apart && !shards_gradients;
+  }
+  return kernels;
+}
+
+}  // namespace
 
 double update_bytes(const OptimizerSpec& optimizer) {
   const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
@@ -13,6 +35,27 @@ double update_bytes(const OptimizerSpec& optimizer) {
 double host_update_bytes(const OptimizerSpec& optimizer) {
   const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
   return (optimizer.offload ? kept : 0) + (optimizer.offload_grad ? 2 : 0);
+}
+
+int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  const ModelSpec& m = spec.model;
+  const int64_t of_router = kClearsOfRouter + (spec.balance.bias ? 1 : 0) + (spec.balance.global_aux ? 2 : 0);
+  int64_t tensors = 0, kernels = 0;
+  const auto add = [&](const PartWork& part, int64_t moe_layers) {
+    const PartKernels of_part = kernels_of(part, spec.shard_gradients);
+    tensors += of_part.tensors;
+    kernels += of_part.clears + moe_layers * of_router;
+  };
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
+      add(parts.layer(i), m.is_moe_layer(i) ? 1 : 0);
+    add(parts.ends(stage), spec.shape.num_mtp > 0 && m.is_moe_layer(m.num_layers) ? stage.num_mtp : 0);
+  }
+  // The norm is a clear, a sum of parts and of these for each launch, and the scale; the loss has a sum for each depth.
+  const int64_t of_norm = 2 + 2 * div_ceil(tensors, kTensorsOfLaunch), of_loss = spec.shape.num_mtp > 0 ? 2 : 1;
+  return kernels + of_norm + of_loss + div_ceil(tensors, kTensorsOfLaunch);
 }
 
 }  // namespace moebius

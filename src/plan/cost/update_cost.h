@@ -1,7 +1,7 @@
-// The bytes that an update of the optimizer reads and writes, for each element that a rank owns.
+// The bytes that an update of the optimizer reads and writes, for each element that a rank owns, and its kernels.
 #pragma once
 
-#include "config/train_spec.h"
+#include "plan/rank_memory.h"
 
 namespace moebius {
 
@@ -19,5 +19,10 @@ constexpr double kMomentumBytes = 44;
 constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
 // Each gradient that the first micro-batch does not store is cleared.
 constexpr double kClearBytes = 4;
+
+// Returns the kernels that end a step on a GPU: the gradient norm and the update, and clears of gradients that the first
+// micro-batch does not store, of the sums of losses, and of the counters and metrics of each MoE layer.
+// Not counted: what Muon, QK-clip, quantised weights, budgets of rows and states on the host add.
+int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius

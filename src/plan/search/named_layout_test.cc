@@ -85,12 +85,18 @@ TEST(NamedLayouts, AreTheOnesThatASweepNames) {
 // A degree that no layout can have is refused by its own equation.
 TEST(NamedLayouts, AreRefusedByTheirEquation) {
   PartLibrary parts;
-  const auto refusal = [&](const char* set) {
-    return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set}), 8, machine("h200"), {}, {}); });
+  const auto refusal = [&](const char* set, const char* also = "train.steps=1") {
+    return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set, also}), 8, machine("h200"), {}, {}); });
   };
-  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("no layout of 8 ranks is legal with parallel.ep = 3"));
+  EXPECT_THAT(
+      refusal("parallel.ep=3"),
+      HasSubstr("no layout of 8 ranks is valid with parallel.ep = 3, which --set names; if all other degrees are 1: "
+                "parallel.ep must divide"));
   for (const char* set : {"parallel.ep=3", "parallel.tp=16"})
     EXPECT_THAT(refusal(set), testing::Not(HasSubstr("train.global_batch"))) << set;
+  // The search chooses pp and cp, so it does not blame pp = 1 or cp = 1.
+  for (const char* set : {"parallel.vpp=3", "parallel.cp_inner=2"})
+    EXPECT_THAT(refusal(set, "train.global_batch=7"), HasSubstr("train.global_batch = 7 must be a multiple")) << set;
 }
 
 }  // namespace
