@@ -88,7 +88,7 @@ TEST(NamedLayouts, AreRefusedByTheirEquation) {
   const auto refusal = [&](const char* set) {
     return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set}), 8, machine("h200"), {}, {}); });
   };
-  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("no layout of 8 ranks is legal with parallel.ep = 3"));
+  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("8 must be divisible by 3; --set keeps parallel.ep = 3"));
   for (const char* set : {"parallel.ep=3", "parallel.tp=16"})
     EXPECT_THAT(refusal(set), testing::Not(HasSubstr("train.global_batch"))) << set;
 }
