@@ -229,7 +229,7 @@ void Predicting::add_rank(int64_t pp_rank) {
   if (host > 0) result_.phases["host"] = host;
   const double exposed = busy(pp_rank) * M - compute - host;
   result_.bubble = passes_s_ > 0 ? std::max(0.0, 1 - busy(pp_rank) * M / passes_s_) : 0;
-  result_.phases["communication"] = exposed;
+  result_.phases["communication"] = std::max(0.0, exposed);
   result_.phases["bubble"] = std::max(0.0, passes_s_ - busy(pp_rank) * M);
   if (layout_.num_ranks > 1) {
     const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));

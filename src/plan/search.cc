@@ -436,9 +436,8 @@ std::string Search::named_refusal() const {
 
 void Search::finish() {
   const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
-  MOEBIUS_CHECK(usage, impossible.empty(),
-                "plan: no layout of {} ranks is valid with {}, which --set names; if all other degrees are 1: {}",
-                ranks_, limits_.named.text(), impossible);
+  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is legal; if all other degrees are 1: {}{}",
+                ranks_, impossible, named_text());
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
                 "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
                 "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
