@@ -178,7 +178,7 @@ void spoil(const std::string& folder, int64_t element) {
 }
 
 // Rows, so that each rank needs one stretch of the file; the second half of the tensor is damaged.
-TEST(CheckpointLayouts, RanksReadTheirSlicesAndEqualOneRank) {
+TEST(CheckpointLayouts, ReadsOnlyTheSliceAndAllRanksGetTheSameError) {
   const TestDir dir;
   save(dir.path(), {}, 1);
   const std::string folder = dir.path("step-00000001");

@@ -103,7 +103,7 @@ class Group {
   virtual double timeout_s() const = 0;
   virtual std::string rank_name(int rank) const = 0;
   // Returns whether GPU memory is staged through host memory, because ranks share a GPU. Then no kernel may wait for
-  // another rank: it could block the GPU that this rank needs.
+  // another rank: it could block the GPU that the other rank needs.
   virtual bool stages_gpu_memory() const { return false; }
   // Makes sent_bytes() and seconds() include this traffic.
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;

@@ -96,7 +96,7 @@ TEST(NarrowFloat, EveryCodeRoundTrips) {
   EXPECT_TRUE(std::signbit(kF4E2m1Values[8]));
 }
 
-TEST(NarrowFloat, NaNStaysNaN) {
+TEST(NarrowFloat, ConvertsNaNAndInfinity) {
   for (const float x : {kNan, -kNan}) {
     EXPECT_EQ(to_f8_e4m3(x).bits, 0x7f);
     EXPECT_EQ(to_f8_e5m2(x).bits, 0x7f);

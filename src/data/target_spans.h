@@ -4,7 +4,7 @@
 //   8 B "MOEBTGT\0" | u64 version = 1 | u64 tokens of the .bin | u64 spans |
 //   per span int64 first token, int64 end
 //
-// All values are little-endian. Spans are sorted and not adjacent.
+// All values are little-endian. Spans are sorted, with at least one token between two of them.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@
 // PEFT 0.21 with transformers 5 trains target_modules of gate_proj and up_proj in the same shapes and without these
 // zeros: gate and up share an A of twice the rank.
 //
-// PEFT before 0.19 interprets each [out, in] of the parameter as [in, out], which is right only for gpt_oss. So A and B
-// are exchanged there: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
+// PEFT before 0.19 interprets each [out, in] of the parameter as [in, out], which is right only for gpt_oss. In its
+// adapters of other families A and B are exchanged: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
 //
 // Names do not identify the parameters: PEFT wraps gate_up_proj first, so its tensors are those of
 // "mlp.experts.base_layer" if down_proj has an adapter too, and else of "mlp.experts". Shapes identify them.

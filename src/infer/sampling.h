@@ -12,8 +12,8 @@ namespace moebius {
 struct Sampling {
   double temperature = 1.0;         // 0: the most likely token
   int64_t top_k = 0;                // samples among this many of the most likely tokens; 0: all
-  double top_p = 1.0;               // keeps the fewest most likely tokens whose probabilities sum to at least this
-  double min_p = 0.0;               // keeps tokens at least this many times as likely as the most likely one
+  double top_p = 1.0;               // of these, keeps the fewest most likely that have this share of their probability
+  double min_p = 0.0;               // of these, keeps those at least this many times as likely as the most likely one
   double repetition_penalty = 1.0;  // 1: none
   uint64_t seed = 0;
 };

@@ -91,8 +91,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
 // Returns the number of messages of a call to other ranks (comm/group_cost.h).
 double group_messages(const RankSpan& span, GroupCall call);
 
-// Returns the precision of the products of experts and others: --assume precision, or precision.recipe if the
-// machine supports such products. from_recipe: they are not quantised.
+// Returns the precision of 8 bits or less of products of experts and others: --assume precision, or precision.recipe if
+// the machine supports such products. from_recipe: no products run in such a precision.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
 // Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)

@@ -39,7 +39,7 @@ struct WeightsEntry {
   int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 
-// The tensors of one model on disk, each read on its own. Opening it checks that every tensor is known.
+// The tensors of one model on disk, each read on its own. Opening it checks that no tensor is missing or unexpected.
 class WeightsReader {
  public:
   virtual ~WeightsReader() = default;

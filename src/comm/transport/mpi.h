@@ -12,7 +12,7 @@ struct MpiOptions {
   // Called with the report of a rank that ends the run, just before the process is ended.
   // May be called from any thread.
   std::function<void(const std::string&)> report;
-  // Called on rank 0 with a message about a facility that is missing and that the run continues without.
+  // Called on rank 0 with a message that names what is missing, if the run continues without it.
   std::function<void(const std::string&)> warn;
   // Ends the process at once.
   // It is called after the report, from another thread, when a call of MPI that waits for all

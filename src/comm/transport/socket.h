@@ -51,7 +51,7 @@ int port_of(const Socket& listener);
 Socket accept_until(const Socket& listener, Deadline deadline);
 // Retries until the deadline: a name may not resolve yet, and a listener may not have started. name_lookup.h has more.
 Socket connect_until(const HostPort& to, Deadline deadline);
-// Sets the options that every socket here has; among them, its calls do not block.
+// Sets the options of every socket here: its calls do not block, and small messages are sent at once.
 void prepare_socket(const Socket& s);
 int connect_error(const Socket& s);  // an errno; 0: connected
 // Appends to `received` the bytes that have arrived, up to `size` in all, and does not wait.

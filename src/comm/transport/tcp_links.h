@@ -65,7 +65,7 @@ class TcpLinks {
   bool is_connected(int rank) const;  // or was
   int num_connections() const;        // made so far
   void post(TcpEnd& end);             // starts to send or receive; end must not be moved until it is withdrawn
-  void withdraw(TcpEnd& end);         // releases its memory, whether the transfer is complete or not
+  void withdraw(TcpEnd& end);         // its memory may then be reused, even if the transfer is not complete
 
   // The state of another rank, as far as this rank knows it.
   struct Peer {

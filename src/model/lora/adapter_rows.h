@@ -1,5 +1,5 @@
 // AdapterRows keep the narrow products of an adapter, scale A x and scale B^T dy, from forward() and backward_input()
-// for backward_weight() (model/lora/adapter.h). A layer that keeps them reads x and dy one time fewer.
+// for backward_weight() (model/lora/adapter.h). A layer that keeps them reads x and dy once less each.
 #pragma once
 
 #include <string>

@@ -92,7 +92,7 @@ class DispatchedExperts final : public RoutedExperts {
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
                      const RowPart& part = {}) const;
-  // The same, if it also quantises its results. The rows of dx are scratch until backward_up.
+  // The same, but also quantises its results. The rows of dx are scratch until backward_up.
   void backward_down_quantised(Step& step, Tensor dweight_R, Tensor weight_R, Tensor dx_RD, Saved& saved) const;
   void backward_up(Step& step, Tensor dx_RD, Saved& saved) const;
   // Adds the derivative through the adapter of W2, unless d_expert_down has added it (is_added).

@@ -59,7 +59,7 @@ TEST(QuantizeShard, SharesAreTheWhole) {
   });
 }
 
-TEST(QuantizeShard, BlocksOfZerosAndOfNaN) {
+TEST(QuantizeShard, BlocksOfZerosAndOfNonFiniteValues) {
   const Shape shape{130, 300};
   Values x(shape.numel(), 0.0);
   for (int64_t i = 0; i < 60; ++i) x[i * 300 + 250] = 1e-30 * static_cast<double>(i);  // the third block alone

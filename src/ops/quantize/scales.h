@@ -1,5 +1,5 @@
 // The arithmetic of scales and of elements, the same on every device: quantize.h has the formulas.
-// Largest magnitudes are passed as bits: these are ordered like integers, infinity and NaN above all numbers.
+// Largest magnitudes are passed as bits: these are ordered as the numbers are, then infinity, then NaN.
 #pragma once
 
 #include <bit>

@@ -86,7 +86,7 @@ class BucketExchange final : public Sharding {
   std::vector<bool> held_;     // one per bucket
   std::array<Tensor, kInFlight> arrived_;
   std::array<Pending, kInFlight> gradients_;
-  Tensor magnitudes_;  // i32, for the blocks of the largest bucket, of each rank; empty: no weights are quantised
+  Tensor magnitudes_;  // i32, for the blocks of the bucket with the most, of each rank; empty: no weights are quantised
   size_t num_started_ = 0;
   bool weights_are_old_ = false;
 };
