@@ -193,7 +193,7 @@ void add_chat(Cli& cli) {
   command->add_option("--system", o->system, "a system message, which begins the conversation");
   command->add_option("--chat-template-kwargs", o->template_kwargs,
                       "variables of the chat template, an object of JSON: '{\"enable_thinking\": false}'");
-  command->add_option("--context", o->context, "the most tokens of a conversation")->capture_default_str();
+  command->add_option("--context", o->context, "the maximum number of tokens in a conversation")->capture_default_str();
   add_example(*command, "moebius chat runs/chat --system 'You are brief.'");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
 }

@@ -140,7 +140,7 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
 std::string beside_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda)
-    return host.text() + "; beside it and the plan a run holds the program and the indices of its data";
+    return host.text() + "; a run also holds the program and the indices of its data";
   return fmt::format("{}{}; {}; {}", r.engine->device_memory().text(),
                      sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()),
                      planned_cudnn_text(), host.text());
@@ -267,7 +267,7 @@ void print_memory_check(const Resolved& r) {
 void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
   fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
-  fmt::print("# model      {} parameters, {} active for a token; {:.3f} GFLOP a training token at sequence length {}\n",
+  fmt::print("# model      {} parameters, {} active per token; {:.3f} GFLOP per training token at sequence length {}\n",
              count_text(m.num_parameters()), count_text(m.num_active_parameters()),
              m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
   const ModelCatalog catalog = r.engine->model().whole_catalog();

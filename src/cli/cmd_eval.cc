@@ -91,7 +91,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
   warn_of_fallback_kernels(cli.log, control, engine);
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
-                "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
+                "eval: expected a finite loss on {}; got {}; inspect the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);
   return result;
 }

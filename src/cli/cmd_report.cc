@@ -110,7 +110,7 @@ int run_report(Log& log, Options& o) {
 
 void add_report(Cli& cli) {
   Command* command =
-      cli.program.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
+      cli.program.add_subcommand("report", "writes a report of one run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
   command->add_option("--out", o->out,

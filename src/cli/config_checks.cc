@@ -118,7 +118,7 @@ MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ra
 std::vector<std::string> data_lines(const RunSpec& run) {
   const int64_t step = run.train.global_batch * run.train.seq_len;
   const double tokens = static_cast<double>(step) * static_cast<double>(run.train.steps);
-  std::vector<std::string> lines{fmt::format("{} tokens a step, {} in {} steps", count_text(step),
+  std::vector<std::string> lines{fmt::format("{} tokens per step, {} in {} steps", count_text(step),
                                              count_text(static_cast<int64_t>(std::min(tokens, 9e18))),
                                              run.train.steps)};
   double weights = 0;

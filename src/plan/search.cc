@@ -442,7 +442,7 @@ void Search::finish() {
                 ranks_, run_.train.global_batch, named_text(),
                 refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);
   MOEBIUS_CHECK(usage, !best_.empty(),
-                "plan: none of {} layouts fits in {:.4g} GB a rank; each needs at least {:.4g} GB with {}{}; use "
+                "plan: none of {} layouts fits in {:.4g} GB per rank; each needs at least {:.4g} GB with {}{}; use "
                 "more ranks, or a larger machine{}",
                 result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
                 limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(),
@@ -477,7 +477,7 @@ SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const
 
 std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
-      "{} layouts of {} ranks: {} do not fit in {} a rank with any recompute or offload, {} cannot be among the best; "
+      "{} layouts of {} ranks: {} do not fit in {} per rank with any recompute or offload, {} cannot be among the best; "
       "{} more are refused by the checks of a run; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);
@@ -485,7 +485,7 @@ std::string search_text(const SearchResult& r) {
   int place = 0;
   for (const FoundLayout& l : r.layouts) {
     const Prediction& p = l.prediction;
-    text += fmt::format("{:>2}. {} a step, {} model TFLOP/s a rank, {}  ({})\n", ++place, seconds_text(p.step_s),
+    text += fmt::format("{:>2}. {} per step, {} model TFLOP/s per rank, {}  ({})\n", ++place, seconds_text(p.step_s),
                         rate_text(p.model_tflops_per_gpu), bytes_text(p.fullest_rank().total()), l.why_worse);
     for (const std::string& key : l.set) text += " --set '" + key + "'";
     text += "\n";
