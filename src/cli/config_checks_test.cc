@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-TEST(ConfigVerdict, SaysWhichRanksAPredictionHoldsFor) {
+TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
   const DeviceMemory memory{.plan_bytes = 58 << 20, .workspace_bytes = 130 << 20, .code_bytes = 6 << 20};
   EXPECT_EQ(sharing_text(memory, 1, 0), "");
   EXPECT_EQ(sharing_text(memory, 1, 1), "");

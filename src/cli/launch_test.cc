@@ -15,7 +15,7 @@ Environment of(std::map<std::string, std::string> variables) {
   };
 }
 
-TEST(Launch, AloneUnlessALauncherSaysOtherwise) {
+TEST(Launch, SingleRankWithoutALauncher) {
   for (const auto& one : {of({}), of({{"OMPI_COMM_WORLD_SIZE", "1"}}), of({{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
                           of({{"PMI_SIZE", ""}}), of({{"SLURM_NTASKS", "8"}})}) {
     EXPECT_EQ(detect_launch(one).kind, Launch::Kind::single);
@@ -74,7 +74,7 @@ TEST(Launch, RanksOverTcp) {
   EXPECT_EQ(torchrun.run, "job/2");
 }
 
-TEST(Launch, TheSecretOfTheJob) {
+TEST(Launch, ReadsTheJobSecretFromVariableOrFile) {
   const TestDir dir;
   std::ofstream(dir.path("secret")) << "a secret of twenty..\n";
   EXPECT_EQ(detect_launch(of(kByHand)).secret, "");
@@ -112,7 +112,7 @@ TEST(Launch, TheInnermostLauncherCounts) {
   EXPECT_EQ(slurm.local_rank, 1);
 }
 
-TEST(Launch, NeverTheSameRunSeveralTimes) {
+TEST(Launch, IncompleteLauncherVariablesAreRefused) {
   expect_error(ErrorKind::usage, "WORLD_SIZE=2 says that several processes were started, and MASTER_ADDR is not set",
                [] {
                  detect_launch(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_PORT", "29500"}}));
@@ -128,7 +128,7 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
 }
 
 // Several copies of `tokenize` would print a text each, of `export` write the same files.
-TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
+TEST(Launch, SingleProcessCommandsRefuseALauncher) {
   EXPECT_NO_THROW(check_single_process("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
   expect_error(
       ErrorKind::usage,
@@ -157,7 +157,7 @@ TEST(Launch, InvalidNumbers) {
   });
 }
 
-TEST(Launch, ThreadsAreForOneProcess) {
+TEST(Launch, ThreadRanksNeedASingleProcess) {
   const Launch launch = launch_threads(3, {});
   EXPECT_EQ(launch.kind, Launch::Kind::threads);
   EXPECT_EQ(launch.num_ranks, 3);

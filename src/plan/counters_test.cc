@@ -82,7 +82,7 @@ double unseen_messages(const RunSpec& run) {
 
 class Counters : public ::testing::TestWithParam<std::vector<std::string>> {};
 
-TEST_P(Counters, OfARealStepAreThePlans) {
+TEST_P(Counters, OfARealStepEqualThePlan) {
   std::vector<std::string> set{"run.threads=1", "parallel.overlap=false"};
   set.insert(set.end(), GetParam().begin(), GetParam().end());
   const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml", set);
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                                                 "train.global_batch=8"}))));
 
 // With parallel.expert_overlap = "batch_split" a step computes each row once, and reads the weights for each part.
-TEST(Counters, OfRowsInPartsHaveTheWeightsOnceMore) {
+TEST(Counters, BatchSplitReadsWeightsTwice) {
   const auto ops = [](const std::string& overlap) {
     const RunSpec run = load_run_spec(
         kSource + "/recipes/tiny_cpu.toml",

@@ -21,7 +21,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-TEST(Machines, AreThoseOfTheFolder) {
+TEST(Machines, AllFilesOfTheFolderRoundTrip) {
   EXPECT_THAT(known_machines(kMachines),
               ElementsAre("b200", "epyc2", "gb200", "gb300", "h100", "h200", "h800", "xeon2"));
   for (const std::string& name : known_machines(kMachines)) {
@@ -36,12 +36,12 @@ TEST(Machines, AreThoseOfTheFolder) {
 }
 
 // A run compares the link to its host with the rate that plans for it assume.
-TEST(Machines, HaveTheLinkThatRunsExpect) {
+TEST(Machines, HostLinkRateEqualsTheRateThatRunsExpect) {
   for (const char* name : {"h100", "h200"})
     EXPECT_DOUBLE_EQ(load_machine(name, kMachines).link_gb_s * 1e9, kPcie5LinkRate) << name;
 }
 
-TEST(Machines, AreRefusedByName) {
+TEST(Machines, ErrorsNameTheMachineFile) {
   EXPECT_THAT(
       refused([] { load_machine("h100", "no_folder"); }),
       HasSubstr(
@@ -107,7 +107,7 @@ TEST(Machines, HaveAsManyRanksAsTheirThreadsAllow) {
   }
 }
 
-TEST(Machines, NameWhatNobodyMeasured) {
+TEST(Machines, AssumedFiguresAreListed) {
   const PlanMachine m = load_machine("h100", kMachines);
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("links.across_us: assumed")));
   for (const std::string& figure : m.assumed_figures()) EXPECT_EQ(figure.find("bf16_tflops"), std::string::npos);

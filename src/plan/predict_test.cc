@@ -86,7 +86,7 @@ TEST(Predict, CountsTheProductsOfMuon) {
 }
 
 // A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.
-TEST(Predict, CountsWhatAStepDoesOnce) {
+TEST(Predict, CountsWorkDoneOncePerStep) {
   PartLibrary parts;
   const auto phases = [&](int64_t micro_batches, const char* system) {
     const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"train.micro_batch=1", "precision.recipe=\"fp8_block\"",
@@ -105,7 +105,7 @@ TEST(Predict, CountsWhatAStepDoesOnce) {
 }
 
 // The bytes that two and four H200 were measured to send (docs/measurements/history.md).
-TEST(Predict, SendsWhatWasMeasured) {
+TEST(Predict, SentBytesEqualMeasurements) {
   PartLibrary parts;
   const auto gib = [&](std::vector<std::string> set, int64_t ranks, const char* axis) {
     return predict(parts, recipe("bench_olmoe_1b_7b.toml", set), ranks, machine("h200"), {}).axes.at(axis).bytes /
@@ -183,7 +183,7 @@ TEST(Predict, TwoLevelSendsATokenOnceToEachNode) {
               HasSubstr("have parallel.ranks_per_node = 2 ranks, which write to each other's memory; on the machine"));
 }
 
-TEST(Predict, SimulatesWhatTheFormulaBounds) {
+TEST(Predict, SimulationAgreesWithTheFormula) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
   const Prediction simulated = predict(parts, run, 2, machine("h200"), {});
@@ -239,7 +239,7 @@ TEST(Predict, ExpertOverlapHidesTwoExchanges) {
 }
 
 // The ranks of each axis, and those of them in a domain of 8.
-TEST(Predict, KnowsThePlacesOfAnAxis) {
+TEST(Predict, AxisSpansCountRanksInsideADomain) {
   const MeshShape mesh{.tp = 2, .cp = 2, .dp = 8, .pp = 2, .etp = 2, .ep = 4, .edp = 4};
   const auto place = [&](Axis axis) {
     const RankSpan span = span_of(mesh, axis);
@@ -366,7 +366,7 @@ TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
   EXPECT_LT(fast.fullest_rank().total(), plain.fullest_rank().total());
 }
 
-TEST(Predict, AssumptionsActAsTheySay) {
+TEST(Predict, AssumptionsChangeTheStepTime) {
   PartLibrary parts;
   const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",
                                                     "parallel.dispatcher=\"alltoall\"", "moe.rank_rows_factor=1.0"});
@@ -403,7 +403,7 @@ TEST(Predict, CountsRanksOfAToken) {
 }
 
 // Largest layouts: 10^5 ranks within a moment.
-TEST(Predict, TakesManyRanks) {
+TEST(Predict, SupportsManyRanks) {
   PartLibrary parts;
   const RunSpec run = recipe("deepseek_v3.toml", {"parallel.tp=2", "parallel.pp=16", "parallel.vpp=2", "parallel.ep=64",
                                                   "parallel.layout=\"Et*3|(tt|)*29m|L\"", "train.global_batch=102400"});
@@ -437,7 +437,7 @@ TEST(Predict, CountsMessages) {
 }
 
 // The machine decides the device, and ranks of a CPU share it.
-TEST(Predict, RunsOnTheMachine) {
+TEST(Predict, DeviceFollowsTheMachine) {
   PartLibrary parts;
   const RunSpec cpu = recipe("bench_cpu.toml", {"run.threads=1"});
   EXPECT_TRUE(predict(parts, cpu, 1, machine("h100"), {}).is_gpu);

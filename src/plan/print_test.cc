@@ -151,7 +151,7 @@ TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
 }
 
 // An assumption that would change nothing is refused.
-TEST(Assumptions, OfMegatronNeedItsSystem) {
+TEST(Assumptions, MegatronAssumptionsNeedItsSystem) {
   for (const char* text : {"permutation=plain", "recompute=moe"}) {
     EXPECT_THAT(refused([&] { parse_assumptions({text}); }), testing::HasSubstr("add --assume system=megatron"))
         << text;
@@ -171,7 +171,7 @@ TEST(PlanText, NamesStepsOfSmallKernels) {
   EXPECT_THAT(text(recipe("bench_olmoe_1b_7b.toml")), testing::Not(testing::HasSubstr("small kernels")));
 }
 
-TEST(Assumptions, SayWhatALoadMayBe) {
+TEST(Assumptions, InvalidLoadErrorListsTheChoices) {
   for (const char* text : {"load=zipf", "load=1.5", "load=runs/none/metrics.jsonl"})
     EXPECT_THAT(
         refused([&] { parse_assumptions({text}); }),

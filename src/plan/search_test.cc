@@ -21,7 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(Search, FindsLegalLayoutsThatFit) {
+TEST(Search, FindsValidLayoutsThatFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
   const PlanMachine m = machine("h200");
@@ -125,7 +125,7 @@ TEST(Search, KeepsFusedGradientsOnTheDevice) {
   EXPECT_TRUE(std::none_of(fused.begin(), fused.end(), on_host));
 }
 
-TEST(Search, LeavesOutOffloadOfWhatIsRecomputed) {
+TEST(Search, RecomputedTensorsAreNotOffloaded) {
   PartLibrary parts;
   const std::vector<std::string> set{"memory.offload=[\"attention\", \"expert_up\"]"};
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
@@ -294,7 +294,7 @@ TEST(Search, TriesHierarchicalContextParallelism) {
 }
 
 // Keys of the recipe that the search does not choose are kept, and have their defaults where they would do nothing.
-TEST(Search, KeepsWhatItDoesNotChoose) {
+TEST(Search, OtherRecipeKeysAreKept) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
                              {"parallel.ep=2", "parallel.dispatcher=\"allgather\"", "parallel.expert_overlap=\"layer\"",
                               "parallel.sums=\"nccl\"", "memory.expert_rows=2"});

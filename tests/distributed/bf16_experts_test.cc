@@ -133,8 +133,8 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(ExpertsInBf16, WaysToRunAStepChangeNoBit) { on_cpu(expect_ways_change_no_bit); }
-TEST_P(ExpertsInBf16, WaysToRunAStepChangeNoBitOnAGpu) { on_gpu(expect_ways_change_no_bit); }
+TEST_P(ExpertsInBf16, ExecutionOptionsChangeNoBit) { on_cpu(expect_ways_change_no_bit); }
+TEST_P(ExpertsInBf16, ExecutionOptionsChangeNoBitOnAGpu) { on_gpu(expect_ways_change_no_bit); }
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRank) { on_cpu(expect_model_of_one_rank); }
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRankOnAGpu) { on_gpu(expect_model_of_one_rank); }
 

@@ -249,7 +249,7 @@ TEST_P(RanksFail, SizesThatDisagreeAreFound) {
   EXPECT_THAT(ended.text, HasSubstr("the ranks disagree about a shape or count"));
 }
 
-TEST_P(RanksFail, WhatEveryRankThrowsKeepsItsKind) {
+TEST_P(RanksFail, ErrorOfEveryRankKeepsItsKind) {
   const Ended ended = run_failing("all");
   EXPECT_EQ(ended.exit_code, 2) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("caught: this recipe is wrong on every rank"));

@@ -135,7 +135,7 @@ TEST(QkNorm, SameBitsForAnyTeam) {
   testing::expect_same_bits_for_any_team([&](Stream& s) { return backward(s, in, DType::bf16, true); });
 }
 
-TEST(QkNorm, RefusesWhatDoesNotFit) {
+TEST(QkNorm, RefusesMismatchedShapes) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool);
   const auto fwd = [&](Shape x, Shape q, Shape k) {

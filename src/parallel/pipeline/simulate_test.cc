@@ -291,7 +291,7 @@ class SimulateRefuses : public testing::Test {
   Schedule s_ = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 3});
 };
 
-TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
+TEST_F(SimulateRefuses, ActionsOfOtherRanks) {
   list(0)[0].micro_batch = 3;
   EXPECT_EQ(
       error_of(s_),
@@ -306,7 +306,7 @@ TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
   EXPECT_EQ(error_of(s_), "simulate: a schedule of 2 ranks must have as many lists; got 1");
 }
 
-TEST_F(SimulateRefuses, APassThatIsMissingOrTwice) {
+TEST_F(SimulateRefuses, MissingAndRepeatedPasses) {
   const Schedule whole = s_;
   list(1).push_back(run(b, 2, 1));
   EXPECT_EQ(error_of(s_), "simulate: rank 1 lists input backward of micro-batch 2, stage 1 twice");
@@ -370,7 +370,7 @@ TEST_F(SimulateRefuses, ChannelsInTwoOrders) {
       "micro-batch 1, stage 1");
 }
 
-TEST_F(SimulateRefuses, Times) {
+TEST_F(SimulateRefuses, InvalidTimes) {
   const auto error = [&](const PipelineTimes& times) -> std::string {
     try {
       simulate(s_, times);

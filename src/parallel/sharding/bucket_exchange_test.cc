@@ -96,7 +96,7 @@ TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
 }
 
 // A replay runs none of this, but leaves what the captured passes left.
-TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
+TEST(BucketExchange, ReplayLeavesTheStateOfTheCapturedPasses) {
   run_threads(2, {}, [&](Transport& world) {
     ExchangeRank rank(world, /*overlap=*/true);
     Sharding& exchange = *rank.exchange;

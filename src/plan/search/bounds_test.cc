@@ -95,7 +95,7 @@ TEST(SearchBounds, BoundsAStepByItsPasses) {
 }
 
 // A layout whose memory choices are all too slow is left out, and none of those that one of them makes fast enough.
-TEST(SearchBounds, LeaveOutWhatIsSlowInEveryPlace) {
+TEST(SearchBounds, PruneLayoutsSlowWithEveryMemoryChoice) {
   PartLibrary parts;
   const PlanMachine m = machine("h200");
   const RunSpec run = run_on(recipe("bench_olmoe_1b_7b.toml", {"train.global_batch=32"}), m);
