@@ -150,7 +150,7 @@ void Loader::order_by_cost() {
     const SampleDocuments documents = documents_of(sample);
     all.push_back({dynamic_cp_ ? choose_sharing(documents, share_.cp) : 0, documents.cost(), sample});
   }
-  // Stable: sequences of one cost stay in the order of the data.
+  // Stable: sequences of equal cost remain in the order of the data.
   std::stable_sort(all.begin(), all.end(), [](const Costly& a, const Costly& b) {
     return std::pair(a.sharing, a.cost) > std::pair(b.sharing, b.cost);
   });
@@ -221,7 +221,7 @@ void Loader::fill_sequence(MicroBatch& batch, const Sample& sample, const Place&
   const std::vector<bool> counts = counted_targets(sample, starts);
   const auto depths = static_cast<int32_t>(batch.mtp_targets.size());
   const int64_t first_row = place.b * std::ssize(place.positions);
-  // One may start after the last token, and is not in a row. document[i] is that of row i of the sample.
+  // One may start after the last token, and is not in a row. document[i] is the document of row i of the sample.
   starts.erase(std::lower_bound(starts.begin(), starts.end(), seq_), starts.end());
   starts.insert(starts.begin(), 0);
   int64_t at = 0;         // the place in the sequence that was reached

@@ -281,7 +281,7 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
   on_root_only([&] { run_log_.write_eval(step, result); });
 }
 
-// Returns whether the metrics have the evaluation of this step already. The first rank knows.
+// Returns whether the metrics have the evaluation of this step already. The first rank decides.
 bool TrainingRun::metrics_hold_eval_of(int64_t step) {
   bool holds = false;
   control_.on_root([&] { holds = run_log_.holds_eval_of(step); });
