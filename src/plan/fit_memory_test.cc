@@ -71,7 +71,7 @@ TEST(FitMemory, ChosenSetFitsTheEngine) {
   }
 }
 
-// A layer does not keep what it recomputes, so it does not move that to the host either.
+// A layer does not keep the tensors that it recomputes, so it does not offload them either.
 TEST(FitMemory, RecomputedTensorsAreNotOffloaded) {
   const OffloadSpec both{.layer_input = true, .tensors = {.attention = true, .mlp = true}};
   MemorySpec memory{.recompute = {.mlp = true}, .offload = both};

@@ -83,7 +83,7 @@ TEST(Machines, ErrorsNameTheMachineFile) {
   EXPECT_THAT(text_of("from = \"one network card a GPU, 400 Gb/s\"", "from = \"\""), HasSubstr("has no source"));
 }
 
-// A rank of one of two threads has half of the machine, and another rank beside it.
+// A rank with one of two threads has half of the machine, which it shares with another rank.
 TEST(Machines, AreSharedByRanksOfACpu) {
   const PlanMachine whole = load_machine("xeon2", kMachines), half = whole.of_rank(1);
   EXPECT_DOUBLE_EQ(half.bf16_tflops, whole.bf16_tflops / 2);
@@ -98,7 +98,7 @@ TEST(Machines, AreSharedByRanksOfACpu) {
       HasSubstr("rank.threads must be at least 1 where machine.device is \"cpu\""));
 }
 
-// Divisions that do not come out even in floating point lose no rank.
+// Divisions that are not exact in floating point lose no rank.
 TEST(Machines, HaveAsManyRanksAsTheirThreadsAllow) {
   PlanMachine cpu = load_machine("xeon2", kMachines);
   for (const int64_t ranks : {93, 99, 105, 210}) {

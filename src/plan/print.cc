@@ -11,7 +11,7 @@ namespace moebius {
 namespace {
 
 // A step with a larger share of launches has kernels that do not fill a GPU, which the planner has no model of. The
-// limit is an estimate: the worst prediction of a measured step, that of the demo's model, is far above it.
+// limit is an estimate: the worst prediction of a measured step, the demo's model, is far above it.
 constexpr double kFewLaunches = 0.25;
 
 std::string duration_text(double s) {
@@ -86,7 +86,7 @@ std::string imbalance_text(const Prediction& p) {
                      p.imbalance, seconds_text(p.imbalance_s));
 }
 
-// Names what the run has and the prediction has not, and the GPU that it needs.
+// Names the parts of the run that are not predicted, and the GPU that it needs.
 std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
   std::string text;
   if (p.is_gpu && p.launch_s > kFewLaunches * p.step_s)

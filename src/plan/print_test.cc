@@ -1,4 +1,4 @@
-// The keys of JSON are those of docs/reference/commands.md, which scripts rely on.
+// The keys of JSON are documented in docs/reference/commands.md, and scripts rely on them.
 #include "plan/print.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST(ResultsJson, OfAPlanHasTheDocumentedKeys) {
     EXPECT_TRUE(keys.contains(key)) << key;
 }
 
-// Gradients of weights are a pass of their own in zb_h1 alone.
+// Gradients of weights are a separate pass only in zb_h1.
 TEST(ResultsJson, HasTheGradientsOfWeightsOfEachStage) {
   PartLibrary parts;
   for (const char* schedule : {"1f1b", "zb_h1"}) {
@@ -159,7 +159,7 @@ TEST(Assumptions, MegatronAssumptionsNeedItsSystem) {
   }
 }
 
-// A step whose time is mostly between kernels is one that the planner has no model of, and the text says so.
+// The planner has no model of a step whose time is mostly between kernels, and the text warns of it.
 TEST(PlanText, NamesStepsOfSmallKernels) {
   PartLibrary parts;
   const auto text = [&](const RunSpec& run) {

@@ -146,7 +146,7 @@ const Layout kLayouts[] = {
 
 class RankMemories : public testing::TestWithParam<Layout> {};
 
-// Life by life, to the byte, what an engine on the null device plans.
+// Life by life, to the byte, the plan of an engine on the null device.
 TEST_P(RankMemories, EqualThoseOfTheEngine) {
   const Layout& l = GetParam();
   const RunSpec run = load_run_spec(kRecipes + l.recipe, l.set);
@@ -219,7 +219,7 @@ TEST(RankMemories, OfLargeModelsFitTheirGpus) {
 }
 
 // In attention's backward pass of a long sequence the gradient of its input, and its input if the weight gradients alone
-// read it, 0.5 GiB each, have no memory beside the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
+// read it, 0.5 GiB each, have no memory at the same time as the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
 TEST(RankMemories, LongSequenceStackHoldsNoAttentionInputDuringItsBackward) {
   const RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {});
   const EngineSpec spec = planned_engine_spec(run, 1);
@@ -252,7 +252,7 @@ TEST(RankMemories, DoNotGrowWithTheNumberOfRanksThatShareExperts) {
 // bytes of both together are the same.
 std::string counted_as(const std::string& op) { return op == "copy" ? "rms_norm_fwd" : op; }
 
-// The work of the parts is what the passes of a whole model count: the same arithmetic and bytes of
+// The work of the parts equals the counters of the passes of a whole model: the same arithmetic and bytes of
 // every op, and the same bytes of every group.
 TEST(Parts, AddUpToTheModel) {
   for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{

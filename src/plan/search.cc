@@ -56,8 +56,8 @@ class Search {
     run_.model.check();
     if (run_.train.seq_len == 0) run_.train.seq_len = run_.model.max_position_embeddings;
     limits_ = limits();
-    if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // a recipe of a model alone
-    check_policies(run_);  // what no layout mends is an error by itself, and not the reason that none is legal
+    if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // for a recipe that has only a model
+    check_policies(run_);  // an error that no layout avoids is reported before any layout is tried
     run_.provenance.clear();
     machine_.sources.clear();  // every prediction copies the machine
     of_rank_ = machine_.of_rank(run_.threads);
@@ -187,7 +187,7 @@ class Search {
   ThreadPool pool_;
   mutable PartTimes times_;
   SearchResult result_;
-  std::string refusal_;  // why the first layout that was refused is not legal
+  std::string refusal_;  // why the first refused layout is invalid
 };
 
 // Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
@@ -268,7 +268,7 @@ std::string Search::refusal(RunSpec& run, const Candidate& c) const {
   });
 }
 
-// Candidates of a group share their parts, so each thread takes whole groups.
+// Candidates of a group share their parts, so each thread processes whole groups.
 void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);

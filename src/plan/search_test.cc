@@ -99,7 +99,7 @@ TEST(Search, FindsTheSameShardedLayersWithoutPruning) {
   expect_same_without_pruning(few, 8, 5, "parallel.fsdp=true");  // with etp up to 8
 }
 
-// With less memory the search recomputes more, and no subset of what it chose would fit.
+// With less memory the search recomputes more, and no subset of its choice would fit.
 TEST(Search, RecomputesTheLeastThatFits) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
@@ -313,7 +313,7 @@ TEST(Search, OtherRecipeKeysAreKept) {
   }
 }
 
-// A limit of the recipe holds beside that of the command, so that the keys can be pasted.
+// Limits of the recipe and of the command both hold, so that the keys can be pasted.
 TEST(Search, KeepsToMemoryFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"memory.fit=\"60GiB\""});
@@ -341,7 +341,7 @@ TEST(Search, TriesEveryDispatcher) {
       }
 }
 
-// Two-level is tried on CPUs alone, where the ranks of a node share a host of the machine.
+// Two-level is tried only on CPUs, where the ranks of a node share a host of the machine.
 TEST(Search, TriesNodesOfCpus) {
   const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
   const auto has_two_level = [&](int64_t most) {

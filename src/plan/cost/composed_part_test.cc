@@ -11,8 +11,8 @@ namespace {
 constexpr PredictOptions kComposed{.simulate = false, .memory = PredictOptions::Memory::none},
     kWhole{.simulate = false, .composes = false, .memory = PredictOptions::Memory::none};
 
-// Every pair of an exchange of cp and a layout of experts takes the time of its own parts. cp and ep are 4 on 4 ranks,
-// or as `set` says on others.
+// Every pair of a cp exchange and a layout of experts costs the time of its own parts. cp and ep are 4 on 4 ranks,
+// or as in `set` on others.
 void expect_adds_up(const char* name, const std::vector<std::string>& set, int64_t ranks = 4) {
   PartLibrary composed, whole;
   for (const char* exchange : {"\"allgather\"", "\"ring\"", "\"alltoall\"", "\"hierarchical\""}) {

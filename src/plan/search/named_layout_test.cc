@@ -70,7 +70,7 @@ TEST(NamedLayouts, AreKeptByASearch) {
               HasSubstr("--set keeps parallel.ep = 5: leave some of it out"));
 }
 
-// The points of a sweep with a search differ in what is swept.
+// The points of a sweep with a search differ in the swept keys.
 TEST(NamedLayouts, SweptLayoutKeysAreKept) {
   PartLibrary parts;
   const SweepBase base{.recipe = kRecipes + kOlmoe,
