@@ -48,7 +48,7 @@ struct Resolved {
 
 // Returns the dispatcher of a run of this recipe if ranks_per_machine ranks start on each machine.
 DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
-  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
+  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive indices
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
   peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
                           peers.all ? "on" : "not on", ranks_per_machine);
@@ -56,7 +56,7 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
   return resolve_dispatcher(run, peers);
 }
 
-// A recipe of a model alone may leave out the batch. It then counts as one sequence of
+// A recipe that has only a model may leave out the batch. It then counts as one sequence of
 // the model's context.
 RunSpec counted_run(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
@@ -124,7 +124,7 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
-// Returns the memory beside the plan.
+// Returns the memory that the plan does not count.
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
@@ -154,7 +154,7 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   return lives;
 }
 
-// The bytes of one trained parameter. Masters and moments are those of its owner: each rank of the group
+// The bytes of one trained parameter. Masters and moments are counted for its owner: each rank of the group
 // that shares a parameter owns a part of it.
 struct ParameterBytes {
   int64_t weight, gradient, master;

@@ -106,7 +106,7 @@ EngineSpec engine_spec(const Options& o, const Prompts& prompts, const GenerateS
   return spec;
 }
 
-// Prints on the first rank, in the order of the prompts. The first text that is not complete comes
+// Prints on the first rank, in the order of the prompts. The first text that is not complete is printed
 // token by token, and the texts after it once it is complete. With --json each is one object.
 class Printer {
  public:

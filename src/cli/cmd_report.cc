@@ -47,7 +47,7 @@ void check(const Options& o) {
                 "report --csv: expected one run; got {}; write a file for each", o.runs.size());
 }
 
-// The names are those of the folders, or their paths if two folders have the same name.
+// The names are the folders' names, or their paths if two folders have the same name.
 std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& folders) {
   std::vector<ShownRun> runs;
   for (const auto& folder : folders) {

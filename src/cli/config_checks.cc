@@ -22,7 +22,7 @@ struct KnownGpu {
 constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
                                    {"an H100 (78 GiB free)", int64_t{78} << 30}};
 
-// Returns the memory that check_device_memory asks for.
+// Returns the memory that check_device_memory requires.
 int64_t needed_of_gpu(Engine& engine) {
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;

@@ -11,8 +11,8 @@ TEST(CpuCheck, ListsMissingCpuFeatures) {
   EXPECT_EQ(missing_cpu_features({}), "");
 }
 
-// These tests and the program have one -march, so what the compiler can use here the table
-// must ask for.
+// These tests and the program have one -march, so the table must require every feature that
+// the compiler can use here.
 TEST(CpuCheck, RequiresEveryFeatureEnabledByTheCompiler) {
   EXPECT_EQ(missing_cpu_features(built_for_features()), "");
   const auto needed = [](const std::string& name) {

@@ -114,7 +114,7 @@ Environment process_environment() {
 }
 
 Launch detect_launch(const Environment& environment) {
-  // The innermost launcher wins: torchrun may run in a step of srun, whose variables its processes
+  // The innermost launcher takes precedence: torchrun may run in a step of srun, whose variables its processes
   // inherit, and mpirun inside a Slurm job starts its daemons with srun.
   if (is_set(environment, "TORCHELASTIC_RUN_ID"))
     if (const auto launch = launch_by_tcp(environment)) return *launch;

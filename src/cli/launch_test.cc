@@ -35,7 +35,7 @@ TEST(Launch, MpirunAndSrun) {
   EXPECT_EQ(slurm.rank, 5);
 }
 
-// The daemons of mpirun are a Slurm step of one task a node; what they start is not.
+// The daemons of mpirun are a Slurm step of one task per node; the processes that they start are not.
 TEST(Launch, MpirunInsideASlurmJobIsMpirun) {
   const Launch launch = detect_launch(of({{"SLURM_STEP_NUM_TASKS", "2"},
                                           {"SLURM_PROCID", "0"},
@@ -102,7 +102,7 @@ TEST(Launch, ReadsTheJobSecretFromVariableOrFile) {
   });
 }
 
-// MASTER_ADDR and its like are often exported for all; mpirun's own variables say more.
+// MASTER_ADDR and similar variables are often exported for all; mpirun's own variables take precedence.
 TEST(Launch, TheInnermostLauncherCounts) {
   EXPECT_EQ(detect_launch(of(with({{"OMPI_COMM_WORLD_SIZE", "4"}}))).kind, Launch::Kind::mpi);
   EXPECT_EQ(detect_launch(of(with({{"SLURM_STEP_NUM_TASKS", "2"}}))).kind, Launch::Kind::tcp);
@@ -144,7 +144,7 @@ TEST(Launch, SingleProcessCommandsRefuseALauncher) {
     check_single_process("export", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}})));
     ADD_FAILURE() << "expected an error";
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "");  // the first rank says it
+    EXPECT_STREQ(e.what(), "");  // the first rank reports it
   }
 }
 
