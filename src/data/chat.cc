@@ -53,7 +53,7 @@ void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
 }
 
 // Moves the list of messages under "messages". A line may call it "conversations", and have the text of the system
-// beside it.
+// next to it.
 void name_messages(Json& record, const std::string& who) {
   if (!record.is_object() || is_null_at(record, "conversations")) return;
   MOEBIUS_CHECK(input, is_null_at(record, "messages"),

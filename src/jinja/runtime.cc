@@ -360,7 +360,7 @@ Runtime::Flow Runtime::run_loop(const Statement& s, const Value& over) {
       return text(recurse(s, scope_, deeper));
     });
   Value item;
-  bool is_any_whole = false;  // false: {% else %} runs too; as in Jinja, also if every iteration was cut short
+  bool is_any_whole = false;  // false: {% else %} runs too; as in Jinja, even if every iteration was cut short
   Flow flow = Flow::normal;
   while (flow != Flow::break_loop && loop->next(&item)) {
     budget_.step();

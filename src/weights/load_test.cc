@@ -240,7 +240,7 @@ TEST(Weights, ErrorListsTheSupportedFolders) {
   expect_error(ErrorKind::input, "got nothing there", [&] { read_model_spec(dir.path("none")); });
 }
 
-// A checkpoint as training writes it: masters and state, moments beside them.
+// A checkpoint as training writes it: masters and state, with moments.
 class Saved {
  public:
   explicit Saved(bool with_recipe = true) : engine_(make(tiny(), DType::bf16, ModelUse::training)) {

@@ -1,6 +1,6 @@
 // Damaged and hostile files given to the program. Each one ends it with exit code 3 and a message
 // that names the file.
-// The details that a parser refuses are tested beside the parser. Here is one file of each kind,
+// The details that a parser refuses are tested with the parser. Here is one file of each kind,
 // and errors that only commands can have.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -74,7 +74,7 @@ TEST_F(CliReport, NeverOverwritesMetrics) {
   EXPECT_EQ(read_file(dir_.path("run/metrics.jsonl")), was);
 }
 
-// A program that was started beside this one, with its output in files.
+// A program that runs at the same time as this one, with its output in files.
 class Started {
  public:
   Started(const TestDir& dir, const std::vector<std::string>& words) : out_(dir.path("watch.out")) {

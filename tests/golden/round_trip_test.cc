@@ -344,7 +344,7 @@ TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
   }
 }
 
-// A single case, with the files that hub folders have beside the weights.
+// A single case, with the files that hub folders have next to the weights.
 class Export : public testing::Test {
  protected:
   Export() {
