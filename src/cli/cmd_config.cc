@@ -137,7 +137,7 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
   return json;
 }
 
-std::string beside_text(const Resolved& r) {
+std::string unplanned_memory_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda)
     return host.text() + "; a run also holds the program and the indices of its data";
@@ -285,7 +285,7 @@ void print_resolved(const Resolved& r, bool changed) {
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   print_comment(r.engine->plan().table());
   print_comment("parameter  " + parameter_text(r.run));
-  print_comment("memory     " + beside_text(r));
+  print_comment("memory     " + unplanned_memory_text(r));
   print_memory_check(r);
 }
 

@@ -34,7 +34,7 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   const std::string here = bytes_text(available);
   const std::string text =
       pinned.num_ranks == 1
-          ? fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
+          ? fmt::format("; {} of the memory of its host are pinned in addition, and {} are available here",
                         bytes_text(pinned.bytes), here)
           : fmt::format(
                 "; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
@@ -86,7 +86,7 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
   if (num_gpus == 0 || num_ranks <= num_gpus) return alone;
   const int64_t sharing = div_ceil(num_ranks, num_gpus);
   return fmt::format(
-      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, beside their contexts, "
+      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, plus their contexts, "
       "which are not predicted",
       alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
 }

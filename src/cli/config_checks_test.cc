@@ -13,7 +13,7 @@ TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
     EXPECT_EQ(sharing_text(memory, 4, num_gpus), ", for each rank that has a GPU of its own");
   EXPECT_EQ(sharing_text(memory, 4, 1),
             ", for each rank that has a GPU of its own; on this machine alone 4 ranks would share a GPU and take up to "
-            "776.0 MiB of it together, beside their contexts, which are not predicted");
+            "776.0 MiB of it together, plus their contexts, which are not predicted");
   EXPECT_NE(sharing_text(memory, 5, 3).find("alone 2 ranks would share a GPU and take up to 388.0 MiB"),
             std::string::npos);
 }

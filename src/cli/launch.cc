@@ -57,7 +57,7 @@ std::string text_of(const Environment& environment, const char* name) {
 bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
 
 // Returns whether the four variables are set by which ranks find each other over TCP.
-bool says_where_rank_0_is(const Environment& environment) {
+bool has_address_of_rank_0(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }
 
@@ -120,7 +120,7 @@ Launch detect_launch(const Environment& environment) {
     if (const auto launch = launch_by_tcp(environment)) return *launch;
   for (const LauncherVariables& names : {kOpenMpi, kPmi})
     if (const auto launch = launch_by(environment, names)) return *launch;
-  if (!says_where_rank_0_is(environment))
+  if (!has_address_of_rank_0(environment))
     if (const auto launch = launch_by(environment, kSlurm)) return *launch;
   if (const auto launch = launch_by_tcp(environment)) return *launch;
   if (const auto launch = launch_by(environment, kSlurm)) return *launch;

@@ -62,13 +62,14 @@ void name_messages(Json& record, const std::string& who) {
   for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
   const Json system = record.value("system", Json());
   MOEBIUS_CHECK(input, system.is_string() || system.is_null(),
-                "{}: expected a string in \"system\" beside \"conversations\"; got {}; correct or drop the line", who,
+                "{}: expected a string in \"system\" next to \"conversations\"; got {}; correct or drop the line", who,
                 shown(system));
   if (list.is_array() && system.is_string() && !system.get_ref<const std::string&>().empty()) {
-    MOEBIUS_CHECK(input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
-                  "{}: expected one text of the system; got \"system\" beside \"conversations\", and such a message in "
-                  "it; drop one of them",
-                  who);
+    MOEBIUS_CHECK(
+        input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
+        "{}: expected one text of the system; got \"system\" next to \"conversations\", and such a message in "
+        "it; drop one of them",
+        who);
     list.insert(list.begin(), Json{{"role", "system"}, {"content", system}});
   }
   record["messages"] = std::move(list);

@@ -82,10 +82,11 @@ void refuse_unknown_masks(const json& record, const std::string& who) {
   for (const auto& [key, value] : record.items()) {
     const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
                           key == "attention_mask" || key == "special_tokens_mask";
-    MOEBIUS_CHECK(input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
-                  "{}: expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
-                  "\"{}\"; got \"{}\"; rename or drop it",
-                  who, fmt::join(kTargetKeys, "\", \""), key);
+    MOEBIUS_CHECK(
+        input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
+        "{}: expected in addition to \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
+        "\"{}\"; got \"{}\"; rename or drop it",
+        who, fmt::join(kTargetKeys, "\", \""), key);
   }
 }
 

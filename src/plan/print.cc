@@ -116,7 +116,7 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
 std::string memory_table(const Prediction& p) {
   std::string text = fmt::format("  {:<9}", "pp rank");
   for (int i = 0; i < kNumLives; ++i) text += fmt::format(" {:>10}", name_of(static_cast<Life>(i)));
-  text += fmt::format(" {:>10} {:>10}\n", "beside", "total");
+  text += fmt::format(" {:>10} {:>10}\n", "other", "total");
   for (const RankMemory& m : p.memory) {
     text += fmt::format("  {:<9}", m.pp_rank);
     for (const int64_t bytes : m.life) text += fmt::format(" {:>10}", bytes_text(bytes));

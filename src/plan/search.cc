@@ -172,14 +172,14 @@ class Search {
   SearchLimits limits_;
   std::map<PrecisionRecipe, std::vector<ShardingChoice>> sharding_;
   double bytes_ = 0, min_bytes_ = 1e300;
-  std::vector<Candidate> legal_, best_;  // best_: by time
-  std::vector<size_t> group_;            // [legal_]
+  std::vector<Candidate> valid_, best_;  // best_: by time
+  std::vector<size_t> group_;            // [valid_]
   // A lower bound of the step time of a layout whose memory is not chosen yet. Equal bounds are ordered by is_sharp,
   // and then by their index.
   struct Bound {
     double step_s = 0;
     bool is_sharp = false;  // true: bound of the whole step; false: of its passes
-    size_t index = 0;       // index of the layout in legal_
+    size_t index = 0;       // index of the layout in valid_
     auto operator<=>(const Bound&) const = default;
   };
   std::vector<Bound> untimed_;  // bounds by products_seconds(), the lowest last
@@ -291,14 +291,14 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     }
   });
   for (size_t g = 0; g < groups.size(); ++g) {
-    legal_.insert(legal_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
-    group_.resize(legal_.size(), g);
+    valid_.insert(valid_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
+    group_.resize(valid_.size(), g);
     min_bytes_ = std::min(min_bytes_, least[g]);
     result_.num_too_large += too_large[g];
     result_.num_refused += refused[g];
     if (refusal_.empty()) refusal_ = why[g];
   }
-  result_.num_legal = std::ssize(legal_) + result_.num_too_large;
+  result_.num_legal = std::ssize(valid_) + result_.num_too_large;
 }
 
 // Times the passes of the next layouts. Those of a group are one task, since they share their parts.
@@ -312,14 +312,14 @@ void Search::time_next() {
   std::vector<char> is_refused(next.size());
   pool_.run(std::ssize(begins) - 1, [&](int64_t task, int) {
     for (size_t i = begins[static_cast<size_t>(task)]; i < begins[static_cast<size_t>(task) + 1]; ++i) {
-      Candidate& c = legal_[next[i]];
+      Candidate& c = valid_[next[i]];
       is_refused[i] = !refusal_of([&] { c.step_s = bound_seconds(c, /*updates=*/!options_.prunes); }).empty();
     }
   });
   result_.num_timed += std::ssize(next);
   for (size_t i = 0; i < next.size(); ++i) {
     if (!is_refused[i]) {
-      timed_.push({legal_[next[i]].step_s, !options_.prunes, next[i]});
+      timed_.push({valid_[next[i]].step_s, !options_.prunes, next[i]});
     } else {
       ++result_.num_refused;
       --result_.num_legal;
@@ -333,11 +333,11 @@ void Search::sharpen() {
   for (; !timed_.empty() && !timed_.top().is_sharp && std::ssize(next) < kRound; timed_.pop())
     next.push_back(timed_.top().index);
   pool_.run(std::ssize(next), [&](int64_t i, int) {
-    Candidate& c = legal_[next[static_cast<size_t>(i)]];
+    Candidate& c = valid_[next[static_cast<size_t>(i)]];
     c.step_s = bound_seconds(c, /*updates=*/true);
   });
   result_.num_timed += std::ssize(next);
-  for (const size_t index : next) timed_.push({legal_[index].step_s, true, index});
+  for (const size_t index : next) timed_.push({valid_[index].step_s, true, index});
 }
 
 // Returns the layouts with the lowest bounds of their steps. Only layouts that may be among them are timed.
@@ -361,16 +361,16 @@ std::vector<size_t> Search::next_round() {
 // Chooses the memory of the layouts in rounds, from the lowest bound on. Once a bound is above the time of the worst
 // layout that is kept, no later layout can be better.
 void Search::choose() {
-  for (size_t i = 0; i < legal_.size(); ++i) untimed_.push_back({.step_s = legal_[i].step_s, .index = i});
+  for (size_t i = 0; i < valid_.size(); ++i) untimed_.push_back({.step_s = valid_[i].step_s, .index = i});
   std::sort(untimed_.begin(), untimed_.end(), std::greater<>());
   for (std::vector<size_t> round = next_round(); !round.empty(); round = next_round()) {
     const MemoryLimits memory = memory_limits();
     std::vector<FittedMemory> all(round.size());
     pool_.run(std::ssize(round), [&](int64_t i, int) {
-      all[static_cast<size_t>(i)] = fit_memory_of(memory, legal_[round[static_cast<size_t>(i)]]);
+      all[static_cast<size_t>(i)] = fit_memory_of(memory, valid_[round[static_cast<size_t>(i)]]);
     });
     for (size_t i = 0; i < round.size(); ++i) {
-      if (is_pruned(legal_[round[i]].step_s)) {
+      if (is_pruned(valid_[round[i]].step_s)) {
         result_.num_slower += std::ssize(round) - static_cast<int64_t>(i);
         break;
       }
@@ -434,10 +434,10 @@ std::string Search::named_refusal() const {
 
 void Search::finish() {
   const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
-  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is legal with {}, which --set names: {}",
+  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is valid with {}, which --set names: {}",
                 ranks_, limits_.named.text(), impossible);
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
-                "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
+                "plan: no layout of {} ranks is valid for this recipe: train.global_batch = {} must be a multiple of "
                 "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
                 ranks_, run_.train.global_batch, named_text(),
                 refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);

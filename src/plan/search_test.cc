@@ -40,7 +40,7 @@ TEST(Search, FindsValidLayoutsThatFit) {
     EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
   }
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }), HasSubstr("each needs at least"));
-  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is valid"));
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {.precision = PlanPrecision::nvfp4}, {}); }),
               HasSubstr("has no products in 4 bits"));
 }
@@ -406,7 +406,7 @@ TEST(Sweeps, SearchAtEveryNumberOfRanks) {
   EXPECT_EQ(s.points[2].prediction->ranks, 4);
   EXPECT_LT(s.points[2].prediction->run_s, s.points[0].prediction->run_s);
   EXPECT_FALSE(s.points[0].set.empty());
-  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is valid"));
   EXPECT_THAT(s.points[3].refused, HasSubstr("--sweep ranks: expected whole numbers from 1 on; got \"x\""));
   EXPECT_THAT(sweep_text(s), HasSubstr("best layout"));
 }

@@ -218,7 +218,7 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
 
 // Adds the work that Megatron recomputes in the backward pass: the experts' activation, or all of an MoE layer.
 // num_moe: MoE layers of the part; its ops are summed over them.
-void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
+void add_recompute(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
   const double rows = static_cast<double>(num_moe * rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
   if (c.assume.recompute == PlanRecompute::activation) {
@@ -416,7 +416,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_memory(t.forward, c, static_cast<double>(num_moe) * (permuted_bytes(c) + biased.forward));
     add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
   }
-  if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part, num_moe);
+  if (is_moe && c.assume.system == PlanSystem::megatron) add_recompute(t, c, part, num_moe);
   const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;

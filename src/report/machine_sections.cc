@@ -38,7 +38,7 @@ Bar predicted_bar(const RunEvent& start) {
     bar.parts.push_back({.name = life, .value = found->second, .colour = colour++ % 7});
     rest -= found->second;
   }
-  if (rest > 0) bar.parts.push_back({.name = "beside the plan", .value = rest, .colour = 7});
+  if (rest > 0) bar.parts.push_back({.name = "outside the plan", .value = rest, .colour = 7});
   return bar;
 }
 
@@ -238,7 +238,7 @@ std::string link_table(const Runs& runs, const ShownRun& run) {
   Markup out;
   out.open("div", {{"class", "card"}, {"id", id_of("links", run)}})
       .element("h3", {}, "Slowest connections" + of_run(runs, run));
-  out.element("p", {{"class", "note"}}, "in the last steps, beside the median of the others");
+  out.element("p", {{"class", "note"}}, "in the last steps, against the median of the others");
   out.open("div", {{"class", "wide"}}).open("table").open("thead").open("tr");
   out.element("th", {{"scope", "col"}}, "figure").element("th", {{"scope", "col"}}, "connection");
   for (const char* head : {"value", "others"}) out.element("th", {{"scope", "col"}, {"class", "num"}}, head);

@@ -88,7 +88,7 @@ TEST(NamedLayouts, ErrorsGiveTheFailedEquation) {
   const auto refusal = [&](const char* set) {
     return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set}), 8, machine("h200"), {}, {}); });
   };
-  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("no layout of 8 ranks is legal with parallel.ep = 3"));
+  EXPECT_THAT(refusal("parallel.ep=3"), HasSubstr("no layout of 8 ranks is valid with parallel.ep = 3"));
   for (const char* set : {"parallel.ep=3", "parallel.tp=16"})
     EXPECT_THAT(refusal(set), testing::Not(HasSubstr("train.global_batch"))) << set;
 }
