@@ -364,7 +364,8 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
         "error: generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got 2");
   expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2"}), 2,
                  "error: generate: expected 2 ranks, parallel.tp * pp = 2 * 1 times those that ep * etp = 1 * 1 needs "
-                 "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
+                 "in addition to tp; got 4, of which the others would repeat the work; start 2, or split the model "
+                 "further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
