@@ -105,7 +105,7 @@ __device__ void produce(typename Tile::Shared& shared, const Maps& maps, const A
   }
 }
 
-// The running softmax of a thread's two rows: the base that exponents are relative to, and this thread's part of the sum.
+// The running softmax of a thread's two rows: the base of exponents, and this thread's part of the sum.
 struct Softmax {
   float base2[2], sum[2];
 };
