@@ -121,9 +121,9 @@ std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b) {
     } else {
       const int64_t count = std::min({of_a.left(pa), of_b.left(pb), a.end - pa, b.end - pb});
       const CommonRun run{.in_a = pa - a.begin, .in_b = pb - b.begin, .count = count};
-      const bool goes_on = !runs.empty() && runs.back().in_a + runs.back().count == run.in_a &&
-                           runs.back().in_b + runs.back().count == run.in_b;
-      if (goes_on) {
+      const bool continues_run = !runs.empty() && runs.back().in_a + runs.back().count == run.in_a &&
+                                 runs.back().in_b + runs.back().count == run.in_b;
+      if (continues_run) {
         runs.back().count += count;
       } else {
         runs.push_back(run);

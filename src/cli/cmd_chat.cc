@@ -55,7 +55,7 @@ class NotedInterrupt {
   }
   ~NotedInterrupt() { sigaction(SIGINT, &before_, nullptr); }
   NotedInterrupt(const NotedInterrupt&) = delete;
-  bool came() const { return num_interrupts > 0; }
+  bool has_interrupts() const { return num_interrupts > 0; }
 
  private:
   struct sigaction before_ = {};
@@ -140,7 +140,7 @@ class Conversation {
     spec.max_tokens = std::min(spec.max_tokens, left);
     std::optional<NotedInterrupt> interrupt;
     if (is_terminal_) interrupt.emplace();
-    const auto is_interrupted = [&] { return interrupt && interrupt->came(); };
+    const auto is_interrupted = [&] { return interrupt && interrupt->has_interrupts(); };
     const Generated made = generator_.run(spec, prompts, [&](size_t, int32_t id) {
       show(stream.add(id));
       return !is_interrupted() && !stream.is_stopped();
@@ -193,7 +193,7 @@ void add_chat(Cli& cli) {
   command->add_option("--system", o->system, "a system message, which begins the conversation");
   command->add_option("--chat-template-kwargs", o->template_kwargs,
                       "variables of the chat template, an object of JSON: '{\"enable_thinking\": false}'");
-  command->add_option("--context", o->context, "the most tokens of a conversation")->capture_default_str();
+  command->add_option("--context", o->context, "the maximum number of tokens in a conversation")->capture_default_str();
   add_example(*command, "moebius chat runs/chat --system 'You are brief.'");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_chat(*o, cli.log); }; });
 }

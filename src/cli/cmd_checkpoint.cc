@@ -121,12 +121,13 @@ int run_prune(const Options& o) {
 void add_checkpoint(Cli& cli) {
   Command* checkpoint = cli.program.add_subcommand("checkpoint", "lists, verifies and prunes the checkpoints of a run");
   checkpoint->require_subcommand();
-  add_example(*checkpoint, "moebius checkpoint verify runs/mine");
+  add_example(*checkpoint, "moebius checkpoint ls runs/mine");
   const auto o = std::make_shared<Options>();
   const auto add = [&](const char* name, const char* what, const char* path, int (*run)(const Options&)) {
     Command* command = checkpoint->add_subcommand(name, what);
     command->add_option("PATH", o->path, path)->required();
     add_json_option(*command, o->json);
+    add_example(*command, fmt::format("moebius checkpoint {} runs/mine", name));
     command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });
     return command;
   };

@@ -48,7 +48,7 @@ struct Resolved {
 
 // Returns the dispatcher of a run of this recipe if ranks_per_machine ranks start on each machine.
 DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
-  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive numbers
+  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive indices
   PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
   peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
                           peers.all ? "on" : "not on", ranks_per_machine);
@@ -56,7 +56,7 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
   return resolve_dispatcher(run, peers);
 }
 
-// A recipe of a model alone may leave out the batch. It then counts as one sequence of
+// A recipe that has only a model may leave out the batch. It then counts as one sequence of
 // the model's context.
 RunSpec counted_run(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
@@ -124,7 +124,7 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
-// Returns the memory beside the plan.
+// Returns the memory that the plan does not count.
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
@@ -137,10 +137,10 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
   return json;
 }
 
-std::string beside_text(const Resolved& r) {
+std::string unplanned_memory_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda)
-    return host.text() + "; beside it and the plan a run holds the program and the indices of its data";
+    return host.text() + "; a run also holds the program and the indices of its data";
   return fmt::format("{}{}; {}; {}", r.engine->device_memory().text(),
                      sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()),
                      planned_cudnn_text(), host.text());
@@ -154,7 +154,7 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   return lives;
 }
 
-// The bytes of one trained parameter. Masters and moments are those of its owner: each rank of the group
+// The bytes of one trained parameter. Masters and moments are counted for its owner: each rank of the group
 // that shares a parameter owns a part of it.
 struct ParameterBytes {
   int64_t weight, gradient, master;
@@ -267,7 +267,7 @@ void print_memory_check(const Resolved& r) {
 void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
   fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
-  fmt::print("# model      {} parameters, {} active for a token; {:.3f} GFLOP a training token at sequence length {}\n",
+  fmt::print("# model      {} parameters, {} active per token; {:.3f} GFLOP per training token at sequence length {}\n",
              count_text(m.num_parameters()), count_text(m.num_active_parameters()),
              m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
   const ModelCatalog catalog = r.engine->model().whole_catalog();
@@ -285,7 +285,7 @@ void print_resolved(const Resolved& r, bool changed) {
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   print_comment(r.engine->plan().table());
   print_comment("parameter  " + parameter_text(r.run));
-  print_comment("memory     " + beside_text(r));
+  print_comment("memory     " + unplanned_memory_text(r));
   print_memory_check(r);
 }
 

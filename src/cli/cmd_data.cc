@@ -189,7 +189,8 @@ void add_data(Cli& cli) {
   show->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   show->add_option("--document", o->first, "number of the first document, from 0")->capture_default_str();
   show->add_option("--count", o->count, "how many documents")->capture_default_str();
-  show->add_option("--max-tokens", o->max_tokens, "the most tokens of a document to print")->capture_default_str();
+  show->add_option("--max-tokens", o->max_tokens, "the maximum number of tokens to print per document")
+      ->capture_default_str();
   show->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json; default: the dataset's");
   add_json_option(*show, o->json);
   show->callback([&cli, o] { cli.run = [o] { return run_show(*o); }; });

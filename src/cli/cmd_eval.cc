@@ -47,7 +47,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
                 max_batch, run.train.seq_len, o.batch);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);
-  // The loss is that of the next token, whether or not the model has modules for further tokens.
+  // The loss is of the next token, whether or not the model has modules for further tokens.
   if (run.model.num_mtp_layers > 0) run.train.mtp_coeff = 0;
   run.train.steps = 1;  // a recipe must have these two
   run.optimizer.lr = 1;
@@ -55,7 +55,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   run.parallel.check(num_ranks);
   run.train.global_batch *= run.parallel.dp(num_ranks) * (run.parallel.vpp > 1 ? run.parallel.pp : 1);
   if (num_ranks > 1) run.check(num_ranks);
-  run.data.tokenizer = trained ? trained->data.tokenizer : o.model;  // what the dataset must be built with
+  run.data.tokenizer = trained ? trained->data.tokenizer : o.model;  // the tokenizer that the dataset needs
   return run;
 }
 
@@ -91,7 +91,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
   warn_of_fallback_kernels(cli.log, control, engine);
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
-                "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
+                "eval: expected a finite loss on {}; got {}; inspect the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);
   return result;
 }

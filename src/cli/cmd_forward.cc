@@ -49,7 +49,7 @@ void add_forward(Cli& cli) {
       if (result.not_finite.empty() && !std::isfinite(result.loss)) {
         cli.log.warn(
             "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; "
-            "look at the logits, or use --dtype f32",
+            "inspect the logits, or use --dtype f32",
             result.loss);
       }
       if (o->json) {

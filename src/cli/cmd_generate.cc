@@ -83,7 +83,8 @@ ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) 
   const int64_t needed = layout.tp * layout.pp * (experts / std::gcd(layout.tp, experts));
   MOEBIUS_CHECK(usage, num_ranks == needed,
                 "generate: expected {} ranks, parallel.tp * pp = {} * {} times those that ep * etp = {} * {} needs "
-                "beside tp; got {}, of which the others would repeat the work; start {}, or split the model further",
+                "in addition to tp; got {}, of which the others would repeat the work; start {}, or split the model "
+                "further",
                 needed, layout.tp, layout.pp, layout.ep, layout.etp, num_ranks, needed);
   return layout;
 }
@@ -106,7 +107,7 @@ EngineSpec engine_spec(const Options& o, const Prompts& prompts, const GenerateS
   return spec;
 }
 
-// Prints on the first rank, in the order of the prompts. The first text that is not complete comes
+// Prints on the first rank, in the order of the prompts. The first text that is not complete is printed
 // token by token, and the texts after it once it is complete. With --json each is one object.
 class Printer {
  public:

@@ -184,10 +184,10 @@ void add_plan(Cli& cli) {
   command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
   several(command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value"));
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
-  command->add_option("--machine", o->machine, "the machine: a name of machines/, as h100, or a machine file");
+  command->add_option("--machine", o->machine, "the machine: a name from machines/, such as h100, or a machine file");
   several(command->add_option(
       "--assume", o->assume,
-      "an assumption that no recipe has, as load=zipf:1; docs/reference/commands.md has all of them"));
+      "an assumption that no recipe has, such as load=zipf:1; docs/reference/commands.md has all of them"));
   command->add_flag("--search", o->search, "search for the best layouts, and print each as keys to paste");
   command
       ->add_option("--memory-gb", o->limits.memory_gb,
@@ -199,7 +199,7 @@ void add_plan(Cli& cli) {
       ->capture_default_str();
   command
       ->add_option("--recipes", o->limits.recipes,
-                   "with --search: values of precision.recipe to try, as none,mxfp8; default: the recipe's own")
+                   "with --search: values of precision.recipe to try, such as none,mxfp8; default: the recipe's own")
       ->delimiter(',');
   command
       ->add_option("--node-ranks", o->node_ranks,

@@ -47,7 +47,7 @@ void check(const Options& o) {
                 "report --csv: expected one run; got {}; write a file for each", o.runs.size());
 }
 
-// The names are those of the folders, or their paths if two folders have the same name.
+// The names are the folders' names, or their paths if two folders have the same name.
 std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& folders) {
   std::vector<ShownRun> runs;
   for (const auto& folder : folders) {
@@ -110,7 +110,7 @@ int run_report(Log& log, Options& o) {
 
 void add_report(Cli& cli) {
   Command* command =
-      cli.program.add_subcommand("report", "writes a page of a run, or of several side by side, as one HTML file");
+      cli.program.add_subcommand("report", "writes a report of one run, or of several side by side, as one HTML file");
   const auto o = std::make_shared<Options>();
   command->add_option("RUN", o->runs, "folders of runs, also of runs that still train or have crashed")->required();
   command->add_option("--out", o->out,

@@ -60,8 +60,8 @@ void check_device(const RunSpec& run) {
 // Checks the weights before memory for the model is allocated. A run that resumes reads
 // only its checkpoints.
 void check_init(const RunSpec& run) {
-  const bool goes_on = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
-  if (!run.init_from.empty() && !goes_on) check_weights(run.init_from, run.model);
+  const bool resumes = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
+  if (!run.init_from.empty() && !resumes) check_weights(run.init_from, run.model);
 }
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }

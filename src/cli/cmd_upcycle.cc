@@ -27,7 +27,7 @@ int run(const Options& o, Log& log) {
   const UpcycleResult result = upcycle(o.spec);
   const ModelSpec& m = result.model;
   print_folder_result(log, "upcycled", result.folder, o.spec.out, o.json);
-  log.info("{}: {} experts of width {} a layer, {} a token; {} parameters, {} of them used by a token", m.family,
+  log.info("{}: {} experts of width {} per layer, {} per token; {} parameters, {} of them used by a token", m.family,
            m.num_experts, m.moe_intermediate_size, m.top_k, count_text(m.num_parameters()),
            count_text(m.num_active_parameters()));
   return 0;

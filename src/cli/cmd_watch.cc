@@ -17,7 +17,7 @@ struct Options {
   WatchOptions server{.port = 7007};
 };
 
-// Serves until a signal comes.
+// Serves until a signal arrives.
 int run_watch(Cli& cli, const Options& o) {
   const WatchServer server(o.run, o.server);
   fmt::print("{}\n", server.address());

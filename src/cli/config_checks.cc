@@ -22,7 +22,7 @@ struct KnownGpu {
 constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
                                    {"an H100 (78 GiB free)", int64_t{78} << 30}};
 
-// Returns the memory that check_device_memory asks for.
+// Returns the memory that check_device_memory requires.
 int64_t needed_of_gpu(Engine& engine) {
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
@@ -34,7 +34,7 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   const std::string here = bytes_text(available);
   const std::string text =
       pinned.num_ranks == 1
-          ? fmt::format("; {} of the memory of its host are pinned beside it, and {} are available here",
+          ? fmt::format("; {} of the memory of its host are pinned in addition, and {} are available here",
                         bytes_text(pinned.bytes), here)
           : fmt::format(
                 "; the {} ranks of a machine (--ranks-per-machine) pin {} of the memory of their host together, "
@@ -86,7 +86,7 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
   if (num_gpus == 0 || num_ranks <= num_gpus) return alone;
   const int64_t sharing = div_ceil(num_ranks, num_gpus);
   return fmt::format(
-      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, beside their contexts, "
+      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, plus their contexts, "
       "which are not predicted",
       alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
 }
@@ -118,7 +118,7 @@ MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ra
 std::vector<std::string> data_lines(const RunSpec& run) {
   const int64_t step = run.train.global_batch * run.train.seq_len;
   const double tokens = static_cast<double>(step) * static_cast<double>(run.train.steps);
-  std::vector<std::string> lines{fmt::format("{} tokens a step, {} in {} steps", count_text(step),
+  std::vector<std::string> lines{fmt::format("{} tokens per step, {} in {} steps", count_text(step),
                                              count_text(static_cast<int64_t>(std::min(tokens, 9e18))),
                                              run.train.steps)};
   double weights = 0;

@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// The compiler defines __NAME__ as 1 if -march asked for a feature; else the text is
+// The compiler defines __NAME__ as 1 if -march has a feature; else the text is
 // the name itself.
 #define TEXT_OF(text) #text
 #define TEXT(macro) TEXT_OF(macro)

@@ -5,15 +5,15 @@
 namespace moebius {
 namespace {
 
-TEST(CpuCheck, NamesWhatIsNeededAndNotPresent) {
+TEST(CpuCheck, ListsMissingCpuFeatures) {
   EXPECT_EQ(missing_cpu_features({{"a", true, true}, {"b", true, false}, {"c", false, false}, {"d", true, false}}),
             "b, d");
   EXPECT_EQ(missing_cpu_features({}), "");
 }
 
-// These tests and the program have one -march, so what the compiler can use here the table
-// must ask for.
-TEST(CpuCheck, AsksForWhatTheCompilerMayUse) {
+// These tests and the program have one -march, so the table must require every feature that
+// the compiler can use here.
+TEST(CpuCheck, RequiresEveryFeatureEnabledByTheCompiler) {
   EXPECT_EQ(missing_cpu_features(built_for_features()), "");
   const auto needed = [](const std::string& name) {
     for (const BuiltForFeature& f : built_for_features()) {

@@ -57,7 +57,7 @@ std::string text_of(const Environment& environment, const char* name) {
 bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
 
 // Returns whether the four variables are set by which ranks find each other over TCP.
-bool says_where_rank_0_is(const Environment& environment) {
+bool has_address_of_rank_0(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }
 
@@ -114,13 +114,13 @@ Environment process_environment() {
 }
 
 Launch detect_launch(const Environment& environment) {
-  // The innermost launcher wins: torchrun may run in a step of srun, whose variables its processes
+  // The innermost launcher takes precedence: torchrun may run in a step of srun, whose variables its processes
   // inherit, and mpirun inside a Slurm job starts its daemons with srun.
   if (is_set(environment, "TORCHELASTIC_RUN_ID"))
     if (const auto launch = launch_by_tcp(environment)) return *launch;
   for (const LauncherVariables& names : {kOpenMpi, kPmi})
     if (const auto launch = launch_by(environment, names)) return *launch;
-  if (!says_where_rank_0_is(environment))
+  if (!has_address_of_rank_0(environment))
     if (const auto launch = launch_by(environment, kSlurm)) return *launch;
   if (const auto launch = launch_by_tcp(environment)) return *launch;
   if (const auto launch = launch_by(environment, kSlurm)) return *launch;

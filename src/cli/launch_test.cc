@@ -15,7 +15,7 @@ Environment of(std::map<std::string, std::string> variables) {
   };
 }
 
-TEST(Launch, AloneUnlessALauncherSaysOtherwise) {
+TEST(Launch, SingleRankWithoutALauncher) {
   for (const auto& one : {of({}), of({{"OMPI_COMM_WORLD_SIZE", "1"}}), of({{"WORLD_SIZE", "1"}, {"RANK", "0"}}),
                           of({{"PMI_SIZE", ""}}), of({{"SLURM_NTASKS", "8"}})}) {
     EXPECT_EQ(detect_launch(one).kind, Launch::Kind::single);
@@ -35,7 +35,7 @@ TEST(Launch, MpirunAndSrun) {
   EXPECT_EQ(slurm.rank, 5);
 }
 
-// The daemons of mpirun are a Slurm step of one task a node; what they start is not.
+// The daemons of mpirun are a Slurm step of one task per node; the processes that they start are not.
 TEST(Launch, MpirunInsideASlurmJobIsMpirun) {
   const Launch launch = detect_launch(of({{"SLURM_STEP_NUM_TASKS", "2"},
                                           {"SLURM_PROCID", "0"},
@@ -74,7 +74,7 @@ TEST(Launch, RanksOverTcp) {
   EXPECT_EQ(torchrun.run, "job/2");
 }
 
-TEST(Launch, TheSecretOfTheJob) {
+TEST(Launch, ReadsTheJobSecretFromVariableOrFile) {
   const TestDir dir;
   std::ofstream(dir.path("secret")) << "a secret of twenty..\n";
   EXPECT_EQ(detect_launch(of(kByHand)).secret, "");
@@ -102,7 +102,7 @@ TEST(Launch, TheSecretOfTheJob) {
   });
 }
 
-// MASTER_ADDR and its like are often exported for all; mpirun's own variables say more.
+// MASTER_ADDR and similar variables are often exported for all; mpirun's own variables take precedence.
 TEST(Launch, TheInnermostLauncherCounts) {
   EXPECT_EQ(detect_launch(of(with({{"OMPI_COMM_WORLD_SIZE", "4"}}))).kind, Launch::Kind::mpi);
   EXPECT_EQ(detect_launch(of(with({{"SLURM_STEP_NUM_TASKS", "2"}}))).kind, Launch::Kind::tcp);
@@ -112,7 +112,7 @@ TEST(Launch, TheInnermostLauncherCounts) {
   EXPECT_EQ(slurm.local_rank, 1);
 }
 
-TEST(Launch, NeverTheSameRunSeveralTimes) {
+TEST(Launch, IncompleteLauncherVariablesAreRefused) {
   expect_error(ErrorKind::usage, "WORLD_SIZE=2 says that several processes were started, and MASTER_ADDR is not set",
                [] {
                  detect_launch(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_PORT", "29500"}}));
@@ -128,7 +128,7 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
 }
 
 // Several copies of `tokenize` would print a text each, of `export` write the same files.
-TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
+TEST(Launch, SingleProcessCommandsRefuseALauncher) {
   EXPECT_NO_THROW(check_single_process("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
   expect_error(
       ErrorKind::usage,
@@ -144,7 +144,7 @@ TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
     check_single_process("export", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}})));
     ADD_FAILURE() << "expected an error";
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "");  // the first rank says it
+    EXPECT_STREQ(e.what(), "");  // the first rank reports it
   }
 }
 
@@ -157,7 +157,7 @@ TEST(Launch, InvalidNumbers) {
   });
 }
 
-TEST(Launch, ThreadsAreForOneProcess) {
+TEST(Launch, ThreadRanksNeedASingleProcess) {
   const Launch launch = launch_threads(3, {});
   EXPECT_EQ(launch.kind, Launch::Kind::threads);
   EXPECT_EQ(launch.num_ranks, 3);

@@ -29,7 +29,7 @@ std::atomic<pid_t> supervisor{0};             // of this rank's process, if it h
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
 
 // The second signal ends the program at once. A signal that a launcher sends to all processes of a
-// job comes twice, the second time from the supervisor, and counts as the first.
+// job arrives twice, the second time from the supervisor, and counts as the first.
 void on_signal(int signal, siginfo_t* info, void*) {
   received_signal = signal;
   const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == supervisor;
@@ -80,7 +80,7 @@ void keep_rank_of_mpi() {
     supervisor = supervise_rank(
         fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
         [](const std::string& text) { Log(stderr, false).line("error: " + text); }, std::_Exit);
-  } catch (const Error&) {  // in the environment; a command that asks for the ranks reports it
+  } catch (const Error&) {  // in the environment; a command that reads the ranks reports it
   }
 }
 

@@ -38,7 +38,7 @@ void check_shard_bytes(int64_t bytes) {
 void add_layout_options(Command& command, LayoutOptions& options) {
   command
       .add_option("--set", options.overrides,
-                  "parallel.KEY=VALUE, the layout on several ranks, as parallel.ep=2; may be repeated")
+                  "parallel.KEY=VALUE, the layout on several ranks, such as parallel.ep=2; may be repeated")
       ->repeatable();
   add_ranks_options(command, options.ranks, options.timeout_s);
 }

@@ -32,7 +32,7 @@ std::string error_text(const MeshShape& shape) {
   return "no error";
 }
 
-// Returns a legal shape: the prime factors of a stage's ranks, distributed once for each view.
+// Returns a valid shape: the prime factors of a stage's ranks, distributed once for each view.
 MeshShape any_shape() {
   MeshShape shape;
   shape.pp = *rc::gen::inRange(1, 4);

@@ -70,8 +70,8 @@ std::string first_of(const std::vector<Answer>& answers) {
   return "";
 }
 
-// Every rank writes its number to all windows. Returns whose did not arrive here, or nothing.
-std::string what_is_lost(Stream& s, Group& group, const PeerPages& pages) {
+// Every rank writes its number to all windows. Returns a text with the ranks whose numbers did not arrive here, or nothing.
+std::string missing_marks_text(Stream& s, Group& group, const PeerPages& pages) {
   const int me = group.rank();
   const int64_t mark = me + 1;
   for (std::byte* window : pages.windows) copy_to_device(s, window + 8 * me, &mark, sizeof mark);
@@ -126,7 +126,7 @@ std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
   Answer answer;
   {
     const PeerPages pages = open_peers(group, memory, window);
-    put(answer.why, pages.why_no_access.empty() ? what_is_lost(s, group, pages) : pages.why_no_access);
+    put(answer.why, pages.why_no_access.empty() ? missing_marks_text(s, group, pages) : pages.why_no_access);
   }
   return first_of(gathered(world, answer));  // no rank frees memory that another has open before this
 }

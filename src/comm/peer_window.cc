@@ -85,19 +85,19 @@ void PeerWindow::round_on_host(const RoundPlace& place) {
   for (int i = 1; i < n; ++i) wait_for((me + i) % n, count, place);
 }
 
-// Polls, since the flag may be of another process. A wait that takes longer looks after the other ranks.
+// Polls, since the flag may be of another process. A longer wait checks the other ranks.
 void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   constexpr int kSpins = 200, kYields = 200;
   const std::atomic_ref<uint64_t> flag = flag_at(pages_.windows[group_.rank()], rank);
-  const auto has_come = [&] { return flag.load(std::memory_order_acquire) >= round; };
+  const auto has_arrived = [&] { return flag.load(std::memory_order_acquire) >= round; };
   for (int i = 0; i < kSpins; ++i)
-    if (has_come()) return;
+    if (has_arrived()) return;
   for (int i = 0; i < kYields; ++i) {
-    if (has_come()) return;
+    if (has_arrived()) return;
     std::this_thread::yield();
   }
   StallAwareDeadline deadline(group_.timeout_s());
-  for (auto pause = std::chrono::microseconds(20); !has_come();
+  for (auto pause = std::chrono::microseconds(20); !has_arrived();
        pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
     check_others(rank, round, place);
     if (deadline.is_over()) fail(rank, round, flag.load(std::memory_order_acquire), place);
@@ -105,8 +105,8 @@ void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   }
 }
 
-// Throws when another rank has failed: its error, after the round in which this rank waits. A flag that has come
-// meanwhile ends the wait instead: the wait that does not end is the one to report.
+// Throws when another rank has failed: its error, after the round in which this rank waits. A flag that has arrived
+// meanwhile ends the wait instead: only a wait that does not end is reported.
 void PeerWindow::check_others(int rank, uint64_t round, const RoundPlace& place) {
   try {
     group_.check();
@@ -131,8 +131,8 @@ void PeerWindow::fail(int rank, uint64_t expected, uint64_t seen, const RoundPla
 // --- on a GPU -------------------------------------------------------------------------------------------------------
 
 void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
-  const bool meets_on_host = waits_on_host_ || pages_.shares_gpu || group_.stages_gpu_memory();
-  if (meets_on_host && !s.accelerator().capture()) {
+  const bool syncs_on_host = waits_on_host_ || pages_.shares_gpu || group_.stages_gpu_memory();
+  if (syncs_on_host && !s.accelerator().capture()) {
     copy_to_host(s, &traffic_->sent_bytes, sent_1().data, sizeof(int64_t));
     return group_.barrier();
   }

@@ -30,11 +30,11 @@ DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
                       q.ep, q.top_k)};
 }
 
-// " (0.996 rows of a token, 1 with all-gather, 4 with all-to-all)"
+// " (0.996 rows per token, 1 with all-gather, 4 with all-to-all)"
 std::string rows_text(const DispatcherChoiceInputs& q) {
   if (q.num_experts == 0) return "";
   const RowsOfToken rows = even_rows_of_token(q.num_experts, q.top_k, q.ep, q.etp);
-  return fmt::format(" ({:.3g} rows of a token with balanced routing, {:.3g} with all-gather, {:.3g} with all-to-all)",
+  return fmt::format(" ({:.3g} rows per token with balanced routing, {:.3g} with all-gather, {:.3g} with all-to-all)",
                      rows.direct, rows.allgather, rows.alltoall);
 }
 

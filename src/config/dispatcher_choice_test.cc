@@ -83,7 +83,7 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
   EXPECT_DOUBLE_EQ(even_rows_of_token(4, 3, 2, 1).direct, 1);  // more experts than a rank has
   EXPECT_THAT(
       resolve_dispatcher({.ep = 8, .top_k = 8, .num_experts = 128, .peers = {.all = true, .why = "so"}}).reason,
-      HasSubstr("sends the least (4.67 rows of a token with balanced routing, 7 with all-gather, 7 with all-to-all)"));
+      HasSubstr("sends the least (4.67 rows per token with balanced routing, 7 with all-gather, 7 with all-to-all)"));
 }
 
 // A token chooses 8 of 128 experts, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.

@@ -43,7 +43,7 @@ void check_required(const RunSpec& s) {
   if (s.dir.empty()) add(more, "run.dir");
   if (s.data.train.empty()) add(more, "data.train");
   MOEBIUS_CHECK(usage, missing.empty(), "the recipe lacks {}; give them in it, or with --set SECTION.KEY=VALUE{}",
-                missing, more.empty() ? "" : fmt::format(" (to train also {})", more));
+                missing, more.empty() ? "" : fmt::format(" (and, to train, {})", more));
 }
 
 void check_ranges(const RunSpec& s) {
@@ -254,9 +254,10 @@ void check_recompute(const RunSpec& s) {
                   range.last, last, s.model.num_mtp_layers > 0 ? ", with multi-token prediction" : "",
                   origin(s, "memory.recompute"));
   }
-  MOEBIUS_CHECK(usage, !s.memory.automatic || s.memory.fit_bytes > 0,
-                "memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set it{}",
-                origin(s, "memory.recompute"));
+  MOEBIUS_CHECK(
+      usage, !s.memory.automatic || s.memory.fit_bytes > 0,
+      "memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, such as \"80GiB\"; set it{}",
+      origin(s, "memory.recompute"));
   refuse(r.mla_up_proj, "mla_up_proj", s.model.kv_lora_rank > 0, "latent attention");
   refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
   refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
@@ -411,7 +412,7 @@ void check_pipeline(const RunSpec& s, int64_t world_size) {
   if (p.vpp == 1 || s.train.global_batch == 0) return;
   const int64_t dp = p.dp(world_size), M = s.train.global_batch / (s.train.micro_batch * dp);
   MOEBIUS_CHECK(usage, M % p.pp == 0,
-                "parallel.vpp = {} needs a multiple of pp = {} micro-batches a step; got train.global_batch / "
+                "parallel.vpp = {} needs a multiple of pp = {} micro-batches per step; got train.global_batch / "
                 "(micro_batch * dp) = {} / ({} * {}) = {}; change them, or set vpp = 1{}",
                 p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }

@@ -301,7 +301,7 @@ TEST(Check, RecomputeNamesWhatTheModelHas) {
   EXPECT_NO_THROW(parse({"memory.recompute=auto", "memory.fit=80GiB"}).check(1));
   EXPECT_THAT(
       check_error({"memory.recompute=auto"}),
-      HasSubstr("memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, as \"80GiB\"; set "
+      HasSubstr("memory.recompute = \"auto\" needs memory.fit, the memory that a rank may need, such as \"80GiB\"; set "
                 "it [--set]"));
 }
 
@@ -454,7 +454,7 @@ TEST(Check, Pipeline) {
   const std::string four = "parallel.layout=E t | t | t | L";
   EXPECT_NO_THROW(parse({"parallel.pp=2", "parallel.vpp=2", four}).check(2));
   EXPECT_THAT(check_error({"parallel.pp=2", "parallel.vpp=2", four, "train.micro_batch=2"}, 2),
-              HasSubstr("parallel.vpp = 2 needs a multiple of pp = 2 micro-batches a step; got train.global_batch / "
+              HasSubstr("parallel.vpp = 2 needs a multiple of pp = 2 micro-batches per step; got train.global_batch / "
                         "(micro_batch * dp) = 6 / (2 * 1) = 3; change them, or set vpp = 1 [--set]"));
 }
 

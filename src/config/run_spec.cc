@@ -100,7 +100,7 @@ std::string inline_model_key(const std::string& name) {
   return find_hf_key(key) ? key : "";
 }
 
-// origin: "model.hf", beside which a recipe may extend the context, or "model.config".
+// origin: "model.hf", with which a recipe may extend the context, or "model.config".
 void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
   for (const auto& [name, where] : spec.provenance) {
     const std::string key = inline_model_key(name);

@@ -119,7 +119,7 @@ TEST(Parse, ErrorsNameTheKeyTheExpectationAndThePlace) {
   EXPECT_THAT(parse_error({"memory.recompute=full"}), HasSubstr("; here that is \"layer\""));
   for (const char* bytes : {"80", "GiB", "-1GiB", "80 GiB", "1e30TiB", "nanGiB", "0B", "80gib"})
     EXPECT_THAT(parse_error({fmt::format("memory.fit=\"{}\"", bytes)}),
-                HasSubstr("memory.fit must be bytes with a unit, as \"80GiB\" or \"79.5GB\", or \"\""))
+                HasSubstr("memory.fit must be bytes with a unit, such as \"80GiB\" or \"79.5GB\", or \"\""))
         << bytes;
 
   EXPECT_THAT(parse_error({"memory.offload=[\"norm\", \"layer_inputs\"]"}),

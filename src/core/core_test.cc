@@ -42,7 +42,7 @@ TEST(Tensor, PtrOfAnotherDtypeIsAnError) {
   EXPECT_THROW(t.rows(1, 3), Error);
 }
 
-TEST(Narrow, RefusesWhatDoesNotFit) {
+TEST(Narrow, RefusesValuesOutOfRange) {
   EXPECT_EQ(narrow<int32_t>(int64_t{7}), 7);
   EXPECT_THROW(narrow<int32_t>(int64_t{1} << 31), Error);
   EXPECT_THROW(narrow<uint32_t>(int64_t{-1}), Error);

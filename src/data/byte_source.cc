@@ -44,7 +44,7 @@ class ZstdBytes : public ByteSource {
   }
 
  private:
-  // Reads the next chunk, and returns false at a legal end. The decoder leaves the last byte of a
+  // Reads the next chunk, and returns false at a valid end. The decoder leaves the last byte of a
   // frame unread until all its output was taken. So it holds no more output here.
   bool refill() {
     const int64_t got = compressed_.read(chunk_.data(), chunk_.size());

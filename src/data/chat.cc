@@ -53,7 +53,7 @@ void name_sharegpt_keys(Json& message, size_t i, const std::string& who) {
 }
 
 // Moves the list of messages under "messages". A line may call it "conversations", and have the text of the system
-// beside it.
+// next to it.
 void name_messages(Json& record, const std::string& who) {
   if (!record.is_object() || is_null_at(record, "conversations")) return;
   MOEBIUS_CHECK(input, is_null_at(record, "messages"),
@@ -62,13 +62,14 @@ void name_messages(Json& record, const std::string& who) {
   for (size_t i = 0; list.is_array() && i < list.size(); ++i) name_sharegpt_keys(list[i], i, who);
   const Json system = record.value("system", Json());
   MOEBIUS_CHECK(input, system.is_string() || system.is_null(),
-                "{}: expected a string in \"system\" beside \"conversations\"; got {}; correct or drop the line", who,
+                "{}: expected a string in \"system\" next to \"conversations\"; got {}; correct or drop the line", who,
                 shown(system));
   if (list.is_array() && system.is_string() && !system.get_ref<const std::string&>().empty()) {
-    MOEBIUS_CHECK(input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
-                  "{}: expected one text of the system; got \"system\" beside \"conversations\", and such a message in "
-                  "it; drop one of them",
-                  who);
+    MOEBIUS_CHECK(
+        input, list.empty() || !list[0].is_object() || list[0].value("role", Json()) != "system",
+        "{}: expected one text of the system; got \"system\" next to \"conversations\", and such a message in "
+        "it; drop one of them",
+        who);
     list.insert(list.begin(), Json{{"role", "system"}, {"content", system}});
   }
   record["messages"] = std::move(list);

@@ -150,7 +150,7 @@ TEST(Chat, ConversationsInTheFormOfShareGpt) {
          "expected \"from\" of human, user, gpt, assistant, system, tool or observation");
   refuse(R"({"system": "s", "conversations": [{"from": "system", "value": "a"}]})", "expected one text of the system");
   refuse(R"({"system": ["s"], "conversations": [{"from": "human", "value": "a"}]})",
-         "expected a string in \"system\" beside \"conversations\"; got [\"s\"]");
+         "expected a string in \"system\" next to \"conversations\"; got [\"s\"]");
   refuse(R"({"conversations": [1]})", "expected each of \"messages\" to be an object with a string \"role\"; got 1");
 }
 

@@ -174,9 +174,10 @@ TEST(DataBuild, RefusesInvalidIds) {
   refuse(R"({"input_ids":[1,2],"labels":[2,-100]})",
          "expected each of \"labels\" to be the id at the same place in \"input_ids\", or -100; got 2 for 1 at 0; "
          "labels must not be shifted");
-  refuse(R"({"input_ids":[1],"prompt_mask":[1]})",
-         "expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of \"labels\", "
-         "\"loss_mask\", \"assistant_masks\", \"completion_mask\"; got \"prompt_mask\"; rename or drop it");
+  refuse(
+      R"({"input_ids":[1],"prompt_mask":[1]})",
+      "expected in addition to \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of \"labels\", "
+      "\"loss_mask\", \"assistant_masks\", \"completion_mask\"; got \"prompt_mask\"; rename or drop it");
   refuse(R"({"input_ids":[1],"loss_mask":[2]})", "expected 0 or 1 in \"loss_mask\"; got 2 at 0");
   refuse(R"({"input_ids":[1],"loss_mask":[1],"labels":[1]})", "expected one of \"labels\" and \"loss_mask\"; got both");
   refuse(R"({"input_ids":[1],"text":"a"})", "or \"input_ids\"; got more than one");

@@ -82,10 +82,11 @@ void refuse_unknown_masks(const json& record, const std::string& who) {
   for (const auto& [key, value] : record.items()) {
     const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
                           key == "attention_mask" || key == "special_tokens_mask";
-    MOEBIUS_CHECK(input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
-                  "{}: expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
-                  "\"{}\"; got \"{}\"; rename or drop it",
-                  who, fmt::join(kTargetKeys, "\", \""), key);
+    MOEBIUS_CHECK(
+        input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
+        "{}: expected in addition to \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
+        "\"{}\"; got \"{}\"; rename or drop it",
+        who, fmt::join(kTargetKeys, "\", \""), key);
   }
 }
 
@@ -122,7 +123,7 @@ bool is_chat(const json& record, const char* key) {
   return at != record.end() && (key == kChatKeys[0] ? !at->is_null() : at->is_array());
 }
 
-// Refuses a text beside a chat, which is ambiguous. Ids beside a chat are not: a chat template may have produced them.
+// Refuses a text next to a chat, which is ambiguous. Ids next to a chat are not: a chat template may have produced them.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
   for (const char* key : kChatKeys)
     MOEBIUS_CHECK(input, !is_chat(record, key),

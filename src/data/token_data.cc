@@ -266,7 +266,7 @@ void TokenDatasetWriter::close() {
                 prefix_, num_tokens_, sequence_tokens_);
   flush();
   write_index();
-  // An old index must not be beside the new tokens.
+  // An old index must not remain next to the new tokens.
   std::filesystem::remove(prefix_ + ".idx");
   bin_->commit();
   write_targets();

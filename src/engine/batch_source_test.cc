@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// The token says where it is: its sequence, then its place.
+// The token encodes its sequence and its place.
 struct Numbered final : SequenceSource {
   using SequenceSource::SequenceSource;
   int32_t token(int64_t step, int64_t sequence, int64_t i) const override {

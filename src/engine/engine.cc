@@ -463,7 +463,7 @@ void Engine::read_metrics() {
   metrics_.to_host(s);
 }
 
-// --- what an engine is and holds ------------------------------------------------------------------------------------
+// --- construction and state -----------------------------------------------------------------------------------------
 
 DataShare Engine::data_share() const {
   const RankPlace& at = mesh_.place();

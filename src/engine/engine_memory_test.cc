@@ -28,7 +28,7 @@ TEST(HeapGaps, FreePagesBetweenBlocksAreReturned) {
   for (size_t i = 0; i < kBlocks; ++i) {
     blocks.emplace_back(std::aligned_alloc(kPage, kBytes));
     std::memset(blocks.back().get(), 1, kBytes);
-    between.emplace_back(std::malloc(kPage + 1));  // stays, and fits in no gap before a block
+    between.emplace_back(std::malloc(kPage + 1));  // remains, and fits in no gap before a block
   }
   blocks.clear();
   const int64_t before = current_rss_bytes();

@@ -111,7 +111,7 @@ TEST(DeviceMemory, PinnedMemoryIsComparedWithTheHost) {
       [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
-// The message names what is kept there, and what makes it smaller.
+// The message names the tensors there, and the keys that reduce them.
 TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
   OffloadedPlan offloaded;
   MemoryPlan& plan = offloaded.plan;
@@ -232,7 +232,7 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   EXPECT_EQ(code_bytes(64, DType::bf16, KernelChoice::portable), 6 << 20);
 }
 
-// Notes the micro-batches that it is asked for, each in its own host memory.
+// Records the requested micro-batches, each in its own host memory.
 struct NotedFills final : BatchSource {
   explicit NotedFills(Engine& engine) : engine(engine) {}
   void fill(MicroBatch& batch, int64_t m) override {

@@ -12,7 +12,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// Returns the error of a plan for whose memory a GPU's backend refuses to pin 3 GiB.
+// Returns the error of a plan if the GPU's backend refuses to pin 3 GiB for it.
 std::string error_of(const MemoryPlan& plan) {
   try {
     with_pinned_advice(plan, [] {
@@ -53,7 +53,7 @@ TEST(PinnedAdvice, NamesTheKeyOfActivationsOnTheHost) {
           "memory.offload keeps 8.0 MiB in pinned memory of the host: set a smaller memory.offload_fraction, fewer names in memory.offload, "));
 }
 
-// Every run on a GPU pins a little for its batches, which no key asks for.
+// Every run on a GPU pins a little for its batches, without any key.
 TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
   const std::string text = error_of(MemoryPlan());
   EXPECT_THAT(text, HasSubstr(std::string(kRefused) + "\nmemory plan\n"));

@@ -14,7 +14,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-// Notes what it is asked for. Its graphs do no work.
+// Records the requested calls. Its graphs do no work.
 class NotedGraphs final : public GraphDevice {
  public:
   explicit NotedGraphs(Lines& lines) : lines_(lines) {}

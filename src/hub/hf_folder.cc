@@ -122,11 +122,12 @@ void HfFolder::refuse_stray_files() const {
     if (name.starts_with("model") && name.ends_with(".safetensors") && !read.contains(name)) stray.push_back(name);
   }
   std::sort(stray.begin(), stray.end());
-  MOEBIUS_CHECK(input, stray.empty(),
-                "model folder {}: expected no model*.safetensors beside {}; got {} that it does not name ({}); remove "
-                "them, or fetch the index that names them",
-                dir_, fs::exists(fs::path(dir_) / kIndex) ? "those of " + std::string(kIndex) : std::string(kSingle),
-                stray.size(), name_list(stray));
+  MOEBIUS_CHECK(
+      input, stray.empty(),
+      "model folder {}: expected no model*.safetensors other than {}; got {} that it does not name ({}); remove "
+      "them, or fetch the index that names them",
+      dir_, fs::exists(fs::path(dir_) / kIndex) ? "those of " + std::string(kIndex) : std::string(kSingle),
+      stray.size(), name_list(stray));
 }
 
 std::vector<std::string> HfFolder::names() const {

@@ -134,13 +134,13 @@ TEST(HfFolderRefuse, WeightsThatAreNotRead) {
 
   write_file(dir.path("model-99999-of-99999.safetensors"), {f32("b", {1})});
   refuse(dir,
-         "expected no model*.safetensors beside those of model.safetensors.index.json; got 1 that it does not name "
+         "expected no model*.safetensors other than those of model.safetensors.index.json; got 1 that it does not name "
          "(model-99999-of-99999.safetensors); remove them");
   write_file(dir.path("model.safetensors"), {f32("a", {1})});
   refuse(dir, "expected model.safetensors or model.safetensors.index.json; got both");
   std::filesystem::remove(index);
   refuse(dir,
-         "expected no model*.safetensors beside model.safetensors; got 2 that it does not name "
+         "expected no model*.safetensors other than model.safetensors; got 2 that it does not name "
          "(model-00001-of-00001.safetensors, model-99999-of-99999.safetensors)");
 }
 
@@ -348,7 +348,7 @@ TEST(TensorSource, RefusesFusedTensorsThatDisagree) {
   }
 }
 
-TEST(TensorSource, RefusesWhatDoesNotFit) {
+TEST(TensorSource, RefusesTensorsOfAnotherShape) {
   const TestDir dir;
   const HfFolder folder = folder_with(
       dir, {f32("a", {4}), f32(kExperts + "gate_up_proj", {kE, 4, 5}), f32(kExperts + "0.up_proj.weight", {2, 5})});

@@ -96,13 +96,12 @@ void check_patterns(const json& config, const std::string& who) {
   };
   // Then their products have the scale of the others.
   const std::set<std::string> ranks = keys("rank_pattern");
-  MOEBIUS_CHECK(
-      input,
-      ranks == keys("alpha_pattern") &&
-          (ranks.empty() || !config.value("use_rslora", json()).is_boolean() || config["use_rslora"] == false),
-      "{}: rank_pattern must have the keys of alpha_pattern, and no use_rslora beside it; got {} and {}; merge "
-      "this adapter with PEFT",
-      who, config.value("rank_pattern", json()).dump(), config.value("alpha_pattern", json()).dump());
+  MOEBIUS_CHECK(input,
+                ranks == keys("alpha_pattern") && (ranks.empty() || !config.value("use_rslora", json()).is_boolean() ||
+                                                   config["use_rslora"] == false),
+                "{}: rank_pattern must have the keys of alpha_pattern, and no use_rslora with it; got {} and {}; merge "
+                "this adapter with PEFT",
+                who, config.value("rank_pattern", json()).dump(), config.value("alpha_pattern", json()).dump());
 }
 
 std::string checked_folder(const std::string& dir) {

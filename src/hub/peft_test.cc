@@ -77,7 +77,7 @@ TEST(PeftConfig, OnlyStackedAdaptersHavePatterns) {
   stacked["alpha_pattern"] = {{".*\\.gate_up_proj", 32}};
   EXPECT_EQ(refusal(stacked), "");
   stacked["use_rslora"] = true;
-  EXPECT_THAT(refusal(stacked), HasSubstr("no use_rslora beside it"));
+  EXPECT_THAT(refusal(stacked), HasSubstr("no use_rslora with it"));
   EXPECT_EQ(refusal("rank_pattern", json::object()), "");
   EXPECT_THAT(refusal("rank_pattern", {{"gate_up_proj", 4}}),
               HasSubstr("rank_pattern must be {}, or twice r for gate_up_proj of experts; got {\"gate_up_proj\":4}"));

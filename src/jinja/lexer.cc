@@ -51,7 +51,7 @@ class Lexer {
   }
 
  private:
-  bool looking_at(std::string_view s) const { return std::string_view(source_).substr(at_).starts_with(s); }
+  bool is_next(std::string_view s) const { return std::string_view(source_).substr(at_).starts_with(s); }
   void add(Token::Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
   void advance(size_t count) {
     line_ += static_cast<int>(std::count(source_.begin() + at_, source_.begin() + at_ + count, '\n'));
@@ -189,7 +189,7 @@ class Lexer {
     if (is_name_start(c)) return name();
     constexpr std::array<std::string_view, 7> kLong{"==", "!=", ">=", "<=", "//", "**", "=="};
     for (const std::string_view symbol : kLong) {
-      if (!looking_at(symbol)) continue;
+      if (!is_next(symbol)) continue;
       add(Token::Kind::symbol, std::string(symbol));
       return advance(2);
     }

@@ -23,7 +23,7 @@ class Loop : public Object {
   bool is_callable() const override { return true; }
 
   bool next(Value* item) {
-    if (!look(1)) return false;
+    if (!read_ahead(1)) return false;
     previous_ = std::exchange(current_, ahead_.front());
     ahead_.pop_front();
     *item = current_;
@@ -50,7 +50,7 @@ class Loop : public Object {
     if (name == "index0") return *value = index0_, true;
     if (name == "index") return *value = index0_ + 1, true;
     if (name == "first") return *value = index0_ == 0, true;
-    if (name == "last") return *value = !look(1), true;
+    if (name == "last") return *value = !read_ahead(1), true;
     if (name == "length") return *value = length(), true;
     if (name == "revindex") return *value = length() - index0_, true;
     if (name == "revindex0") return *value = length() - index0_ - 1, true;
@@ -58,20 +58,21 @@ class Loop : public Object {
     if (name == "depth0") return *value = int64_t{level_}, true;
     if (name == "previtem")
       return *value = index0_ == 0 ? Value::undefined("there is no previous item") : previous_, true;
-    if (name == "nextitem") return *value = look(1) ? ahead_.front() : Value::undefined("there is no next item"), true;
+    if (name == "nextitem")
+      return *value = read_ahead(1) ? ahead_.front() : Value::undefined("there is no next item"), true;
     if (name == "cycle") return *value = cycle(), true;
     if (name == "changed") return *value = changed(), true;
     return false;
   }
 
  private:
-  bool look(size_t count) {
+  bool read_ahead(size_t count) {
     Value item;
     while (ahead_.size() < count && pull_ && pull_(&item)) ahead_.push_back(item);
     return ahead_.size() >= std::min(count, size_t{1}) && !ahead_.empty();
   }
   int64_t length() {
-    look(SIZE_MAX);
+    read_ahead(SIZE_MAX);
     return index0_ + 1 + std::ssize(ahead_);
   }
   Value cycle() const {
@@ -360,7 +361,7 @@ Runtime::Flow Runtime::run_loop(const Statement& s, const Value& over) {
       return text(recurse(s, scope_, deeper));
     });
   Value item;
-  bool is_any_whole = false;  // false: {% else %} runs too; as in Jinja, also if every iteration was cut short
+  bool is_any_whole = false;  // false: {% else %} runs too; as in Jinja, even if every iteration was cut short
   Flow flow = Flow::normal;
   while (flow != Flow::break_loop && loop->next(&item)) {
     budget_.step();

@@ -211,7 +211,7 @@ TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
     both.forward(m);
     both.backward(m);
   }
-  // Two forwards and two input passes come before the first weight pass.
+  // Two forwards and two input passes run before the first weight pass.
   for (const int64_t m : {0, 1}) apart.forward(m);
   apart.backward_input(0);
   apart.forward(2);
@@ -247,7 +247,7 @@ TEST_P(BackwardPasses, AtOnceInAPlanForBoth) {
   EXPECT_TRUE(both.results() == kept.results());
 }
 
-// The gradients of what is trained keep their bits, and the passes below are not computed.
+// The gradients of trained parameters keep their bits, and the passes below are not computed.
 struct Lowest {
   const char* name;
   ModelSpec model;

@@ -26,7 +26,7 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 
 namespace {
 
-// Constructs all stages, which declare their parameters in `table`, and destroys them; the declarations stay.
+// Constructs all stages, which declare their parameters in `table`, and destroys them; the declarations remain.
 void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, ParamTable& table) {
   const Tensor no_rope_table, no_loss_sum, no_mtp_loss_sum;
   const PrecisionSpec plain;  // names and shapes do not depend on it

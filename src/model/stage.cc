@@ -192,8 +192,8 @@ void Stage::run_offloaded(Step& step, size_t i, Residual& residual, Saved& saved
   blocks_[i].forward(step, residual, saved_of(saved, i));
   const auto later = std::count_if(slot_of_block_.begin() + static_cast<ptrdiff_t>(i) + 1, slot_of_block_.end(),
                                    [](int slot) { return slot >= 0; });
-  const bool stays = backward_follows && later < SideCopies::kSlots;
-  if (!stays) offload_->park(step.stream, saved.on_host[i]);
+  const bool stays_on_device = backward_follows && later < SideCopies::kSlots;
+  if (!stays_on_device) offload_->park(step.stream, saved.on_host[i]);
 }
 
 void Stage::fetch(Stream& s, const Saved& saved) const { fetch_below(s, blocks_.size(), saved); }

@@ -101,7 +101,7 @@ double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
   // of their number.
   if (busiest_expert > 0) return 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e));
   if (zipf == 0) return 1;
-  // The order of popularity is that of the benchmarks' routes (bench/shapes.h): rank[e] = (5 e + 3) mod E.
+  // The order of popularity is as in the benchmarks' routes (bench/shapes.h): rank[e] = (5 e + 3) mod E.
   std::vector<double> of_rank(static_cast<size_t>(ep), 0.0);
   double sum = 0;
   for (int64_t i = 0; i < experts; ++i) {

@@ -1,4 +1,4 @@
-// The costs that benchmarks, traces and the planner read, against what a real step counts: its ops as they ran, the
+// The costs that benchmarks, traces and the planner read, against the counters of a real step: its ops, the
 // bytes that its groups sent, and the messages that its transport carried.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 const std::string kSource = MOEBIUS_SOURCE_DIR;
 
-// The planner leaves out the numbers that end a step: losses, the norm, loads of routers, and parts of one number.
+// The planner leaves out the values exchanged at the end of a step: losses, the norm, loads of routers, and parts of one value.
 bool is_planned(int64_t num_bytes) { return num_bytes != 0 && num_bytes != 8 && num_bytes != 24 && num_bytes != 32; }
 
 struct Counted {
@@ -82,7 +82,7 @@ double unseen_messages(const RunSpec& run) {
 
 class Counters : public ::testing::TestWithParam<std::vector<std::string>> {};
 
-TEST_P(Counters, OfARealStepAreThePlans) {
+TEST_P(Counters, OfARealStepEqualThePlan) {
   std::vector<std::string> set{"run.threads=1", "parallel.overlap=false"};
   set.insert(set.end(), GetParam().begin(), GetParam().end());
   const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml", set);
@@ -114,7 +114,7 @@ TEST_P(Counters, OfARealStepAreThePlans) {
     const double messages = of_ranks([](const Counted& c) { return static_cast<double>(c.messages); });
     EXPECT_EQ(p.messages - unseen_messages(run), messages);
   }
-  const double kNumbers = 192 * (ranks - 1);  // bytes of the numbers that end a step
+  const double kNumbers = 192 * (ranks - 1);  // bytes of the values exchanged at the end of a step
   for (const auto& [axis, planned] : p.axes) {
     const double bytes = of_ranks([&](const Counted& c) {
       double sum = 0;
@@ -160,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                                                 "train.global_batch=8"}))));
 
 // With parallel.expert_overlap = "batch_split" a step computes each row once, and reads the weights for each part.
-TEST(Counters, OfRowsInPartsHaveTheWeightsOnceMore) {
+TEST(Counters, BatchSplitReadsWeightsTwice) {
   const auto ops = [](const std::string& overlap) {
     const RunSpec run = load_run_spec(
         kSource + "/recipes/tiny_cpu.toml",

@@ -34,7 +34,7 @@ int64_t planned_bytes(const RunSpec& run, int64_t ranks) {
 
 // From the plan that keeps all to the one that keeps least. What is chosen fits an engine to the byte, and the less
 // memory there is, the longer the passes take.
-TEST(FitMemory, ChoosesWhatFitsAnEngine) {
+TEST(FitMemory, ChosenSetFitsTheEngine) {
   const std::vector<std::string> layouts[] = {
       {},
       {"parallel.pp=2", "parallel.layout=E t | t*2 L", "parallel.ep=2", "train.global_batch=16",
@@ -71,8 +71,8 @@ TEST(FitMemory, ChoosesWhatFitsAnEngine) {
   }
 }
 
-// A layer does not keep what it recomputes, so it does not move that to the host either.
-TEST(FitMemory, LeavesOutOffloadOfWhatIsRecomputed) {
+// A layer does not keep the tensors that it recomputes, so it does not offload them either.
+TEST(FitMemory, RecomputedTensorsAreNotOffloaded) {
   const OffloadSpec both{.layer_input = true, .tensors = {.attention = true, .mlp = true}};
   MemorySpec memory{.recompute = {.mlp = true}, .offload = both};
   leave_out_recomputed(memory);
@@ -97,7 +97,7 @@ TEST(FitMemory, RecomputesNoLayerMoreThanItMust) {
   EXPECT_GT(some.more, 0);
 }
 
-TEST(FitMemory, SaysWhatIsNeededWhereNothingFits) {
+TEST(FitMemory, ErrorGivesTheMinimumIfNothingFits) {
   const auto error = [](const std::vector<std::string>& set) {
     return error_text(ErrorKind::usage, [&] { fit_memory(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1); });
   };

@@ -21,7 +21,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-TEST(Machines, AreThoseOfTheFolder) {
+TEST(Machines, AllFilesOfTheFolderRoundTrip) {
   EXPECT_THAT(known_machines(kMachines),
               ElementsAre("b200", "epyc2", "gb200", "gb300", "h100", "h200", "h800", "xeon2"));
   for (const std::string& name : known_machines(kMachines)) {
@@ -36,12 +36,12 @@ TEST(Machines, AreThoseOfTheFolder) {
 }
 
 // A run compares the link to its host with the rate that plans for it assume.
-TEST(Machines, HaveTheLinkThatRunsExpect) {
+TEST(Machines, HostLinkRateEqualsTheRateThatRunsExpect) {
   for (const char* name : {"h100", "h200"})
     EXPECT_DOUBLE_EQ(load_machine(name, kMachines).link_gb_s * 1e9, kPcie5LinkRate) << name;
 }
 
-TEST(Machines, AreRefusedByName) {
+TEST(Machines, ErrorsNameTheMachineFile) {
   EXPECT_THAT(
       refused([] { load_machine("h100", "no_folder"); }),
       HasSubstr(
@@ -83,7 +83,7 @@ TEST(Machines, AreRefusedByName) {
   EXPECT_THAT(text_of("from = \"one network card a GPU, 400 Gb/s\"", "from = \"\""), HasSubstr("has no source"));
 }
 
-// A rank of one of two threads has half of the machine, and another rank beside it.
+// A rank with one of two threads has half of the machine, which it shares with another rank.
 TEST(Machines, AreSharedByRanksOfACpu) {
   const PlanMachine whole = load_machine("xeon2", kMachines), half = whole.of_rank(1);
   EXPECT_DOUBLE_EQ(half.bf16_tflops, whole.bf16_tflops / 2);
@@ -98,7 +98,7 @@ TEST(Machines, AreSharedByRanksOfACpu) {
       HasSubstr("rank.threads must be at least 1 where machine.device is \"cpu\""));
 }
 
-// Divisions that do not come out even in floating point lose no rank.
+// Divisions that are not exact in floating point lose no rank.
 TEST(Machines, HaveAsManyRanksAsTheirThreadsAllow) {
   PlanMachine cpu = load_machine("xeon2", kMachines);
   for (const int64_t ranks : {93, 99, 105, 210}) {
@@ -107,7 +107,7 @@ TEST(Machines, HaveAsManyRanksAsTheirThreadsAllow) {
   }
 }
 
-TEST(Machines, NameWhatNobodyMeasured) {
+TEST(Machines, AssumedFiguresAreListed) {
   const PlanMachine m = load_machine("h100", kMachines);
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("links.across_us: assumed")));
   for (const std::string& figure : m.assumed_figures()) EXPECT_EQ(figure.find("bf16_tflops"), std::string::npos);

@@ -24,7 +24,7 @@
 namespace moebius {
 namespace {
 
-// Returns the smallest mesh of one stage in which a rank's share of the model is that of `whole`.
+// Returns the smallest mesh of one stage in which a rank's share of the model is the same as in `whole`.
 MeshShape stage_mesh(const MeshShape& whole) {
   MeshShape m = whole;
   m.pp = 1;
@@ -280,7 +280,7 @@ class DryStage {
     work.backward = run_backward();
     if (plan_.splits_backward()) work.backward_weight = run([&](Step& step) { stage_->backward_weight(step, saved_); });
   }
-  // Runs both backward passes. Where other passes may come between them, each of them recomputes what it reads.
+  // Runs both backward passes. If other passes may run between them, each of them recomputes its inputs.
   PassWork run_backward() {
     return run([&](Step& step) {
       if (!plan_.splits_backward()) return stage_->backward(step, stream(), saved_);
@@ -419,7 +419,7 @@ size_t PartLibrary::policy_of(const EngineSpec& spec) {
   return policies_.size() - 1;
 }
 
-// Ops on the null device ask for its size alone, so that threads may share it.
+// Ops on the null device read only its size, so that threads may share it.
 ThreadPool& PartLibrary::pool(int threads) {
   const std::scoped_lock lock(mutex_);
   return pools_.try_emplace(threads, threads).first->second;

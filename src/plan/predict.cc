@@ -289,7 +289,7 @@ double Predicting::offloaded_bytes(int64_t pp_rank) {
   return bytes;
 }
 
-// Adds the update. The exchange of gradients overlaps with the last backward pass, and that of weights with the first
+// Adds the update. The exchange of gradients overlaps with the last backward pass, and the exchange of weights with the first
 // forward pass.
 void Predicting::add_update() {
   const RankParams params = rank_params(parts_, layout_, slowest_);
@@ -343,7 +343,7 @@ void Predicting::add_update() {
     return all - hidden + taken_by_groups(context_.machine) * hidden;
   };
   const ShardedTime sharded = sharded_time(context_, parts_, layout_, slowest_);
-  // Beside one pass of each micro-batch; gathers run beside two.
+  // Sums overlap with one pass of each micro-batch, gathers with two.
   const double M = static_cast<double>(spec_.num_micro_batches);
   backward = std::max(0.0, backward - (sharded.gradients.all_s - sharded.gradients.exposed_s) / M);
   forward = std::max(0.0, forward - (sharded.weights.all_s - sharded.weights.exposed_s) / (2 * M));

@@ -36,7 +36,7 @@ TEST(Predict, PhasesAddUpToTheStep) {
   }
 }
 
-// Files hold as many bytes as their formats say.
+// Files have the sizes of their formats.
 TEST(Plans, CountFiles) {
   const PlanMachine h100 = machine("h100");
   RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"checkpoint.every=10", "train.steps=25"});
@@ -45,7 +45,7 @@ TEST(Plans, CountFiles) {
   EXPECT_EQ(w.checkpoint_bytes, 8e9 * 12.0);  // a master and two moments in f32
   EXPECT_DOUBLE_EQ(w.save_s, 5e8 * 12 * h100.host_ranks / (h100.write_gb_s * 1e9));
   EXPECT_EQ(w.saves, 3);  // after 10, 20 and 25 steps
-  // A save that takes longer than the steps until the next holds that up.
+  // A save that takes longer than the steps until the next save delays it.
   EXPECT_DOUBLE_EQ(w.stall_s, 5e8 * 12 / (h100.link_gb_s * 1e9) + w.save_s - 10);
   run.checkpoint.async_save = false;
   EXPECT_EQ(file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0).stall_s, w.save_s);
@@ -86,7 +86,7 @@ TEST(Predict, CountsTheProductsOfMuon) {
 }
 
 // A step quantises its weights once. Its first micro-batch stores gradients, and the others read them too.
-TEST(Predict, CountsWhatAStepDoesOnce) {
+TEST(Predict, CountsWorkDoneOncePerStep) {
   PartLibrary parts;
   const auto phases = [&](int64_t micro_batches, const char* system) {
     const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"train.micro_batch=1", "precision.recipe=\"fp8_block\"",
@@ -105,7 +105,7 @@ TEST(Predict, CountsWhatAStepDoesOnce) {
 }
 
 // The bytes that two and four H200 were measured to send (docs/measurements/history.md).
-TEST(Predict, SendsWhatWasMeasured) {
+TEST(Predict, SentBytesEqualMeasurements) {
   PartLibrary parts;
   const auto gib = [&](std::vector<std::string> set, int64_t ranks, const char* axis) {
     return predict(parts, recipe("bench_olmoe_1b_7b.toml", set), ranks, machine("h200"), {}).axes.at(axis).bytes /
@@ -119,7 +119,7 @@ TEST(Predict, SendsWhatWasMeasured) {
 }
 
 // A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes
-// are sent beside the rows.
+// are sent with the rows.
 TEST(Predict, DirectSendsATokenOnceToEachRank) {
   PartLibrary parts;
   const auto bytes = [&](const std::string& dispatcher) {
@@ -147,7 +147,7 @@ TEST(Predict, RowsOfAllModulesTravel) {
   EXPECT_NEAR(bytes(2) - bytes(1), bytes(1) - bytes(0), 1e-6 * bytes(0));
 }
 
-// Rows in 8 bits are narrower on the way to the experts alone: three of the five ways of a layer.
+// Rows in 8 bits are narrower only on the way to the experts: in three of the five exchanges of a layer.
 TEST(Predict, RowsTravelInTheirFormat) {
   PartLibrary parts;
   const auto bytes = [&](const char* dispatcher, const char* format) {
@@ -183,7 +183,7 @@ TEST(Predict, TwoLevelSendsATokenOnceToEachNode) {
               HasSubstr("have parallel.ranks_per_node = 2 ranks, which write to each other's memory; on the machine"));
 }
 
-TEST(Predict, SimulatesWhatTheFormulaBounds) {
+TEST(Predict, SimulationAgreesWithTheFormula) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
   const Prediction simulated = predict(parts, run, 2, machine("h200"), {});
@@ -211,7 +211,7 @@ TEST(Predict, ShardedLayers) {
   EXPECT_LT(weights.fullest_rank().of(Life::param), whole.fullest_rank().of(Life::param) / 3);
   EXPECT_LT(both.fullest_rank().total(), weights.fullest_rank().total());
   const auto of_experts = [](const Prediction& p) { return p.axes.at("edp"); };
-  // 4 micro-batches of 16 layers: 2 + (16 - 2) + 7 (16 - 2) gathers instead of 16, of 2 bytes beside 4 of a gradient.
+  // 4 micro-batches of 16 layers: 2 + (16 - 2) + 7 (16 - 2) gathers instead of 16, of 2 bytes each; gradients have 4.
   const double bytes = of_experts(whole).bytes;
   EXPECT_NEAR(of_experts(weights).bytes / bytes, (4 + 2 * (2 + 8 * 14) / 16.0) / 6, 0.01);
   EXPECT_NEAR(of_experts(both).bytes / bytes, (4 * 4 + 2 * (2 + 8 * 14) / 16.0) / 6, 0.01);
@@ -224,7 +224,7 @@ TEST(Predict, ShardedLayers) {
   EXPECT_NEAR(sum, both.step_s, 1e-9);
 }
 
-// The rows of x once more, and those of dx, are two of the five ways of a micro-batch.
+// The second exchange of x's rows and the exchange of dx's are two of the five of a micro-batch.
 TEST(Predict, ExpertOverlapHidesTwoExchanges) {
   PartLibrary parts;
   const auto step = [&](const char* overlap) {
@@ -238,8 +238,8 @@ TEST(Predict, ExpertOverlapHidesTwoExchanges) {
   EXPECT_GT(step("layer"), 0.9 * step("none"));
 }
 
-// The ranks of each axis, and those of them in a domain of 8.
-TEST(Predict, KnowsThePlacesOfAnAxis) {
+// The ranks of each axis, and how many of them are in a domain of 8.
+TEST(Predict, AxisSpansCountRanksInsideADomain) {
   const MeshShape mesh{.tp = 2, .cp = 2, .dp = 8, .pp = 2, .etp = 2, .ep = 4, .edp = 4};
   const auto place = [&](Axis axis) {
     const RankSpan span = span_of(mesh, axis);
@@ -277,7 +277,7 @@ TEST(Predict, MegatronRecomputesInEveryModule) {
     EXPECT_NEAR(more(2, what) / more(1, what), 60.0 / 59, 1e-3) << what;  // 58 layers and the modules
 }
 
-// A score takes an exponential beside its products, and scalar operations backward.
+// A score costs an exponential in addition to its products, and scalar operations backward.
 TEST(Predict, NarrowHeadsTakeLongerForAMultiplyAdd) {
   const PlanMachine h100 = machine("h100"), gb200 = machine("gb200"), gb300 = machine("gb300");
   const double wide = attention_over_products(h100, {128, 128}, false),
@@ -325,13 +325,13 @@ TEST(Predict, PortableKernelsAreSlower) {
   const double share = machine("h100").portable;
   EXPECT_NEAR(own.kernels.at("attention_backward") / portable.kernels.at("attention_backward"), share, 0.01);
   EXPECT_GT(portable.step_s, 1.3 * own.step_s);
-  // cuDNN takes widths that our kernels do not, if rows are whole vectors of 16 bytes.
+  // cuDNN supports widths that our kernels do not, if rows are whole vectors of 16 bytes.
   const Prediction odd = step({"model.head_dim=92"}), even = step({"model.head_dim=96"});
   EXPECT_GT(odd.kernels.at("attention_forward"), 1.5 * even.kernels.at("attention_forward"));
   EXPECT_GT(odd.kernels.at("attention_backward"), 1.5 * even.kernels.at("attention_backward"));
 }
 
-// States on the host cost the time of their link, less that of the update's kernel, and on one rank of a forward pass.
+// States on the host cost the time of their link, less the time of the update's kernel, and on one rank of a forward pass.
 TEST(Predict, CountsTheHostsLink) {
   PartLibrary parts;
   const auto predicted = [&](int64_t ranks, std::vector<std::string> set) {
@@ -347,7 +347,7 @@ TEST(Predict, CountsTheHostsLink) {
   EXPECT_GT(sums.at("host link"), 3 * bytes_s);
 }
 
-// Activations on the host cost what their copies take beyond the passes of their stage.
+// Activations on the host cost the time by which their copies exceed the passes of their stage.
 TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
   PartLibrary parts;
   const auto predicted = [&](std::vector<std::string> set, double link_gb_s) {
@@ -366,7 +366,7 @@ TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
   EXPECT_LT(fast.fullest_rank().total(), plain.fullest_rank().total());
 }
 
-TEST(Predict, AssumptionsActAsTheySay) {
+TEST(Predict, AssumptionsChangeTheStepTime) {
   PartLibrary parts;
   const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",
                                                     "parallel.dispatcher=\"alltoall\"", "moe.rank_rows_factor=1.0"});
@@ -403,7 +403,7 @@ TEST(Predict, CountsRanksOfAToken) {
 }
 
 // Largest layouts: 10^5 ranks within a moment.
-TEST(Predict, TakesManyRanks) {
+TEST(Predict, SupportsManyRanks) {
   PartLibrary parts;
   const RunSpec run = recipe("deepseek_v3.toml", {"parallel.tp=2", "parallel.pp=16", "parallel.vpp=2", "parallel.ep=64",
                                                   "parallel.layout=\"Et*3|(tt|)*29m|L\"", "train.global_batch=102400"});
@@ -411,7 +411,7 @@ TEST(Predict, TakesManyRanks) {
   EXPECT_EQ(p.ranks, 102400);
   EXPECT_GT(p.step_s, 0);
   EXPECT_GT(p.messages, 1000);
-  // Rank 0 takes a greeting of each other and sends each a table of all. The others have its connection alone, and
+  // Rank 0 receives a greeting from each other rank and sends it a table of all. The others are connected only to it, and
   // the identities of their groups.
   EXPECT_GT(p.start_up.messages_rank_0, 5 * 102399);
   EXPECT_GE(p.start_up.messages_rank, 1 + 4);
@@ -422,7 +422,7 @@ TEST(Predict, TakesManyRanks) {
   EXPECT_EQ(start_up({}, machine("gb200")).seconds, 0);
 }
 
-// The messages of a step are those of the groups' calls: the bytes and counts of comm/group_cost.h.
+// The messages of a step are the groups' calls: the bytes and counts of comm/group_cost.h.
 TEST(Predict, CountsMessages) {
   PartLibrary parts;
   const RunSpec run =
@@ -437,7 +437,7 @@ TEST(Predict, CountsMessages) {
 }
 
 // The machine decides the device, and ranks of a CPU share it.
-TEST(Predict, RunsOnTheMachine) {
+TEST(Predict, DeviceFollowsTheMachine) {
   PartLibrary parts;
   const RunSpec cpu = recipe("bench_cpu.toml", {"run.threads=1"});
   EXPECT_TRUE(predict(parts, cpu, 1, machine("h100"), {}).is_gpu);
@@ -448,7 +448,7 @@ TEST(Predict, RunsOnTheMachine) {
   EXPECT_GT(half.step_s, 1.5 * whole.step_s);
 }
 
-// The merged schedule hides nothing of the first and last P micro-batches, and takes the memory's time.
+// The merged schedule hides nothing of the first and last P micro-batches, and costs the memory's time.
 TEST(Predict, MergedOverlapNeedsOtherMicroBatches) {
   PartLibrary parts;
   const auto hidden = [&](int64_t global_batch) {
@@ -459,7 +459,7 @@ TEST(Predict, MergedOverlapNeedsOtherMicroBatches) {
     const AxisTime ep = predict(parts, run, 16, machine("h100"), assume).axes.at("ep");
     return ep.hidden_s / (ep.hidden_s + ep.exposed_s);
   };
-  EXPECT_EQ(hidden(16), 0);  // one micro-batch has no other beside it
+  EXPECT_EQ(hidden(16), 0);  // one micro-batch overlaps with no other
   EXPECT_NEAR(hidden(32) / hidden(64), 0.5 / 0.75, 1e-9);
   EXPECT_GT(hidden(1024), 0.95);
 }

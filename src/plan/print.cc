@@ -11,7 +11,7 @@ namespace moebius {
 namespace {
 
 // A step with a larger share of launches has kernels that do not fill a GPU, which the planner has no model of. The
-// limit is an estimate: the worst prediction of a measured step, that of the demo's model, is far above it.
+// limit is an estimate: the worst prediction of a measured step, the demo's model, is far above it.
 constexpr double kFewLaunches = 0.25;
 
 std::string duration_text(double s) {
@@ -61,8 +61,8 @@ std::string phases_text(const Prediction& p) {
     if (s > 0) text += fmt::format("  {:<18} {:>8}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
   text += "one micro-batch, by stage\n" + stages_text(p);
   if (p.axes.empty()) return text;
-  text += fmt::format("groups of the slowest rank, {:.0f} messages a step\n  {:<9} {:>11} {:>12} {:>12}\n", p.messages,
-                      "axis", "sent", "exposed", "hidden");
+  text += fmt::format("groups of the slowest rank, {:.0f} messages per step\n  {:<9} {:>11} {:>12} {:>12}\n",
+                      p.messages, "axis", "sent", "exposed", "hidden");
   for (const auto& [name, a] : p.axes)
     text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", name, bytes_text(std::llround(a.bytes)),
                         seconds_text(a.exposed_s), seconds_text(a.hidden_s));
@@ -75,7 +75,7 @@ std::string phases_text(const Prediction& p) {
 std::string files_text(const Prediction& p) {
   const FileWork& f = p.files;
   return fmt::format(
-      "files      {} of tokens a step; {} a checkpoint, written in {}, read in {}; a save stops training for {}, {} {}\n",
+      "files      {} of tokens per step; {} per checkpoint, written in {}, read in {}; a save stops training for {}, {} {}\n",
       bytes_text(std::llround(f.data_bytes)), bytes_text(std::llround(f.checkpoint_bytes)), seconds_text(f.save_s),
       seconds_text(f.load_s), seconds_text(f.stall_s), f.saves, f.saves == 1 ? "save" : "saves");
 }
@@ -86,7 +86,7 @@ std::string imbalance_text(const Prediction& p) {
                      p.imbalance, seconds_text(p.imbalance_s));
 }
 
-// Names what the run has and the prediction has not, and the GPU that it needs.
+// Names the parts of the run that are not predicted, and the GPU that it needs.
 std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
   std::string text;
   if (p.is_gpu && p.launch_s > kFewLaunches * p.step_s)
@@ -105,8 +105,8 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
                          const Assumptions& assume) {
   std::string text = "assumed\n  " + to_string(assume) + "\n" + not_predicted_text(p, run);
   if (!p.is_gpu)
-    text +=
-        fmt::format("  {} threads a rank, {:.0f} ranks a host\n", p.threads, machine.of_rank(p.threads).domain_ranks);
+    text += fmt::format("  {} threads per rank, {:.0f} ranks per host\n", p.threads,
+                        machine.of_rank(p.threads).domain_ranks);
   else
     text += fmt::format("  {}\n", planned_cudnn_text());
   for (const std::string& figure : machine.assumed_figures()) text += "  machine: " + figure + "\n";
@@ -116,7 +116,7 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
 std::string memory_table(const Prediction& p) {
   std::string text = fmt::format("  {:<9}", "pp rank");
   for (int i = 0; i < kNumLives; ++i) text += fmt::format(" {:>10}", name_of(static_cast<Life>(i)));
-  text += fmt::format(" {:>10} {:>10}\n", "beside", "total");
+  text += fmt::format(" {:>10} {:>10}\n", "other", "total");
   for (const RankMemory& m : p.memory) {
     text += fmt::format("  {:<9}", m.pp_rank);
     for (const int64_t bytes : m.life) text += fmt::format(" {:>10}", bytes_text(bytes));
@@ -157,9 +157,9 @@ std::string mesh_text(const MeshShape& m) {
 std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
   std::string text = fmt::format("machine    {}, {} {}: {}\n", machine.name, p.ranks, p.ranks == 1 ? "rank" : "ranks",
                                  mesh_text(p.mesh));
-  text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches a rank\n", seconds_text(p.step_s), p.tokens,
+  text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches per rank\n", seconds_text(p.step_s), p.tokens,
                       p.num_micro_batches);
-  text += fmt::format("rate       {:.1f} tokens/s a rank, {} model TFLOP/s a rank, MFU {:.1f} %\n",
+  text += fmt::format("rate       {:.1f} tokens/s per rank, {} model TFLOP/s per rank, MFU {:.1f} %\n",
                       p.tokens_per_s_per_gpu, rate_text(p.model_tflops_per_gpu), 100 * p.mfu);
   text += run_text(p, run, assume);
   text += fmt::format("memory     {} on pp rank {}, of {}: {}\n", bytes_text(p.fullest_rank().total()),

@@ -1,4 +1,4 @@
-// The keys of JSON are those of docs/reference/commands.md, which scripts rely on.
+// The keys of JSON are documented in docs/reference/commands.md, and scripts rely on them.
 #include "plan/print.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST(ResultsJson, OfAPlanHasTheDocumentedKeys) {
     EXPECT_TRUE(keys.contains(key)) << key;
 }
 
-// Gradients of weights are a pass of their own in zb_h1 alone.
+// Gradients of weights are a separate pass only in zb_h1.
 TEST(ResultsJson, HasTheGradientsOfWeightsOfEachStage) {
   PartLibrary parts;
   for (const char* schedule : {"1f1b", "zb_h1"}) {
@@ -150,7 +150,7 @@ TEST(ResultsJson, OfAFitHasTheDocumentedKeys) {
 }
 
 // An assumption that would change nothing is refused.
-TEST(Assumptions, OfMegatronNeedItsSystem) {
+TEST(Assumptions, MegatronAssumptionsNeedItsSystem) {
   for (const char* text : {"permutation=plain", "recompute=moe"}) {
     EXPECT_THAT(refused([&] { parse_assumptions({text}); }), testing::HasSubstr("add --assume system=megatron"))
         << text;
@@ -158,7 +158,7 @@ TEST(Assumptions, OfMegatronNeedItsSystem) {
   }
 }
 
-// A step whose time is mostly between kernels is one that the planner has no model of, and the text says so.
+// The planner has no model of a step whose time is mostly between kernels, and the text warns of it.
 TEST(PlanText, NamesStepsOfSmallKernels) {
   PartLibrary parts;
   const auto text = [&](const RunSpec& run) {
@@ -170,7 +170,7 @@ TEST(PlanText, NamesStepsOfSmallKernels) {
   EXPECT_THAT(text(recipe("bench_olmoe_1b_7b.toml")), testing::Not(testing::HasSubstr("small kernels")));
 }
 
-TEST(Assumptions, SayWhatALoadMayBe) {
+TEST(Assumptions, InvalidLoadErrorListsTheChoices) {
   for (const char* text : {"load=zipf", "load=1.5", "load=runs/none/metrics.jsonl"})
     EXPECT_THAT(
         refused([&] { parse_assumptions({text}); }),

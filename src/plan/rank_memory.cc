@@ -183,7 +183,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const std::vector<ParamBucket>&buckets = held.trained, &frozen = held.frozen;
   int64_t largest = 0, streamed = 0;
-  std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may stand for several layers
+  std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may represent several layers
   for (const ParamBucket& bucket : buckets) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
     if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
@@ -224,7 +224,7 @@ void add_batch(RankMemory& m, LayoutParts& parts) {
   add(m, Life::state, 4 * aligned_numel(spec.max_positions * spec.model.rope_dim()));
 }
 
-// Adds offloaded activations: on the host those of every layer for each micro-batch in flight, and on the device the
+// Adds offloaded activations: on the host for every layer and each micro-batch in flight, and on the device the
 // largest layer of each slot.
 void add_offloaded(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use) {
   int64_t num_layers = 0;
@@ -281,7 +281,7 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Returns the bytes for gradients of a tied embedding: each stage that has it receives those of the other stages
+// Returns the bytes for gradients of a tied embedding: each stage that has it receives the gradients of the other stages
 // (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
                             const std::vector<HeldParam>& params) {

@@ -146,8 +146,8 @@ const Layout kLayouts[] = {
 
 class RankMemories : public testing::TestWithParam<Layout> {};
 
-// Life by life, to the byte, what an engine on the null device plans.
-TEST_P(RankMemories, AreThoseOfTheEngine) {
+// Life by life, to the byte, the plan of an engine on the null device.
+TEST_P(RankMemories, EqualThoseOfTheEngine) {
   const Layout& l = GetParam();
   const RunSpec run = load_run_spec(kRecipes + l.recipe, l.set);
   const EngineSpec spec = planned_engine_spec(run, l.ranks);
@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, RankMemories, testing::ValuesIn(kLayouts),
                          [](const auto& info) { return info.param.name; });
 
 // Rows of experts that a budget keeps are in a pool on the device. `layer` moves all else.
-TEST(RankMemories, RowsOfABudgetAreNotMoved) {
+TEST(RankMemories, BudgetedExpertRowsAreNotOffloaded) {
   const auto resolve = [](const std::string& offload, const std::string& budget) {
     const EngineSpec spec = planned_engine_spec(
         load_run_spec(kRecipes + "tiny_cpu.toml", {"parallel.ep=2", "memory.offload=" + offload, budget}), 2);
@@ -219,8 +219,8 @@ TEST(RankMemories, OfLargeModelsFitTheirGpus) {
 }
 
 // In attention's backward pass of a long sequence the gradient of its input, and its input if the weight gradients alone
-// read it, 0.5 GiB each, have no memory beside the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
-TEST(RankMemories, TheStackOfALongSequenceHasNoInputOfAttentionBesideItsGradients) {
+// read it, 0.5 GiB each, have no memory at the same time as the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
+TEST(RankMemories, LongSequenceStackHoldsNoAttentionInputDuringItsBackward) {
   const RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {});
   const EngineSpec spec = planned_engine_spec(run, 1);
   PartLibrary library;
@@ -252,7 +252,7 @@ TEST(RankMemories, DoNotGrowWithTheNumberOfRanksThatShareExperts) {
 // bytes of both together are the same.
 std::string counted_as(const std::string& op) { return op == "copy" ? "rms_norm_fwd" : op; }
 
-// The work of the parts is what the passes of a whole model count: the same arithmetic and bytes of
+// The work of the parts equals the counters of the passes of a whole model: the same arithmetic and bytes of
 // every op, and the same bytes of every group.
 TEST(Parts, AddUpToTheModel) {
   for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
@@ -308,7 +308,7 @@ TEST(Parts, AddUpToTheModel) {
 }
 
 // A library holds the parts of several runs apart: models, balance and precision of the same layout.
-TEST(Parts, AreOfTheirRun) {
+TEST(Parts, LibraryKeepsPartsOfDifferentRunsApart) {
   PartLibrary library;
   const auto forward = [&](const std::vector<std::string>& set) {
     const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1);

@@ -56,8 +56,8 @@ class Search {
     run_.model.check();
     if (run_.train.seq_len == 0) run_.train.seq_len = run_.model.max_position_embeddings;
     limits_ = limits();
-    if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // a recipe of a model alone
-    check_policies(run_);  // what no layout mends is an error by itself, and not the reason that none is legal
+    if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // for a recipe that has only a model
+    check_policies(run_);  // an error that no layout avoids is reported before any layout is tried
     run_.provenance.clear();
     machine_.sources.clear();  // every prediction copies the machine
     of_rank_ = machine_.of_rank(run_.threads);
@@ -172,14 +172,14 @@ class Search {
   SearchLimits limits_;
   std::map<PrecisionRecipe, std::vector<ShardingChoice>> sharding_;
   double bytes_ = 0, min_bytes_ = 1e300;
-  std::vector<Candidate> legal_, best_;  // best_: by time
-  std::vector<size_t> group_;            // [legal_]
+  std::vector<Candidate> valid_, best_;  // best_: by time
+  std::vector<size_t> group_;            // [valid_]
   // A lower bound of the step time of a layout whose memory is not chosen yet. Equal bounds are ordered by is_sharp,
   // and then by their index.
   struct Bound {
     double step_s = 0;
     bool is_sharp = false;  // true: bound of the whole step; false: of its passes
-    size_t index = 0;       // index of the layout in legal_
+    size_t index = 0;       // index of the layout in valid_
     auto operator<=>(const Bound&) const = default;
   };
   std::vector<Bound> untimed_;  // bounds by products_seconds(), the lowest last
@@ -187,7 +187,7 @@ class Search {
   ThreadPool pool_;
   mutable PartTimes times_;
   SearchResult result_;
-  std::string refusal_;  // why the first layout that was refused is not legal
+  std::string refusal_;  // why the first refused layout is invalid
 };
 
 // Returns a lower bound of the fullest rank's memory: weights, gradients and optimizer shard of an average rank, less
@@ -268,7 +268,7 @@ std::string Search::refusal(RunSpec& run, const Candidate& c) const {
   });
 }
 
-// Candidates of a group share their parts, so each thread takes whole groups.
+// Candidates of a group share their parts, so each thread processes whole groups.
 void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
   std::vector<std::vector<Candidate>> legal(groups.size());
   std::vector<double> least(groups.size(), 1e300);
@@ -291,14 +291,14 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     }
   });
   for (size_t g = 0; g < groups.size(); ++g) {
-    legal_.insert(legal_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
-    group_.resize(legal_.size(), g);
+    valid_.insert(valid_.end(), std::make_move_iterator(legal[g].begin()), std::make_move_iterator(legal[g].end()));
+    group_.resize(valid_.size(), g);
     min_bytes_ = std::min(min_bytes_, least[g]);
     result_.num_too_large += too_large[g];
     result_.num_refused += refused[g];
     if (refusal_.empty()) refusal_ = why[g];
   }
-  result_.num_legal = std::ssize(legal_) + result_.num_too_large;
+  result_.num_legal = std::ssize(valid_) + result_.num_too_large;
 }
 
 // Times the passes of the next layouts. Those of a group are one task, since they share their parts.
@@ -312,14 +312,14 @@ void Search::time_next() {
   std::vector<char> is_refused(next.size());
   pool_.run(std::ssize(begins) - 1, [&](int64_t task, int) {
     for (size_t i = begins[static_cast<size_t>(task)]; i < begins[static_cast<size_t>(task) + 1]; ++i) {
-      Candidate& c = legal_[next[i]];
+      Candidate& c = valid_[next[i]];
       is_refused[i] = !refusal_of([&] { c.step_s = bound_seconds(c, /*updates=*/!options_.prunes); }).empty();
     }
   });
   result_.num_timed += std::ssize(next);
   for (size_t i = 0; i < next.size(); ++i) {
     if (!is_refused[i]) {
-      timed_.push({legal_[next[i]].step_s, !options_.prunes, next[i]});
+      timed_.push({valid_[next[i]].step_s, !options_.prunes, next[i]});
     } else {
       ++result_.num_refused;
       --result_.num_legal;
@@ -333,11 +333,11 @@ void Search::sharpen() {
   for (; !timed_.empty() && !timed_.top().is_sharp && std::ssize(next) < kRound; timed_.pop())
     next.push_back(timed_.top().index);
   pool_.run(std::ssize(next), [&](int64_t i, int) {
-    Candidate& c = legal_[next[static_cast<size_t>(i)]];
+    Candidate& c = valid_[next[static_cast<size_t>(i)]];
     c.step_s = bound_seconds(c, /*updates=*/true);
   });
   result_.num_timed += std::ssize(next);
-  for (const size_t index : next) timed_.push({legal_[index].step_s, true, index});
+  for (const size_t index : next) timed_.push({valid_[index].step_s, true, index});
 }
 
 // Returns the layouts with the lowest bounds of their steps. Only layouts that may be among them are timed.
@@ -361,16 +361,16 @@ std::vector<size_t> Search::next_round() {
 // Chooses the memory of the layouts in rounds, from the lowest bound on. Once a bound is above the time of the worst
 // layout that is kept, no later layout can be better.
 void Search::choose() {
-  for (size_t i = 0; i < legal_.size(); ++i) untimed_.push_back({.step_s = legal_[i].step_s, .index = i});
+  for (size_t i = 0; i < valid_.size(); ++i) untimed_.push_back({.step_s = valid_[i].step_s, .index = i});
   std::sort(untimed_.begin(), untimed_.end(), std::greater<>());
   for (std::vector<size_t> round = next_round(); !round.empty(); round = next_round()) {
     const MemoryLimits memory = memory_limits();
     std::vector<FittedMemory> all(round.size());
     pool_.run(std::ssize(round), [&](int64_t i, int) {
-      all[static_cast<size_t>(i)] = fit_memory_of(memory, legal_[round[static_cast<size_t>(i)]]);
+      all[static_cast<size_t>(i)] = fit_memory_of(memory, valid_[round[static_cast<size_t>(i)]]);
     });
     for (size_t i = 0; i < round.size(); ++i) {
-      if (is_pruned(legal_[round[i]].step_s)) {
+      if (is_pruned(valid_[round[i]].step_s)) {
         result_.num_slower += std::ssize(round) - static_cast<int64_t>(i);
         break;
       }
@@ -436,15 +436,15 @@ std::string Search::named_refusal() const {
 
 void Search::finish() {
   const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
-  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is legal; if all other degrees are 1: {}{}",
+  MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is valid; if all other degrees are 1: {}{}",
                 ranks_, impossible, named_text());
   MOEBIUS_CHECK(usage, result_.num_legal > 0,
-                "plan: no layout of {} ranks is legal for this recipe: train.global_batch = {} must be a multiple of "
+                "plan: no layout of {} ranks is valid for this recipe: train.global_batch = {} must be a multiple of "
                 "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
                 ranks_, run_.train.global_batch, named_text(),
                 refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);
   MOEBIUS_CHECK(usage, !best_.empty(),
-                "plan: none of {} layouts fits in {:.4g} GB a rank; each needs at least {:.4g} GB with {}{}; use "
+                "plan: none of {} layouts fits in {:.4g} GB per rank; each needs at least {:.4g} GB with {}{}; use "
                 "more ranks, or a larger machine{}",
                 result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
                 limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(),
@@ -479,7 +479,7 @@ SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const
 
 std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
-      "{} layouts of {} ranks: {} do not fit in {} a rank with any recompute or offload, {} cannot be among the best; "
+      "{} layouts of {} ranks: {} do not fit in {} per rank with any recompute or offload, {} cannot be among the best; "
       "{} more are refused by the checks of a run; {} predictions\n",
       r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);
@@ -487,7 +487,7 @@ std::string search_text(const SearchResult& r) {
   int place = 0;
   for (const FoundLayout& l : r.layouts) {
     const Prediction& p = l.prediction;
-    text += fmt::format("{:>2}. {} a step, {} model TFLOP/s a rank, {}  ({})\n", ++place, seconds_text(p.step_s),
+    text += fmt::format("{:>2}. {} per step, {} model TFLOP/s per rank, {}  ({})\n", ++place, seconds_text(p.step_s),
                         rate_text(p.model_tflops_per_gpu), bytes_text(p.fullest_rank().total()), l.why_worse);
     for (const std::string& key : l.set) text += " --set '" + key + "'";
     text += "\n";

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kMicroBatches[] = {1, 2, 3, 4, 6, 8, 12, 16};
 constexpr int64_t kVirtual[] = {1, 2, 3, 4, 6, 8, 12};
-// The rows that all-to-all plans for, relative to the even share: what a balanced run needs, with a margin.
+// The rows that all-to-all plans for, relative to the even share: a balanced run's rows, with a margin.
 constexpr double kRowsFactor = 1.5;
 // The margin above the rows of the busiest rank, whose load changes from step to step.
 constexpr double kRowsMargin = 1.25;
@@ -37,13 +37,13 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
   return all;
 }
 
-// Returns the divisors of n up to `most`; or the named degree alone, if it divides n.
+// Returns the divisors of n up to `most`; or only the named degree, if it divides n.
 std::vector<int64_t> degrees(int64_t n, int64_t most, const std::optional<int64_t>& named) {
   if (!named) return divisors(n, most);
   return *named >= 1 && n % *named == 0 ? std::vector{*named} : std::vector<int64_t>{};
 }
 
-// Returns the values to try: all, or the named one alone.
+// Returns the values to try: all, or only the named one.
 template <size_t kNum>
 std::vector<int64_t> values(const int64_t (&all)[kNum], const std::optional<int64_t>& named) {
   return named && *named >= 1 ? std::vector{*named} : std::vector(std::begin(all), std::end(all));
@@ -222,7 +222,7 @@ class Space {
     return layout;
   }
 
-  // All-to-all alone has a bound on the rows of a rank.
+  // Only all-to-all has a bound on the rows of a rank.
   double rows_factor(const ParallelSpec& p) const {
     if (p.dispatcher != DispatcherKind::alltoall) return 0;
     if (run_.moe.rank_rows_factor > 0) return run_.moe.rank_rows_factor;
@@ -391,7 +391,7 @@ void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   run.memory.offload = c.memory.activations;
   run.memory.expert_rows = c.memory.expert_rows;
   leave_out_recomputed(run.memory);
-  // The pool of rows stays on the device.
+  // The pool of rows remains on the device.
   if (expert_rows_budget(run) > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
   if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;

@@ -21,7 +21,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-TEST(Search, FindsLegalLayoutsThatFit) {
+TEST(Search, FindsValidLayoutsThatFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
   const PlanMachine m = machine("h200");
@@ -40,7 +40,7 @@ TEST(Search, FindsLegalLayoutsThatFit) {
     EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
   }
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }), HasSubstr("each needs at least"));
-  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is valid"));
   EXPECT_THAT(refused([&] { search(parts, run, 4, m, {.precision = PlanPrecision::nvfp4}, {}); }),
               HasSubstr("has no products in 4 bits"));
 }
@@ -99,7 +99,7 @@ TEST(Search, FindsTheSameShardedLayersWithoutPruning) {
   expect_same_without_pruning(few, 8, 5, "parallel.fsdp=true");  // with etp up to 8
 }
 
-// With less memory the search recomputes more, and no subset of what it chose would fit.
+// With less memory the search recomputes more, and no subset of its choice would fit.
 TEST(Search, RecomputesTheLeastThatFits) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
@@ -125,7 +125,7 @@ TEST(Search, KeepsFusedGradientsOnTheDevice) {
   EXPECT_TRUE(std::none_of(fused.begin(), fused.end(), on_host));
 }
 
-TEST(Search, LeavesOutOffloadOfWhatIsRecomputed) {
+TEST(Search, RecomputedTensorsAreNotOffloaded) {
   PartLibrary parts;
   const std::vector<std::string> set{"memory.offload=[\"attention\", \"expert_up\"]"};
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
@@ -294,7 +294,7 @@ TEST(Search, TriesHierarchicalContextParallelism) {
 }
 
 // Keys of the recipe that the search does not choose are kept, and have their defaults where they would do nothing.
-TEST(Search, KeepsWhatItDoesNotChoose) {
+TEST(Search, OtherRecipeKeysAreKept) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
                              {"parallel.ep=2", "parallel.dispatcher=\"allgather\"", "parallel.expert_overlap=\"layer\"",
                               "parallel.sums=\"nccl\"", "memory.expert_rows=2"});
@@ -313,7 +313,7 @@ TEST(Search, KeepsWhatItDoesNotChoose) {
   }
 }
 
-// A limit of the recipe holds beside that of the command, so that the keys can be pasted.
+// Limits of the recipe and of the command both hold, so that the keys can be pasted.
 TEST(Search, KeepsToMemoryFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"memory.fit=\"60GiB\""});
@@ -341,7 +341,7 @@ TEST(Search, TriesEveryDispatcher) {
       }
 }
 
-// Two-level is tried on CPUs alone, where the ranks of a node share a host of the machine.
+// Two-level is tried only on CPUs, where the ranks of a node share a host of the machine.
 TEST(Search, TriesNodesOfCpus) {
   const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
   const auto has_two_level = [&](int64_t most) {
@@ -406,7 +406,7 @@ TEST(Sweeps, SearchAtEveryNumberOfRanks) {
   EXPECT_EQ(s.points[2].prediction->ranks, 4);
   EXPECT_LT(s.points[2].prediction->run_s, s.points[0].prediction->run_s);
   EXPECT_FALSE(s.points[0].set.empty());
-  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is legal"));
+  EXPECT_THAT(s.points[1].refused, HasSubstr("no layout of 17 ranks is valid"));
   EXPECT_THAT(s.points[3].refused, HasSubstr("--sweep ranks: expected whole numbers from 1 on; got \"x\""));
   EXPECT_THAT(sweep_text(s), HasSubstr("best layout"));
 }

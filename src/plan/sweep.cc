@@ -209,7 +209,7 @@ std::string sweep_svg(const Sweep& s) {
   for (size_t i = 0; i < x_key.values.size(); ++i)
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                        kLeft + step * static_cast<double>(i), kHeight - kBottom + 18, escape_html(x_key.values[i]));
-  svg += fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10,
+  svg += fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s per rank</text>\n", kLeft, kHeight - 10,
                      escape_html(x_key.key));
   size_t n = 0;
   for (const auto& [name, points] : lines) {

@@ -13,9 +13,9 @@
 namespace moebius {
 namespace {
 
-// Phases that the simulated passes have: their time is that of the actions.
+// Phases of the simulated passes: their time is the time of the actions.
 constexpr const char* kOfPasses[] = {"forward", "backward", "communication", "host", "bubble"};
-// Phases that come after the passes, in their order. Others come after these.
+// Phases after the passes, in their order. Others follow these.
 constexpr const char* kAfter[] = {"gradients", "matrices",  "attention logits", "weight scales",
                                   "optimizer", "host link", "weights",          "copies"};
 // Each life has a colour.

@@ -25,8 +25,8 @@ bool is_quantized(const std::string& op, const TimeContext& c) {
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
 }
 
-// Returns whether the op runs Moebius' portable kernels on a GPU that has others: those of run.kernels, and attention
-// with heads that neither the others nor cuDNN take, or where cuDNN is slower (ops/attention/attention_choice.cc).
+// Returns whether the op runs Moebius' portable kernels on a GPU that has others: with run.kernels, and in attention
+// with heads that neither the others nor cuDNN support, or where cuDNN is slower (ops/attention/attention_choice.cc).
 bool is_portable(const OpWork& op, const TimeContext& c) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
   const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;
@@ -42,8 +42,8 @@ bool is_portable(const OpWork& op, const TimeContext& c) {
 
 HeadWidths head_widths(const ModelSpec& m) { return {m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim}; }
 
-// Returns the factor for masked scores of tiles that attention computes as a whole: those above the diagonal and, with
-// a window, those of keys before it. With cp an op does a part of a layer, whose keys are not known to be in a window.
+// Returns the factor for masked scores of tiles that attention computes as a whole: above the diagonal and, with
+// a window, of keys before it. With cp an op does a part of a layer, whose keys are not known to be in a window.
 double masked_tiles(const TimeContext& c, const OpWork& op) {
   if (!c.machine.is_gpu) return 1;
   constexpr double kTile = 128;
@@ -76,8 +76,8 @@ double rate(const TimeContext& c, const OpWork& op) {
   return peak * share(Share::products);
 }
 
-// Returns the seconds in which a GPU finds the largest logits for QK-clip, beside an op of the forward pass of attention:
-// a portable kernel computes the scores once more (ops/attention/cuda/attention_max_logit.cu). On a CPU they are found
+// Returns the seconds in which a GPU finds the largest logits for QK-clip, after an op of the forward pass of attention:
+// a portable kernel recomputes the scores (ops/attention/cuda/attention_max_logit.cu). On a CPU they are found
 // in the forward pass itself.
 double max_logit_seconds(const TimeContext& c, const OpWork& op) {
   const bool is_own = c.machine.is_gpu && c.assume.system == PlanSystem::moebius;
@@ -96,7 +96,7 @@ double memory_rate(const TimeContext& c) {
   return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
 }
 
-// Returns the rows that the busiest rank's experts get, over those that the dry run computed: it takes every
+// Returns the rows that the busiest rank's experts get, over the rows that the dry run computed: it counts every
 // planned row, most of which no token fills where all-gather plans for the worst case. Weights are read once by each
 // call, however many rows there are.
 double expert_rows(const TimeContext& c) {
@@ -217,8 +217,8 @@ PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::
 }
 
 // Adds the work that Megatron recomputes in the backward pass: the experts' activation, or all of an MoE layer.
-// num_moe: MoE layers of the part, whose ops are those of all.
-void compute_again(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
+// num_moe: MoE layers of the part; its ops are summed over them.
+void add_recompute(PartTime& t, const TimeContext& c, const PartWork& part, int64_t num_moe) {
   const ModelSpec& m = c.spec.model;
   const double rows = static_cast<double>(num_moe * rows_between_projections(c.spec.shape, c.spec.mesh) * m.top_k);
   if (c.assume.recompute == PlanRecompute::activation) {
@@ -416,7 +416,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_memory(t.forward, c, static_cast<double>(num_moe) * (permuted_bytes(c) + biased.forward));
     add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
   }
-  if (is_moe && c.assume.system == PlanSystem::megatron) compute_again(t, c, part, num_moe);
+  if (is_moe && c.assume.system == PlanSystem::megatron) add_recompute(t, c, part, num_moe);
   const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;

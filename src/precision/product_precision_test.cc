@@ -38,7 +38,7 @@ double cosine(const Values& x, const Values& y) {
   return testing::dot(x, y) / (testing::norm_of(x) * testing::norm_of(y));
 }
 
-// Products of normal numbers, beside those in double. T, in and out: a GPU takes multiples of 16.
+// Products of normal numbers, against those in double. T, in and out: a GPU needs multiples of 16.
 struct Products {
   int64_t T, in, out;
   DType dtype;  // of y and dx

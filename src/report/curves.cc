@@ -85,7 +85,7 @@ std::string loss_curve(const Runs& runs) {
           {.name = alone ? "eval" : "", .colour = alone ? 1 : run.colour, .series = eval, .dots = true});
     }
   }
-  plot.note = has_eval ? "mean cross-entropy of a token; dots are evaluations" : "mean cross-entropy of a token";
+  plot.note = has_eval ? "mean cross-entropy per token; dots are evaluations" : "mean cross-entropy per token";
   return plot.lines.empty() ? "" : figure_of(plot);
 }
 
@@ -143,8 +143,8 @@ std::string learning_section(const Runs& runs) {
 
 std::string speed_section(const Runs& runs) {
   std::string figures = curve(runs, {"tokens_per_s", "Tokens per second", "of all ranks", Unit::count, true});
-  figures += curve(runs, {"model_tflops_per_rank", "Model TFLOP/s", "of a rank", Unit::plain, true});
-  figures += curve(runs, {"step_time_s", "Time of a step", "", Unit::seconds, true});
+  figures += curve(runs, {"model_tflops_per_rank", "Model TFLOP/s", "per rank", Unit::plain, true});
+  figures += curve(runs, {"step_time_s", "Step time", "", Unit::seconds, true});
   return section_of("Speed", figures);
 }
 

@@ -112,7 +112,7 @@ std::string entropy_map(const Runs& runs, const ShownRun& run) {
   for (double& value : map.values) value /= std::log(static_cast<double>(moe.experts));
   map.id = id_of("entropy", run);
   map.title = "Router entropy" + of_run(runs, run);
-  map.note = fmt::format("of a token's scores, over ln {}; 100 % is no preference for any expert", moe.experts);
+  map.note = fmt::format("of the scores of a token, over ln {}; 100 % is no preference for any expert", moe.experts);
   map.row = "layer";
   map.unit = Unit::ratio;
   map.low = 1;
@@ -151,13 +151,13 @@ std::string experts_section(const Runs& runs) {
     return run.data.moe.experts > 0 ? load_over_steps(all, run) : "";
   });
   figures += for_each_run(runs, entropy_map);
-  figures += curve_of(runs, "dropped_tokens", "Dropped tokens", "pairs of token and expert over capacity, in a step",
+  figures += curve_of(runs, "dropped_tokens", "Dropped tokens", "pairs of token and expert over capacity, per step",
                       Unit::count);
   figures +=
-      curve_of(runs, "spilled_rows", "Spilled rows", "rows of experts beyond their budget, in a step", Unit::count);
-  figures += curve_of(runs, "spill_time_s", "Time of spills", "in a step", Unit::seconds);
-  figures += curve_of(runs, "expert_rows_peak_over_budget", "Rows of experts", "the most of a rank over its budget",
-                      Unit::ratio);
+      curve_of(runs, "spilled_rows", "Spilled rows", "rows of experts beyond their budget, per step", Unit::count);
+  figures += curve_of(runs, "spill_time_s", "Time of spills", "per step", Unit::seconds);
+  figures += curve_of(runs, "expert_rows_peak_over_budget", "Rows of experts",
+                      "the maximum over ranks of rows over budget", Unit::ratio);
   return section_of("Experts", figures);
 }
 

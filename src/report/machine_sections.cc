@@ -38,7 +38,7 @@ Bar predicted_bar(const RunEvent& start) {
     bar.parts.push_back({.name = life, .value = found->second, .colour = colour++ % 7});
     rest -= found->second;
   }
-  if (rest > 0) bar.parts.push_back({.name = "beside the plan", .value = rest, .colour = 7});
+  if (rest > 0) bar.parts.push_back({.name = "outside the plan", .value = rest, .colour = 7});
   return bar;
 }
 
@@ -137,8 +137,7 @@ std::string rank_bars(const Runs& runs, const ShownRun& run) {
                    [](const RankTime& a, const RankTime& b) { return a.busy_s() > b.busy_s(); });
   const RankTime busiest = times.front();
   const bool straggles = times.size() > 1 && median > 0 && busiest.busy_s() > kStraggles * median;
-  BarChart chart{
-      .id = id_of("ranks", run), .title = "Time of a step by rank" + of_run(runs, run), .unit = Unit::seconds};
+  BarChart chart{.id = id_of("ranks", run), .title = "Step time by rank" + of_run(runs, run), .unit = Unit::seconds};
   chart.note = times.size() == 1 ? "in the last steps"
                                  : "in the last steps; waiting is communication that does not overlap with computation";
   if (times.size() > kMaxRankBars) {
@@ -195,8 +194,8 @@ std::string axis_table(const Runs& runs, const ShownRun& run) {
   if (run.data.ranks.axes.empty()) return "";
   Markup out;
   out.open("div", {{"class", "card"}, {"id", id_of("axes", run)}})
-      .element("h3", {}, "Communication of a step" + of_run(runs, run));
-  out.element("p", {{"class", "note"}}, "the most that a rank sent and waited, means over the run");
+      .element("h3", {}, "Communication per step" + of_run(runs, run));
+  out.element("p", {{"class", "note"}}, "bytes sent and time waited, each the maximum over ranks; means over the run");
   out.open("div", {{"class", "wide"}}).open("table").open("thead").open("tr").element("th", {{"scope", "col"}}, "axis");
   for (const char* head : {"sent", "waited", "longest wait"})
     out.element("th", {{"scope", "col"}, {"class", "num"}}, head);
@@ -239,7 +238,7 @@ std::string link_table(const Runs& runs, const ShownRun& run) {
   Markup out;
   out.open("div", {{"class", "card"}, {"id", id_of("links", run)}})
       .element("h3", {}, "Slowest connections" + of_run(runs, run));
-  out.element("p", {{"class", "note"}}, "in the last steps, beside the median of the others");
+  out.element("p", {{"class", "note"}}, "in the last steps, against the median of the others");
   out.open("div", {{"class", "wide"}}).open("table").open("thead").open("tr");
   out.element("th", {{"scope", "col"}}, "figure").element("th", {{"scope", "col"}}, "connection");
   for (const char* head : {"value", "others"}) out.element("th", {{"scope", "col"}, {"class", "num"}}, head);

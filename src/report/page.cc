@@ -49,7 +49,7 @@ std::vector<Tile> tiles_of(const RunData& run) {
   add_series_tile(tiles, run.eval, "bits_per_byte", {"Bits per byte", "", "of held-out text"}, Unit::plain);
   add_series_tile(tiles, run.train, "tokens_per_s", {"Tokens per second", "", "last step"}, Unit::count);
   if (const Series* flops = run.train.find("model_tflops_per_rank"); flops && flops->max() > 0)
-    tiles.push_back({"Model TFLOP/s", number_text(flops->last()), "of a rank, last step"});
+    tiles.push_back({"Model TFLOP/s", number_text(flops->last()), "per rank, last step"});
   add_series_tile(tiles, run.train, "expert_load_max_over_mean", {"Busiest expert", "", "over the mean; 1 is even"},
                   Unit::plain);
   if (const Series* dropped = run.train.find("dropped_tokens"))

@@ -152,14 +152,14 @@ std::string prometheus_text(const std::string& run_name, const RunData& run) {
   for (const auto& [name, series] : run.eval.all())
     if (!series.empty() && out.begin("eval_" + name, "The value of the newest evaluation.")) out.sample(series.last());
   add_layers(out, run.moe, run.moe.balance, "layer_load_max_over_mean", "Tokens of the busiest expert over the mean.");
-  add_layers(out, run.moe, run.moe.entropy, "layer_router_entropy", "Mean entropy of a token's scores, in nats.");
+  add_layers(out, run.moe, run.moe.entropy, "layer_router_entropy", "Mean entropy of the scores of a token, in nats.");
   add_layers(out, run.moe, run.moe.dropped, "layer_dropped", "Pairs of token and expert that were dropped.");
   if (!run.ranks.phases.empty() && out.begin("rank_seconds", "Seconds of the newest step by rank and phase."))
     for (const auto& [phase, grid] : run.ranks.phases)
       for (size_t r = 0; r < grid.last().size(); ++r)
         out.sample(grid.last()[r], fmt::format(",phase=\"{}\",rank=\"{}\"", phase, r));
   if (!run.ranks.axes.empty() &&
-      out.begin("comm_exposed_seconds", "The longest that a rank waited in the newest step."))
+      out.begin("comm_exposed_seconds", "The longest time that a rank waited in the newest step."))
     for (const auto& [axis, data] : run.ranks.axes)
       if (!data.exposed_s.empty()) out.sample(data.exposed_s.last(), fmt::format(",axis=\"{}\"", label_value(axis)));
   return out.str();

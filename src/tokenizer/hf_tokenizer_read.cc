@@ -1,4 +1,4 @@
-// HfTokenizer::open: reads tokenizer.json, and the end-of-document token from the files beside it.
+// HfTokenizer::open: reads tokenizer.json, and the end-of-document token from the files next to it.
 #include <fmt/format.h>
 
 #include <algorithm>

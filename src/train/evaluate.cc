@@ -36,7 +36,7 @@ void add_batch(Engine& engine, Sums& sums) {
   for (int64_t t = 0; t < weight_T.numel(); ++t) sums.tokens += weight_T.ptr<float>()[t];
 }
 
-// Each rank knows the tokens of its sequences; only ranks of the last stage know their loss.
+// Each rank has the tokens of its sequences; only ranks of the last stage have their loss.
 void reduce(Engine& engine, Sums& sums) {
   Stream s(DeviceKind::cpu, engine.stream().pool());
   engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.tokens, {1}));

@@ -19,7 +19,7 @@ void write_info(const std::string& prefix, int64_t tokens, int64_t text_bytes) {
   write_file_atomic(prefix + ".json", info.dump());
 }
 
-// Two sets whose sizes are nothing like their weights: 6 and 3 sequences, 3 and 2 batches.
+// Two sets with sizes that are not in proportion to their weights: 6 and 3 sequences, 3 and 2 batches.
 class Evaluate : public ::testing::Test {
  protected:
   Evaluate() : engine_(training_engine_spec(run_)) {

@@ -48,7 +48,7 @@ void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t avai
       "out of memory: an asynchronous checkpoint copies {} in the host's memory{}{}, and {} are available; set "
       "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger machine\n{}",
       bytes_text(host.snapshot_bytes),
-      host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
+      host.plan_bytes > 0 ? fmt::format(" in addition to the plan of {}", bytes_text(host.plan_bytes)) : "",
       host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "", bytes_text(available),
       plan.table());
 }
@@ -61,7 +61,7 @@ void check_spill(const HostMemory& host, const MemoryPlan& plan, int64_t availab
       "the experts of one rank{}{}, and {} are available; set a larger memory.expert_rows or 0 (then the device has "
       "memory for them), a smaller train.micro_batch or train.seq_len, or use a larger machine\n{}",
       bytes_text(host.spill_bytes), host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "",
-      beside > 0 ? fmt::format(", beside {} of the plan and a checkpoint's copy", bytes_text(beside)) : "",
+      beside > 0 ? fmt::format(", in addition to {} of the plan and a checkpoint's copy", bytes_text(beside)) : "",
       bytes_text(available), plan.table());
 }
 

@@ -24,7 +24,7 @@ TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
   refused(gpu, 99,
           "out of memory: an asynchronous checkpoint copies 100 B in the host's memory, and 99 B are available; set "
           "checkpoint.async = false");
-  refused(cpu, 149, "copies 100 B in the host's memory beside the plan of 50 B, and 149 B are available");
+  refused(cpu, 149, "copies 100 B in the host's memory in addition to the plan of 50 B, and 149 B are available");
   refused(cpu, 149, "memory plan\n");
 }
 
@@ -37,11 +37,12 @@ TEST(HostMemory, RowsOfExpertsBeyondTheirBudgetThatDoNotFitAreRefused) {
   const auto refused = [&](const HostMemory& host, int64_t available, const std::string& text) {
     expect_error(ErrorKind::usage, text, [&] { check_spill(host, plan, available); });
   };
-  refused(gpu, 42,
-          "rows of experts beyond memory.expert_rows take up to 40 B of the host's memory if tokens choose the experts "
-          "of one rank, of 2 ranks together, beside 3 B of the plan and a checkpoint's copy, and 42 B are available; "
-          "set a larger memory.expert_rows or 0");
-  refused(cpu, 48, "beside 9 B of the plan and a checkpoint's copy, and 48 B are available");
+  refused(
+      gpu, 42,
+      "rows of experts beyond memory.expert_rows take up to 40 B of the host's memory if tokens choose the experts "
+      "of one rank, of 2 ranks together, in addition to 3 B of the plan and a checkpoint's copy, and 42 B are available; "
+      "set a larger memory.expert_rows or 0");
+  refused(cpu, 48, "in addition to 9 B of the plan and a checkpoint's copy, and 48 B are available");
 }
 
 TEST(HostMemory, ReportsUncountedMemory) {
@@ -67,7 +68,7 @@ TEST(HostMemory, TheRanksOfAMachineShareIt) {
     const MemoryPlan plan;
     check_snapshot(all, plan, 333);
     expect_error(ErrorKind::usage,
-                 "copies 303 B in the host's memory beside the plan of 30 B, of 3 ranks together, and",
+                 "copies 303 B in the host's memory in addition to the plan of 30 B, of 3 ranks together, and",
                  [&] { check_snapshot(all, plan, 332); });
   });
 }

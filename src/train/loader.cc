@@ -16,8 +16,8 @@ bool is_missing(const std::string& path) {
   return std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found;
 }
 
-void check_is_there(const std::string& prefix, const std::string& tokenizer, const std::string& asked_by) {
-  refuse_file_for_prefix(prefix, asked_by + ": " + prefix);
+void check_is_there(const std::string& prefix, const std::string& tokenizer, const std::string& set_by) {
+  refuse_file_for_prefix(prefix, set_by + ": " + prefix);
   const bool is_file = std::filesystem::is_regular_file(prefix);  // text in place of a dataset
   const std::string out = is_file ? std::filesystem::path(prefix).replace_extension().string() : prefix;
   for (const char* ending : {".bin", ".idx"}) {
@@ -25,16 +25,16 @@ void check_is_there(const std::string& prefix, const std::string& tokenizer, con
         input, !is_missing(prefix + ending),
         "{0}: {1}: expected {1}.bin and {1}.idx; {1}{2} is not there; correct the prefix, or make the dataset "
         "with `moebius data build --input {4} --tokenizer {3} --out {5}`{6}",
-        asked_by, prefix, ending, tokenizer, is_file ? prefix : "FILES", out,
+        set_by, prefix, ending, tokenizer, is_file ? prefix : "FILES", out,
         is_file ? fmt::format(" and name {} here", out) : "");
   }
 }
 
 std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs, const std::string& tokenizer,
-                                           const std::string& asked_by) {
+                                           const std::string& set_by) {
   std::vector<WeightedDataset> datasets;
   for (const DatasetSpec& spec : specs) {
-    check_is_there(spec.prefix, tokenizer, asked_by);
+    check_is_there(spec.prefix, tokenizer, set_by);
     datasets.push_back({TokenDataset::open(spec.prefix), spec.weight});
   }
   return datasets;
@@ -48,11 +48,11 @@ void check_datasets_are_there(const DataSpec& data) {
 }
 
 Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share,
-               const std::string& asked_by)
+               const std::string& set_by)
     : order_(open_datasets(datasets, run.data.tokenizer,
-                           !asked_by.empty() ? asked_by
-                           : shuffle         ? "data.train"
-                                             : "data.valid"),
+                           !set_by.empty() ? set_by
+                           : shuffle       ? "data.train"
+                                           : "data.valid"),
              {.seq_len = run.train.seq_len,
               .vocab_size = run.model.vocab_size,
               .seed = run.seed,
@@ -73,7 +73,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       tokens_(seq_ + 1) {
   std::iota(in_order_.begin(), in_order_.end(), 0);
   for (int i = 0; i < order_.num_datasets(); ++i) {
-    check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
+    check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, set_by.empty() ? "data.tokenizer" : set_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
                   "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
                   "completion must not attend to other prompts",
@@ -150,7 +150,7 @@ void Loader::order_by_cost() {
     const SampleDocuments documents = documents_of(sample);
     all.push_back({dynamic_cp_ ? choose_sharing(documents, share_.cp) : 0, documents.cost(), sample});
   }
-  // Stable: sequences of one cost stay in the order of the data.
+  // Stable: sequences of equal cost remain in the order of the data.
   std::stable_sort(all.begin(), all.end(), [](const Costly& a, const Costly& b) {
     return std::pair(a.sharing, a.cost) > std::pair(b.sharing, b.cost);
   });
@@ -221,7 +221,7 @@ void Loader::fill_sequence(MicroBatch& batch, const Sample& sample, const Place&
   const std::vector<bool> counts = counted_targets(sample, starts);
   const auto depths = static_cast<int32_t>(batch.mtp_targets.size());
   const int64_t first_row = place.b * std::ssize(place.positions);
-  // One may start after the last token, and is not in a row. document[i] is that of row i of the sample.
+  // One may start after the last token, and is not in a row. document[i] is the document of row i of the sample.
   starts.erase(std::lower_bound(starts.begin(), starts.end(), seq_), starts.end());
   starts.insert(starts.begin(), 0);
   int64_t at = 0;         // the place in the sequence that was reached

@@ -246,7 +246,7 @@ TEST(LoaderMtp, IsEmptyWhenOff) {
   EXPECT_TRUE(engine.batch().mtp_targets.empty());
 }
 
-// Documents of 4 tokens, whose last 2 are a completion, and one of 9 that is none at all.
+// Documents of 4 tokens, whose last 2 are a completion, and one of 9 without a completion.
 std::string write_prompts(const TestDir& dir) {
   TokenDatasetWriter writer(dir.path("prompts"), TokenType::u16);
   const std::vector<int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8, 9};

@@ -159,7 +159,7 @@ void TrainingRun::log_after_steps(int signal) {
   if (signal != 0)
     log_.info("signal {}: saved step {}, ending; the same command resumes from there", signal, saved_step_);
   if (ranks_.ranks.size() > 1)
-    log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
+    log_.info("communication of the last step, sent and waited, each the maximum over ranks: {}", comm_text(ranks_));
   if (const std::string links = slow_links_text(ranks_.slow_links); !links.empty())
     log_.info("the slowest connection of the last step: {}", links);
   if (host_link_.is_known()) log_.info("in the last step {}", host_link_.text());
@@ -236,7 +236,7 @@ void TrainingRun::check_finite(const StepReport& report) {
   MOEBIUS_FAIL(
       numerics,
       "step {}: the loss is {} and the gradient norm {}; first not finite: {}. This step changed no weight; {}. "
-      "Lower optimizer.lr, lengthen the warm-up, or look at the data of this step",
+      "Lower optimizer.lr, lengthen the warm-up, or inspect the data of this step",
       report.step, report.loss, report.grad_norm, where, newest_text());
 }
 
@@ -281,7 +281,7 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
   on_root_only([&] { run_log_.write_eval(step, result); });
 }
 
-// Returns whether the metrics have the evaluation of this step already. The first rank knows.
+// Returns whether the metrics have the evaluation of this step already. The first rank decides.
 bool TrainingRun::metrics_hold_eval_of(int64_t step) {
   bool holds = false;
   control_.on_root([&] { holds = run_log_.holds_eval_of(step); });

@@ -24,7 +24,7 @@ struct OfProcess {
   Control& control;
 };
 
-// Computes two small products, those of a forward pass and of a weight gradient. The BLAS library's pages, about 3 MiB,
+// Computes two small products, of a forward pass and of a weight gradient. The BLAS library's pages, about 3 MiB,
 // are loaded at its first product. So they are part of the program's memory when that is read.
 void load_products(Stream s, DType compute) {
   constexpr int64_t kSize = 64;

@@ -76,7 +76,7 @@ std::optional<StepReport::ExpertRowsReport> read_expert_rows(const Engine& engin
   return report;
 }
 
-// The sums are those of all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
+// The sums are over all ranks: each adds up the counts of the layers that it has, in the order of the ranks.
 std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
   const QuantizeStats* stats = engine.model().quantize_stats();
   if (!stats) return {};

@@ -62,7 +62,7 @@ TEST(SlowLinks, AShortRoundTripIsNotSlow) {
   EXPECT_EQ(slow_links_text(slowest({{link(1, 2e-5), link(2, 2e-5)}, {link(0, 2e-5), link(2, 4e-4)}, {}}), true), "");
 }
 
-// Two ranks have nothing to compare their connection with; threads and MPI know of none.
+// Two ranks have nothing to compare their connection with; threads and MPI have none.
 TEST(SlowLinks, WithoutOthersNothingIsSlow) {
   const SlowLinks two = slowest({{link(1, 0.1)}, {link(0, 0.1)}});
   EXPECT_EQ(slow_links_text(two), "rank 0 (a) to rank 1 (b) has a round trip of 100 ms");
@@ -71,7 +71,7 @@ TEST(SlowLinks, WithoutOthersNothingIsSlow) {
   EXPECT_EQ(slow_links_text(slowest({{}, {}, {}})), "");
 }
 
-// Connections inside a machine are faster by nature, and do not count beside those between machines.
+// Connections inside a machine are always faster, and are not compared with connections between machines.
 TEST(SlowLinks, LinksBetweenMachinesAreComparedWithEachOther) {
   LinkMeasurement inside = link(1, 2e-5);
   inside.crosses_machines = false;

@@ -146,7 +146,7 @@ std::string data_text(const RunSpec& run, const DatasetOrder& order) {
     const auto [least, most] = std::minmax_element(times.begin(), times.end());
     named = {fmt::format("each of {} datasets {:.2f} to {:.2f} times", times.size(), *least, *most)};
   }
-  return fmt::format("data: {} tokens a step; {} {} {}{}", run.train.global_batch * run.train.seq_len,
+  return fmt::format("data: {} tokens per step; {} {} {}{}", run.train.global_batch * run.train.seq_len,
                      counted(run.train.steps, "step"), run.train.steps == 1 ? "reads" : "read", fmt::join(named, ", "),
                      cut_documents_text(run, order));
 }

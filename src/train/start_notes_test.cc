@@ -234,7 +234,7 @@ TEST(StartNotes, HowOftenTheDataIsRead) {
   const std::string a = write_dataset(dir, "a", 47), b = write_dataset(dir, "b", 24);
   run.data.train = {{a, 1}};
   EXPECT_EQ(data_text(run, Loader(run.data.train, run, true).order()),
-            "data: 28 tokens a step; 9 steps read " + a + " 6.00 times");
+            "data: 28 tokens per step; 9 steps read " + a + " 6.00 times");
   run.data.train = {{a, 3}, {b, 1}};
   EXPECT_THAT(data_text(run, Loader(run.data.train, run, true).order()),
               HasSubstr("9 steps read " + a + " 4.50 times, " + b + " 3.00 times"));

@@ -31,7 +31,7 @@ struct Released {
   std::vector<float> values;
 };
 
-TEST(BlockFp8, ReleasedBitsComeBack) {
+TEST(BlockFp8, ReleasedBitsRoundTrip) {
   for (const auto& [rows, cols] : {std::pair{8, 16}, {128, 128}}) {
     const Released r(150, 270, {.block_rows = rows, .block_cols = cols});
     const BlockFp8 packed = to_block_fp8(r.values.data(), r.rows, r.cols, r.scales);
@@ -41,7 +41,7 @@ TEST(BlockFp8, ReleasedBitsComeBack) {
 }
 
 // The blocks of weights that have changed since get scales of their own.
-TEST(BlockFp8, OtherNumbersGetPowersOfTwo) {
+TEST(BlockFp8, ChangedBlocksGetPowerOfTwoScales) {
   Released r(20, 32, {.block_rows = 8, .block_cols = 16});
   r.values[0] = 3.14159f;
   const BlockFp8 packed = to_block_fp8(r.values.data(), r.rows, r.cols, r.scales);
@@ -53,7 +53,7 @@ TEST(BlockFp8, OtherNumbersGetPowersOfTwo) {
 }
 
 // Blocks of 128 x 128, and a scale of 1 where all is zero.
-TEST(BlockFp8, WithoutReleasedScalesIsTheRecipe) {
+TEST(BlockFp8, WithoutReleasedScalesUsesThoseOfTheRecipe) {
   std::vector<float> x(130 * 129);
   x[0] = 448;
   x[128] = -1e-3f;

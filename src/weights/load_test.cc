@@ -170,7 +170,7 @@ TEST(Weights, HalfPrecisionHasSubnormalsAndInfinities) {
   EXPECT_TRUE(std::isnan(got.back()));
 }
 
-TEST(Weights, CountsWhatIsNotFinite) {
+TEST(Weights, CountsNonFiniteValues) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf(""), most = 3e38f;
   const std::vector<float> f32{0, inf, 1, -inf, nan, -nan, most, -most, 1e-45f};
   EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 9), 4);
@@ -187,7 +187,7 @@ TEST(Weights, CountsWhatIsNotFinite) {
 
 // An element that a narrower dtype makes infinite is counted when it is narrowed, exact to
 // the last bit.
-TEST(Weights, CountsWhatBecomesInfinite) {
+TEST(Weights, CountsValuesThatOverflowInTheTargetDtype) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   const std::vector<float> f32{1, inf, nan, 0x1.fep127f, std::nextafter(0x1.ffp127f, 0.0f), 0x1.ffp127f, -0x1.ffp127f};
   EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 7, DType::f32), 2);
@@ -205,7 +205,7 @@ TEST(Weights, CountsWhatBecomesInfinite) {
   EXPECT_EQ(count_not_finite(brain.data(), DType::bf16, 7), 4);
 }
 
-TEST(Weights, LoadingSaysWhatBecomesInfinite) {
+TEST(Weights, LoadingWarnsOfOverflow) {
   Folder folder(tiny(), DType::f32);
   folder.add("model.layers.0.self_attn.q_proj.weight", {8, 8}, DType::f32, 3.4e38f);  // beyond bf16
   const std::string path = folder.write();
@@ -217,7 +217,7 @@ TEST(Weights, LoadingSaysWhatBecomesInfinite) {
   }
 }
 
-TEST(Weights, LoadingSaysWhichAreNotFinite) {
+TEST(Weights, LoadingWarnsOfNonFiniteTensors) {
   Folder folder(tiny(), DType::f32);
   folder.add("model.norm.weight", {8}, DType::f32, std::numeric_limits<float>::infinity());
   const std::string path = folder.write();
@@ -232,7 +232,7 @@ TEST(Weights, LoadingSaysWhichAreNotFinite) {
   EXPECT_EQ(not_finite_warning("here", {}), "");
 }
 
-TEST(Weights, SaysWhatItLookedFor) {
+TEST(Weights, ErrorListsTheSupportedFolders) {
   TestDir dir;
   expect_error(ErrorKind::input,
                "expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder",
@@ -240,7 +240,7 @@ TEST(Weights, SaysWhatItLookedFor) {
   expect_error(ErrorKind::input, "got nothing there", [&] { read_model_spec(dir.path("none")); });
 }
 
-// A checkpoint as training writes it: masters and state, moments beside them.
+// A checkpoint as training writes it: masters and state, with moments.
 class Saved {
  public:
   explicit Saved(bool with_recipe = true) : engine_(make(tiny(), DType::bf16, ModelUse::training)) {

@@ -42,7 +42,7 @@ TEST(Stopped, AnUpcyclingLeavesNothing) {
   });
 }
 
-TEST(Stopped, TheOtherFilesAreAskedForToo) {
+TEST(Stopped, StopIsCheckedWhileOtherFilesAreCopied) {
   const TestDir dir, files;
   write_file_atomic(files.path("tokenizer.json"), "{}");
   int64_t asked = 0, tensors = 0;

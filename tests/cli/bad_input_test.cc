@@ -1,6 +1,6 @@
 // Damaged and hostile files given to the program. Each one ends it with exit code 3 and a message
 // that names the file.
-// The details that a parser refuses are tested beside the parser. Here is one file of each kind,
+// The details that a parser refuses are tested with the parser. Here is one file of each kind,
 // and errors that only commands can have.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ class BadInput : public ::testing::Test {
 
 // -- configs ---------------------------------------------------------------------------------------------
 
-TEST_F(BadInput, ConfigsThatAreNoModel) {
+TEST_F(BadInput, InvalidModelConfigs) {
   const std::string path = "mixtral_v4/config.json", good = read_file(dir_.path(path));
   const auto refuse = [&](const json& patch, const std::string& text) {
     write_file_atomic(dir_.path(path), good);
@@ -133,7 +133,7 @@ TEST_F(BadInput, ConfigsWhoseGroupsOfExpertsDoNotDivide) {
   refuse(8, 4, 1, "num_experts_per_tok");  // 3 of the 2 experts in one group
 }
 
-TEST_F(BadInput, ConfigsThatAreNoJson) {
+TEST_F(BadInput, ConfigsThatAreNotJson) {
   const auto refuse = [&](const std::string& contents, const std::string& text) {
     write_file_atomic(dir_.path("mixtral_v4/config.json"), contents);
     import_refused(text);
@@ -164,7 +164,7 @@ TEST_F(BadInput, SafetensorsFiles) {
   refuse(raw(uint64_t{zero.size()}) + zero, "less than 2^63 bytes");
 }
 
-TEST_F(BadInput, TensorsThatAreNotTheModels) {
+TEST_F(BadInput, UnexpectedTensors) {
   const std::string path = dir_.path("mixtral_v4/model.safetensors"), good = read_file(path);
   const auto refuse = [&](const std::function<void(std::vector<SafetensorsTensor>&)>& patch, const std::string& text) {
     write_file_atomic(path, good);
@@ -182,7 +182,7 @@ TEST_F(BadInput, TensorsThatAreNotTheModels) {
 }
 
 // A model that diverged can be converted and inspected, but with a warning.
-TEST_F(BadInput, WeightsThatAreNotFiniteAreWarnedOf) {
+TEST_F(BadInput, NonFiniteWeightsGiveAWarning) {
   const SafetensorsFile file = SafetensorsFile::open(dir_.path("mixtral_v4/model.safetensors"));
   const int64_t at = file.at("model.layers.0.input_layernorm.weight").offset;
   const std::string infinity = raw(-std::numeric_limits<float>::infinity());

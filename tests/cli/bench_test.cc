@@ -18,7 +18,7 @@ TEST(CliBench, UnknownNamesAreListed) {
                  "--runs: expected at least 1; got 0; leave it out for the default");
 }
 
-TEST(CliBench, DispatchSaysWhatItSends) {
+TEST(CliBench, DispatchReportsSentBytes) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "alltoall",
                                               "--threads", "1", "--runs", "1", "--json"}));
@@ -57,7 +57,7 @@ TEST(CliBench, DispatchCountsBytesAcrossNodesApart) {
 }
 
 // bench/generation.py writes a model of a Hugging Face type, and times its texts.
-TEST(CliBench, GenerationIsTimedBesideTheLimitOfReading) {
+TEST(CliBench, GenerationReportsTheBandwidthLimit) {
   if (std::string(MOEBIUS_PYTHON).empty()) GTEST_SKIP() << "needs Python";
   const TestDir dir;
   std::string command = quoted(MOEBIUS_PYTHON) + " " + quoted(MOEBIUS_SOURCE_DIR "/bench/generation.py") +
@@ -89,7 +89,7 @@ TEST(CliBench, AStepOfATinyModel) {
   EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
 }
 
-TEST(CliBench, AStepRunsWhereItsRecipeSays) {
+TEST(CliBench, StepUsesTheDeviceOfItsRecipe) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: it would run";
   TestDir dir;
   const std::vector<std::string> step{"bench",    "step",
@@ -105,7 +105,7 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
 
 // The report has the data sheet's rate, the measured rate and the roofline. It counts tokens/s as
 // other programs do.
-TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
+TEST(CliBench, GpuStepReportsPeaksAndRoofline) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   TestDir dir;
@@ -157,7 +157,7 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
   }
 }
 
-TEST(CliBench, ValuesThatMeanNothingAreRefused) {
+TEST(CliBench, MeaninglessValuesAreRefused) {
   TestDir dir;
   for (const char* exponent : {"-5", "nan", "inf", "1e4"})
     expect_refused(run_moebius(dir, {"bench", "moe-layer", "--routing", "zipf", "--zipf", exponent}), 2,
@@ -173,7 +173,7 @@ TEST(CliBench, ValuesThatMeanNothingAreRefused) {
       "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");
 }
 
-TEST(CliBench, ReportsSayWhatWasAsked) {
+TEST(CliBench, ReportsRepeatTheOptions) {
   TestDir dir;
   const std::vector<std::string> attention{"bench", "attention", "--window", "7", "--documents", "16", "--runs", "1"};
   std::vector<std::string> as_json = attention;

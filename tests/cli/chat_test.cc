@@ -46,7 +46,7 @@ class Chats : public FineTune {
   }
 };
 
-TEST_F(Chats, AModelAnswersAsItWasTaught) {
+TEST_F(Chats, TunedModelGivesTheTrainedAnswers) {
   EXPECT_THAT(build().out, testing::HasSubstr("2 documents, "));
   run_guide("train");
   run_guide("export");
@@ -89,7 +89,7 @@ TEST_F(Chats, AModelAnswersAsItWasTaught) {
 }
 
 // Each ends the command, because standard input is no terminal.
-TEST_F(Chats, MessagesThatCannotBeAnswered) {
+TEST_F(Chats, InvalidMessagesAreRefused) {
   const auto chat = [&](const std::vector<std::string>& more, const std::string& input) {
     return start({"chat", kModelFolder, "--temperature", "0", "--max-tokens", "4"}, more, input);
   };
@@ -218,7 +218,7 @@ TEST_F(Chats, CtrlCEndsAnAnswerAndAtThePromptTheProgram) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
 }
 
-TEST_F(Chats, PromptsOfAFileAreContinuedAsEachWouldBeAlone) {
+TEST_F(Chats, PromptFileEqualsSinglePrompts) {
   std::string file;
   for (int i = 0; i < 9; ++i) file += std::string(static_cast<size_t>(i % 4 + 1), 'a') + " day\n";
   write_file_atomic(dir_.path("prompts.txt"), file + "\r\n \n");
@@ -304,7 +304,7 @@ TEST_F(Chats, TheGuideAdaptsAModelToChats) {
     EXPECT_TRUE(std::filesystem::exists(dir_.path(made))) << made;
 }
 
-TEST_F(Chats, TheDatasetShowsWhatHasALoss) {
+TEST_F(Chats, DataShowMarksTokensWithALoss) {
   build();
   const std::vector<std::string> words{"data", "show", "runs/tuned/data/pairs"};
   EXPECT_EQ(start(words, {"--count", "9", "--document", "1"}).out,
@@ -333,7 +333,7 @@ TEST_F(Chats, AnImportedModelHasItsTokenizer) {
 }
 
 // Many models for chats have no end-of-document token, and their chats need none.
-TEST_F(Chats, ATokenizerWithoutAnEndOfDocumentTokenIsShownToo) {
+TEST_F(Chats, DataShowWorksWithoutAnEndOfDocumentToken) {
   for (const char* file : {"tokenizer_config.json", "config.json"}) {
     const std::string path = dir_.path(kModelFolder + "/" + file);
     auto object = nlohmann::json::parse(read_file(path));

@@ -37,7 +37,7 @@ std::string write_tokens(const TestDir& dir, const std::vector<int32_t>& ids) {
 
 // -- usage -----------------------------------------------------------------------------------------------
 
-TEST(Cli, WithoutACommandItIsMisuse) {
+TEST(Cli, MissingCommandIsAUsageError) {
   TestDir dir;
   EXPECT_EQ(run_moebius(dir, {}).code, 2);
   EXPECT_EQ(run_moebius(dir, {"fly"}).code, 2);
@@ -45,7 +45,7 @@ TEST(Cli, WithoutACommandItIsMisuse) {
   EXPECT_EQ(run_moebius(dir, {"forward", kCase, "--tokens", "t", "--out", "o", "--gradients"}).code, 2);
 }
 
-TEST(Cli, MisuseHasTheFormOfOtherErrors) {
+TEST(Cli, UsageErrorsHaveTheFormOfOtherErrors) {
   TestDir dir;
   const auto refused = [&](const std::vector<std::string>& words, const std::string& text) {
     const Ran ran = run_moebius(dir, words);
@@ -73,7 +73,7 @@ TEST(Cli, MisuseHasTheFormOfOtherErrors) {
   EXPECT_THAT(help.out, testing::HasSubstr("--data"));
 }
 
-TEST(Cli, AKeyOfTheRecipeAsAnOptionIsNamed) {
+TEST(Cli, RecipeKeyAsAnOptionGivesAHint) {
   TestDir dir;
   const std::string with = "; a key of the recipe is set with --set ";
   expect_refused(run_moebius(dir, {"train", "recipe.toml", "--steps", "5"}), 2, "--steps" + with + "train.steps=5; ");
@@ -121,7 +121,7 @@ TEST(Cli, HelpGoesToStandardOutput) {
   EXPECT_THAT(ran.out, testing::HasSubstr("docs/reference/commands.md describes all commands"));
 }
 
-TEST(Cli, HelpEndsWithALineToType) {
+TEST(Cli, HelpEndsWithAnExample) {
   TestDir dir;
   for (const char* command : {"train", "config", "plan", "eval", "generate", "chat", "forward", "tokenize", "import",
                               "export", "upcycle", "report", "watch", "bench", "checkpoint"})
@@ -131,7 +131,7 @@ TEST(Cli, HelpEndsWithALineToType) {
 
 // -- forward ---------------------------------------------------------------------------------------------
 
-TEST(CliForward, WritesWhatItSays) {
+TEST(CliForward, ReportEqualsTheWrittenFile) {
   TestDir dir;
   const auto json = json_of(run_moebius(
       dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "out.safetensors", "--json"}));
@@ -146,7 +146,7 @@ TEST(CliForward, WritesWhatItSays) {
   for (const SafetensorsEntry& entry : out.entries()) EXPECT_FALSE(entry.name.starts_with("grad.")) << entry.name;
 }
 
-TEST(CliForward, TakesWideIds) {
+TEST(CliForward, AcceptsI64Ids) {
   TestDir dir;
   const std::vector<int64_t> ids{1, 2, 3};
   write_safetensors(dir.path("t.safetensors"), {{{"tokens", DType::i64, {1, 3}}, ids.data()}});
@@ -251,7 +251,7 @@ TEST(CliData, BuildsInfoAndEvaluates) {
               1e-9);
 }
 
-TEST(CliData, RefusesWhatIsNotThere) {
+TEST(CliData, MissingFilesAreRefused) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"data", "build", "--input", "none.txt", "--tokenizer", "bytes", "--out", "set"}), 3,
                  "none.txt");
@@ -300,7 +300,7 @@ TEST(CliTokenize, AModelsTokenizer) {
 
 // A fine-tuning left its lengths in tokenizer.json. The ids are the same, and every command that
 // encodes prints a warning.
-TEST(CliTokenize, LengthsOfATokenizerAreWarnedOf) {
+TEST(CliTokenize, TruncationAndPaddingGiveAWarning) {
   TestDir dir;
   const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/gpt2";
   nlohmann::json file = read_json(model + "/tokenizer.json");
@@ -368,7 +368,8 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
         "error: generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got 2");
   expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2"}), 2,
                  "error: generate: expected 2 ranks, parallel.tp * pp = 2 * 1 times those that ep * etp = 1 * 1 needs "
-                 "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
+                 "in addition to tp; got 4, of which the others would repeat the work; start 2, or split the model "
+                 "further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
@@ -377,7 +378,7 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
 }
 
-TEST(CliGenerate, TheTokenizerMustBeKnownAndBelongsToTheModel) {
+TEST(CliGenerate, NeedsATokenizerOfTheModel) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"generate", kCase, "--prompt", "!"}), 3,
                  "generate: expected a tokenizer.json in the model's folder; " + kCase +
@@ -394,7 +395,7 @@ TEST(CliGenerate, TheTokenizerMustBeKnownAndBelongsToTheModel) {
   EXPECT_THAT(ran.err, testing::HasSubstr("warning: " + said));
 }
 
-TEST(CliGenerate, RefusesWhatDoesNotFit) {
+TEST(CliGenerate, RefusesInvalidRequests) {
   TestDir dir;
   const auto generate = [&](std::vector<std::string> more) {
     std::vector<std::string> words{"generate", kCase, "--tokenizer", "bytes", "--prompt", "!"};
@@ -427,7 +428,7 @@ TEST(CliCheckpoint, EmptyAndMissingFolders) {
 }
 
 // Makes a run, and then everything that reads its checkpoint.
-TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
+TEST(CliRun, EveryCommandAcceptsTheFolderOfARun) {
   TestDir dir;
   std::string text;
   for (int i = 0; i < 40; ++i) text += fmt::format("line {} of a small text\n", i);
@@ -478,7 +479,7 @@ TEST(CliRanks, NeedGpusIfTheirRecipeSays) {
                  2, "set run.device = \"cpu\"");
 }
 
-TEST(CliDoctor, SaysWhatIsMissing) {
+TEST(CliDoctor, ListsMissingParts) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
   EXPECT_EQ(json.at("found").at("CUDA") == "not part of this build", !Accelerator::is_built_in());

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 const std::string kRecipe = MOEBIUS_SOURCE_DIR "/recipes/demo.toml";
 
-TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
+TEST(CliConfig, PrintsSizeMeshMemoryAndProvenance) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"}));
   EXPECT_EQ(json.at("provenance").at("train.steps"), "--set");
@@ -32,7 +32,7 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
 }
 
-TEST(CliConfig, SaysTheBytesOfAParameter) {
+TEST(CliConfig, PrintsBytesPerParameter) {
   TestDir dir;
   const auto text = [&](std::vector<std::string> overrides) {
     std::vector<std::string> words{"config", kRecipe, "--set", "precision.compute=bf16"};
@@ -57,14 +57,14 @@ TEST(CliConfig, SaysTheBytesOfAParameter) {
   EXPECT_EQ(json.at("parameter_bytes").at("state"), 8);
 }
 
-TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
+TEST(CliConfig, PrintsWhetherItFitsAndWhatIsMissingToTrain) {
   TestDir dir;
   const Ran ran = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"});
   EXPECT_THAT(ran.out, testing::ContainsRegex("\n# fits       yes: [0-9.]+ MiB are needed, [0-9.]+ .iB are available"));
   EXPECT_THAT(ran.out,
               testing::HasSubstr("\n# to train   no dataset at runs/tiny_cpu/data/train (.bin and .idx); moebius "
                                  "data build --input FILE... --tokenizer bytes --out runs/tiny_cpu/data/train"));
-  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       128 tokens a step, 2560 in 20 steps\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       128 tokens per step, 2560 in 20 steps\n"));
   EXPECT_THAT(ran.out, testing::HasSubstr("\n# export     no: model_type \"moebius\" is Moebius' own"));
   const Ran large = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/mixtral_8x7b.toml"});
   EXPECT_THAT(large.out, testing::ContainsRegex("\n# fits       no: [0-9.]+ GiB are needed"));
@@ -77,7 +77,7 @@ TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
 }
 
 // Shows how often a run reads its data: 2560 tokens, from a text of 1000 bytes and its end.
-TEST(CliConfig, SaysHowOftenDataIsRead) {
+TEST(CliConfig, PrintsHowOftenDataIsRead) {
   TestDir dir;
   write_file_atomic(dir.path("text.txt"), std::string(1000, 'a'));
   ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
@@ -110,7 +110,7 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
 
 // A machine without a GPU predicts the memory of a run on one. The model has 5.61 B parameters,
 // bf16 with f32 masters, gradients and moments.
-TEST(CliConfig, PlansForAGpuThatIsNotHere) {
+TEST(CliConfig, PlansWithoutTheGpu) {
   TestDir dir;
   const auto json =
       json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml", "--json"}));
@@ -280,12 +280,12 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   EXPECT_EQ(choice({"parallel.ep=2"}),
             "direct: chosen by \"auto\" because the 2 ranks that share experts are on one machine (--ranks-per-machine "
             "2): a token is written once to each rank that has any of its experts, which sends the least "
-            "(0.786 rows of a token with balanced routing, 1 with all-gather, 1 with all-to-all)");
+            "(0.786 rows per token with balanced routing, 1 with all-gather, 1 with all-to-all)");
   ranks_per_machine = "0";
   expect_refused(config({}, false), 2, "--ranks-per-machine: expected at least 1; got 0");
 }
 
-TEST(CliConfig, WhatItPrintsIsARecipe) {
+TEST(CliConfig, OutputIsAValidRecipe) {
   TestDir dir;
   const Ran first = run_moebius(dir, {"config", kRecipe});
   ASSERT_EQ(first.code, 0) << first.err;
@@ -307,7 +307,7 @@ TEST(CliConfig, RefusesBadRecipes) {
 
 // Shapes that a device's kernels do not support are refused as in a run, on any machine and
 // in any build.
-TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
+TEST(CliConfig, RefusesShapesThatKernelsDoNotSupport) {
   TestDir dir;
   const auto config = [&](const std::string& set) {
     return run_moebius(dir, {"config", kRecipe, "--set", "run.device=cuda", "--set", set});

@@ -30,7 +30,7 @@ Ran eval(const TestDir& dir, const std::vector<std::string>& words, const std::s
   return run_moebius(dir, all);
 }
 
-TEST(CliEval, RefusesWhatItCannotMeasure) {
+TEST(CliEval, RefusesInvalidRequests) {
   TestDir dir;
   write_dataset(dir, 500);
   expect_refused(eval(dir, {"--batch", "0"}), 2, "--batch: expected at least 1; got 0");
@@ -63,7 +63,7 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
 }
 
 // 500 tokens have 499 targets: 15 sequences of 32 and 19 more.
-TEST(CliEval, SaysWhatFillsNoSequence) {
+TEST(CliEval, ReportsTokensLeftOut) {
   TestDir dir;
   write_dataset(dir, 500);
   EXPECT_THAT(eval(dir, {"--seq-len", "32"}).out, testing::EndsWith("  over 480 tokens, 19 tokens left out\n"));
@@ -82,7 +82,7 @@ double loss_of(const Ran& ran) {
 
 // Like every deepseek_v3 saved by transformers, config.json mentions a module that the folder
 // lacks. The loss is computed without it.
-TEST(CliEval, MultiTokenPredictionThatIsPromisedAndNotThere) {
+TEST(CliEval, EvaluatesWithoutMissingMultiTokenPrediction) {
   TestDir dir;
   write_dataset(dir, 500);
   const std::string whole = MOEBIUS_SOURCE_DIR "/tests/golden/data/deepseek_v3_v5";
@@ -100,7 +100,7 @@ TEST(CliEval, MultiTokenPredictionThatIsPromisedAndNotThere) {
 // Sequences, tokens of a sequence, heads, experts and layers are divided over ranks. The loss is
 // the same up to the order of sums.
 // One batch is left for a single data rank.
-TEST(CliEval, AnyLayoutMeasuresTheSame) {
+TEST(CliEval, LossIsTheSameOnAnyLayout) {
   TestDir dir;
   write_dataset(dir, 1500);
   const auto loss = [&](std::vector<std::string> words) {

@@ -16,7 +16,7 @@ TEST_F(FineTune, LearnsTheCompletionsAndKeepsFrozenParts) {
 }
 
 // Two turns of the assistant, as apply_chat_template of transformers writes them.
-TEST_F(FineTune, TakesChatsAsIds) {
+TEST_F(FineTune, AcceptsTokenizedChats) {
   write_file_atomic(
       dir_.path("chats.jsonl"),
       R"({"input_ids": [523, 84, 82, 264, 198, 256, 68, 295, 385, 30, 524, 198, 523, 505, 284, 83, 432, 198, )"

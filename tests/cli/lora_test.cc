@@ -48,7 +48,7 @@ class LoraRun : public FineTune {
   }
 };
 
-TEST_F(LoraRun, LearnsWithTheModelAsItIs) {
+TEST_F(LoraRun, TrainsAdaptersOfAnUnchangedModel) {
   run_guide("train", with_adapters());
   EXPECT_LT(eval_loss("runs/tuned"), 0.95 * eval_loss(kModelFolder));
   run({"export", "runs/tuned", "merged"});
@@ -197,7 +197,7 @@ TEST_F(LoraRun, MemoryIsPredicted) {
   EXPECT_NEAR(std::atof(ran.err.c_str() + ran.err.find("B, ", measured + 3) + 3), 0, 3) << ran.err;
 }
 
-TEST_F(LoraRun, WhatCannotBeIsNamed) {
+TEST_F(LoraRun, InvalidAdapterKeysAreRefused) {
   expect_training_refused({"lora.rank=0"}, 2, "lora.targets = [\"self_attn.*\"");
   expect_training_refused({"lora.rank=0"}, 2, "would do nothing: lora.rank is 0");
   expect_training_refused({"lora.rank=-1"}, 2, "lora.rank must be");
@@ -226,7 +226,7 @@ TEST_F(LoraRun, WhatCannotBeIsNamed) {
                  "got a model's folder without adapters");
 }
 
-TEST_F(LoraRun, AdaptersThatFitNoTensorAreNamed) {
+TEST_F(LoraRun, AdaptersWithoutAMatchingTensorAreRefused) {
   run_guide("train", with_adapters({"train.steps=1", "lora.targets=[\"q_proj\"]"}));
   run({"export", "runs/tuned", "Adapter", "--adapter"});
   const auto refused = [&](const std::vector<std::string>& sets, const std::string& text) {

@@ -66,7 +66,7 @@ int64_t peak_of(const TestDir& dir, const std::vector<std::string>& words) {
   return usage.ru_maxrss * 1024;
 }
 
-TEST(CliMemory, ModelsAreCarriedTensorByTensor) {
+TEST(CliMemory, ModelsAreCopiedTensorByTensor) {
   const TestDir dir;
   const int64_t model = write_model(dir.path("model"));
   ASSERT_GT(model, 30 * kTensorBytes);

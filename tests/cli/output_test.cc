@@ -17,7 +17,7 @@ Ran run_shell(const TestDir& dir, const std::string& line) {
 }
 
 // Short texts fail when they are flushed at the end, long ones while they are printed.
-TEST(CliOutput, WhatCouldNotBeWrittenIsAnError) {
+TEST(CliOutput, FailedWriteToStandardOutputIsAnError) {
   TestDir dir;
   for (const char* line : {"$M --version > /dev/full", "$M --help > /dev/full", "$M config $R > /dev/full",
                            "$M config --json $R > /dev/full"}) {

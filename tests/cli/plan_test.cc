@@ -43,7 +43,7 @@ TEST(CliPlan, SearchesAndSweeps) {
   EXPECT_THAT(read_file(dir.path("t.csv")), HasSubstr("parallel.ep,step_time_s"));
 }
 
-TEST(CliPlan, RefusesByName) {
+TEST(CliPlan, ErrorsNameTheOption) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"plan", kOlmoe}), 2, "expected a recipe and --machine NAME or FILE; got no machine");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", "h300"}), 2, "no machine is called \"h300\"");
@@ -85,7 +85,7 @@ TEST(CliPlan, RefusesByName) {
 }
 
 // A folder of other machines does not hide those of the program.
-TEST(CliPlan, FindsItsMachinesBesideOthers) {
+TEST(CliPlan, FolderOfOtherMachinesHidesNone) {
   TestDir dir;
   std::filesystem::create_directory(dir.path("machines"));
   write_file_atomic(dir.path("machines/mine.toml"), read_file(kH200));

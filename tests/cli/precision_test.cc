@@ -125,7 +125,7 @@ TEST_F(EightBits, WeightsGiveTheSameRun) {
 
 // A scale of a whole tensor is a power of two that no element exceeds. Gradients of a layer, in E5M2, and weights, in
 // E4M3, are in one entry.
-TEST_F(EightBits, FiguresOfWholeTensors) {
+TEST_F(EightBits, StatisticsOfWholeTensors) {
   train("run", {"precision.recipe=fp8_tensor", "log.precision=true", "train.steps=2"});
   const nlohmann::json figures = steps("run").back().at("precision");
   ASSERT_EQ(figures.size(), 2u) << figures;

@@ -34,7 +34,7 @@ TEST_P(CliOverTcp, ARankThatDoesNotComeIsNamedWithItsCoordinatesInTime) {
 
 // Errors of the layout are reported once all ranks have joined. Until then messages name ranks by
 // number only.
-TEST_P(CliOverTcp, WhereTheLayoutIsWrongItHasItsNumber) {
+TEST_P(CliOverTcp, ErrorNamesRanksByNumberIfTheLayoutIsInvalid) {
   expect_refused(run_first({"--set", "parallel.tp=4", "--timeout", "0.5"}), 6, "missing: rank 1;");
 }
 

@@ -36,12 +36,12 @@ TEST_F(CliReport, WritesOnePageAndATable) {
   EXPECT_EQ(json.at("runs")[0].at("last_step"), 6);
 }
 
-TEST_F(CliReport, ThePageOfOneRunIsInItsFolder) {
+TEST_F(CliReport, WritesThePageOfOneRunToItsFolder) {
   EXPECT_THAT(run_moebius(dir_, {"report", "run/"}).out, MatchesRegex("run/report.html  .* KiB\n"));
   EXPECT_THAT(read_file(dir_.path("run/report.html")), StartsWith("<!DOCTYPE html>"));
 }
 
-TEST_F(CliReport, WarnsOfWhatItLeftOut) {
+TEST_F(CliReport, WarnsOfSkippedLines) {
   write_run(dir_.path("bad"), 2, "rubbish\n");
   const Ran ran = run_moebius(dir_, {"report", "bad", "--out", "page.html"});
   EXPECT_EQ(ran.code, 0);
@@ -52,7 +52,7 @@ TEST_F(CliReport, WarnsOfWhatItLeftOut) {
               HasSubstr("old/metrics.jsonl: the report leaves out 2 records whose step is not above the one before\n"));
 }
 
-TEST_F(CliReport, RefusesWhatItCannotHonour) {
+TEST_F(CliReport, RefusesInvalidRequests) {
   expect_refused(run_moebius(dir_, {"report", "run", "run"}), 2,
                  "report: expected --out FILE.html for a page of 2 runs, or --csv; got none");
   expect_refused(run_moebius(dir_, {"report", "no", "--out", "p.html"}), 3,
@@ -67,14 +67,14 @@ TEST_F(CliReport, RefusesWhatItCannotHonour) {
 }
 
 // A slip must not write a page over the metrics.
-TEST_F(CliReport, WritesOverNoMetrics) {
+TEST_F(CliReport, NeverOverwritesMetrics) {
   const std::string was = read_file(dir_.path("run/metrics.jsonl"));
   expect_refused(run_moebius(dir_, {"report", "run", "--out", "run/metrics.jsonl"}), 2,
                  "expected a name that ends in .html");
   EXPECT_EQ(read_file(dir_.path("run/metrics.jsonl")), was);
 }
 
-// A program that was started beside this one, with its output in files.
+// A program that runs at the same time as this one, with its output in files.
 class Started {
  public:
   Started(const TestDir& dir, const std::vector<std::string>& words) : out_(dir.path("watch.out")) {
@@ -132,7 +132,7 @@ TEST_F(CliReport, WatchNamesAPortInUse) {
   EXPECT_EQ(watch.end(SIGINT), 130);
 }
 
-TEST_F(CliReport, WatchRefusesWhatIsNoRun) {
+TEST_F(CliReport, WatchRefusesFoldersWithoutARun) {
   expect_refused(run_moebius(dir_, {"watch", "no"}), 3, "expected the folder of a run");
   expect_refused(run_moebius(dir_, {"watch", "run", "--port", "70000"}), 2, "");
 }

@@ -107,7 +107,7 @@ TEST_F(CliTrain, TracesTheOnlyStepWhereThereIsNoSecond) {
   EXPECT_GT(num_events("left.json"), 100u);
 }
 
-TEST_F(CliTrain, AWaitForAnotherRankHasAnEnd) {
+TEST_F(CliTrain, RefusesAnInvalidTimeout) {
   for (const std::string seconds : {"inf", "nan", "1e300", "604801", "0", "-1"}) {
     const Ran ran = train({}, "", {"--timeout=" + seconds});
     EXPECT_EQ(ran.code, 2) << seconds;
@@ -160,8 +160,7 @@ TEST_F(CliTrain, HasThePlanThatConfigPrints) {
   for (const char* ranks : {"1", "2"}) {
     const Ran config = run_moebius(dir_, {"config", recipe, "--ranks", ranks});
     EXPECT_EQ(total(config.out), total(train({std::string("run.dir=run") + ranks}, "", {"--ranks", ranks}).err));
-    EXPECT_THAT(config.out,
-                HasSubstr("; beside it and the plan a run holds the program and the indices of its data\n"));
+    EXPECT_THAT(config.out, HasSubstr("; a run also holds the program and the indices of its data\n"));
   }
 }
 
@@ -255,7 +254,7 @@ TEST_F(CliTrain, ResumesWithTheFormatsOfItsStateOrWithOthers) {
 }
 
 // The outputs of an earlier run are moved and never removed, whatever starts there later.
-TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
+TEST_F(CliTrain, StartingOverKeepsEarlierOutputs) {
   ASSERT_EQ(train({}).code, 0);
   const std::string was = read_file(dir_.path("run/metrics.jsonl"));
   const Ran over = train({"optimizer.lr=0.5", "checkpoint.resume=false"});
@@ -277,11 +276,11 @@ TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
 }
 
 // One line each, before the first step, for facts that would otherwise be noticed too late.
-TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
+TEST_F(CliTrain, NotesRandomWeightsDataAndUnusedKeys) {
   const Ran ran = train({"moe.balance=\"none\"", "moe.aux_coeff=0", "checkpoint.every=0"});
   ASSERT_EQ(ran.code, 0) << ran.err;
   for (const char* line :
-       {"weights are random (run.seed = ", "data: 128 tokens a step; 6 steps read set ",
+       {"weights are random (run.seed = ", "data: 128 tokens per step; 6 steps read set ",
         "moe.balance = \"none\": no loss or bias", "checkpoint.every = 0: saved only after the last step"}) {
     EXPECT_THAT(ran.err, HasSubstr(line));
     EXPECT_LT(ran.err.find(line), ran.err.find("step 1/6")) << line;
@@ -289,7 +288,7 @@ TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
 }
 
 // The path of the data is checked before memory for the model is allocated.
-TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
+TEST_F(CliTrain, MissingDatasetIsReportedBeforeAllocation) {
   const std::vector<std::string> huge{"model.hidden_size=65536", "model.moe_intermediate_size=65536",
                                       "model.vocab_size=1000000"};
   Ran ran = train(huge);
@@ -316,7 +315,7 @@ TEST_F(CliTrain, ResumesOnlyOnTheSameData) {
 }
 
 // With a learning rate that no model survives, the weights overflow, and the run says where.
-TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
+TEST_F(CliTrain, StopsAtNonFiniteLoss) {
   const Ran ran = train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"});
   expect_refused(ran, 5, "first not finite: ");
   EXPECT_THAT(ran.err, HasSubstr("This step changed no weight"));
@@ -325,7 +324,7 @@ TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
 
 // The loss of the only step is finite, but its update is not. Nothing is saved, and the run ends
 // with an error.
-TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
+TEST_F(CliTrain, DoesNotSaveNonFiniteWeights) {
   ASSERT_EQ(train({"checkpoint.every=2"}).code, 0);
   const std::vector<std::string> mad{"run.dir=mad",
                                      "train.steps=1",
@@ -350,7 +349,7 @@ TEST_F(CliTrain, WarnsOfFallbackKernelsOfAGpu) {
   EXPECT_EQ(ran.err.find(warning), ran.err.rfind(warning)) << "once";
 }
 
-TEST_F(CliTrain, RefusesWhatCannotRun) {
+TEST_F(CliTrain, RefusesInvalidRecipes) {
   expect_refused(train({"optimizer.weight_decy=1"}), 2,
                  "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
   expect_refused(train({"parallel.tp=2"}), 2, "tp");

@@ -55,7 +55,7 @@ class Transformers : public FineTune {
   std::vector<std::string> folders_;
 };
 
-TEST_F(Transformers, LoadsWhatWasFineTunedAndEveryFamily) {
+TEST_F(Transformers, LoadsATunedModelAndEveryFamily) {
   tune();
   write_forward("Tuned");
   export_golden_models();

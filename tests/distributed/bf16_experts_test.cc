@@ -115,7 +115,7 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
       same("all-gather", [](EngineSpec& spec) { spec.dispatcher = DispatcherKind::allgather; });
   }
 
-  // The same sequences on one rank. Sums over ranks are rounded once more, and a logit of this model is about 1, of
+  // The same sequences on one rank. Sums over ranks have one more rounding, and a logit of this model is about 1, of
   // which bf16 keeps 2^-9.
   static void expect_model_of_one_rank(Transport& world, DeviceKind device) {
     constexpr double kRounding = 0x1p-6;
@@ -133,8 +133,8 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(ExpertsInBf16, WaysToRunAStepChangeNoBit) { on_cpu(expect_ways_change_no_bit); }
-TEST_P(ExpertsInBf16, WaysToRunAStepChangeNoBitOnAGpu) { on_gpu(expect_ways_change_no_bit); }
+TEST_P(ExpertsInBf16, ExecutionOptionsChangeNoBit) { on_cpu(expect_ways_change_no_bit); }
+TEST_P(ExpertsInBf16, ExecutionOptionsChangeNoBitOnAGpu) { on_gpu(expect_ways_change_no_bit); }
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRank) { on_cpu(expect_model_of_one_rank); }
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRankOnAGpu) { on_gpu(expect_model_of_one_rank); }
 

@@ -166,7 +166,7 @@ TEST_F(DynamicCp, HasTheLossesOfOneRank) {
   }
 }
 
-TEST_F(DynamicCp, WorksBesideEveryOtherAxis) {
+TEST_F(DynamicCp, WorksWithEveryOtherAxis) {
   const Trained one = train_on(1, run({}));
   expect_same(train_on(4, run({.cp = 2, .ep = 4, .dynamic_cp = true})), one);
   expect_same(train_on(4, run({.tp = 2, .cp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true})), one);
@@ -174,7 +174,7 @@ TEST_F(DynamicCp, WorksBesideEveryOtherAxis) {
 }
 
 // They exchange tokens of experts and gradients in the same passes, which a GPU captures for each number.
-TEST_F(DynamicCp, RanksOfDpHaveOneNumberInAMicroBatch) {
+TEST_F(DynamicCp, DpRanksUseTheSameDegreeInAMicroBatch) {
   const RunSpec spec = run({.cp = 2, .dynamic_cp = true});
   std::vector<std::vector<int64_t>> cps(4);
   run_threads(4, test_world(), [&](Transport& world) { cps[world.rank()] = train(world, spec).cps; });

@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, Generation, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
 // An error is raised on every rank, with the message of one rank.
-TEST(GenerationOnRanks, RefusesAsOne) {
+TEST(GenerationOnRanks, ErrorsAreRaisedOnEveryRank) {
   run_threads(2, test_world(), [&](Transport& world) {
     const ModelSpec model = layout_engine_spec(world, {}, {.tp = 2}).model;
     EngineSpec spec = generation_engine_spec(model, DType::f32, 6, 1, 3, mesh_shape({.tp = 2}, 2));

@@ -255,7 +255,7 @@ const LayoutOutcome& alone(const LayoutModel& what) {
 }
 
 // The guard of the comparisons below must see a tie wherever a choice can have one.
-TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
+TEST(ChoiceGap, IsTheSmallestOverGroupsAndTheirExperts) {
   ModelSpec m{.num_experts = 6, .top_k = 2};
   EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4}, m), 1);
   EXPECT_EQ(choice_gap({5, 1, 3, 3, 0, 3}, m), 0);

@@ -126,7 +126,7 @@ TEST_P(QuantisedLayouts, TrainTheModelOfOneRank) {
 
 // Blocks of 32 have other scales, as blocks in other places would. Few numbers then round in another way, since scales
 // are powers of two, and still the bounds of the same numbers tell.
-TEST(QuantisedLayout, OtherBlocksAreBeyondTheBounds) {
+TEST(QuantisedLayout, OtherBlocksExceedTheBounds) {
   const LayoutModel what{.quantised = true};
   const std::unique_ptr<Transport> self = make_self_transport();
   EngineSpec spec = layout_engine_spec(*self, what, {});

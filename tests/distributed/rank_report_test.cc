@@ -29,7 +29,7 @@ const ReportCase kCases[] = {
 
 class RankReports : public ::testing::TestWithParam<ReportCase> {};
 
-TEST_P(RankReports, AreOfAllRanksOnEach) {
+TEST_P(RankReports, EveryRankHasTheReportsOfAll) {
   const ReportCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
     Engine engine(layout_engine_spec(world, {}, c.layout));

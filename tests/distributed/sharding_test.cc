@@ -310,7 +310,7 @@ TEST(Sharding, HoldsAShareOfEachLayer) {
   EXPECT_GT(of(weights, Life::comm), of(whole, Life::comm));  // two layers
   EXPECT_EQ(of(whole, Life::layer_grad), 0);
   EXPECT_GT(of(both, Life::layer_grad), 0);
-  // Shards of two ranks, beside what each rank updates.
+  // Shards of two ranks, in addition to the elements that each rank updates.
   const auto halves = planned({.fsdp = true, .fsdp_shard = 2});
   EXPECT_NEAR(of(halves, Life::param), ends + layers / 2 + layers / kRanks, slack);
   EXPECT_EQ(of(halves, Life::comm), of(weights, Life::comm));

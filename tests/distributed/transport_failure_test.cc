@@ -237,7 +237,7 @@ TEST_P(MpiRanksFail, RanksThatCannotWatchEachOtherSaySoOnceAndContinue) {
       run_command("env MOEBIUS_FAULT=rank_watch.listen:1:throw " + std::string(GetParam().command) + " none");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;
   EXPECT_THAT(ended.text,
-              HasSubstr("mpi: the ranks could not connect to each other beside MPI (rank 0: "
+              HasSubstr("mpi: the ranks could not connect to each other outside MPI (rank 0: "
                         "rank_watch.listen: Input/output error (a test's fault)); the run continues, but only the "
                         "launcher will notice a rank that is killed"));
   EXPECT_EQ(ended.text.find("the run continues"), ended.text.rfind("the run continues"));
@@ -249,7 +249,7 @@ TEST_P(RanksFail, SizesThatDisagreeAreFound) {
   EXPECT_THAT(ended.text, HasSubstr("the ranks disagree about a shape or count"));
 }
 
-TEST_P(RanksFail, WhatEveryRankThrowsKeepsItsKind) {
+TEST_P(RanksFail, ErrorOfEveryRankKeepsItsKind) {
   const Ended ended = run_failing("all");
   EXPECT_EQ(ended.exit_code, 2) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("caught: this recipe is wrong on every rank"));

@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-TEST(WithoutMpi, SaysWhatToInstall) {
+TEST(WithoutMpi, ErrorNamesThePackageToInstall) {
   EXPECT_EQ(mpi_version(), "");
   try {
     run_mpi({}, [](Transport&) {});

@@ -14,7 +14,7 @@ namespace {
 
 // The tokens of a chunk are copied while the chunk before it may still run. The host's batch must
 // not change meanwhile.
-TEST(OnGpuGeneration, APromptInChunksIsThePrompt) {
+TEST(OnGpuGeneration, PromptInChunksGivesTheSameLogits) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   std::vector<int32_t> prompt(40);

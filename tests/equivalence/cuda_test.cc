@@ -133,7 +133,7 @@ TEST_P(OnGpu, FrozenParametersAreUnchanged) {
 }
 
 // Each micro-batch is filled while the one before it is computed.
-TEST_P(OnGpu, FillingInTurnChangesNoBit) {
+TEST_P(OnGpu, FillingDuringComputeChangesNoBit) {
   Engine loaded_late(on_gpu(many_on)), before(on_gpu(many_on));
   const std::vector<double> expected = train(initialised(before), 5);
   initialised(loaded_late);

@@ -155,7 +155,7 @@ TEST(FreezeLatentAttention, OthersHaveTheSameGradients) {
     expect_others_have_the_same_gradients(frozen_spec(freeze, DType::f32, model));
 }
 
-TEST(FreezeErrors, SayWhatIsWrong) {
+TEST(FreezeErrors, NameTheWrongPattern) {
   const auto refused = [](const Patterns& freeze, const std::string& text) {
     expect_error(ErrorKind::usage, text, [&] { Engine engine(frozen_spec(freeze, DType::f32)); });
   };

@@ -126,7 +126,7 @@ TEST_F(LoraBase8, AsReadEqualsTheSameWeightsInBf16BitForBit) {
 }
 
 // In a captured step, from the same folder.
-TEST_F(LoraBase8, OnAGpuToo) {
+TEST_F(LoraBase8, EqualsBf16OnAGpuBitForBit) {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
   const auto run = [&](LoraBase base, KernelChoice kernels) {
     EngineSpec spec = spec_of("fp8", base, 0.1);
@@ -190,7 +190,7 @@ TEST_F(LoraBase8, Mxfp4ExpertsEqualTheSameWeightsInBf16BitForBit) {
         << p.spec.name;
 }
 
-TEST_F(LoraBase8, Mxfp4IsReadAndNotMade) {
+TEST_F(LoraBase8, Mxfp4NeedsReleasedWeights) {
   EngineSpec spec = spec_of("bf16", LoraBase::mxfp4);
   try {
     started(spec, "bf16");

@@ -245,7 +245,7 @@ TEST(LoraStart, IsTheBaseModelBitForBit) {
   }
 }
 
-// Adapters are beside quantised products, and are never quantised themselves.
+// Adapters are added to quantised products, and are never quantised themselves.
 TEST(LoraStart, IsTheQuantisedBaseModelBitForBit) {
   EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 2);
   spec.precision.recipe = PrecisionRecipe::fp8_block;

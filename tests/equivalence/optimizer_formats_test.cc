@@ -1,4 +1,4 @@
-// Whole training with masters as remainders beside bf16 weights, and with sums of gradients in bf16.
+// Whole training with masters as remainders of bf16 weights, and with sums of gradients in bf16.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// An update of states in host memory that runs beside the first passes of the next step: the bits of states on the
+// An update of states in host memory that overlaps with the first passes of the next step: the bits of states on the
 // device. On the CPU its pieces run when they are waited for, so each missing wait changes numbers.
 #include <gtest/gtest.h>
 

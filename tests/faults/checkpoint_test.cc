@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(All, CheckpointFaults,
                                          Scenario{"Same", 1, false}, Scenario{"SameAsync", 1, true}),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(CheckpointFaults, ThePointsAreEveryStageOfASave) {
+TEST_P(CheckpointFaults, FaultPointsCoverEveryStageOfASave) {
   std::vector<std::string> expected{"after_mkdir:1",    "mid_shard:1",     "mid_shard:2",       "after_shard:1",
                                     "mid_shard:3",      "after_shard:2",   "before_manifest:1", "mid_manifest:1",
                                     "after_manifest:1", "before_rename:1", "after_rename:1",    "before_prune:1"};
@@ -134,7 +134,7 @@ TEST_P(CheckpointFaults, ThePointsAreEveryStageOfASave) {
   EXPECT_EQ(all_points(), expected);
 }
 
-TEST_P(CheckpointFaults, KilledAnywhereItHasTheOldOrTheNew) {
+TEST_P(CheckpointFaults, KilledAnywhereTheOldOrTheNewCheckpointIsWhole) {
   bool committed = false;
   for (const std::string& point : all_points()) {
     SCOPED_TRACE(point);

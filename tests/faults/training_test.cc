@@ -131,7 +131,7 @@ TEST_P(Training, AFlippedBitMakesTheRunUseTheCheckpointBefore) {
 }
 
 // The checkpoints of an earlier run must not come back, wherever the new run dies.
-TEST_P(Training, ARunThatStartsOverIsItsOwn) {
+TEST_P(Training, StartingOverNeverUsesEarlierCheckpoints) {
   ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
   ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.before_rename:2"}), kKilled);
   EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000002"));
@@ -231,7 +231,7 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
 
 // The same on a GPU. A save reads back every bit and a resume uploads it, with a copy of all state
 // or in pieces, whichever kernels compute.
-TEST(TrainingOnGpu, KilledAfterASaveItResumesAsIfItHadNot) {
+TEST(TrainingOnGpu, KilledAfterASaveResumesWithTheSameBits) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   for (const Words& way :

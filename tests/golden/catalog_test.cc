@@ -151,7 +151,7 @@ TEST(Catalog, StagesShareOutTheModel) {
   EXPECT_EQ(names, texts(ModelCatalog(model)));
 }
 
-TEST(Catalog, FreezingSaysWhichPatternIsWrong) {
+TEST(Catalog, ErrorNamesTheWrongFreezePattern) {
   const ModelSpec model = golden_model("llama_v4");
   const auto check = [&](const std::vector<std::string>& freeze) {
     check_freeze(ModelCatalog({.model = model, .freeze = freeze}), freeze);

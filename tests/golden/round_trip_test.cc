@@ -93,7 +93,7 @@ TEST_P(RoundTrip, TensorsBitForBitInF32AndBf16) {
   expect_same_tensors(HfFolder::open(forward_backward(forward_backward(bf16, DType::f32), DType::bf16)), rounded);
 }
 
-TEST_P(RoundTrip, ConfigSaysTheSameModelWithEveryOtherKey) {
+TEST_P(RoundTrip, ConfigKeepsTheModelAndEveryOtherKey) {
   const std::string out = forward_backward(source(), DType::bf16);
   const nlohmann::json before = read_json(source() + "/config.json"), after = read_json(out + "/config.json");
   ModelSpec want = read_model_spec(source()), got = read_model_spec(out);
@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, BlockFp8RoundTrip, testing::Values("deepseek_v3_
 // Other models get blocks of 128 x 128, and the modules that stay as they are are named.
 class MadeBlockFp8 : public RoundTrip {};
 
-TEST_P(MadeBlockFp8, IsReadAsThePackedValues) {
+TEST_P(MadeBlockFp8, ReadsBackThePackedValues) {
   const std::string out = dir_.path("packed"), plain = dir_.path("plain");
   export_hugging_face({.out = out, .model = source(), .block_fp8 = true});
   const HfFolder packed = HfFolder::open(out), original = HfFolder::open(source());
@@ -240,7 +240,7 @@ class MtpFolder : public testing::Test {
   TestDir dir_;
 };
 
-TEST_F(MtpFolder, WithoutTheModuleItsConfigPromises) {
+TEST_F(MtpFolder, LoadsWithoutAModuleNamedOnlyInConfig) {
   write(is_module);
   const std::string notice =
       ": num_nextn_predict_layers is 1, but there are no tensors of model.layers.2: "
@@ -263,7 +263,7 @@ TEST_F(MtpFolder, AllOfAModuleOrNothing) {
                [&] { import_hugging_face({.out = dir_.path("c"), .model = hub()}); });
 }
 
-TEST_F(MtpFolder, CopiesMustBeCopies) {
+TEST_F(MtpFolder, SharedTensorsMustBeEqual) {
   const auto nothing = [](const std::string&) { return false; };
   const std::string copy = "model.layers.2.shared_head.head.weight";
   write(nothing, [&](const std::string& name, std::vector<char>& bytes) { bytes[3] ^= name == copy ? 1 : 0; });
@@ -344,7 +344,7 @@ TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
   }
 }
 
-// A single case, with the files that hub folders have beside the weights.
+// A single case, with the files that hub folders have next to the weights.
 class Export : public testing::Test {
  protected:
   Export() {

@@ -57,7 +57,7 @@ class Upcycled : public testing::TestWithParam<Case> {
   TestDir dir_;
 };
 
-TEST_P(Upcycled, ComputesWhatTheDenseModelDoes) {
+TEST_P(Upcycled, HasTheLogitsOfTheDenseModel) {
   EXPECT_EQ(make(5, 2, 1).model.family, GetParam().family);
   const std::string tokens = dense() + "/tokens.safetensors";
   const std::vector<float> want = logits_of(dense(), tokens), got = logits_of(out(), tokens);
@@ -191,7 +191,7 @@ TEST(Upcycle, Refuses) {
 
 // A setting for which the family of experts has no key is an error of the folder, and the user can
 // change the folder.
-TEST(Upcycle, RefusesWhatItsFamilyCannotSay) {
+TEST(Upcycle, RefusesSettingsWithoutAKeyInTheFamily) {
   TestDir dir;
   const auto refused = [&](const std::string& text, const std::string& model) {
     expect_error(ErrorKind::input, text,

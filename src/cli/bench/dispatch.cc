@@ -67,12 +67,12 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
 }
 
 void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
-  fmt::print("{}\n{}: {} tokens a rank, D {}, {} experts, top {}; routing {}; ep {}, etp {}, {} over {}\n",
+  fmt::print("{}\n{}: {} tokens per rank, D {}, {} experts, top {}; routing {}; ep {}, etp {}, {} over {}\n",
              where(spec, launched), r.shape.name, r.shape.T(), r.shape.D, r.shape.E, r.shape.K,
              routing_text(spec.routing), r.ep, r.etp, r.dispatcher, r.axis);
   if (r.ranks > 1) fmt::print("rows of the busiest rank {:.2f} times the mean\n", r.busiest_over_mean);
   fmt::print("{:<14} {:>10} {:>16} {:>16} {:>16} {:>16}\n", "call", "median ms", "sent bytes", "of this route",
-             "even experts", "logical bytes");
+             "even routing", "logical bytes");
   for (const DispatchLine& l : r.lines)
     fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes,
                l.route_bytes, l.expected_bytes, l.logical_bytes);

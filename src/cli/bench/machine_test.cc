@@ -54,7 +54,7 @@ TEST(BenchMachine, WritesAFileThatThePlannerReads) {
 }
 
 // A median run that takes a third longer than the fastest is no measurement to rely on.
-TEST(BenchMachine, SaysHowNoisyItWas) {
+TEST(BenchMachine, ReportsMeasurementNoise) {
   MachineMeasurements measured = quiet_machine();
   measured.experts.lines[0].min_ms = 10;
   const PlanMachine m = parse_machine(to_toml(machine_of(measured)), "measured.toml");
@@ -65,7 +65,7 @@ TEST(BenchMachine, SaysHowNoisyItWas) {
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("share.moebius.experts: noisy")));
 }
 
-TEST(BenchMachine, RefusesWhatNoMachineFileMayHave) {
+TEST(BenchMachine, RefusesRatesOutsideTheRangeOfMachineFiles) {
   MachineMeasurements measured = quiet_machine();
   measured.products.ceilings.bytes_per_s = 20e6;
   try {

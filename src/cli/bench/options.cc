@@ -109,10 +109,10 @@ void add_bench_options(Command& command, BenchOptions& o) {
       ->capture_default_str();
   command
       .add_option("--kernels", o.kernels,
-                  "attention, experts, moe-layer, dispatch on a GPU: auto or portable, as run.kernels")
+                  "attention, experts, moe-layer, dispatch on a GPU: auto or portable, like run.kernels")
       ->capture_default_str();
   command.add_flag("--profile", o.profile,
-                   "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");
+                   "step, moe-layer: time, rate and share of every op; steps on a GPU then run eagerly");
   command.add_flag("--first-micro-batch", o.spec.first_micro_batch,
                    "moe-layer: gradients of weights are stored, as in the first micro-batch of a step; else they "
                    "are added");

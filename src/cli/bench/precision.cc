@@ -68,9 +68,9 @@ void print_precision(const BenchOptions& o, const RunSpec& run, const PrecisionB
                        {"ratio", bench.ratio()},
                        {"lines", lines}});
   }
-  fmt::print("{}\n{}: {} rows a micro-batch, {} micro-batches a step; {} / {}, median ms\n", machine, o.recipe,
+  fmt::print("{}\n{}: {} rows per micro-batch, {} micro-batches per step; {} / {}, median ms\n", machine, o.recipe,
              bench.rows, bench.micro_batches, name_of(run.precision.compute), name_of(bench.recipe));
-  fmt::print("{:<64} {:>19} {:>19} {:>19} {:>9}  {}\n", "of a micro-batch", "forward", "backward_input",
+  fmt::print("{:<64} {:>19} {:>19} {:>19} {:>9}  {}\n", "per micro-batch", "forward", "backward_input",
              "backward_weight", "weights", "ratio");
   for (const PrecisionLine& line : bench.lines) print_line(line, bench.micro_batches);
   fmt::print("all of them, by their counts: {} of the time in {}\n", ratio_text(bench.ratio()),

@@ -51,13 +51,13 @@ void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::s
 void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
   if (o.json) return print_as_json(o, r, launched);
   fmt::print("{}; {}{}{}; dispatcher {}\n", o.machine, launched, r.links.empty() ? "" : "; ", r.links, r.dispatcher);
-  fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms, {:.0f} tokens/s\n", o.recipe, r.tokens, r.steps,
+  fmt::print("{}: {} tokens per step, median of {} steps {:.1f} ms, {:.0f} tokens/s\n", o.recipe, r.tokens, r.steps,
              r.median_s * 1e3, r.tokens_per_s);
   fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
              bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
-  fmt::print("the most that a rank sent and waited for in the last step: {}\n", comm_text(r.of_last_step));
+  fmt::print("sent and waited in the last step, each the maximum over ranks: {}\n", comm_text(r.of_last_step));
   if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
-  if (o.profile) print_profile(r.ops, "a step", r.steps);
+  if (o.profile) print_profile(r.ops, "per step", r.steps);
 }
 
 void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {

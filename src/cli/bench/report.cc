@@ -133,7 +133,7 @@ std::string predicted_text(const StepBench& r) {
 }
 
 void print_step_text(const BenchOptions& o, const StepBench& r) {
-  fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms\n", o.recipe, r.tokens, r.steps, r.median_s * 1e3);
+  fmt::print("{}: {} tokens per step, median of {} steps {:.1f} ms\n", o.recipe, r.tokens, r.steps, r.median_s * 1e3);
   fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
   if (r.roofline_s > 0) print_shares(r);
   fmt::print("bf16 matrix rate: ");
@@ -176,7 +176,7 @@ void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r) {
     fmt::print("{}\n", machine);
     print_step_text(o, r);
     if (o.hash) fmt::print("master weights: XXH3 {}\n", r.masters_hash);
-    if (o.profile) print_profile(r.ops, "a step", r.steps);
+    if (o.profile) print_profile(r.ops, "per step", r.steps);
     return;
   }
   nlohmann::ordered_json object{{"bench", "step"},

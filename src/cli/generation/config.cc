@@ -32,7 +32,7 @@ std::vector<int32_t> end_ids_of(const json& file, int64_t vocab_size, const std:
   return ends;
 }
 
-// A rule of sampling in a file. An option of the command line takes its place, so it is not even read then.
+// A rule of sampling in a file. An option of the command line replaces it, and then it is not read.
 struct Rule {
   const json& file;
   const std::string& path;

@@ -20,7 +20,7 @@ class ReadGenerationConfig : public ::testing::Test {
   TestDir dir_;
 };
 
-TEST_F(ReadGenerationConfig, EndsAndRulesOfAReleasedModel) {
+TEST_F(ReadGenerationConfig, ReadsEndIdsAndSamplingOfAReleasedModel) {
   const GenerationConfig config =
       read(R"({"bos_token_id": 9, "do_sample": true, "eos_token_id": [7, 5, 100], "temperature": 0.6, "top_k": 20,)"
            R"( "top_p": 0.95, "min_p": null})");
@@ -38,7 +38,7 @@ TEST_F(ReadGenerationConfig, EndsAndRulesOfAReleasedModel) {
   EXPECT_EQ(read(R"({"eos_token_id": 3})").end_ids, (std::vector<int32_t>{3}));
 }
 
-TEST_F(ReadGenerationConfig, WithoutAFileNothingIsSet) {
+TEST_F(ReadGenerationConfig, MissingFileSetsNothing) {
   for (const std::string& dir : {std::string(), dir_.path()}) {
     const GenerationConfig config = read_generation_config(dir, 100, {});
     EXPECT_TRUE(config.end_ids.empty());
@@ -61,7 +61,7 @@ TEST_F(ReadGenerationConfig, WrongValuesAreNamed) {
   refuse(R"({"do_sample": "no"})", "do_sample: expected true or false; got \"no\"");
 }
 
-TEST_F(ReadGenerationConfig, RulesThatAreGivenAreNotRead) {
+TEST_F(ReadGenerationConfig, OptionsTakePrecedenceOverTheFile) {
   EXPECT_FALSE(read(R"({"temperature": "wrong"})", {.temperature = 0}).sampling.temperature.has_value());
   EXPECT_EQ(read(R"({"temperature": "wrong", "top_k": 4})", {.temperature = 0}).sampling.top_k, 4);
 }

@@ -62,7 +62,7 @@ struct Number<std::optional<Value>> {
   using Type = Value;
 };
 
-// The library takes 0x10 and the octal 010, and moves numbers out of range to its ends. Returns why a text is not a
+// The library accepts 0x10 and the octal 010, and clamps values out of range. Returns why a text is not a
 // plain number; empty if it is one.
 template <typename Whole>
 std::string problem_of_whole_number(const std::string& text) {

@@ -11,7 +11,7 @@ std::string hint(const std::string& option, const std::string& next = "", Sets s
   return option_hint({.option = option, .next = next, .options = {"--ranks", "--timeout", "--set"}, .sets = sets});
 }
 
-TEST(OptionHint, ALastPartOfAKeyIsSet) {
+TEST(OptionHint, LastPartOfAKeySuggestsSet) {
   const std::string with = "; a key of the recipe is set with --set ";
   EXPECT_EQ(hint("--steps", "5"), with + "train.steps=5");
   EXPECT_EQ(hint("--steps=5", "recipe.toml"), with + "train.steps=5");
@@ -26,19 +26,19 @@ TEST(OptionHint, ALastPartOfAKeyIsSet) {
   EXPECT_EQ(hint("--init-from", "some"), with + "model.init_from=some or --set lora.init_from=some");
 }
 
-TEST(OptionHint, IsOfKeysThatTheCommandTakes) {
+TEST(OptionHint, SuggestsOnlyKeysOfTheCommand) {
   EXPECT_EQ(hint("--steps", "5", Sets::layout), "");
   EXPECT_EQ(hint("--ep", "2", Sets::layout), "; a key of the recipe is set with --set parallel.ep=2");
   EXPECT_EQ(hint("--steps", "5", Sets::none), "");
 }
 
-TEST(OptionHint, OfATypingErrorIsTheOption) {
+TEST(OptionHint, TypoSuggestsTheNearestOption) {
   EXPECT_EQ(hint("--ranges", "2"), "; did you mean --ranks?");
   EXPECT_EQ(hint("--rank", "2"), "; did you mean --ranks or --set lora.rank=2?");
   EXPECT_EQ(hint("--time-out=2", "", Sets::none), "; did you mean --timeout?");
 }
 
-TEST(OptionHint, OfOtherSoftwareIsTheKey) {
+TEST(OptionHint, OptionOfOtherSoftwareSuggestsTheKey) {
   EXPECT_EQ(hint("--learning-rate", "1"),
             "; here that is optimizer.lr; --set SECTION.KEY=VALUE sets a key of the recipe");
   EXPECT_EQ(hint("--nonsense", "1"), "");

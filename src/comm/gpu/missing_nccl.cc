@@ -12,7 +12,7 @@ namespace {
 struct NcclLinks::Impl {};
 
 std::string NcclLinks::why_missing() {
-  return "this program was built without NCCL (its header nccl.h must be installed beside CUDA's)";
+  return "this program was built without NCCL (its header nccl.h must be installed next to CUDA's)";
 }
 std::string NcclLinks::version() { return ""; }
 NcclLinks::NcclLinks(Transport&, Accelerator&, GpuSums) { missing(); }

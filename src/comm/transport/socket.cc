@@ -207,7 +207,7 @@ void write_text(const Socket& s, const std::string& text, Deadline deadline, con
 
 std::string read_text(const Socket& s, Deadline deadline, const char* what, int64_t max_bytes) {
   const auto size = read_value<int64_t>(s, deadline, what);
-  if (size < 0 || size > max_bytes) fail_transfer("receiving", what, fmt::format("a text of {} bytes", size));
+  if (size < 0 || size > max_bytes) fail_transfer("receiving", what, fmt::format("a message of {} bytes", size));
   std::string text(size, 0);
   read_all(s, std::as_writable_bytes(std::span(text)), deadline, what);
   return text;

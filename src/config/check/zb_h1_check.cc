@@ -14,7 +14,7 @@ void check_zb_h1(const RunSpec& s) {
   };
   refuse_unless(
       p.vpp == 1,
-      fmt::format("needs one stage a rank (parallel.vpp = 1); got parallel.vpp = {}; set parallel.vpp = 1", p.vpp));
+      fmt::format("needs one stage per rank (parallel.vpp = 1); got parallel.vpp = {}; set parallel.vpp = 1", p.vpp));
   if (p.pp == 1) return;
   // The two backward passes of a layer are separate, and other layers would overwrite its gradients between them.
   refuse_unless(

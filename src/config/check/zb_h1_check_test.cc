@@ -23,7 +23,7 @@ TEST(CheckZbH1, RefusesTheRestByName) {
   EXPECT_THAT(
       check_error({kZbH1, "parallel.pp=2", "parallel.vpp=2", "parallel.layout=E t | t | t | L"}, 2),
       HasSubstr(
-          "parallel.schedule = \"zb_h1\" needs one stage a rank (parallel.vpp = 1); got parallel.vpp = 2; set parallel.vpp = 1, "
+          "parallel.schedule = \"zb_h1\" needs one stage per rank (parallel.vpp = 1); got parallel.vpp = 2; set parallel.vpp = 1, "
           "or parallel.schedule = \"1f1b\" [--set]"));
   EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "precision.compute=bf16", "optimizer.grad=bf16"}, 2),
               HasSubstr("needs sums of gradients in f32; got optimizer.grad = \"bf16\""));

@@ -71,7 +71,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
-// layer_types is checked in every family, also if its layers cannot differ or the window is off:
+// layer_types is checked in every family, even if its layers cannot differ or the window is off:
 // another program may read it otherwise.
 void check_layer_types(const HfReader& r, const ModelSpec& m, const json& config) {
   const auto types = config.find("layer_types");

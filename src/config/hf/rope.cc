@@ -160,8 +160,8 @@ void read_rope(const HfReader& r, ModelSpec& m) {
 
 json rope_scaling_value(const ModelSpec& m) {
   // The class of gpt_oss takes a missing table for YaRN.
-  const bool says_plain = m.family == "gpt_oss";
-  if (m.rope_scaling.type == RopeType::plain) return says_plain ? json{{"rope_type", "default"}} : json();
+  const bool writes_default = m.family == "gpt_oss";
+  if (m.rope_scaling.type == RopeType::plain) return writes_default ? json{{"rope_type", "default"}} : json();
   json table = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     if (m.source && m.source->contains(key) && m.source->at(key).is_object()) table.update(m.source->at(key));

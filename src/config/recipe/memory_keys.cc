@@ -283,7 +283,11 @@ RecipeKey fit_key() {
     s.memory.fit_bytes = parse_bytes(v.get<std::string>()).value_or(0);
   };
   const auto write = [](const RunSpec& s) { return json(exact_bytes_text(s.memory.fit_bytes)); };
-  return {"memory.fit", {"bytes with a unit, as \"80GiB\" or \"79.5GB\", or \"\"", accepts}, read, write, Resume::free};
+  return {"memory.fit",
+          {"bytes with a unit, such as \"80GiB\" or \"79.5GB\", or \"\"", accepts},
+          read,
+          write,
+          Resume::free};
 }
 
 }  // namespace moebius

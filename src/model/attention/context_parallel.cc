@@ -23,7 +23,7 @@ void run_with_scratch(Step& step, Op op, Run run) {
   run(step.stream, op);
 }
 
-// The rows of a part belong to one sequence; otherwise the rows are those of all sequences of the micro-batch.
+// The rows of a part belong to one sequence; otherwise they belong to all sequences of the micro-batch.
 template <class Op>
 void set_options(const Step& step, Op& op, const ContextParallelSpec& spec, const QueryPositions& at) {
   op.batch = at.is_part ? 1 : step.batch.shape.batch;

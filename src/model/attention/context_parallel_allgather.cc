@@ -8,7 +8,7 @@ Kv alloc_like(Step& step, const Kv& x) {
   return {step.alloc(x.k_TGd.shape, x.k_TGd.dtype), step.alloc(x.v_TGd.shape, x.v_TGd.dtype)};
 }
 
-// Returns the keys and values that a piece of queries attends to: those of its own and all earlier pieces.
+// Returns the keys and values that a piece of queries attends to: of its own and all earlier pieces.
 Kv seen_by(const Pieces& pieces, const Kv& all, int64_t b, int64_t piece) {
   return {pieces.first(all.k_TGd, b, piece + 1), pieces.first(all.v_TGd, b, piece + 1)};
 }
@@ -34,7 +34,7 @@ void AllGatherContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, 
 }
 
 // The late piece of a sequence attends to all keys of the early piece. So its gradients are written to the gradients of
-// all keys, and those of the early piece are added.
+// all keys, and the early piece's are added.
 void AllGatherContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
   StackScope scope(step.stack);
   const Pieces pieces = Pieces::of(cp_, step, a.o_THd.dim(0));

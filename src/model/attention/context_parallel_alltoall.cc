@@ -8,7 +8,7 @@ namespace {
 
 // The columns of rank r's heads, in rows that are sent to it or received from it.
 struct HeadBlocks {
-  Tensor blocks;  // [cp * T, H / cp * d], those of rank 0 first
+  Tensor blocks;  // [cp * T, H / cp * d], the rows of rank 0 first
   int64_t rows, width;
   Tensor of(int64_t r) const { return blocks.rows(r * rows, (r + 1) * rows); }
 };

@@ -50,7 +50,7 @@ ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
 }
 
-// The rotated keys are those of all heads, so queries take their share of the scale. Heads whose projections are frozen
+// The rotated keys belong to all heads, so their share of the scale is applied to queries. Heads with frozen projections
 // are not clipped.
 const Tensor* max_logits_of(const LayerContext& c, const Param& q, const Param& kv, const std::string& prefix) {
   if (!c.max_logits || !q.has_grad || !kv.has_grad) return nullptr;
@@ -426,7 +426,7 @@ void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR
   attention_fwd(step.stream, attention);
 }
 
-// Latents are shared by all heads, so every rank caches those of all rows.
+// Latents are shared by all heads, so every rank caches all rows of them.
 void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
   const int64_t t = x_tD.dim(0), T = t * tp_;
   StackScope scope(step.stack);

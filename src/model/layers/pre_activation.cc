@@ -45,7 +45,7 @@ Tensor PreActivation::packed_for_backward(Step& step, int64_t num_rows, const Te
   return bytes;
 }
 
-// Recomputed numbers are rounded in place.
+// Recomputed values are rounded in place.
 Tensor PreActivation::for_backward(Step& step, int64_t num_rows, const Tensor& offsets_e1) const {
   if (!in_8_bits_) return numbers_.rows(0, num_rows);
   const Tensor numbers =

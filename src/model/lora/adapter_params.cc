@@ -29,7 +29,7 @@ struct Matrices {
 };
 
 // Adapters of an expert-wise matrix are stored together, so the experts of a layer agree.
-// name: of the matrix whose place in the list of parts of one expert is `part`.
+// name: the matrix at position `part` in the list of parts of one expert.
 template <class Name>
 bool is_target(const LoraSpec& lora, const ParamSpec& w, const Matrices& m, int64_t part, Name name) {
   std::string in, out;
@@ -45,7 +45,7 @@ bool is_target(const LoraSpec& lora, const ParamSpec& w, const Matrices& m, int6
   return !in.empty();
 }
 
-// The parts of W, by their places in the list of one expert, that share an A.
+// The parts of W that share an A, by their positions in the list of one expert.
 using Group = std::vector<int64_t>;
 
 // Returns the groups that have an adapter.

@@ -32,7 +32,7 @@ std::map<int, Outcome> outcomes(const MoeCase& c) {
   return all;
 }
 
-// The rows of a rank's own tokens are computed apart from those of others. A gate of 200 leaves ranks without rows.
+// The rows of a rank's own tokens are computed separately from the rows of other ranks. A gate of 200 leaves ranks without rows.
 class BatchSplitMoe : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(BatchSplitMoe, ChangesNoBit) {

@@ -1,4 +1,4 @@
-// Experts that take a micro-batch in chunks compute what they compute of all of it.
+// Experts that process a micro-batch in chunks compute the same results as without chunks.
 #include "model/moe/chunked_experts.h"
 
 #include <gtest/gtest.h>

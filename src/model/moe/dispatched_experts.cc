@@ -425,7 +425,7 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
   const Shape of_dh = saved.dh_R2F.shape, of_g = saved.sa_RF.shape;
   saved.dh_rows = alloc_blocks(step, of_dh, ScaleLayout::row_blocks, /*transposed=*/false);
   StackScope scope(step.stack);
-  // With a budget of rows sa has memory of its own, which is large enough for g, as that of dx may not be.
+  // With a budget of rows sa has memory of its own, which is large enough for g; the memory of dx may be too small.
   const auto memory_of_g = [&]() -> Tensor {
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);

@@ -58,7 +58,7 @@ class OnePageOfRows {
   MicroBatch batch_;
 };
 
-// Rows of other ranks may come later than the backward pass needs them. That is no time of the spill.
+// Rows of other ranks may arrive later than the backward pass needs them. That time does not count as spill time.
 TEST(ExpertRows, TheTimeOfASpillLeavesOutTheWaitForRows) {
   OnePageOfRows rows;
   double joined_us = 0;

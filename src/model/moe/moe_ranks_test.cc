@@ -13,7 +13,7 @@ using testing::MoeCase;
 using testing::MoeRank;
 using testing::Outcome;
 
-// Distance of what a rank has from what one rank computes, relative to the largest element.
+// Distance of a rank's values from those that one rank computes, relative to the largest element.
 double distance(const std::vector<double>& got, const std::vector<double>& want) {
   double largest = 1e-30, worst = 0;
   for (const double x : want) largest = std::max(largest, std::abs(x));
@@ -78,7 +78,7 @@ TEST_P(MoeRanks, WithAdaptersEqualOneRank) {
     SCOPED_TRACE(targets.front());
     MoeCase adapted = c();
     adapted.lora = {.rank = 3, .targets = targets};
-    expect_same(adapted, 4e-6);  // the sums of adapters come on top of those of the layer
+    expect_same(adapted, 4e-6);  // the sums of adapters are added to those of the layer
   }
 }
 
@@ -97,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
 //
 // There is one exception. With cp a rank has some of the tokens, so the blocks of dW of the shared MLP consist of other
 // tokens. (An expert has fewer than 128 rows here, which are one block in each layout.) Scales are powers of two, so
-// another scale changes only numbers that are below the normal range of E4M3 with one of both: by at most 2^-9 of the
-// larger scale, which is about 2^-17 of the largest number of that block. With fp8_block x has such numbers, since
+// another scale changes only values that are below the normal range of E4M3 with one of both: by at most 2^-9 of the
+// larger scale, which is about 2^-17 of the largest value of that block. With fp8_block x has such values, since
 // 128 columns share a scale.
 struct QuantisedLayout {
   const char* name;
@@ -182,7 +182,7 @@ TEST_P(MoeSavedInEightBits, EqualsOneRank) {
   EXPECT_LT(distance(rounded.at("step 1 dx"), plain.at("step 1 dx")), 0.1);
 }
 
-// Rows are rounded wherever they come from: kept, recomputed, in pages of a budget, and beyond them.
+// Rows are rounded, whatever their source: kept, recomputed, in pages of a budget, and beyond them.
 TEST_P(MoeSavedInEightBits, WhateverIsRecomputed) {
   const auto run = [](const MoeCase& c) {
     std::map<int, Outcome> all;
@@ -283,7 +283,7 @@ TEST(QuantisedMoe, BlocksAreNotSplitOverRanks) {
       "no error");
 }
 
-// One of the gate and up projections alone cannot be kept, since they are one product.
+// The gate or the up projection cannot be kept without the other, since they are one product.
 TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
   EXPECT_THAT(
       construction_error({.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.gate_proj.weight"}}}),
@@ -443,7 +443,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, OverlappingMoe,
                                               name_of(std::get<1>(info.param)));
                          });
 
-// The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
+// The balances in which a router uses more than its own tokens. The layouts spread a micro-batch over
 // several ranks.
 struct Balance {
   const char* name;

@@ -21,7 +21,7 @@ struct Experts {
   int64_t ETP, etp, D, F, F_here, count, first;
 };
 
-// A planner declares many layers, and most of their time is that of these names. So they are not made by fmt::format().
+// A planner declares many layers, and these names cost most of the time. So they are not made by fmt::format().
 std::string expert_name(const std::string& prefix, int64_t e, const char* matrix, const char* what = "weight") {
   std::string name;
   name.reserve(prefix.size() + 48);

@@ -1,4 +1,4 @@
-// The seam between an MoE layer and its experts: the saved tensors of one kind are refused by another.
+// The interface of an MoE layer to its experts: saved tensors of one kind are refused by another kind.
 #include "model/moe/routed_experts.h"
 
 #include <gtest/gtest.h>

@@ -57,7 +57,7 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const int64_t S = saved.dsbar_SE.dim(0);
   const Stats stats = alloc_stats(step, S);
-  // These sums of z and entropy are not reported, since those of the whole micro-batch
+  // These sums of z and entropy are not reported, since the sums of the whole micro-batch
   // already were.
   const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
   balance_stats(s, {.prob_SE = stats.prob_SE,
@@ -73,7 +73,7 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
   add_loss(step, saved.dsbar_SE, stats);
 }
 
-// Returns the segments of this rank's rows. A batch has those of all tokens of a context rank.
+// Returns the segments of this rank's rows. A batch has the segments of all tokens of a context rank.
 Tensor Router::segments(Step& step) const {
   const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
   return step.batch.segment_T.rows(first, first + T);

@@ -13,7 +13,7 @@ constexpr PrecisionSpec kPacked{.recipe = PrecisionRecipe::fp8_block, .dispatch 
 
 class WireRowsTest : public ::testing::TestWithParam<DType> {
  protected:
-  // Runs body with a stack as large as a dry run says.
+  // Runs body with a stack of the size that a dry run reports.
   template <class Body>
   void run(const Body& body) {
     StepStack counted(DeviceKind::null, nullptr, 0);

@@ -24,7 +24,7 @@ void swiglu_fwd(Stream& s, const SwigluFwd& a) {
   run_on_device(s, cpu::swiglu_fwd, cuda::swiglu_fwd, a);
 }
 
-// An element takes an exponential, an addition, a division and two products.
+// Each element costs an exponential, an addition, a division and two products.
 Cost cost(const SwigluFwd& a) {
   return {5.0 * a.a_TF.numel(), static_cast<double>(a.a_TF.num_bytes() + a.h_T2F.num_bytes())};
 }

@@ -102,7 +102,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   }
 }
 
-// Documents reduce the cost, but only the device knows them.
+// Documents reduce the cost, but only the device has them.
 Cost cost(const AttentionFwd& a) {
   const int64_t bytes =
       a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_UGd.num_bytes() + a.v_UGd.num_bytes() + a.lse_TH.num_bytes();

@@ -24,7 +24,7 @@ AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
   return z;
 }
 
-// Returns whether the run asks for cuDNN's kernels, or asks for none and the table below prefers them.
+// Returns whether the run selects cuDNN's kernels, or selects none and the table below prefers them.
 template <class Op>
 bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&)) {
   if (a.kernels == AttentionKernels::own) return false;

@@ -181,7 +181,7 @@ TEST(AttentionBwdOnGpu, CutQueriesGiveTheSameGradients) {
 
 // Blocks of one kernel add dq in an order of their own, and wait for each other. Among the shapes are more blocks than
 // a GPU runs at a time, several slices, several waves with a shorter last one, sequences that end inside a tile, and
-// blocks whose keys no query sees. Bits do not depend on how many run.
+// blocks with keys that no query attends to. Bits do not depend on how many run.
 TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);

@@ -1,4 +1,4 @@
-// Attention in parts of a sequence: what parts give, merged, is what the whole gives.
+// Attention in parts of a sequence: the merged results of the parts equal the result of the whole.
 #include <cmath>
 #include <limits>
 
@@ -33,7 +33,7 @@ std::vector<Case> cases() {
   const std::vector<Case> shapes = {
       {37, 4, 2, 3, 3, {{0, 5}, {5, 24}, {24, 37}}, {{20, 37}, {0, 7}, {7, 20}}},
       {37, 2, 2, 5, 4, {{0, 5}, {5, 24}, {24, 37}}, {{20, 37}, {0, 7}, {7, 20}}},
-      // In bf16 on a GPU: kernels of its own architecture take these.
+      // In bf16 on a GPU: kernels of its own architecture support these.
       {300, 2, 1, 64, 64, {{0, 130}, {130, 300}}, {{0, 130}, {130, 135}, {135, 300}}},
       {300, 2, 2, 128, 128, {{0, 1}, {1, 300}}, {{150, 300}, {0, 150}}},
       {210, 1, 1, 192, 128, {{0, 70}, {70, 210}}, {{70, 210}, {0, 70}}},
@@ -69,7 +69,7 @@ Array document_starts(const Case& c) {
   return Array::of_ints({c.rows}, starts);
 }
 
-// With the chosen kernels where those that are asked for cannot.
+// With the chosen kernels where the requested ones cannot run.
 template <class Op>
 void run(Stream& s, Op a, AttentionKernels kernels, void (*op)(Stream&, const Op&)) {
   a.kernels = kernels == AttentionKernels::cudnn && !cudnn_can(a) ? AttentionKernels::chosen : kernels;
@@ -130,7 +130,7 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const int64_t S = c_.rows, H = c_.heads, G = c_.kv_heads, d = c_.width, dv = c_.v_width;
-  // The bound is that of AttentionTest; a part's result is rounded once more.
+  // The bound is as in AttentionTest; a part's result has one more rounding.
   const double eps_ = testing::epsilon(c_.dtype),
                error_ = testing::epsilon(DType::f32) * static_cast<double>(16 + 4 * d);
   Array q_ = Array::normal({S, H, d}, c_.dtype, 1), k_ = Array::normal({S, G, d}, c_.dtype, 2),

@@ -98,12 +98,12 @@ namespace {
 
 // Returns the kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2.
 // Those that begin last have the fewest steps, so the longer a wave is, the shorter the time in which some
-// multiprocessors have no work. The numbers are the fastest of those measured (docs/measurements/performance.md).
+// multiprocessors have no work. These values were measured to be the fastest (docs/measurements/performance.md).
 // Gradients do not depend on them.
 int64_t fused_wave(const DsSizes& z) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), heads = z.heads / z.kv_heads;
   const auto groups_of = [&](int64_t blocks_of_wave) { return std::max<int64_t>(1, blocks_of_wave / blocks); };
-  // Windows and documents make blocks short, and those of far keys do not walk the same tiles.
+  // Windows and documents make blocks short, and blocks of distant keys read different tiles.
   if (z.window > 0 || z.has_documents) return groups_of(64) * std::clamp<int64_t>(4 / heads, 1, 4);
   // A group of one head has few steps for each of its tiles, so blocks of several groups fill the time in which one waits
   // for the sums of another.
@@ -111,7 +111,7 @@ int64_t fused_wave(const DsSizes& z) {
   return groups_of(256);
 }
 
-// Returns whether recomputing the scores is the fastest, by what was measured on an H100. The host knows
+// Returns whether recomputing the scores is the fastest, as measured on an H100. The host knows
 // only that there are documents. Where a sequence is not long, they are taken to be shorter than it: with narrow heads
 // the sums of dq are then most of the memory that is read and written.
 bool recomputed_is_fastest(const DsSizes& z) {
@@ -119,7 +119,7 @@ bool recomputed_is_fastest(const DsSizes& z) {
   return z.width == 64 && z.has_documents && z.window == 0 && z.rows <= kShortRows;
 }
 
-// Returns whether one kernel is faster than those with ds, by what was measured there. Where a window is short, the
+// Returns whether one kernel is faster than the kernels with ds, as measured there. Where a window is short, the
 // sums of dq are most of the memory that is read and written.
 bool one_kernel_is_faster(const DsSizes& z) {
   constexpr int64_t kShortWindow = 512;

@@ -40,7 +40,7 @@ std::vector<Case> cases() {
       {1, 70, 70, 2, 1, 96, 0, false},
       {1, 40, 50, 2, 1, 200, 30, true},
       {1, 67, 67, 1, 1, 256, 0, true},
-      // In bf16 on a GPU: kernels of its own architecture take these.
+      // In bf16 on a GPU: kernels of its own architecture support these.
       {1, 300, 300, 4, 2, 128, 0, true},
       {2, 150, 150, 2, 1, 64, 40, true},
       {2, 70, 200, 4, 2, 64, 0, true},
@@ -193,7 +193,7 @@ void AttentionTest::expect_backward() {
   };
   expect_wanted();
   if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen || !cudnn_takes(a)) return;
-  // A cuDNN that asks for more scratch than there is leaves the call to the other kernels.
+  // If cuDNN needs more scratch than is available, the other kernels run.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
   ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
   for (Array* gradient : {&dq, &dk, &dv}) *gradient = Array::poisoned(gradient->tensor().shape, c_.dtype);
@@ -219,7 +219,7 @@ TEST_P(AttentionTest, OwnKernelsAndCudnnEqualTheReference) {
   expect_backward();
 }
 
-// Each block then takes many tiles of queries.
+// Each block then processes many tiles of queries.
 TEST_P(AttentionTest, FewBlocksOfHopperKernelsGiveTheSameBits) {
   if (!testing::has_hopper_kernel(s_, c_.dtype, c_.width, c_.out_width())) GTEST_SKIP() << "bf16 of some widths";
   kernels_ = AttentionKernels::own;

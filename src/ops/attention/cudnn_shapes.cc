@@ -10,7 +10,7 @@ namespace {
 
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
-// cuDNN takes heads of these widths.
+// cuDNN supports heads of these widths.
 constexpr int kMinWidth = 32, kMaxWidth = 256;
 
 // Returns the keys of a sequence, or of a part in which every query attends to all keys, or to all but those after it.

@@ -18,7 +18,7 @@ struct Case {
 };
 
 // Limits that some elements of a normal draw are beyond: many, few, none. 0.7 is between two
-// numbers of bf16.
+// values of bf16.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -143,7 +143,7 @@ struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMaxRows> four, one;
   std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
-  // Several groups share the prefetches: each asks for 2 lines a step, or 1 if there are at least 4 groups.
+  // Several groups share the prefetches: each prefetches 2 lines per step, or 1 if there are at least 4 groups.
   std::array<Multiply<T>, kMaxRows> four_of_few_groups, four_of_many_groups;
 };
 
@@ -222,7 +222,7 @@ void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, in
   const auto& by_four = num_groups == 1 ? by.four : num_groups < 4 ? by.four_of_few_groups : by.four_of_many_groups;
   for (int64_t col = 0, cols = 0; col < n; col += cols) {
     cols = x.num_rows <= 2 && n - col >= 8 ? 8 : n - col >= 4 ? 4 : 1;
-    // The next columns, which are read from memory. The groups ask for them in equal parts, in the order of memory.
+    // The next columns, which are read from memory. The groups prefetch them in equal parts, in the order of memory.
     const int64_t later = std::min(cols, n + num_after - col - cols),
                   part = div_ceil(cols, std::min<int64_t>(4, num_groups));
     for (int64_t group = 0; group < num_groups; ++group) {

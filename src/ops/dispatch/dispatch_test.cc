@@ -114,7 +114,7 @@ struct Rank {
 
 class DispatchTest : public testing::DeviceTest<Case> {
  protected:
-  // Up to the places: every rank knows where its rows go.
+  // Up to the places: every rank has the places of its rows.
   void announce() {
     if (c().blocks > 0 && s_.device() == DeviceKind::cuda) few_.emplace(s_, c().blocks);
     for (int64_t q = 0; q < c().W(); ++q) ranks_.push_back(std::make_unique<Rank>(c(), q));
@@ -175,7 +175,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
         pairs.push_back(k);
     return pairs;
   }
-  // back: the numbers of the pairs that returned to rank q, L for each row.
+  // back: the values of the pairs that returned to rank q, L for each row.
   void expect_sums_of_pairs(int64_t q, const Values& back) {
     Rank& r = *ranks_[q];
     Array to = Array::poisoned({c().T, c().K}, DType::f32);
@@ -190,7 +190,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
     for (int64_t b = 0; b < std::ssize(returns_[q]); ++b) {
       const std::vector<int64_t> pairs = pairs_at({q, returns_[q][b].token}, returns_[q][b].from);
       for (int64_t l = 0; l < std::ssize(pairs); ++l) {
-        double& sum = want[returns_[q][b].token * c().K + pairs[l]];  // the etp ranks come in their order
+        double& sum = want[returns_[q][b].token * c().K + pairs[l]];  // the etp ranks are in order
         sum = static_cast<float>(sum) + static_cast<float>(back[b * c().L() + l]);
       }
     }
@@ -238,7 +238,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
     EXPECT_EQ(topk.values(), want_topk);
     EXPECT_EQ(weight.values(), want_weight);
   }
-  // The results of the experts of a rank: random rows and numbers, for the pairs that arrived.
+  // The results of the experts of a rank: random rows and values, for the pairs that arrived.
   struct Results {
     Array y, numbers, pair_row, weight;
     Values y_values = y.values(), number_values = numbers.values();
@@ -260,7 +260,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
             .pair_row = pair_row,
             .weight = weight};
   }
-  // Both kinds of sums return: those of odd ranks are weighted, those of even ranks are not.
+  // Both kinds of sums return: odd ranks return weighted sums, even ranks unweighted ones.
   static bool is_weighted(int64_t q) { return q % 2 == 1; }
   void return_results(int64_t q) {
     Rank& r = *ranks_[q];
@@ -286,7 +286,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
                       .rank = q});
     EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().L() * 4));
   }
-  // Compares the sums and numbers that returned to rank q with those of the results.
+  // Compares the sums and values that returned to rank q with the results.
   void expect_returned(int64_t q) {
     Values got, want, got_pairs, want_pairs;
     for (int64_t b = 0; b < c().B(); ++b) {
@@ -305,7 +305,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
     EXPECT_EQ(got_pairs, want_pairs);
     expect_sums_of_pairs(q, want_pairs);
   }
-  // Appends what rank `from` returns for a token: the sum of its rows, and the numbers of its pairs.
+  // Appends what rank `from` returns for a token: the sum of its rows, and the values of its pairs.
   void add_returned(const Arrival& token, int64_t from, Values& sums, Values& numbers) {
     const auto& there = arrivals_[from];
     const int64_t n = std::find(there.begin(), there.end(), token) - there.begin();

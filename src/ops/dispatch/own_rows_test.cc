@@ -61,7 +61,7 @@ std::vector<ref::TokenExperts> routes_of(const Case& c) {
   return all;
 }
 
-// The rows of rank q's experts, as a dispatcher that has announced them knows them.
+// The rows of rank q's experts, as a dispatcher has them after the announcements.
 class RankRows {
  public:
   RankRows(Stream& s, const Case& c, int64_t q) : c_(c), q_(q), routes_(routes_of(c)), arrivals_(at(q)) {
@@ -110,7 +110,7 @@ class RankRows {
   int64_t num_rows() const { return static_cast<int64_t>(offsets_.values().back()); }
   const std::vector<Arrival>& arrivals() const { return arrivals_; }
 
-  // Every row is in one run, and the own ones are those of this rank's tokens.
+  // Every row is in one run, and the own rows belong to this rank's tokens.
   void expect_runs() {
     const Values own = own_.values(), others = others_.values(), token = token_.values(),
                  own_token = own_token_.values(), offsets = offsets_.values();

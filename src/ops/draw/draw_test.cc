@@ -87,7 +87,7 @@ TEST_P(DrawTest, TheUniformNumberIsInTheShareOfTheId) {
   }
 }
 
-// A mass of one device has the bits of the other, so all draws are equal.
+// Masses have the same bits on both devices, so all draws are equal.
 TEST_P(DrawTest, EveryDeviceAndTheHostDrawTheSame) {
   const auto [rows, vocab, num_ids, temperature] = c();
   const Draws got = draw(s_, logits_, num_ids, temperature);

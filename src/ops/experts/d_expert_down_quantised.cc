@@ -85,7 +85,7 @@ DExpertDown plain_op(const DExpertDownQuantised& a) {
           .rows = a.rows};
 }
 
-// The op as those that it stands for.
+// The op as the separate ops that it fuses.
 void run_apart(Stream& s, const DExpertDownQuantised& a) {
   DExpertDown op = plain_op(a);
   ScratchSpace space(a.scratch);

@@ -12,7 +12,7 @@ using testing::ExpertCase;
 using testing::ExpertProblem;
 using testing::QuantisedArray;
 
-// Widths that every device takes.
+// Widths that every device supports.
 std::vector<ExpertCase> cases() {
   const DType t = DType::bf16;
   return {
@@ -119,7 +119,7 @@ TEST_P(DExpertDownQuantisedTest, HasTheBitsOfSeparatePasses) {
   }
 }
 
-// Rows in 8 bits are what the op reads of their values.
+// The op reads rows in 8 bits in place of their values.
 TEST_P(DExpertDownQuantisedTest, ReadsPackedRows) {
   const int64_t bytes = quantized_row_bytes(2 * p_.c.F);
   Array rows = Array::poisoned({p_.R, bytes / 4}, DType::i32), values = Array::poisoned({p_.R, 2 * p_.c.F}, p_.c.dtype);

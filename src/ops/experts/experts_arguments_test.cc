@@ -172,7 +172,7 @@ TEST(Experts, NullDeviceCounts) {
             2 * 7 * 8 * 6);
 }
 
-// Two parts of the rows cost what all rows cost, and the weights once more.
+// Two parts of the rows cost as much as all rows, plus a second read of the weights.
 TEST(Experts, EachPartOfTheRowsReadsTheWeights) {
   const auto null = [](Shape shape, DType dtype = DType::bf16) { return testing::null_tensor(shape, dtype); };
   const Rows gathered{null({3}, DType::i32), null({8}, DType::i32)}, in_place{null({3}, DType::i32), {}};

@@ -11,7 +11,7 @@ using testing::ExpertCase;
 using testing::ExpertProblem;
 using testing::Values;
 
-// Widths that every device takes.
+// Widths that every device supports.
 std::vector<ExpertCase> cases() {
   const DType t = DType::bf16;
   return {{"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
@@ -111,7 +111,7 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
     expect_rows("sa", o.sa, b.sa, rounded);
     expect_rows("dweight", o.dweight, b.dweight, rounded);
     expect_rows("dx", o.dx, ref::d_expert_up(p_.shape, dh_.plain.values(), w1_back_.plain.values(), p_.R), rounded);
-    // Gradients are stored, also those of experts without rows, and added.
+    // Gradients are stored and added, for experts without rows too.
     for (const bool accumulate : {false, true}) {
       const Shape of_dw1{p_.E(), 2 * c().F, c().D}, of_dw2{p_.E(), c().D, c().F};
       Values dw1(static_cast<size_t>(of_dw1.numel()), 0.0), dw2(static_cast<size_t>(of_dw2.numel()), 0.0);

@@ -325,7 +325,7 @@ TEST(Experts, OfFewRowsHaveTheBitsOfThePortableKernels) {
 TEST(Experts, FallbackKernelsAreNoted) {
   if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
   ThreadPool pool(1);
-  Accelerator gpu;  // of its own: nothing was noted on it
+  Accelerator gpu;  // of its own: nothing was recorded on it
   Stream s(gpu, pool);
   const auto& slow = gpu.state<FallbackKernels>().why;
   Problem fast({"fast", 9, 32, 16, {5, 4}, 0, true, DType::bf16});
@@ -425,7 +425,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTermTest, ::testing::ValuesIn(cases_of_t
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// A row alone has the bits that it has among others, whoever shares its expert and its tile.
+// A single row has the same bits as among others, whichever rows share its expert and tile.
 TEST(Experts, RowsDoNotDependOnOtherRows) {
   ThreadPool pool(2);
   Stream s(DeviceKind::cpu, pool);

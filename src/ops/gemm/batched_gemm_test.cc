@@ -33,7 +33,7 @@ Values part(const Values& of, int64_t i, int64_t numel) {
   return Values(of.begin() + i * numel, of.begin() + (i + 1) * numel);
 }
 
-// Each product is that of the reference, and has the bits of a batch of itself alone.
+// Each product equals the reference, and has the bits of a batch of one.
 TEST_P(BatchedGemmTest, EqualsTheReferenceInAnyBatch) {
   const auto [B, m, n, k, dtype, c_dtype] = c();
   for (int mode = 0; mode < 8; ++mode) {

@@ -113,7 +113,7 @@ TEST_P(GemmTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Twice: the first call on a GPU times algorithms, and must leave c as it is; the second runs the
+// Twice: the first call on a GPU times algorithms, and must not change c; the second runs the
 // one it chose.
 TEST(Gemm, SameBitsEachTime) {
   testing::on_each_device([](Stream& s) {
@@ -128,7 +128,7 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
-// Each GPU object chooses algorithms again, by times of its own: whichever wins, the bits
+// Each GPU object chooses algorithms again, by its own timings: whichever is chosen, the bits
 // are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
@@ -166,7 +166,7 @@ TEST(Gemm, SameBitsForAnyTeam) {
   }
 }
 
-// Every number of rows that is few, beside columns and a depth that fill no step of a kernel.
+// Every number of few rows, with columns and a depth that fill no step of a kernel.
 TEST(Gemm, OfFewRowsEqualsTheReferenceRowByRow) {
   testing::on_each_device([](Stream& s) {
     for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{8, 8}, {40, 264}, {264, 2056}, {24, 4360}}) {
@@ -333,7 +333,7 @@ std::vector<QuantisedCase> quantised_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Formats, QuantisedGemmTest, ::testing::ValuesIn(quantised_cases()));
 
-// Operands of blocks of 128, in the widths that every device takes: y = x W^T, dx += dy W, dW += dy^T x.
+// Operands of blocks of 128, in widths that every device supports: y = x W^T, dx += dy W, dW += dy^T x.
 TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
   testing::on_each_device([](Stream& s) {
     // A GPU cuts products to 13 bits below the largest of 32: 3 standard deviations, 2^-13 each.

@@ -14,7 +14,7 @@ int64_t max_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
   return (d.m / c.tile_m + std::min(d.num_experts, d.m)) * across;
 }
 
-// All blocks of a multiprocessor have about as much shared memory as one may have; CUDA takes 1 KiB of each.
+// All blocks of a multiprocessor have about as much shared memory as one may have; CUDA reserves 1 KiB of each.
 bool fits(const GroupedGemmDesc& d, const PortableGemmConfig& c, const GpuLimits& limits) {
   constexpr int64_t kReservedBytes = 1024;
   const int64_t needed = c.shared_bytes(d.num_experts);

@@ -47,7 +47,7 @@ TEST(PortableGemmConfig, IsSmallWhereTilesAreTooFewForTheGpu) {
   EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 2), kH100), kPortableSmall);
 }
 
-// The offsets of the experts are in shared memory too: 768 fit beside the slots of kPortableWide.
+// The offsets of the experts are in shared memory too: 768 fit next to the slots of kPortableWide.
 TEST(PortableGemmConfig, FitsWithTheOffsetsOfItsExperts) {
   EXPECT_EQ(choose_portable_config(rows(32768, 2048, 767), kRtx4090), kPortableWide);
   EXPECT_EQ(choose_portable_config(rows(32768, 2048, 768), kRtx4090), kPortableSmall);

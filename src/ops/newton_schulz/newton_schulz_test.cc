@@ -65,7 +65,7 @@ TEST_P(NewtonSchulzTest, DependsOnlyOnTheDirection) {
   EXPECT_EQ(u.values(), one) << "in place";
 }
 
-// Matrices of other sizes and directions beside it change no bit of a matrix, on a GPU the algorithm of the products
+// Other matrices of the batch, of any size and direction, change no bit. On a GPU the algorithm of the products
 // included, which the first batch chooses.
 TEST_P(NewtonSchulzTest, ABatchHasTheBitsOfEachMatrix) {
   constexpr int64_t B = 5;

@@ -49,7 +49,7 @@ void rms_norm_fwd(Stream& s, const RmsNormFwd& a) {
   run_on_device(s, cpu::rms_norm_fwd, cuda::rms_norm_fwd, a);
 }
 
-// An element takes a square, an addition and two products; with a residual one more addition.
+// Each element costs a square, an addition and two products; with a residual one more addition.
 Cost cost(const RmsNormFwd& a) {
   const bool residual = !a.residual_TD.empty();
   const int64_t bytes = a.x_TD.num_bytes() * (residual ? 4 : 2) + a.rstd_T.num_bytes() + a.w_D.num_bytes();

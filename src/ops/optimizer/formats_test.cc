@@ -278,7 +278,7 @@ TEST_P(OptimizerFormats, AScaleThatIsNaNLeavesAllAsItWas) {
   EXPECT_EQ(bytes(got), bytes(before));
 }
 
-// Tensors of all forms in one call, more than a kernel takes at once.
+// Tensors of all forms in one call, more than a kernel processes at once.
 TEST_P(OptimizerFormats, ManyTensorsAreUpdatedAsEachByItself) {
   std::vector<Arrays> together, alone;
   std::vector<Case> forms;

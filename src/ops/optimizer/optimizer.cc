@@ -22,7 +22,7 @@ void check_scales(const char* who, const UpdatedTensor& t, int num_moments) {
   if (num_moments > 1) check_tensor(who, "v_scale", t.v_scale_b, DType::f32, {n / kCodeBlock});
   for (const Tensor* each : {&t.param_n, &t.master_n, &t.remainder_n, &t.m_n, &t.v_n, &t.grad_n})
     MOEBIUS_CHECK(usage, reinterpret_cast<uintptr_t>(each->data) % 16 == 0,
-                  "{}: expected tensors at multiples of 16 bytes beside 8-bit blocks; got another address", who);
+                  "{}: expected tensors at multiples of 16 bytes with 8-bit blocks; got another address", who);
 }
 
 void check_updated(const char* who, const UpdatedTensor& t, int num_moments) {

@@ -42,7 +42,7 @@ TEST_P(OptimizerTest, ClipScale) {
   EXPECT_TRUE(std::isnan(clipped(kInf, 1).second));
   EXPECT_TRUE(std::isnan(clipped(kInf, 0).second));
   EXPECT_TRUE(std::isnan(clipped(kNaN, 1).second));
-  // A norm of 1e40: finite in double, infinite in the f32 that the caller sees.
+  // A norm of 1e40: finite in double, infinite in the f32 that the caller gets.
   EXPECT_TRUE(std::isnan(clipped(1e80, 1).second));
   EXPECT_EQ(clipped(1e80, 1).first, kInf);
 }
@@ -98,7 +98,7 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
   }
 }
 
-// Each step's error in f32 is a few roundings of numbers of the size of the master and of m.
+// Each step's error in f32 is a few roundings of values of the size of the master and of m.
 TEST_P(OptimizerTest, SgdEqualsItsReference) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const double momentum : {0.0, 0.875}) {
@@ -125,7 +125,7 @@ TEST_P(OptimizerTest, SgdEqualsItsReference) {
           sgd(s_, a);
           t.param_n = t.master_n = alone.tensor();
           if (momentum != 0) t.m_n = alone_m.tensor();
-          a.lr = 99;  // lr in memory takes its place
+          a.lr = 99;  // lr in memory replaces it
           a.lr_and_step_2 = lr_and_step.tensor();
           sgd(s_, a);
         }
@@ -171,7 +171,7 @@ TEST_P(OptimizerTest, LrAndStepMayBeInDeviceMemory) {
   EXPECT_EQ(updated(true), updated(false));
 }
 
-// Many tensors in one call, more than a kernel takes at once: odd sizes and addresses,
+// Many tensors in one call, more than a kernel processes at once: odd sizes and addresses,
 // none, both dtypes.
 struct Model {
   Model(int64_t num, DType other) {
@@ -229,7 +229,7 @@ TEST_P(OptimizerTest, FewBlocksUpdateAsAllDo) {
   Array scale = Array::of({1}, DType::f32, {0.5});
   const std::vector<UpdatedTensor> by_all = all.tensors(), by_few = few.tensors();
   adamw(s_, {.tensors = by_all, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
-  const BlockLimitScope limit(s_, 3);  // each comes to many pieces
+  const BlockLimitScope limit(s_, 3);  // each is divided into many pieces
   adamw(s_, {.tensors = by_few, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
   EXPECT_EQ(all.bytes(), few.bytes());
 }

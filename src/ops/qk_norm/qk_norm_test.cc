@@ -65,7 +65,7 @@ TEST_P(QkNormTest, EqualsTheReference) {
                    .q_norm_A = in.q_norm.tensor(),
                    .k_norm_B = in.k_norm.tensor(),
                    .eps = static_cast<float>(kEps)});
-  // The error is that of rms_norm: roundings to the dtype, and f32 sums of A squares and
+  // The error is as in rms_norm: roundings to the dtype, and f32 sums of A squares and
   // of `rows` terms.
   const double eps32 = testing::epsilon(DType::f32), error = 3 * testing::epsilon(dtype) + eps32 * std::sqrt(A);
   testing::expect_close("y", y.values(), ref::qk_norm_fwd(in.x.values(), in.q_norm.values(), in.k_norm.values(), kEps),
@@ -135,7 +135,7 @@ TEST(QkNorm, SameBitsForAnyTeam) {
   testing::expect_same_bits_for_any_team([&](Stream& s) { return backward(s, in, DType::bf16, true); });
 }
 
-TEST(QkNorm, RefusesWhatDoesNotFit) {
+TEST(QkNorm, RefusesMismatchedShapes) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool);
   const auto fwd = [&](Shape x, Shape q, Shape k) {

@@ -19,7 +19,7 @@ std::vector<double> stats_of(Array x, DType element, ScaleLayout layout, bool tr
   return stats;
 }
 
-// Two blocks of 32: one with numbers far below its largest, one of zeros.
+// Two blocks of 32: one with values far below its largest, one of zeros.
 TEST(QuantizeStats, CountsZeroedElements) {
   Values x(64, 0.0);
   x[0] = 448;
@@ -58,7 +58,7 @@ TEST(QuantizeStats, CountsSaturatedElements) {
   EXPECT_LT(stats[3], stats[4]);
 }
 
-// A block with what is no number has no scale to report, and is not saturated.
+// A block with a NaN has no scale to report, and is not saturated.
 TEST(QuantizeStats, IgnoreNaN) {
   Values x(256, 1.0);
   x[3] = std::numeric_limits<double>::infinity();

@@ -107,7 +107,7 @@ TEST_P(QuantizeTest, TransposedAndPaddedEqualsTheReference) {
   expect_values(q.values(s_), expected(wide, c.cols, padded, c, false));
 }
 
-// The numbers of dequantize(), in the rows and columns of x.
+// The values of dequantize(), in the rows and columns of x.
 TEST_P(QuantizeTest, TheTransposedCopyGivesBackItsMatrix) {
   const Case& c = this->c();
   Array x = numbers({c.rows, c.cols}, c.dtype), of_experts = numbers({2, c.rows, c.cols}, c.dtype);
@@ -132,7 +132,7 @@ TEST_P(QuantizeTest, TheTransposedCopyGivesBackItsMatrix) {
   }
 }
 
-// A block of 16 columns that is partly padding keeps its numbers: the transform spreads them over all 16.
+// A block of 16 columns that is partly padding keeps its values: the transform spreads them over all 16.
 TEST_P(QuantizeTest, TheHadamardTransformOfFewRowsIsUndone) {
   const Case& c = this->c();
   if (c.layout != ScaleLayout::nv_blocks) return;  // others have no such transform

@@ -32,7 +32,7 @@ Values unpacked(Stream& s, Array rows, int64_t D, DType dtype) {
   return x.values();
 }
 
-// Numbers of all sizes, a block of zeros, and what is no number.
+// Values of all sizes, a block of zeros, and a NaN.
 Array numbers(int64_t T, int64_t D, DType dtype) {
   Values v = Array::normal({T, D}, DType::f32, 9).values();
   for (size_t i = 0; i < v.size(); ++i) v[i] *= std::ldexp(1.0, static_cast<int>(i % 41) - 20);
@@ -42,7 +42,7 @@ Array numbers(int64_t T, int64_t D, DType dtype) {
   return Array::of({T, D}, dtype, v);
 }
 
-// Elements and scales are those of quantize(), whatever the width, on every device.
+// Elements and scales equal those of quantize() for any width on every device.
 TEST(QuantizedRows, HaveTheBytesOfQuantize) {
   testing::on_each_device([](Stream& s) {
     for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -22,7 +22,7 @@ RouteRule arbitrary_rule(int64_t E, int64_t K) {
 }
 
 TEST(RouteProperty, MapsAreInverseSortedAndBounded) {
-  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
+  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless set otherwise
   EXPECT_TRUE(rc::check([] {
     const auto T = *rc::gen::inRange<int64_t>(0, 300), E = *rc::gen::inRange<int64_t>(1, 40);
     const auto K = *rc::gen::inRange<int64_t>(1, std::min<int64_t>(E, 9) + 1);

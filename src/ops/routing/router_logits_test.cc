@@ -1,4 +1,4 @@
-// The gate's products, and what acts on the whole batch: the expert bias and the loss
+// The gate's products, and the parts that act on the whole batch: the expert bias and the loss
 // of uniform routing.
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
@@ -257,7 +257,7 @@ TEST(BalanceStats, EverySegmentIsSummedByItself) {
                   .logits_TE = logits.tensor(),
                   .segment_T = segments.tensor()});
     EXPECT_EQ(got_count.values(), count);
-    // Sums of at most 100 numbers.
+    // Sums of at most 100 values.
     testing::expect_close("prob", got_prob.values(), prob, 1e-6, 0);
   });
 }

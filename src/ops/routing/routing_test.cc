@@ -218,7 +218,7 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
                  .rule = c.rule,
                  .z_coeff = scalar.z_coeff});
   Values differences(c.T * c.E);
-  // Every eleventh token stands for all.
+  // Every eleventh token is a sample of all.
   for (int64_t i = 0; i < c.T * c.E; ++i) {
     if (i / c.E % 11 != 0) continue;
     const double h = 1e-5, old = x[i];

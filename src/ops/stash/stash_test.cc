@@ -52,7 +52,7 @@ class Stash {
                     .held_3 = p.held.tensor(),
                     .first = p.first});
   }
-  // Gives the rows that came back, with NaN in the others, and the offsets of those.
+  // Returns the rows that were read back, with NaN in the others, and their offsets.
   struct Back {
     Array x, spilled, since{{1}, DType::i64};
   };
@@ -91,7 +91,7 @@ class Stash {
   Array pool_, free_, state_, counts_;
 };
 
-// The first num_kept elements came back, and the others were not written.
+// The first num_kept elements were read back, and the others were not written.
 void expect_rows(const Array& got, const Array& want, int64_t num_kept) {
   const Values g = got.values(), w = want.values();
   ASSERT_EQ(g.size(), w.size());

@@ -1,4 +1,4 @@
-// A vocabulary in blocks: what the blocks give together is what the whole gives.
+// A vocabulary in blocks: the merged results of the blocks equal the result of the whole.
 #include "ops/vocab/vocab_blocks.h"
 
 #include "ops/cpu/testing.h"
@@ -103,7 +103,7 @@ TEST_P(VocabBlocksTest, LossAndGradientsEqualTheReference) {
   testing::expect_close("dw", dw.values(), want_dw, eps + error, error);
 }
 
-// The other blocks say what the loss is.
+// The other blocks have the loss.
 TEST(VocabBlocks, ABlockWhoseLogitsAreAllMinusInfinityAddsNothing) {
   testing::on_each_device([](Stream& s) {
     const double huge = std::numeric_limits<float>::max();

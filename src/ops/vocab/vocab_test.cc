@@ -114,7 +114,7 @@ void VocabTest::expect_loss_and_gradients() {
   const double eps32 = testing::epsilon(DType::f32), logit_error = 4 * eps32 * (width + std::sqrt(vocab));
   testing::expect_close("loss", loss.values(), want.loss, logit_error, logit_error);
   EXPECT_EQ(loss_alone.bytes(), loss.bytes());
-  // dlogits is rounded to the dtype, dx once more.
+  // dlogits is rounded to the dtype, and so is dx.
   testing::expect_close("dx", dx.values(), want.dx, 2 * testing::epsilon(dtype) + logit_error, logit_error);
   testing::expect_close("dw", dw.values(), want_dw, testing::epsilon(dtype) + logit_error, logit_error);
 }

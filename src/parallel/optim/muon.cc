@@ -30,7 +30,7 @@ Tensor valid(Stream& s, StepStack& stack, const Tensor& scale_1) {
   return valid_1;
 }
 
-// Returns the n elements that begin where those of `first` do.
+// Returns n elements, which begin at the same place as `first`.
 Tensor extended(Tensor first, int64_t n) {
   first.shape = {n};
   return first;

@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// All that the rest of the program knows of an optimizer.
+// The properties of an optimizer that the rest of the program uses.
 struct OptimizerEntry {
   OptimizerKind kind;
   std::span<const std::string_view> state_prefixes;
@@ -62,7 +62,7 @@ void UpdateScratch::at_least(const UpdateScratch& other) {
   newton_schulz_bytes = std::max(newton_schulz_bytes, other.newton_schulz_bytes);
 }
 
-// The same as MuonOptimizer::update() takes.
+// The same arguments as those of MuonOptimizer::update().
 int64_t UpdateScratch::stack_bytes() const {
   const auto aligned = [](int64_t bytes) { return div_ceil(bytes, StepStack::kAlign) * StepStack::kAlign; };
   if (matrix == 0) return 0;

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// Draws of their own: those of the update rounded the same elements in this step.
+// Separate draws: the update's draws rounded the same elements in this step.
 constexpr uint64_t kOtherSeed = 0x716b5f636c6970;  // "qk_clip"
 
 OptimizerContext with_own_draws(OptimizerContext context) {

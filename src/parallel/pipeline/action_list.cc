@@ -22,7 +22,7 @@ class ListBuilder {
   std::vector<Action> actions;
 
  private:
-  // The messages of one pass: those that are received, and those that are sent.
+  // The messages of one pass: the received and the sent ones.
   struct Lane {
     std::vector<Turn> inputs, results;
     int64_t num_opened = 0, num_used = 0, num_waited = 0;

@@ -81,7 +81,7 @@ void fill(MicroBatch& b, int64_t vocab, int64_t m, int64_t M) {
   b.training = true;
 }
 
-// The bytes of tensors by name: what the ranks computed, all together.
+// The bytes of tensors by name: the merged results of all ranks.
 using Results = std::map<std::string, std::vector<std::byte>>;
 void add(Results& results, const std::string& name, const Tensor& t) {
   const auto* bytes = static_cast<const std::byte*>(t.data);
@@ -89,7 +89,7 @@ void add(Results& results, const std::string& name, const Tensor& t) {
 }
 
 // The micro-batches of a step, a model and its memory: what an engine would hold on one rank. On one rank the model's
-// passes are called one by one, unless one_stage asks for the pipeline of one stage.
+// passes are called one by one, unless one_stage selects the pipeline of one stage.
 class TestRank {
  public:
   TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
@@ -251,7 +251,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"VirtualBf16", 2, 4, {.num_virtual = 2, .num_micro_batches = 4}, DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
-// Weight passes that come later, other passes between: the same bits, of MoE and of dense models, on one rank and on
+// Weight passes that run later, with other passes between: the same bits, of MoE and of dense models, on one rank and on
 // several, whether tensors are kept or recomputed.
 INSTANTIATE_TEST_SUITE_P(
     DelayedWeights, PipelineEquals,
@@ -332,7 +332,7 @@ INSTANTIATE_TEST_SUITE_P(
              .offload = kAllOnHost}),
     [](const auto& info) { return info.param.name; });
 
-// The plan keeps what the weight passes read, and holds a set of saved tensors for each that waits.
+// The plan keeps the inputs of weight passes, and holds a set of saved tensors for each delayed pass.
 TEST(Pipeline, DelayedWeightsAreHeldByThePlan) {
   const Case c{.name = "", .pipeline = {.num_micro_batches = 4}, .delayed_weights = 2};
   run_on_ranks(c, [](TestRank& rank) {
@@ -392,8 +392,8 @@ std::vector<float> floats(const std::vector<std::byte>& bytes) {
   return {x, x + bytes.size() / sizeof(float)};
 }
 
-// Embedding and head add to one gradient. On one rank their shares come in turns, micro-batch by micro-batch, on two
-// each is summed first: another order of 2 M numbers, so the bound is 2 M roundings of the largest.
+// Embedding and head add to one gradient. On one rank their shares alternate, micro-batch by micro-batch, on two
+// each is summed first: another order of 2 M values, so the bound is 2 M roundings of the largest.
 TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
   const Case c{"", 3, 6, {.num_virtual = 2, .num_micro_batches = 3}, DType::f32, /*tied=*/true};
   const Results expected = run_on_one_rank(c);
@@ -465,7 +465,7 @@ TEST(Pipeline, RefusesWithTheEquation) {
   EXPECT_THAT(error({.layout = "E t | t*3"}, 2), HasSubstr("L is due"));
 }
 
-// The first stage goes on to its second micro-batch while the next stage has not begun. With sends that are waited for
+// The first stage continues with its second micro-batch while the next stage has not begun. With sends that are waited for
 // the two wait for each other forever.
 void run_first_stage_ahead(bool overlap) {
   std::atomic<bool> is_ahead = false;

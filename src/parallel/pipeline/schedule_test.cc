@@ -123,7 +123,7 @@ TEST(ScheduleZbH1, SendsGradientsBeforeWeights) {
 TEST(ScheduleZbH1, RefusesVirtualStages) {
   EXPECT_THAT([] { schedule_zb_h1({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 4}); },
               testing::ThrowsMessage<Error>(
-                  HasSubstr("zb_h1\" needs one stage a rank (parallel.vpp = 1); got parallel.vpp = 2")));
+                  HasSubstr("zb_h1\" needs one stage per rank (parallel.vpp = 1); got parallel.vpp = 2")));
 }
 
 TEST(Schedule1f1b, WarmupForwards) {

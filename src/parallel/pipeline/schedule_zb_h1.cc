@@ -30,7 +30,7 @@ std::vector<Action> actions_of_zb_h1(const PipelineShape& shape, int64_t pp_rank
   shape.check();
   MOEBIUS_CHECK(
       usage, shape.num_virtual == 1,
-      "pipeline: parallel.schedule = \"zb_h1\" needs one stage a rank (parallel.vpp = 1); got parallel.vpp = {}; set parallel.vpp = "
+      "pipeline: parallel.schedule = \"zb_h1\" needs one stage per rank (parallel.vpp = 1); got parallel.vpp = {}; set parallel.vpp = "
       "1 or parallel.schedule = \"1f1b\"",
       shape.num_virtual);
   MOEBIUS_ASSERT(shape.backward);

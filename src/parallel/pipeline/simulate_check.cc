@@ -7,7 +7,7 @@ namespace moebius {
 
 namespace {
 
-// The actions of one rank so far, each at most once.
+// The actions of one rank up to now, each at most once.
 class RankLog {
  public:
   RankLog(const PipelineShape& shape, int64_t pp_rank) : shape_(shape), pp_rank_(pp_rank) {

@@ -38,7 +38,7 @@ PipelineTimes arbitrary_times(const PipelineShape& shape) {
 
 using Ends = std::map<std::tuple<Pass, int64_t, int64_t>, double>;  // pass, micro-batch, stage
 
-// A pass begins when its input has had the time to come, and ends after its own.
+// A pass begins no earlier than its input can arrive, and ends after its own time.
 void expect_causal(const SimulatedSchedule& r, const PipelineTimes& times) {
   Ends ends;
   for (const RankSimulation& rank : r.ranks) {
@@ -77,7 +77,7 @@ TEST(SimulateProperty, ZbH1IsCausalAtAnyTimes) {
 }
 
 TEST(SimulateProperty, TimelinesAreCausalAtAnyTimes) {
-  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
+  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless set otherwise
   EXPECT_TRUE(rc::check([] {
     const PipelineShape shape = arbitrary_shape();
     const Schedule schedule = schedule_1f1b(shape);

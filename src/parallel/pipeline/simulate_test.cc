@@ -31,7 +31,7 @@ std::string error_of(const Schedule& schedule) {
   return "none";
 }
 
-// Every shape that check() takes, with the two smallest groups and the largest.
+// Every shape that check() accepts, with the two smallest groups and the largest.
 std::vector<PipelineShape> legal_shapes(int64_t max_P, int64_t max_V, int64_t max_M) {
   std::vector<PipelineShape> shapes;
   for (int64_t P = 1; P <= max_P; ++P) {
@@ -48,7 +48,7 @@ std::vector<PipelineShape> legal_shapes(int64_t max_P, int64_t max_V, int64_t ma
   return shapes;
 }
 
-// Theory, for every legal P <= 8, V <= 4 and M <= 32, with backwards as long as forwards and twice as long. The times
+// Theory, for every valid P <= 8, V <= 4 and M <= 32, with backwards as long as forwards and twice as long. The times
 // are whole numbers, so durations are exact.
 TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   size_t num_shapes = 0;
@@ -118,7 +118,7 @@ TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
   }
 }
 
-// Memory is planned by what the lists hold at a time, never by more.
+// Memory is planned for the tensors that the lists hold at a time, and never for more.
 TEST(SimulatedSchedule, PlacementNeedsTheirPeaks) {
   for (const PipelineShape& shape : legal_shapes(5, 3, 9)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
@@ -221,7 +221,7 @@ TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
       "1; rank 1 is at forward of micro-batch 1, stage 1 and waits for rank 0");
 }
 
-// Each rank waits for its send to leave before it opens what the other's send would leave for.
+// Each rank waits for its send to leave before it opens the receive that the other's send needs.
 TEST(SimulatedSchedule, NamesTheCycleOfBuffers) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
                       {{run(f, 0, 0), send(f, 0, 0), run(f, 1, 0), send(f, 1, 0), wait(f, 1, 0), wait(f, 0, 0),
@@ -257,7 +257,7 @@ TEST(SimulatedSchedule, AMessageMovesWhenItsReceiveIsOpen) {
   EXPECT_EQ(simulate(s, equal_times(s.shape, stage_time(1, 5), 1)).ranks[1].runs[3].begin, 2 + 1 + 5 + 1);
 }
 
-// Zero bubble (arXiv 2401.10241): the stage before waits for the input's gradient alone, so that weight passes may come
+// Zero bubble (arXiv 2401.10241): the stage before waits for the input's gradient alone, so that weight passes may run
 // where a rank would be idle. It holds more micro-batches for that, whose tensors the plan keeps.
 TEST(SimulatedSchedule, LaterWeightPassesFillTheBubble) {
   const PipelineShape shape = {.num_ranks = 4, .num_micro_batches = 8};
@@ -291,7 +291,7 @@ class SimulateRefuses : public testing::Test {
   Schedule s_ = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 3});
 };
 
-TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
+TEST_F(SimulateRefuses, ActionsOfOtherRanks) {
   list(0)[0].micro_batch = 3;
   EXPECT_EQ(
       error_of(s_),
@@ -306,7 +306,7 @@ TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
   EXPECT_EQ(error_of(s_), "simulate: a schedule of 2 ranks must have as many lists; got 1");
 }
 
-TEST_F(SimulateRefuses, APassThatIsMissingOrTwice) {
+TEST_F(SimulateRefuses, MissingAndRepeatedPasses) {
   const Schedule whole = s_;
   list(1).push_back(run(b, 2, 1));
   EXPECT_EQ(error_of(s_), "simulate: rank 1 lists input backward of micro-batch 2, stage 1 twice");
@@ -370,7 +370,7 @@ TEST_F(SimulateRefuses, ChannelsInTwoOrders) {
       "micro-batch 1, stage 1");
 }
 
-TEST_F(SimulateRefuses, Times) {
+TEST_F(SimulateRefuses, InvalidTimes) {
   const auto error = [&](const PipelineTimes& times) -> std::string {
     try {
       simulate(s_, times);

@@ -74,7 +74,7 @@ void BucketExchange::begin_passes(Stream& s, const StepPasses& passes) {
   if (s.capture()) s.capture()->after_replay([this, passes] { passes_were_replayed(passes); });
 }
 
-// A replay does on the device what the passes did when they were captured; this restores what they
+// A replay repeats the device work of the captured passes; this restores the state that they
 // left on the host.
 void BucketExchange::passes_were_replayed(const StepPasses& passes) {
   if (passes.first) weights_are_old_ = false;

@@ -1,4 +1,4 @@
-// The exchange is overlapped with the passes: a rank continues while another has not come that far. The same ranks
+// The exchange is overlapped with the passes: a rank continues while another is not yet at this point. The same ranks
 // without overlap wait for each other forever, which shows that the test can fail.
 #include "parallel/sharding/bucket_exchange.h"
 
@@ -31,7 +31,7 @@ struct ExchangeRank {
       params.release(s, {i, i + 1});
     }
   }
-  void update() {  // what an optimizer does to the elements owned
+  void update() {  // the optimizer's change of the owned elements
     for (const Param& p : params.all())
       for (int64_t i = p.owned.begin; i < p.owned.end(); ++i) p.w.ptr<float>()[i] = p.dw.ptr<float>()[i];
   }
@@ -95,8 +95,8 @@ TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
   expect_error(ErrorKind::distributed, "did not join: rank 1", [] { step_one_after_the_other(/*overlap=*/false); });
 }
 
-// A replay runs none of this, but leaves what the captured passes left.
-TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
+// A replay runs none of this code, but leaves the state of the captured passes.
+TEST(BucketExchange, ReplayLeavesTheStateOfTheCapturedPasses) {
   run_threads(2, {}, [&](Transport& world) {
     ExchangeRank rank(world, /*overlap=*/true);
     Sharding& exchange = *rank.exchange;

@@ -78,7 +78,7 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
   }
 }
 
-// Shards the frozen weights of layers that other ranks have too. Weights outside of layers stay whole,
+// Shards the frozen weights of layers that other ranks have too. Weights outside of layers remain whole,
 // like trained ones.
 void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
   std::map<std::tuple<Axis, DType, int>, size_t> open;

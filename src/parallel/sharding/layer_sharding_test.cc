@@ -54,7 +54,7 @@ struct ShardedRank {
 
 void on_ranks(const std::function<void(Transport&)>& body) { run_threads(kRanks, {.timeout_s = 30}, body); }
 
-// Frozen weights of layers are sharded and gathered as trained ones are. Those of no layer stay whole.
+// Frozen weights of layers are sharded and gathered like trained ones. Weights outside of layers remain whole.
 TEST(LayerWeights, MayBeFrozen) {
   for (const bool overlap : {true, false}) {
     on_ranks([&](Transport& world) {
@@ -100,7 +100,7 @@ TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
           }
           EXPECT_EQ(p.shards_weights(), p.layer >= 0);
         }
-        // The last buffer of the backward pass is layer 0's, and with two buffers the other is still that of layer 1.
+        // The last buffer of the backward pass is layer 0's, and with two buffers the other still belongs to layer 1.
         EXPECT_NE(params.all()[1].w.data, nullptr);
         EXPECT_EQ(params.all()[3].w.data != nullptr, overlap);
         EXPECT_EQ(params.all()[5].w.data, nullptr);
@@ -126,7 +126,7 @@ TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
     EXPECT_EQ(bytes_of({3, 2, 1, 0}), 2 * layer);
     EXPECT_EQ(bytes_of({0, 1, 2, 3}), 2 * layer);
     rank.sharding->weights_changed(rank.s);
-    rank.sharding->wait_for_weights(rank.s);  // those of both ends
+    rank.sharding->wait_for_weights(rank.s);  // the buckets of both ends
     EXPECT_EQ(bytes_of({0, 1}), 2 * layer);
   });
 }
@@ -163,7 +163,7 @@ TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
   }
 }
 
-// A CUDA graph gathers what it reads, whatever was in the buffers when it was captured.
+// A CUDA graph gathers the weights that it reads, whatever the buffers held when it was captured.
 TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
   for (const int64_t shard : {0, 2}) {
     run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
@@ -210,7 +210,7 @@ TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
   }
 }
 
-// A rank starts to gather a layer before the other rank has come to it.
+// A rank starts to gather a layer before the other rank has reached it.
 TEST(LayerWeights, StartOneLayerEarly) {
   on_ranks([](Transport& world) {
     ShardedRank rank(world, {.overlap = true, .shards_weights = true});
@@ -238,7 +238,7 @@ TEST(LayerWeights, RefuseABufferThatIsInUse) {
   });
 }
 
-// f32 numbers whose sum depends on the order.
+// f32 values whose sum depends on the order.
 float gradient(int rank, int micro_batch, int64_t i) {
   constexpr std::array<float, 4> kValues = {1e8f, 1.0f, -1e8f, 3.0f};
   return kValues[static_cast<size_t>(2 * rank + micro_batch) % 4] + static_cast<float>(i);
@@ -290,7 +290,7 @@ TEST(LayerGradients, AreSumsOverMicroBatchesOfSumsOverRanks) {
   }
 }
 
-// No rank holds whole gradients of layers, and what a rank holds is planned.
+// No rank holds whole gradients of layers, and a rank's share is planned.
 TEST(LayerGradients, TakeTheMemoryOfOneShareAndOfTwoLayers) {
   on_ranks([](Transport& world) {
     const ShardedRank whole(world, {.overlap = true}), sharded(world, {.overlap = true, .shards_gradients = true});

@@ -12,7 +12,7 @@ TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh, const StageLa
   if (model.spec().tie_word_embeddings || (mtp && !apart)) holders_.push_back(last);
 }
 
-// All ranks get the same bits: they add the same numbers in rank order, and a sum of two does not
+// All ranks get the same bits: they add the same values in rank order, and a sum of two does not
 // depend on the order.
 void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
   if (!copy_ || !copy_->has_grad) return;

@@ -11,8 +11,8 @@ namespace {
 constexpr PredictOptions kComposed{.simulate = false, .memory = PredictOptions::Memory::none},
     kWhole{.simulate = false, .composes = false, .memory = PredictOptions::Memory::none};
 
-// Every pair of an exchange of cp and a layout of experts takes the time of its own parts. cp and ep are 4 on 4 ranks,
-// or as `set` says on others.
+// Every pair of a cp exchange and a layout of experts costs the time of its own parts. cp and ep are 4 on 4 ranks,
+// or as in `set` on others.
 void expect_adds_up(const char* name, const std::vector<std::string>& set, int64_t ranks = 4) {
   PartLibrary composed, whole;
   for (const char* exchange : {"\"allgather\"", "\"ring\"", "\"alltoall\"", "\"hierarchical\""}) {
@@ -35,14 +35,14 @@ void expect_adds_up(const char* name, const std::vector<std::string>& set, int64
   EXPECT_LT(composed.num_runs(), whole.num_runs());
 }
 
-TEST(ComposedPart, AddsUpToTheWholeOne) {
+TEST(ComposedPart, SumOfPartsEqualsTheWholePart) {
   expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4"});
   expect_adds_up("bench_olmoe_1b_7b.toml", {"train.global_batch=4", "memory.recompute=[\"qkv\", \"expert_up\"]",
                                             "precision.recipe=\"fp8_block\""});
 }
 
 // Groups of cp and ep that are not the same ranks.
-TEST(ComposedPart, AddsUpWhereContextAndExpertGroupsDiffer) {
+TEST(ComposedPart, SumEqualsTheWholeWithUnequalCpAndEpGroups) {
   for (const std::vector<std::string>& degrees :
        std::vector<std::vector<std::string>>{{"parallel.cp=4", "parallel.ep=2"},
                                              {"parallel.tp=2", "parallel.cp=4", "parallel.ep=2"},
@@ -54,13 +54,13 @@ TEST(ComposedPart, AddsUpWhereContextAndExpertGroupsDiffer) {
 }
 
 // Layers of both kinds, latent attention, and a module of multi-token prediction.
-TEST(ComposedPart, OfDeepSeekAddsUp) {
+TEST(ComposedPart, SumEqualsTheWholeForDeepSeek) {
   expect_adds_up("deepseek_v3.toml",
                  {"model.num_hidden_layers=5", "train.seq_len=4096", "train.micro_batch=1", "train.global_batch=4",
                   "parallel.tp=1", "parallel.pp=1", "parallel.layout=\"\""});
 }
 
-TEST(ComposedPart, IsRunItselfWithoutContextParallelism) {
+TEST(ComposedPart, IsNotSplitWithoutContextParallelism) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4", "train.global_batch=16"});
   const EngineSpec spec = planned_engine_spec(run, 4);
   EXPECT_FALSE(has_simpler_parts(spec, {.num_layers = 1}));

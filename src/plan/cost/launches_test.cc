@@ -17,7 +17,7 @@ TEST(Launches, CountsTheKernelsOfAnOp) {
   EXPECT_EQ(launches_of("expert_wgrad", true), 2);
 }
 
-// The first micro-batch of a step stores gradients and clears those of experts without rows. Products in f32 and
+// The first micro-batch of a step stores gradients, and clears them for experts without rows. Products in f32 and
 // quantised ones write them too; those of a recipe may leave gradients of weights out.
 TEST(Launches, ClearExpertsOnlyWhereBf16ProductsStoreGradients) {
   PartLibrary library;

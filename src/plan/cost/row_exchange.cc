@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// Returns whether the rows are those of the dispatcher of the recipe, run by the engine.
+// Returns whether the engine sends the rows with the recipe's dispatcher.
 bool is_own(const TimeContext& c) {
   return c.assume.dispatcher == PlanDispatcher::from_recipe && c.assume.system == PlanSystem::moebius;
 }
@@ -63,7 +63,7 @@ DispatchShape shape_of(const TimeContext& c, RowDirection direction) {
           .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size)};
 }
 
-// Returns what the engine writes to windows of other ranks in each call: all of direct's rows, and of two-level those
+// Returns the engine's writes to windows of other ranks in each call: all rows of direct, and for two-level the rows
 // inside a node, whose messages across have been counted.
 DispatchCost written(const TimeContext& c, RowDirection direction) {
   const DispatchShape s = shape_of(c, direction);
@@ -111,7 +111,7 @@ RowsSent of_one_sided(const TimeContext& c, const RankSpan& span, double row) {
           .outgoing_bytes = inside};
 }
 
-// Returns what other software, or an assumed dispatcher, sends. The groups counted what the engine's own send.
+// Returns the traffic of other software, or of an assumed dispatcher. The groups counted that of the engine's own.
 RowsSent both_ways(const TimeContext& c) {
   if (sends_counted_messages(c)) return {};
   RowsSent sent = rows_sent(c, RowDirection::to_experts);

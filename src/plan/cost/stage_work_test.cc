@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// The bubble of zb_h1 is a third of that of 1f1b where its three passes take the same time. A rank after the first one
+// The bubble of zb_h1 is a third of 1f1b's if its three passes take the same time. A rank after the first one
 // keeps inputs of weight gradients.
 TEST(Predict, ZbH1WaitsLessAndKeepsMore) {
   PartLibrary parts;
@@ -29,7 +29,7 @@ TEST(Predict, ZbH1WaitsLessAndKeepsMore) {
   EXPECT_NEAR(sum, split.step_s, 1e-9);
 }
 
-// Each of the two passes recomputes what it reads, so recompute takes more of a step than with 1F1B.
+// Each of the two passes recomputes its inputs, so recompute takes more of a step than with 1F1B.
 TEST(Predict, ZbH1RecomputesTwice) {
   PartLibrary parts;
   const auto compute = [&](const char* schedule, const char* recompute) {

@@ -70,7 +70,7 @@ TEST(WorkTime, OfExpertsWithFewRowsDoesNotGrowWithThem) {
   EXPECT_LT(skewed, 1.1 * even);
 }
 
-// A kernel of its own computes the scores of a forward pass once more, and the ranks exchange their largest logits.
+// A separate kernel recomputes the scores of a forward pass, and the ranks exchange their largest logits.
 TEST(WorkTime, OfTheLargestLogits) {
   PartLibrary parts;
   const auto predicted = [&](std::vector<std::string> set, const char* name) {
@@ -90,7 +90,7 @@ TEST(WorkTime, OfTheLargestLogits) {
 }
 
 // Megatron clamps pre-activations and adds the second biases in passes of their own. Columns of reads and writes, op by
-// op: 8 F + 6 D forward, 10 F + 8 D backward, and the clamps once more where the activation is recomputed.
+// op: 8 F + 6 D forward, 10 F + 8 D backward, and the clamps again where the activation is recomputed.
 TEST(WorkTime, OfExpertsWithBiasesInMegatron) {
   const PlanMachine m = machine("h100");
   const Assumptions assume;

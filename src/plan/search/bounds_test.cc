@@ -1,4 +1,4 @@
-// The bounds that let a search leave layouts out.
+// The bounds by which a search leaves layouts out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TEST(SearchBounds, BoundsAStepByItsProducts) {
     }
   }
   EXPECT_GT(tried, 20);
-  EXPECT_GT(near, 0);  // the bound says something
+  EXPECT_GT(near, 0);  // the bound is not trivial
   const RunSpec frozen = recipe("bench_olmoe_1b_7b.toml", {"train.freeze=[\"embed_tokens\"]"});
   EXPECT_EQ(products_seconds({frozen, m, {}, 4}, Candidate{}), 0);
 }
@@ -94,8 +94,8 @@ TEST(SearchBounds, BoundsAStepByItsPasses) {
   }
 }
 
-// A layout whose memory choices are all too slow is left out, and none of those that one of them makes fast enough.
-TEST(SearchBounds, LeaveOutWhatIsSlowInEveryPlace) {
+// A layout whose memory choices are all too slow is left out, and a layout that one of them makes fast enough is not.
+TEST(SearchBounds, PruneLayoutsSlowWithEveryMemoryChoice) {
   PartLibrary parts;
   const PlanMachine m = machine("h200");
   const RunSpec run = run_on(recipe("bench_olmoe_1b_7b.toml", {"train.global_batch=32"}), m);

@@ -13,7 +13,7 @@ constexpr int kMaxChoices = 6;
 // A choice is tried if its estimates exceed the memory limit, or the time of the layouts kept, by at most this factor.
 constexpr double kEstimateError = 1.02;
 
-// Finds the memory choice of one candidate: what its ranks keep, and where.
+// Finds the memory choice of one candidate: the tensors that its ranks keep, and where.
 class MemoryFitting {
  public:
   MemoryFitting(const MemoryLimits& search, const Candidate& c) : search_(search), c_(c) {}
@@ -148,7 +148,7 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   return std::nullopt;
 }
 
-// The least memory is that of recomputing whole layers, perhaps with sharded layers or with their inputs on the host.
+// Recomputing whole layers needs the least memory, perhaps with sharded layers or with their inputs on the host.
 // In a stage of few layers the buffers of sharding or offload may need more than they save.
 std::vector<MemoryChoice> MemoryFitting::min_choices() const {
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
@@ -244,7 +244,7 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::estimates_of_recompute() {
   return all;
 }
 
-// Returns `all` with each other budget of rows. Its effect depends on no recompute except that of the rows (expert_up).
+// Returns `all` with each other budget of rows. Its effect depends on no recompute except of the rows (expert_up).
 std::vector<MemoryFitting::Estimate> MemoryFitting::with_other_budgets(const std::vector<Estimate>& all) {
   std::vector<Estimate> more;
   for (const std::optional<double>& rows : row_budgets(search_.run, c_.parallel, search_.limits)) {

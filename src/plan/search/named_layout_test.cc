@@ -48,7 +48,7 @@ TEST(NamedLayouts, KeepTheirValues) {
 }
 
 // The layout of a recipe itself is no limit.
-TEST(NamedLayouts, AreThoseOfSetAlone) {
+TEST(NamedLayouts, ComeFromSetOptionsOnly) {
   const RunSpec run = recipe("deepseek_v3_1024_h100.toml");
   EXPECT_NE(run.parallel.tp * run.parallel.pp, 1);
   EXPECT_EQ(named_layout(run).text(), "");
@@ -70,8 +70,8 @@ TEST(NamedLayouts, AreKeptByASearch) {
               HasSubstr("--set keeps parallel.ep = 5: leave some of it out"));
 }
 
-// The points of a sweep with a search differ in what is swept.
-TEST(NamedLayouts, AreTheOnesThatASweepNames) {
+// The points of a sweep with a search differ in the swept keys.
+TEST(NamedLayouts, SweptLayoutKeysAreKept) {
   PartLibrary parts;
   const SweepBase base{.recipe = kRecipes + kOlmoe,
                        .overrides = {"model.num_hidden_layers=4"},
@@ -83,7 +83,7 @@ TEST(NamedLayouts, AreTheOnesThatASweepNames) {
 }
 
 // A degree that no layout can have is refused by its own equation.
-TEST(NamedLayouts, AreRefusedByTheirEquation) {
+TEST(NamedLayouts, ErrorsGiveTheFailedEquation) {
   PartLibrary parts;
   const auto refusal = [&](const char* set, const char* also = "optimizer.lr=0.001") {
     return refused([&] { search(parts, recipe("bench_olmoe_1b_7b.toml", {set, also}), 8, machine("h200"), {}, {}); });

@@ -61,7 +61,7 @@ PartTimes::Key PartTimes::key_of(const TimeContext& c, const PartWork& part, boo
 }
 
 size_t PartTimes::Hash::operator()(const Key& key) const {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, of whole numbers in place of bytes
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over integers in place of bytes
   for (const int64_t value : key) hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
   return static_cast<size_t>(hash ^ hash >> 32);
 }

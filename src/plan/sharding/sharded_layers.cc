@@ -117,11 +117,11 @@ class ShardedStep {
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
-  // The exchanges of each layer so far, and the seconds that passes waited.
+  // The exchanges of each layer up to now, and the seconds that passes waited.
   struct Done {
     std::vector<double> first_gathers, gathers, sums;  // [layer]
     double weights_s = 0, gradients_s = 0;
-    // Adds `times` times what was done since `before`, except the first gathers of a step.
+    // Adds `times` times the work since `before`, except the first gathers of a step.
     void add(const Done& before, double times) {
       for (size_t i = 0; i < gathers.size(); ++i) {
         gathers[i] += times * (gathers[i] - before.gathers[i]);
@@ -192,7 +192,7 @@ class ShardedStep {
   const bool closes_;  // a micro-batch is a CUDA graph, which begins and ends with empty buffers
   const std::vector<LayerSeconds>& passes_;
   std::vector<Exchange> first_gather_, gather_, sum_;  // [layer]
-  std::vector<size_t> buffers_;                        // the layer whose weights are there
+  std::vector<size_t> buffers_;                        // the layer of the weights in the buffer
   std::vector<double> arrived_, last_gather_s_;        // [layer]: the end of its last gather, and its seconds
   double now_ = 0, link_ = 0;                          // link_: when it is free
   double summed_ = 0;                                  // when the last sum has arrived

@@ -33,7 +33,7 @@ struct Case {
 };
 
 // The buffers keep two layers at each turn: (2 L - 4) M + 2 gathers. Most of many micro-batches are not run.
-TEST(ShardedLayers, GatherWhatIsInNoBuffer) {
+TEST(ShardedLayers, GatherOnlyLayersThatAreNotBuffered) {
   for (const int64_t M : {1, 3, 1000}) {
     const LayerExchange e = Case(5, M, true).time({5}).weights;
     EXPECT_NEAR(e.all_s, 6.0 * static_cast<double>(M) + 2, 1e-9);
@@ -56,12 +56,12 @@ TEST(ShardedLayers, GatherFromAllRanksOnceAStep) {
   EXPECT_NEAR(all.time({5}).weights.all_s, 6 * 3 + 2 + 5, 1e-9);
 }
 
-TEST(ShardedLayers, WaitForWhatIsLongerThanALayer) {
+TEST(ShardedLayers, GathersLongerThanALayerAreExposed) {
   // Forward: 2 seconds for the first two, then each of the three others arrives half a second late. Backward: no wait.
   EXPECT_NEAR(Case(5, 1, true, 0.5).time({5}).weights.exposed_s, 2 + 3 * 0.5, 1e-9);
 }
 
-TEST(ShardedLayers, SumGradientsBesideTheNextLayer) {
+TEST(ShardedLayers, GradientSumsOverlapWithTheNextLayer) {
   Case all(5, 3, true);
   all.shard_gradients();
   const LayerExchange e = all.time({5}).gradients;

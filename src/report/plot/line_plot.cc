@@ -184,7 +184,7 @@ void move_apart(std::vector<EndName>& names) {
   }
 }
 
-// The name of each line beside its end, or its last value where it is the only line.
+// The name of each line at its end, or its last value where it is the only line.
 void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& drawn, const Frame& frame) {
   std::vector<EndName> names;
   for (const Drawn& each : drawn) {

@@ -294,7 +294,7 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
       control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.note_ending(); }});
   if (!watch->why_missing().empty() && control.is_root() && options.warn)
     options.warn(
-        fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); the run continues, but only the "
+        fmt::format("mpi: the ranks could not connect to each other outside MPI ({}); the run continues, but only the "
                     "launcher will notice a rank that is killed",
                     watch->why_missing()));
   rendezvous.release();

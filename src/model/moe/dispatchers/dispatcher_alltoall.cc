@@ -171,7 +171,7 @@ void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchH
       {.out_TD = y_TD, .y_RD = back_ND, .pair_row_TK = d.route.pair_row_TK, .weight_TK = d.route.weight_TK});
 }
 
-// Sends the rows of the experts here back to the ranks that they came from. The rows that return
+// Sends the rows of the experts here back to the ranks that sent them. The rows that return
 // are sorted by expert.
 Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllToAllHandle& d) const {
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);

@@ -145,7 +145,7 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .to_others = to_others});
 }
 
-// Rows like those of x, which may be narrower than the window's.
+// Rows like x's, which may be narrower than the window's.
 Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_TD) const {
   const int64_t N = W_ * x_TD.dim(0), D = x_TD.dim(1);
   const Tensor all = window_.here(at);

@@ -81,7 +81,7 @@ Case arbitrary_case() {
 }
 
 TEST(DispatcherProperty, EveryPairArrivesOnceAndReturns) {
-  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
+  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless set otherwise
   EXPECT_TRUE(rc::check([] {
     const Case c = arbitrary_case();
     run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {

@@ -101,7 +101,7 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle
   d.has_begun = true;
 }
 
-// For the ops of a route, a node takes the place of an expert's rank.
+// In the ops of a route, a node is used in place of an expert's rank.
 void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);

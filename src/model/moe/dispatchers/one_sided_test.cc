@@ -1,5 +1,5 @@
-// The dispatchers that write into the memory of other ranks, direct and two-level: what they send, that passes may
-// follow each other, and what they refuse.
+// The dispatchers that write into the memory of other ranks, direct and two-level: the bytes that they send, that passes may
+// follow each other, and their errors.
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -99,7 +99,7 @@ TEST(TwoLevelDispatcher, SendsARowOnceToEachNode) {
   }
 }
 
-// Returns what a rank gets back for its tokens. Their numbers have sums that are not exact.
+// Returns the results that a rank gets for its tokens. Their values have sums that are not exact.
 std::vector<Values> returned(const Case& c, Transport& transport) {
   Mesh mesh(c.mesh, transport);
   RankOfCase rank(c, mesh);

@@ -11,7 +11,7 @@ namespace moebius {
 namespace {
 
 // The arrays of one tile of queries: scores and probabilities of a tile of keys,
-// the unnormalised output, and the softmax so far.
+// the unnormalised output, and the running softmax.
 template <class T>
 struct Tile {
   Tile(cpu::Slice slice, int64_t width)
@@ -61,7 +61,7 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
   for (int64_t c = 0; c < width; ++c) out[c] *= correction;
 }
 
-// The largest of several numbers does not depend on the order in which tasks come here.
+// The maximum does not depend on the order in which tasks arrive.
 void raise(float& max, float x) {
   std::atomic_ref<float> shared(max);
   float now = shared.load(std::memory_order_relaxed);
@@ -103,7 +103,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
   for (int64_t i = 0; i < num_queries; ++i) {
     const int64_t at = (first_row + i) * heads + h;
     T* o = a.o_THd.ptr<T>() + at * width;
-    const float inverse = tile.sum[i] > 0 ? 1.0f / tile.sum[i] : 0.0f;  // a query of a part may see nothing
+    const float inverse = tile.sum[i] > 0 ? 1.0f / tile.sum[i] : 0.0f;  // a query of a part may attend to no key
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) o[c] = from_f32<T>(tile.out[i * width + c] * inverse);
     a.lse_TH.ptr<float>()[at] = tile.max[i] + std::log(tile.sum[i]);

@@ -8,7 +8,7 @@
 namespace moebius::cpu {
 namespace {
 
-// The attention of row n, which is that of a sequence of pos + 1 keys.
+// The attention of row n over a sequence of pos + 1 keys.
 AttentionFwd attention_of(const CachedAttentionFwd& a, int64_t n, int64_t first, int64_t pos) {
   return {.o_THd = a.o_NHd.rows(n, n + 1),
           .lse_TH = a.lse_NH.rows(n, n + 1),

@@ -1,5 +1,5 @@
 // The largest logit of each head (AttentionFwd::max_logit_H), apart from the forward pass: that keeps exponentials of
-// scores, and some of its kernels are cuDNN's. The scores are computed once more, a third of the work of that pass or
+// scores, and some of its kernels are cuDNN's. The scores are recomputed, a third of the work of that pass or
 // half of it. A block has a tile of queries of one head, and walks over the keys that they see.
 #include <cuda_bf16.h>
 
@@ -11,7 +11,7 @@
 namespace moebius::cuda {
 namespace {
 
-// Raises *max to x. REQUIRES: *max is at least 0, so the order of positive numbers is that of their bits.
+// Raises *max to x. REQUIRES: *max is at least 0, so values have the order of their bits.
 __device__ __forceinline__ void raise(float* max, float x) {
   if (x > 0) atomicMax(reinterpret_cast<int*>(max), __float_as_int(x));
 }

@@ -1,6 +1,6 @@
 // Attention by cuDNN's fused kernels, for causal bf16 sequences without documents and for parts of
 // them (cudnn_shapes.h). Tensors are read and written where they are. The backward pass is the
-// deterministic one, which takes sequences, and heads of a long one, a few at a time.
+// deterministic one, which processes a few sequences at a time, or a few heads of a long one.
 //
 // Only this file includes cuDNN's frontend, which is slow to compile.
 #include <cudnn_frontend.h>
@@ -49,7 +49,7 @@ bool is_refusal(fe::error_t status) {
 
 constexpr int64_t kRefused = INT64_MAX;  // the workspace of a graph that was refused
 
-// The key of a graph: its sizes, and the numbers of heads and keys of the tensors of which it processes a part.
+// The key of a graph: its sizes, and the head and key counts of the whole tensors that it processes in part.
 struct Key {
   bool backward, causal;  // not causal: every query attends to every key
   int64_t batch, rows, kv_rows, heads, kv_heads, width, v_width, window, all_heads, all_kv_heads, all_kv_rows;

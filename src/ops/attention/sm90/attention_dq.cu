@@ -1,4 +1,4 @@
-// dq of bf16 on sm_90a from scores that are computed once more: a block is 128 queries of one head
+// dq of bf16 on sm_90a from recomputed scores: a block is 128 queries of one head
 // of one sequence, and walks the keys that they see. Queries run along the rows of its scores.
 #include "ops/attention/sm90/attention_bwd.h"
 

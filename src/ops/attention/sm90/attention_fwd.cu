@@ -105,7 +105,7 @@ __device__ void produce(typename Tile::Shared& shared, const Maps& maps, const A
   }
 }
 
-// The softmax so far of a thread's two rows: the base that exponents are relative to, and this thread's part of the sum.
+// The running softmax of a thread's two rows: the base of exponents, and this thread's part of the sum.
 struct Softmax {
   float base2[2], sum[2];
 };
@@ -221,7 +221,7 @@ template <class Tile>
 __device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, const AttentionSizes& z, const Walk& walk,
                         float scale2) {
   constexpr int kOut = Tile::kValues / 2;
-  // The same in all lanes, which the compiler cannot know.
+  // The same in all lanes, which the compiler cannot deduce.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0), group_row = group * 64;
   float o[kOut], s[64];
   uint32_t words[32] = {};

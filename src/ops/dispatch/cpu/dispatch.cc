@@ -246,7 +246,7 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1), J = a.dest_TJ.dim(1), etp = a.back_row_TB.dim(1) / J,
                 L = a.from_BL.dim(1), e = a.experts_of_rank;
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> seen(J);  // pairs of the token so far, by destination
+    std::vector<int64_t> seen(J);  // pairs of the token up to here, by destination
     for (int64_t t = begin; t < end; ++t) {
       const int32_t* kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>() + t * K;
       const int32_t *topk = a.topk_TK.ptr<int32_t>() + t * K, *dest = a.dest_TJ.ptr<int32_t>() + t * J;

@@ -133,7 +133,7 @@ void copy_columns(Stream& s, const CopyColumns& a) {
   });
 }
 
-// It uses one thread, since it sums losses and other arrays of a few thousand numbers.
+// It uses one thread, since it sums losses and other arrays of a few thousand values.
 void sum_into(Stream&, const SumInto& a) {
   const float* x = a.x.ptr<float>();
   const int64_t n = a.x.numel();

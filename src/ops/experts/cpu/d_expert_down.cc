@@ -69,7 +69,7 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
     }
     prefetch_rows(a.sa_RF.ptr<T>() + r * F + f, num, F, n);
   };
-  Lanes product_of_row[kPanelRows];  // <g, a> by lane, of the columns so far
+  Lanes product_of_row[kPanelRows];  // <g, a> by lane, over the columns processed
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kPanelCols;
     for (int64_t i = 0; i < num; ++i) {

@@ -17,8 +17,8 @@ RowProduct product_of(const ExpertUp& a) { return {a.x_TD, a.a_RF.dim(1), kHalf}
 RowProduct product_of(const ExpertDown& a) { return {a.a_RF, a.y_RD.dim(1), kPanelCols}; }
 RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F, a.dx_RD.dim(1), kPanelCols}; }
 
-// Stores n columns from f on of a row of h and a, at most a register of them. bias: that of the gate, F elements before
-// that of up; or null.
+// Stores n columns from f on of a row of h and a, at most a register of them. bias: the gate's, F elements before
+// up's bias; or null.
 template <class T>
 struct GatedRow {
   T *h, *a;
@@ -74,7 +74,7 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
                   write);
 }
 
-// Stores rows of n <= 32 sums, rounded. bias: 32 numbers.
+// Stores rows of n <= 32 sums, rounded. bias: 32 values.
 constexpr float kNoBias[kPanelCols] = {};
 template <class T>
 void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, const float* bias = kNoBias) {
@@ -160,7 +160,7 @@ void for_few_rows(const RowProduct& p, const PanelSpace& space, const Operand& x
   }
 }
 
-// The panels are those of up_rows: 16 gates, then the 16 ups that they gate.
+// The panels are as in up_rows: 16 gates, then the 16 ups that they gate.
 template <class T>
 void up_few_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
                  const PanelSpace& space) {

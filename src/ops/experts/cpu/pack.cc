@@ -67,7 +67,7 @@ void with_words(Words words, F&& fn) {
   }
 }
 
-// Selects from the lanes l of a and b: lanes whose bit `Step` is 0 keep their position in a, the others that in b.
+// Selects from the lanes l of a and b: lanes with bit `Step` 0 keep their position in a, the others in b.
 template <int Step, size_t... l>
 [[gnu::always_inline]] inline void exchange(WordLanes& a, WordLanes& b, std::index_sequence<l...>) {
   const WordLanes x = a, y = b;
@@ -140,7 +140,7 @@ void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   }
 }
 
-// next: null stands for zeros.
+// next: null means zeros.
 template <class W>
 WordLanes load_across(const typename W::Element* row, const typename W::Element* next, int64_t num_valid) {
   if (num_valid >= kLanes && (next || W::kPerWord == 1)) return W::across(row, next);

@@ -45,7 +45,7 @@ void few_rows_gemm(Stream& s, const Gemm& a) {
   const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.b.data.dim(1), size = size_of(a.b.data.dtype);
   FewRows x{.data = a.a.data.data, .num_rows = m, .k = k};
   std::unique_ptr<char[]> packed;
-  if (m > kRowsTogether) {  // fewer are read as they are: the nearest cache holds them
+  if (m > kRowsTogether) {  // fewer are read in place: they fit in the nearest cache
     packed = std::make_unique_for_overwrite<char[]>(packed_bytes(a.a.data.dtype, m, k));
     const void* row[kFewRows];
     for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;

@@ -42,7 +42,7 @@ TEST_F(FewRowsGemm, ARowDependsOnNoOther) {
   }
 }
 
-// Every number of rows, beside columns that do not fill a kernel.
+// Every number of rows, with columns that do not fill a kernel.
 TEST_F(FewRowsGemm, EqualsTheReference) {
   for (int64_t m = 1; m <= kFewRows; ++m) {
     for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -53,8 +53,8 @@ struct Sizes {
 
 Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
-// The description of a product for cuBLASLt, or of `count` of them, one after another in memory. Leading dimensions are
-// those of `a`, sizes may be less.
+// The description of a product for cuBLASLt, or of `count` contiguous products. Leading dimensions are
+// as in `a`; sizes may be smaller.
 struct Problem {
   Problem(const Gemm& a, Sizes sizes, Sizes ld, int64_t count = 1) {
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
@@ -168,7 +168,7 @@ class CublasLt {
   ~CublasLt() { release(); }
   CublasLt(const CublasLt&) = delete;
 
-  // False when cuBLASLt has no algorithm for this product. count: of products, the first of which is a; 0: it is not
+  // Returns false if cuBLASLt has no algorithm for this product. count: of products, a is the first; 0: it is not
   // part of a batch.
   bool run(Stream& s, const Gemm& a, int64_t count = 0) {
     const cudaStream_t stream = cuda_stream(s);
@@ -391,7 +391,7 @@ void note_odd_operands(const Stream& s, const Gemm& a) {
                                    to_string(a.a.data), to_string(a.b.data)));
 }
 
-// A dense product is that of one expert that has every row.
+// A dense product is the product of one expert that has every row.
 Operand as_experts(Operand w) {
   w.data = w.data.view({1, w.data.dim(0), w.data.dim(1)});
   w.scales = w.scales.view({1, w.scales.dim(0), w.scales.dim(1)});
@@ -411,7 +411,7 @@ void quantised_gemm(Stream& s, const Gemm& a) {
                          "gemm");
 }
 
-// Runs the product as that of one expert of few rows. Returns false where it does not apply.
+// Runs the product as one expert of few rows. Returns false where that does not apply.
 bool run_few_rows(Stream& s, const Gemm& a) {
   if (!a.few_rows || !a.a.is_plain() || sizes_of(a).k == 0 || a.trans_a || !a.trans_b || a.accumulate ||
       a.c_MN.dim(0) > kFewRows)

@@ -10,7 +10,7 @@
 namespace moebius::cpu {
 namespace {
 
-// In 32 sums, so that it is bound by memory and not by the latency of one.
+// It adds to 32 sums, so that memory and not the latency of one sum is the limit.
 template <class T>
 double squares_of(const T* x, int64_t n) {
   const auto at = [&](int64_t i) { return static_cast<double>(to_f32(x[i])); };
@@ -46,7 +46,7 @@ void sum_squares(Stream& s, const SumSquares& a) {
 void clip_scale(Stream&, const ClipScale& a) {
   const double norm = std::sqrt(*a.sum_squares_1.ptr<double>());
   float scale = a.clip > 0 ? static_cast<float>(std::min(1.0, a.clip / (norm + 1e-6))) : 1.0f;
-  // The caller sees the norm in f32: what is infinite there must stop the step, though a
+  // The caller gets the norm in f32: an infinite value there must stop the step, though a
   // double holds it.
   const float seen = static_cast<float>(norm);
   if (!std::isfinite(seen)) scale = std::numeric_limits<float>::quiet_NaN();

@@ -12,7 +12,7 @@
 namespace moebius::cpu {
 namespace {
 
-// The scalars of a step, worked out in double once.
+// The scalars of a step, computed once in double.
 struct AdamWRule {
   float scale, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_sqrt_v, eps;
 

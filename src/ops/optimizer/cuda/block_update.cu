@@ -43,7 +43,7 @@ struct CodeTable {
 
 // Returns code_below() of x or a neighbour of it, without a search. The codes of decade i have equal distances:
 //   k = 2^i - 1 + floor(x 10^(I - i) 2^i / 0.9 - 2^i / 9)
-// Where decades meet, those of both give the same k. So rounding errors, also of the decade, change k by one at most.
+// At a border of decades both give the same k. So rounding errors, of the decade too, change k by one at most.
 template <BlockCode code>
 __device__ __forceinline__ int code_near(float x) {
   using Table = CodeTable<code>;

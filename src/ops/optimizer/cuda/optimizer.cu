@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void clip_scale_kernel(float* norm, float* scale, const double* sum_squares, float clip) {
   const double exact = sqrt(*sum_squares);
   const float seen = static_cast<float>(exact);
-  // The caller sees the norm in f32: what is infinite there must stop the step, though a
+  // The caller gets the norm in f32: an infinite value there must stop the step, though a
   // double holds it.
   *norm = seen;
   *scale = !isfinite(seen) ? __int_as_float(0x7fc00000)

@@ -1,4 +1,4 @@
-// The updates of AdamW and SGD: one kernel reads, updates and stores all numbers of many tensors.
+// The updates of AdamW and SGD: one kernel reads, updates and stores all elements of many tensors.
 #include "ops/optimizer/cuda/update.h"
 
 #include "device/block_limit.h"
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Updates those of the tensors that are of this kind.
+// Updates the tensors of this kind.
 template <class K>
 void update_kind(Stream& s, std::span<const UpdatedTensor> tensors, const typename K::Rule& rule,
                  const StepScalars& step) {

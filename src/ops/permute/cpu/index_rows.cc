@@ -79,8 +79,8 @@ void index_arrivals(Stream&, const IndexArrivals& a) {
     for (int64_t q = 0; q < W; ++q) offsets[i + 1] += counts[q * E + i];
   }
   MOEBIUS_ASSERT(offsets[e] <= a.arrival_R.numel());
-  // Arrivals in their order; offsets[i] is where the next row of expert i goes,
-  // and at the end where those of i + 1 begin.
+  // Arrivals in their order; offsets[i] is the place of the next row of expert i,
+  // and at the end the first row of expert i + 1.
   int32_t at = 0;
   for (int64_t q = 0; q < W; ++q) {
     for (int64_t i = 0; i < e; ++i) {

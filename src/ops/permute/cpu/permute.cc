@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kTokensPerTask = 64;
 constexpr int64_t kPairsPerTask = 8192;
-constexpr int kNumPairs = 4;  // of lanes whose sums stay in registers
+constexpr int kNumPairs = 4;  // of lanes with sums in registers
 constexpr int64_t kBlock = kNumPairs * kNumPaired;
 
 // The rows of a token's pairs, and their weights.

@@ -102,7 +102,7 @@ class Quantizer {
     }
   }
 
-  // Stores the scale of rows [i, i + rows) and gives what their elements are multiplied with.
+  // Stores the scale of rows [i, i + rows) and returns the factor for their elements.
   float store_nv_scales(const Tile& tile, int64_t i, int64_t j, int64_t rows, uint32_t m_bits) const {
     const MatrixScale& of = of_[tile.matrix];
     const f8_e4m3 scale = nv_block_scale(m_bits, of.encode);

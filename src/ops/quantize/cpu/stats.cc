@@ -51,7 +51,7 @@ Stats stats_of(const Quantize& a, const Tile& tile) {
       const float scale = scale_of(a.q, tile, i, j);
       ++f.elements;
       f.zeroed += values[j] == 0 ? 1 : 0;
-      f.saturated += magnitude > most * scale ? 1 : 0;  // false for what is not finite: its scale is a NaN
+      f.saturated += magnitude > most * scale ? 1 : 0;  // false for values that are not finite: their scale is a NaN
       if (scale > 0) f.add_scale(scale);
     }
   }

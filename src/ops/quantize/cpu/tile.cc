@@ -54,7 +54,7 @@ void load_columns(float* x, const Quantize& a, const Tile& tile) {
 
 constexpr std::array<float, kHadamard> kSigns = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
 
-// x = x diag(signs) H / 4 of 16 numbers: four rounds of sums and differences, and an exact product.
+// x = x diag(signs) H / 4 of 16 values: four rounds of sums and differences, and an exact product.
 void hadamard(float* x) {
   for (int i = 0; i < kHadamard; ++i) x[i] *= kSigns[i];
   for (int step = 1; step < kHadamard; step *= 2) {

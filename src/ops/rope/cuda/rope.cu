@@ -251,7 +251,7 @@ __device__ __forceinline__ void bwd_heads(Pairs<kNum, kVectors>& dw, const Bwd<T
   }
 }
 
-// Adds what the groups of the block have for each column, in order.
+// Adds the sums of the block's groups for each column, in order.
 template <int kNum, int kVectors>
 __device__ __forceinline__ void store_norm_sums(float* partial, const Pairs<kNum, kVectors>& dw, const Heads& g) {
   constexpr int kPairs = kNum * kVectors;

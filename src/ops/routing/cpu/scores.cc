@@ -73,7 +73,7 @@ float lane_sum(const ScoreRow& s, int64_t n) {
 }
 
 int32_t order_of(float x) {
-  const int32_t bits = std::bit_cast<int32_t>(x + 0.0f);  // -0 becomes 0: equal numbers, equal keys
+  const int32_t bits = std::bit_cast<int32_t>(x + 0.0f);  // -0 becomes 0: equal values, equal keys
   const int32_t ordered = bits ^ ((bits >> 31) & 0x7fffffff);
   return x != x ? std::numeric_limits<int32_t>::min() + 1 : ordered;
 }

@@ -40,7 +40,7 @@ struct Tile {
   int m, n, part, first_step, num_steps;
 };
 
-// Tiles beside each other share rows of a.
+// Neighbouring tiles share rows of a.
 __device__ Tile tile_at(const Extent& e, int i) {
   const int n = i % e.tiles_n, m = i / e.tiles_n % e.tiles_m, part = i / e.tiles_n / e.tiles_m;
   const int all = static_cast<int>((e.depth + kDepth - 1) / kDepth), first = min(part * e.steps_of_part, all);

@@ -20,7 +20,7 @@ __device__ int64_t now_ns() {
   return ns;
 }
 
-// Copies n numbers from `from`, forwards, and waits for all threads.
+// Copies n values from `from`, forwards, and waits for all threads.
 __device__ void copy_pages(int32_t* to, const int32_t* from, int64_t n) {
   for (int64_t i = threadIdx.x; i < n; i += kThreads) to[i] = from[i];
   __syncthreads();

@@ -21,7 +21,7 @@ float sum_of_exponentials(const float* x, int64_t n, float max) {
   return sum;
 }
 
-// The statistics of a token's logits over the whole vocabulary, computed from those of its blocks in order.
+// The statistics of a token's logits over the whole vocabulary, merged from its blocks in order.
 struct RowStats {
   float max, sum, target_logit;
 };

@@ -71,7 +71,7 @@ struct BlockLossRows {
   float scale;
 };
 
-// The statistics of a token's logits over the whole vocabulary, computed from those of its blocks in order.
+// The statistics of a token's logits over the whole vocabulary, merged from its blocks in order.
 struct RowStats {
   float max, sum, target_logit;
 };
