@@ -28,6 +28,7 @@ TEST(ParallelSpec, RefusesWorldsThatDoNotHoldTheLayout) {
               HasSubstr("the number of ranks must be divisible by etp * ep * pp = 2 * 4 * 2; got 24;"));
   EXPECT_THAT(text({.tp = 0}, 1), HasSubstr("parallel.tp must be from 1 to 2147483647; got 0"));
   EXPECT_THAT(text({.vpp = 2}, 1), HasSubstr("parallel.vpp = 2 splits the stages of a pipeline; got pp = 1"));
+  EXPECT_THAT(text({.fsdp_shard = 1}, 2), HasSubstr("parallel.fsdp_shard: expected at least 2 ranks, or 0"));
   EXPECT_THAT(text({}, 0), HasSubstr("the number of ranks must be at least 1; got 0"));
   EXPECT_THAT(text({.tp = INT32_MAX, .cp = INT32_MAX, .pp = INT32_MAX}, 8),
               HasSubstr("must be divisible by tp * cp * pp"));

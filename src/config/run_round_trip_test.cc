@@ -97,7 +97,7 @@ class RandomSpec {
                   .ranks_per_node = 1 + upto(7),
                   .expert_overlap = ExpertOverlap(upto(2)),
                   .fsdp = coin(),
-                  .fsdp_shard = upto(9),
+                  .fsdp_shard = 2 * upto(4),
                   .shard_gradients = coin()};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));

@@ -45,6 +45,12 @@ void check_levels(const RunSpec& s) {
   if (!p.is_hierarchical())
     return refuse_idle(s, "parallel.cp_inner",
                        "it is read by parallel.cp_comm = \"hierarchical\"; set that, or remove it");
+  const char* key = p.cp_comm == CpComm::hierarchical ? "parallel.cp_comm" : "parallel.cp_comm_window";
+  MOEBIUS_CHECK(usage, largest_divisor(p.cp, p.cp - 1) > 1,
+                "{} = \"hierarchical\" splits the ranks of cp into equal groups of at least 2: parallel.cp must be at "
+                "least 4 and not a prime number; got {}; choose \"allgather\", \"ring\" or \"alltoall\", or another "
+                "parallel.cp{}",
+                key, p.cp, origin(s, key));
   const bool levels = p.cp_inner > 1 && p.cp_inner < p.cp && p.cp % p.cp_inner == 0;
   MOEBIUS_CHECK(usage, levels && s.model.num_kv_heads % (p.tp * p.cp_inner) == 0,
                 "parallel.cp_inner must be above 1 and below parallel.cp = {}, and divide it, and tp * cp_inner = {} * "

@@ -32,9 +32,11 @@ TEST(CheckSharding, RefusesTheRestByName) {
       check_error({"parallel.fsdp_shard=2", "train.global_batch=12"}, 4),
       HasSubstr("parallel.fsdp is false, so weights are whole on each rank; set parallel.fsdp = true, or remove "
                 "it [--set]"));
-  EXPECT_THAT(
-      check_error({"parallel.fsdp=true", "parallel.fsdp_shard=1", "train.global_batch=12"}, 4),
-      HasSubstr("parallel.fsdp_shard: expected at least 2 ranks, or 0 for all that hold the same weights; got 1"));
+  EXPECT_THAT(error_text(ErrorKind::usage,
+                         [] {
+                           parse({"parallel.fsdp=true", "parallel.fsdp_shard=1"});
+                         }),
+              HasSubstr("parallel.fsdp_shard must be 0, or a whole number from 2 to 1000000000; got 1"));
   EXPECT_THAT(check_error({"parallel.fsdp=true", "parallel.fsdp_shard=3", "train.global_batch=12"}, 4),
               HasSubstr("parallel.fsdp_shard = 3 must divide the dp * cp = 4 ranks that hold the same weights; set it "
                         "to a divisor of 4, or to 0 for all of them"));

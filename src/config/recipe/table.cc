@@ -331,6 +331,13 @@ RecipeKey cp_comm_window_key() {
   return {"parallel.cp_comm_window", one_of(names), read, write, free};
 }
 
+// A shard on one rank would be whole, so 1 is no value.
+ValueRule shard_ranks() {
+  const ValueRule count = count_or_zero();
+  return {fmt::format("0, or a whole number from 2 to {}", kMaxCount),
+          [count](const nlohmann::json& v) { return count.accepts(v) && v != 1; }};
+}
+
 std::vector<RecipeKey> parallel_keys() {
   const Section parallel{"parallel", [](auto& s) -> decltype(auto) { return (s.parallel); }};
   return {
@@ -357,7 +364,7 @@ std::vector<RecipeKey> parallel_keys() {
           free),
       parallel.named("sums", &ParallelSpec::sums, {{"ranks", RankSums::ranks}, {"nccl", RankSums::nccl}}, free),
       parallel.key("fsdp", &ParallelSpec::fsdp, any_boolean(), free),
-      parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, count_or_zero(), free),
+      parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, shard_ranks(), free),
       parallel.key("shard_gradients", &ParallelSpec::shard_gradients, any_boolean(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };

@@ -73,6 +73,7 @@ TEST(RecipeKeys, OursHaveAnEffect) {
                                           "false",
                                           "1",
                                           "2",
+                                          "4",
                                           "0.25",
                                           "0.5",
                                           "\"cpu\"",
