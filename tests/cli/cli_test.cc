@@ -55,9 +55,9 @@ TEST(Cli, UsageErrorsHaveTheFormOfOtherErrors) {
   };
   refused({"eval"}, "error: moebius eval: MODEL is required; moebius eval --help lists its arguments\n");
   refused({"checkpoint", "ls", ".", "--fast"}, "error: moebius checkpoint ls: ");
-  refused({"config", "--ranks", "two"}, "--ranks: expected a whole number from ");
-  refused({"config", "--ranks", "010"}, "--ranks: expected a whole number from ");
-  refused({"generate", "model", "--max-tokens", "0x2"}, "--max-tokens: expected a whole number from ");
+  refused({"config", "--ranks", "two"}, "--ranks: expected a whole number in decimal digits");
+  refused({"config", "--ranks", "010"}, "--ranks: expected a whole number in decimal digits");
+  refused({"generate", "model", "--max-tokens", "0x2"}, "--max-tokens: expected a whole number in decimal digits");
   refused({"eval", "model", "--data", "x", "--batch", "9223372036854775808"},
           " to 9223372036854775807; got 9223372036854775808");
   refused({"upcycle", "m", "out", "--experts", "2", "--top-k", "1", "--seed", "-1"},

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 
 namespace moebius {
@@ -66,15 +67,15 @@ struct Number<std::optional<Value>> {
 // plain number; empty if it is one.
 template <typename Whole>
 std::string problem_of_whole_number(const std::string& text) {
+  const std::string_view digits = std::string_view(text).substr(text.starts_with('-') ? 1 : 0);
+  const bool is_decimal = !digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos &&
+                          (digits.size() == 1 || digits[0] != '0');
+  if (!is_decimal) return fmt::format("expected a whole number in decimal digits, such as 4096; got {}", text);
   Whole value = 0;
   const char* const end = text.data() + text.size();
-  const auto [last, error] = std::from_chars(text.data(), end, value);
-  const size_t first = text.starts_with('-') ? 1 : 0;
-  const bool has_zeros = text.size() > first + 1 && text[first] == '0';
-  if (error == std::errc() && last == end && !has_zeros) return "";
+  if (const auto [last, error] = std::from_chars(text.data(), end, value); error == std::errc() && last == end)
+    return "";
   using Limits = std::numeric_limits<Whole>;
-  if (error != std::errc::result_out_of_range)
-    return fmt::format("expected a whole number in decimal digits, such as 4096; got {}", text);
   return fmt::format("expected a whole number from {} to {}; got {}", Limits::min(), Limits::max(), text);
 }
 
