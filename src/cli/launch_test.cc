@@ -128,7 +128,7 @@ TEST(Launch, IncompleteLauncherVariablesAreRefused) {
 }
 
 // Several copies of `tokenize` would print a text each, of `export` write the same files.
-TEST(Launch, SingleProcessCommandsRefuseALauncher) {
+TEST(Launch, SingleProcessCommandsRefuseSeveralProcesses) {
   EXPECT_NO_THROW(check_single_process("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
   expect_error(
       ErrorKind::usage,

@@ -29,7 +29,7 @@ TEST(Check, NamesAllThatIsMissingAtOnce) {
   };
   EXPECT_THAT(text(kModel), HasSubstr("the recipe lacks train.steps, train.global_batch, "
                                       "train.micro_batch, train.seq_len, optimizer.lr; give them in it, "
-                                      "or with --set SECTION.KEY=VALUE (to train also run.dir, data.train)"));
+                                      "or with --set SECTION.KEY=VALUE (and, to train, run.dir, data.train)"));
   const RunSpec no_lr =
       parse_run_spec(kModel + "[run]\ndir = \"d\"\n[data]\ntrain = [\"p\"]\n", "r.toml",
                      {"train.steps=1", "train.global_batch=1", "train.micro_batch=1", "train.seq_len=1"});

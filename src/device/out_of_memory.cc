@@ -23,10 +23,9 @@ bool is_out_of_memory(std::string_view words) {
 
 void throw_library_error(ErrorKind kind, const std::string& what) {
   if (!is_out_of_memory(what)) throw Error(kind, what);
-  throw OutOfMemory(
-      what +
-      ": out of memory: the library's own memory did not fit in addition to the plan; stop other programs on "
-      "this GPU, or compute with smaller shapes");
+  throw OutOfMemory(what +
+                    ": out of memory: the library's own memory did not fit next to the plan; stop other programs on "
+                    "this GPU, or compute with smaller shapes");
 }
 
 }  // namespace moebius

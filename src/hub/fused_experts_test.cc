@@ -150,7 +150,7 @@ struct Refused {
   std::string text;
 };
 
-TEST(FusedExperts, RefusesTensorsOfAnotherShape) {
+TEST(FusedExperts, RefusesMissingAndMismatchedTensors) {
   const std::string name = kExperts + "gate_up_proj";
   const WantedTensor up = wanted("1.up_proj.weight", {2, 64}, 2);
   const Refused cases[] = {

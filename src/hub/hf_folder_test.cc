@@ -348,7 +348,7 @@ TEST(TensorSource, RefusesFusedTensorsThatDisagree) {
   }
 }
 
-TEST(TensorSource, RefusesTensorsOfAnotherShape) {
+TEST(TensorSource, RefusesMissingAndMismatchedTensors) {
   const TestDir dir;
   const HfFolder folder = folder_with(
       dir, {f32("a", {4}), f32(kExperts + "gate_up_proj", {kE, 4, 5}), f32(kExperts + "0.up_proj.weight", {2, 5})});

@@ -134,7 +134,7 @@ TEST(Generate, OnlyIdsThatTheTokenizerKnows) {
     EXPECT_LT(id, 4);
 }
 
-TEST(Generate, RefusesPromptsBeyondTheContext) {
+TEST(Generate, RefusesInvalidRequests) {
   Engine engine(generation_engine_spec(tiny(), DType::f32, 10, 1, 8));
   init(engine);
   expect_error(ErrorKind::usage, "must fit the context of 10 tokens; got 5 + 6",

@@ -41,7 +41,7 @@ TEST(Machines, HostLinkRateEqualsTheRateThatRunsExpect) {
     EXPECT_DOUBLE_EQ(load_machine(name, kMachines).link_gb_s * 1e9, kPcie5LinkRate) << name;
 }
 
-TEST(Machines, ErrorsNameTheMachineFile) {
+TEST(Machines, ErrorsNameTheMachineOrTheKey) {
   EXPECT_THAT(
       refused([] { load_machine("h100", "no_folder"); }),
       HasSubstr(

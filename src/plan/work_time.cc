@@ -25,8 +25,8 @@ bool is_quantized(const std::string& op, const TimeContext& c) {
   return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
 }
 
-// Returns whether the op runs Moebius' portable kernels on a GPU that has others: with run.kernels, and in attention
-// with heads that neither the others nor cuDNN support, or where cuDNN is slower (ops/attention/attention_choice.cc).
+// Returns whether the op runs Moebius' portable kernels on a GPU that has others: with run.kernels = "portable", and
+// in attention with heads that neither the others nor cuDNN support, or where cuDNN is slower (ops/attention/attention_choice.cc).
 bool is_portable(const OpWork& op, const TimeContext& c) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
   const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;

@@ -157,7 +157,7 @@ std::string experts_section(const Runs& runs) {
       curve_of(runs, "spilled_rows", "Spilled rows", "rows of experts beyond their budget, per step", Unit::count);
   figures += curve_of(runs, "spill_time_s", "Time of spills", "per step", Unit::seconds);
   figures += curve_of(runs, "expert_rows_peak_over_budget", "Rows of experts",
-                      "the maximum over ranks of rows over budget", Unit::ratio);
+                      "the most rows that a rank kept, as a multiple of its budget", Unit::ratio);
   return section_of("Experts", figures);
 }
 

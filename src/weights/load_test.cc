@@ -205,7 +205,7 @@ TEST(Weights, CountsValuesThatOverflowInTheTargetDtype) {
   EXPECT_EQ(count_not_finite(brain.data(), DType::bf16, 7), 4);
 }
 
-TEST(Weights, LoadingWarnsOfOverflow) {
+TEST(Weights, LoadingReportsOverflow) {
   Folder folder(tiny(), DType::f32);
   folder.add("model.layers.0.self_attn.q_proj.weight", {8, 8}, DType::f32, 3.4e38f);  // beyond bf16
   const std::string path = folder.write();

@@ -164,7 +164,7 @@ TEST_F(BadInput, SafetensorsFiles) {
   refuse(raw(uint64_t{zero.size()}) + zero, "less than 2^63 bytes");
 }
 
-TEST_F(BadInput, UnexpectedTensors) {
+TEST_F(BadInput, TensorsThatDoNotMatchTheModel) {
   const std::string path = dir_.path("mixtral_v4/model.safetensors"), good = read_file(path);
   const auto refuse = [&](const std::function<void(std::vector<SafetensorsTensor>&)>& patch, const std::string& text) {
     write_file_atomic(path, good);

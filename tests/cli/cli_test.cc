@@ -378,7 +378,7 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
 }
 
-TEST(CliGenerate, NeedsATokenizerOfTheModel) {
+TEST(CliGenerate, NeedsATokenizerAndWarnsOfAnother) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"generate", kCase, "--prompt", "!"}), 3,
                  "generate: expected a tokenizer.json in the model's folder; " + kCase +

@@ -276,7 +276,7 @@ TEST_F(CliTrain, StartingOverKeepsEarlierOutputs) {
 }
 
 // One line each, before the first step, for facts that would otherwise be noticed too late.
-TEST_F(CliTrain, NotesRandomWeightsDataAndUnusedKeys) {
+TEST_F(CliTrain, NotesRandomWeightsDataAndWhatIsOff) {
   const Ran ran = train({"moe.balance=\"none\"", "moe.aux_coeff=0", "checkpoint.every=0"});
   ASSERT_EQ(ran.code, 0) << ran.err;
   for (const char* line :

@@ -48,7 +48,7 @@ class CliUpcycle : public testing::Test {
     const Ran ran =
         run_moebius(dir_, {"upcycle", kDense, "moe", "--experts", "8", "--top-k", "4", "--granularity", "2"});
     ASSERT_EQ(ran.code, 0) << ran.err;
-    EXPECT_THAT(ran.err, testing::HasSubstr("mixtral: 8 experts of width 14 a layer, 4 a token"));
+    EXPECT_THAT(ran.err, testing::HasSubstr("mixtral: 8 experts of width 14 per layer, 4 per token"));
   }
   std::vector<double> losses(const std::string& run, std::vector<std::string> words) {
     words.insert(words.begin(), {"train", "recipe.toml", "--set", "run.dir=" + run});

@@ -119,7 +119,7 @@ void expect_offload_changes_no_bit(const ModelSpec& model, DType dtype, Precisio
     EXPECT_LE(plan.bytes(Life::offload_even) + plan.bytes(Life::offload_odd), plan.offloaded_bytes());
     if (recompute != RecomputeSpec{}) return;
     EXPECT_EQ(plan.bytes(Life::stack), kept.plan().bytes(Life::stack));
-    if (dtype == DType::f32) {  // in bf16 tensors of both dtypes alternate, with gaps
+    if (dtype == DType::f32) {  // in bf16, tensors of both dtypes are next to each other, with gaps
       EXPECT_EQ(plan.bytes(Life::saved) + plan.offloaded_bytes(), kept.plan().bytes(Life::saved));
     }
   };

@@ -41,7 +41,8 @@ void add_generation_options(Command& command, GenerationOptions& o) {
   SamplingChoices& sampling = o.sampling;
   const std::string otherwise = "; default: that of the model's generation_config.json, or ";
   command.add_option("MODEL", o.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
-  command.add_option("--max-tokens", o.max_tokens, "the most tokens to add to a text")->capture_default_str();
+  command.add_option("--max-tokens", o.max_tokens, "the maximum number of tokens to add to a text")
+      ->capture_default_str();
   command.add_option("--temperature", sampling.temperature,
                      "temperature of sampling; 0: always the most likely token" + otherwise + "1");
   command.add_option("--top-k", sampling.top_k,

@@ -84,10 +84,10 @@ void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
   if (status == cudaErrorMemoryAllocation) {
-    throw OutOfMemory(fmt::format(
-        "out of device memory in {}: the library's own memory did not fit in addition to the plan; stop other "
-        "programs on this GPU, or compute with smaller shapes",
-        call));
+    throw OutOfMemory(
+        fmt::format("out of device memory in {}: the library's own memory did not fit next to the plan; stop other "
+                    "programs on this GPU, or compute with smaller shapes",
+                    call));
   }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }

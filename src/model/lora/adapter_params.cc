@@ -29,7 +29,7 @@ struct Matrices {
 };
 
 // Adapters of an expert-wise matrix are stored together, so the experts of a layer agree.
-// name: the matrix at position `part` in the list of parts of one expert.
+// name(): the name of an expert's matrix. part: its position in the list of parts of one expert.
 template <class Name>
 bool is_target(const LoraSpec& lora, const ParamSpec& w, const Matrices& m, int64_t part, Name name) {
   std::string in, out;

@@ -17,7 +17,7 @@ struct Call {
   int64_t fwd_bytes, bwd_bytes;  // with cuDNN
 };
 
-// The comments give the terms of mixed sums.
+// The comments name the terms where a size is a sum of different buffers.
 constexpr Call kCalls[] = {
     {"f32", DType::f32, 2, 300, 4, 2, 64, 64, 0, false, 9600, 0, 9600},
     {"portable", DType::bf16, 2, 300, 4, 2, 96, 96, 0, true, 19200, 0, 19200},

@@ -58,8 +58,8 @@ TEST(QuantizeStats, CountsSaturatedElements) {
   EXPECT_LT(stats[3], stats[4]);
 }
 
-// A block with a NaN has no scale to report, and is not saturated.
-TEST(QuantizeStats, IgnoreNaN) {
+// A block with a value that is not finite has no scale to report, and is not saturated.
+TEST(QuantizeStats, IgnoreNonFiniteBlocks) {
   Values x(256, 1.0);
   x[3] = std::numeric_limits<double>::infinity();
   const std::vector<double> stats =

@@ -32,7 +32,7 @@ Values unpacked(Stream& s, Array rows, int64_t D, DType dtype) {
   return x.values();
 }
 
-// Values of all sizes, a block of zeros, and a NaN.
+// Values of all sizes, a block of zeros, a NaN and an infinity.
 Array numbers(int64_t T, int64_t D, DType dtype) {
   Values v = Array::normal({T, D}, DType::f32, 9).values();
   for (size_t i = 0; i < v.size(); ++i) v[i] *= std::ldexp(1.0, static_cast<int>(i % 41) - 20);

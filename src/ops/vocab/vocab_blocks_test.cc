@@ -103,7 +103,7 @@ TEST_P(VocabBlocksTest, LossAndGradientsEqualTheReference) {
   testing::expect_close("dw", dw.values(), want_dw, eps + error, error);
 }
 
-// The other blocks have the loss.
+// The other blocks determine the loss.
 TEST(VocabBlocks, ABlockWhoseLogitsAreAllMinusInfinityAddsNothing) {
   testing::on_each_device([](Stream& s) {
     const double huge = std::numeric_limits<float>::max();

@@ -291,7 +291,7 @@ class SimulateRefuses : public testing::Test {
   Schedule s_ = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 3});
 };
 
-TEST_F(SimulateRefuses, ActionsOfOtherRanks) {
+TEST_F(SimulateRefuses, ActionsThatARankCannotHave) {
   list(0)[0].micro_batch = 3;
   EXPECT_EQ(
       error_of(s_),

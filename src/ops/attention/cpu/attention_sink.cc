@@ -8,7 +8,7 @@
 namespace moebius::cpu {
 namespace {
 
-// Returns log(e^a + e^b). Either may be minus infinity.
+// Returns log(e^a + e^b). At most one of them may be minus infinity.
 float log_sum(float a, float b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); }
 
 template <class T>

@@ -11,7 +11,7 @@
 namespace moebius::cuda {
 namespace {
 
-// Raises *max to x. REQUIRES: *max is at least 0, so values have the order of their bits.
+// Raises *max to x. REQUIRES: *max is at least 0. Positive values have the order of their bits.
 __device__ __forceinline__ void raise(float* max, float x) {
   if (x > 0) atomicMax(reinterpret_cast<int*>(max), __float_as_int(x));
 }

@@ -168,8 +168,8 @@ class CublasLt {
   ~CublasLt() { release(); }
   CublasLt(const CublasLt&) = delete;
 
-  // Returns false if cuBLASLt has no algorithm for this product. count: of products, a is the first; 0: it is not
-  // part of a batch.
+  // Returns false if cuBLASLt has no algorithm for this product. count: the number of products, of which a is the
+  // first; 0: it is not part of a batch.
   bool run(Stream& s, const Gemm& a, int64_t count = 0) {
     const cudaStream_t stream = cuda_stream(s);
     const GemmDesc desc = count == 0 ? moebius::describe(a) : describe_batched(a);
