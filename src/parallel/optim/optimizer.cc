@@ -62,7 +62,7 @@ void UpdateScratch::at_least(const UpdateScratch& other) {
   newton_schulz_bytes = std::max(newton_schulz_bytes, other.newton_schulz_bytes);
 }
 
-// As many bytes of the stack as MuonOptimizer::update() takes.
+// MuonOptimizer::update() takes this many bytes of the stack.
 int64_t UpdateScratch::stack_bytes() const {
   const auto aligned = [](int64_t bytes) { return div_ceil(bytes, StepStack::kAlign) * StepStack::kAlign; };
   if (matrix == 0) return 0;
