@@ -13,8 +13,8 @@
 namespace moebius {
 
 struct MemoryCheck {
-  int64_t needed_bytes =
-      0;  // on CPUs the host memory of all ranks; on GPUs the memory of a rank's GPU, without context
+  // On CPUs the host memory of all ranks; on GPUs the memory of one rank's GPU, without its context.
+  int64_t needed_bytes = 0;
   std::optional<bool> fits;  // whether the run fits here; none: there is no GPU here, and the host suffices
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };

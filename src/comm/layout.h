@@ -89,7 +89,7 @@ std::string to_string(const RankPlace& place);  // "tp 0, cp 1, dp 0, pp 0, etp 
 
 // Returns a table of every rank with its coordinates, then of every axis:
 // the size and number of its groups, the ranks of the first group, and their purpose.
-// Of more than max_ranks ranks it shows the first max_ranks / 2 and the last one.
+// The table shows all ranks if there are at most max_ranks, else the first max_ranks / 2 and the last one.
 std::string layout_table(const MeshShape& shape, int64_t max_ranks = 64);
 
 }  // namespace moebius

@@ -12,10 +12,10 @@ namespace moebius {
 
 // The result of the rendezvous at one rank.
 struct Rendezvous {
-  std::vector<Socket>
-      sockets;      // indexed by rank; rank 0 is connected to all, the others only to rank 0; the rest are closed
-  Job job;          // used for the handshakes of later connections
-  Socket listener;  // accepts connections of higher ranks; closed if there are none
+  // Indexed by rank: rank 0 is connected to all, the others only to rank 0. All other sockets are closed.
+  std::vector<Socket> sockets;
+  Job job;                       // used for the handshakes of later connections
+  Socket listener;               // accepts connections of higher ranks; closed if there are none
   std::vector<HostPort> places;  // indexed by rank: the address at which it listens; port 0: none
 };
 

@@ -93,8 +93,8 @@ class TcpLinks {
   // These queue a frame, to be sent after all frames queued before it. It has been sent when
   // move_until(.., nothing_to_send) returns true.
   void send_own_error(uint64_t hash);  // to rank 0: this rank failed with an error of its own
-  void send_error_reply(int rank,
-                        ErrorReply reply);    // from rank 0 to one rank: every rank failed with an error of its own
+  // From rank 0 to one rank: every rank failed with an error of its own.
+  void send_error_reply(int rank, ErrorReply reply);
   void send_failure(const std::string& why);  // to all connected ranks: this rank ends the run
   void send_left();                           // to all connected ranks: this rank has finished
   void send_all_left();                       // from rank 0 to all ranks

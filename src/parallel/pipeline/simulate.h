@@ -33,8 +33,8 @@ struct RankSimulation {
   std::vector<Run> runs;  // in the order in which they ran
   double busy = 0;        // the sum of their times
   // Peaks of the memory that the rank needs; these follow from its list alone, whatever the times.
-  int64_t peak_in_flight =
-      0;  // (micro-batch, stage) pairs from the start of their forward to the end of their last pass
+  // The largest number of (micro-batch, stage) pairs between the start of their forward and the end of their last pass.
+  int64_t peak_in_flight = 0;
   std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: the stages' peaks need not coincide
   int64_t peak_receives = 0;           // inputs opened before their pass runs
   int64_t peak_sends = 0;              // results that are sent and not yet waited for

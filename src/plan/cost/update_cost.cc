@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// The kernels take this many tensors at a time, at most (ops/optimizer/cuda/tensors.h).
+// A launch updates at most this many tensors (kMaxTensors in ops/optimizer/cuda/tensors.h).
 constexpr int64_t kTensorsOfLaunch = 56;
 // Clears of an MoE layer's load, drops and three figures (Router::end_of_step()).
 constexpr int64_t kClearsOfRouter = 5;

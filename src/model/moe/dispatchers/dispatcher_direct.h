@@ -38,8 +38,8 @@ struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // destinations of this rank's tokens: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // for the N = W T rows that may arrive
   Tensor pair_row_NL, weight_NL;
-  bool has_begun =
-      false;  // the pass has started: all ranks have used the rows of earlier passes, which may be overwritten
+  // The pass has started: all ranks have used the rows of earlier passes, which may be overwritten.
+  bool has_begun = false;
 };
 
 class DirectDispatcher final : public SplitDispatcher {
