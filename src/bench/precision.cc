@@ -5,6 +5,7 @@
 
 #include "bench/moe_layer.h"
 #include "bench/timing.h"
+#include "device/gpu_limits.h"
 #include "model/catalog.h"
 #include "model/layers/linear.h"
 #include "model/moe/routed_experts.h"
@@ -267,7 +268,8 @@ double PrecisionBench::ratio() const {
   return quantised / plain;
 }
 
-PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
+PrecisionBench bench_precision(const RunSpec& asked, int64_t runs) {
+  RunSpec run = asked;
   MOEBIUS_CHECK(usage, run.precision.recipe != PrecisionRecipe::none,
                 "bench precision: expected a recipe that quantises; got precision.recipe = \"none\"; add for example "
                 "--set precision.recipe=fp8_block");
@@ -277,6 +279,7 @@ PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
       "{}",
       run.train.global_batch, run.train.micro_batch);
   BenchDevice device(run.device, static_cast<int>(run.threads), runs, run.kernels);
+  if (run.device == DeviceKind::cuda) run.precision.has_f8_kernels = uses_hopper_kernels(device.stream());
   PrecisionBench bench{.recipe = run.precision.recipe,
                        .rows = run.train.micro_batch * run.train.seq_len,
                        .micro_batches = run.train.global_batch / run.train.micro_batch};

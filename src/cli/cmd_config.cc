@@ -18,6 +18,7 @@
 #include "device/accelerator.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
+#include "model/gpu_products.h"
 #include "ops/attention/attention_cudnn.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
@@ -199,6 +200,7 @@ std::vector<std::string> notes(const Resolved& r) {
   std::vector<std::string> texts;
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
   if (const std::string kernels = split_kernels_note(r.run); !kernels.empty()) texts.push_back(kernels);
+  if (const std::string products = gpu_products_text(r.run); !products.empty()) texts.push_back(products);
   return texts;
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/check/expert_rows_bound.h"
+#include "model/gpu_products.h"
 #include "train/loader.h"
 #include "train/precision_note.h"
 #include "train/testing.h"
@@ -132,11 +133,33 @@ TEST(StartNotes, RecipesThatAreEmulated) {
   for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
     RunSpec run = quantised_run();
     run.precision = {.compute = DType::bf16, .recipe = recipe};
+    run.kernels = KernelChoice::portable;
     EXPECT_THAT(all_notes(run), HasSubstr(fmt::format("precision.recipe = \"{}\"{}", name_of(recipe), emulated)));
     run.device = DeviceKind::cpu;
     EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("emulated")));
   }
   EXPECT_THAT(all_notes(quantised_run()), ::testing::Not(HasSubstr("emulated")));
+}
+
+// Products of fp8_tensor run on Hopper's kernels where these take them.
+TEST(StartNotes, ProductsOfScalesOfTensors) {
+  RunSpec run = quantised_run();
+  run.precision = {.compute = DType::bf16, .recipe = PrecisionRecipe::fp8_tensor};
+  EXPECT_EQ(gpu_products_text(run),
+            "precision.recipe = \"fp8_tensor\": Hopper's FP8 kernels compute all quantised products");
+  EXPECT_THAT(all_notes(run), HasSubstr(gpu_products_text(run)));
+  EXPECT_THAT(gpu_products_text(run, /*has_hopper=*/false), HasSubstr("is emulated on a GPU"));
+  run.model.moe_intermediate_size = 776;  // no multiple of 16; gate and up together are one
+  EXPECT_EQ(gpu_products_text(run),
+            "precision.recipe = \"fp8_tensor\": Hopper's FP8 kernels compute the products of "
+            "model.layers.*.self_attn.qkv_proj.weight, model.layers.*.self_attn.o_proj.weight, "
+            "model.layers.*.mlp.experts.gate_up_proj; emulated (operands are quantised, and multiplied in bf16): "
+            "model.layers.*.mlp.experts.down_proj");
+  run.model.swiglu_limit = 7;
+  EXPECT_THAT(gpu_products_text(run), HasSubstr("in bf16): model.layers.*.mlp.experts.gate_up_proj, "
+                                                "model.layers.*.mlp.experts.down_proj"));
+  run.precision.compute = DType::f32;
+  EXPECT_THAT(gpu_products_text(run), HasSubstr("is emulated on a GPU: operands are quantised, and multiplied in f32"));
 }
 
 TEST(StartNotes, ActivationsInEightBitsThatAreNotKept) {
