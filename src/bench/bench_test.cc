@@ -1,6 +1,7 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <set>
 
 #include "bench/peak.h"
 #include "bench/ranks.h"
@@ -39,6 +40,36 @@ std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& i
 }
 INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
+
+// Operands that are quantised before give results that are near those of the numbers themselves.
+TEST(BenchExperts, OperandsOfARecipe) {
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+    const BenchReport report = bench_experts({.threads = 2,
+                                              .runs = 2,
+                                              .scale = 1.0 / 16,
+                                              .shape = "bench-cpu",
+                                              .routing = {.kind = BenchRouting::Kind::uneven},
+                                              .operands = recipe});
+    ASSERT_EQ(report.lines.size(), 8u);
+    EXPECT_EQ(report.lines.back().name, "expert_wgrad_w1_stored");
+    for (const BenchLine& line : report.lines) EXPECT_GT(line.largest_error(), 0x1p-8) << line.name;
+  }
+}
+
+TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {
+  const BenchShape shape = bench_shape("qwen3-30b-a3b");
+  const std::vector<int32_t> topk_TK = bench_route(shape, {.kind = BenchRouting::Kind::uneven}).topk_TK;
+  const std::vector<int32_t> offsets = bench_rows(shape, topk_TK).offsets_E1;
+  const double mean = static_cast<double>(shape.R()) / static_cast<double>(shape.E);
+  for (size_t e = 1; e < offsets.size(); ++e) {
+    EXPECT_GT(offsets[e] - offsets[e - 1], 0.5 * mean);
+    EXPECT_LT(offsets[e] - offsets[e - 1], 1.5 * mean);
+  }
+  for (int64_t t = 0; t < shape.T(); ++t) {
+    const auto first = topk_TK.begin() + t * shape.K;
+    ASSERT_EQ(std::set<int32_t>(first, first + shape.K).size(), static_cast<size_t>(shape.K)) << t;
+  }
+}
 
 // The values are those that bench/peers/moe_shapes.py draws.
 TEST(BenchShapes, TheRuleOfTheRoutes) {

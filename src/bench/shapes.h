@@ -43,7 +43,8 @@ int64_t scaled(int64_t size, double scale);
 // u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,
 //   where m is the finalizer of SplitMix64 modulo 2^64.
 struct BenchRouting {
-  enum class Kind { balanced, zipf } kind = Kind::balanced;
+  // uneven: 0.6 to 1.4 times the mean, in random order.
+  enum class Kind { balanced, zipf, uneven } kind = Kind::balanced;
   double exponent = 1.0;  // s
   uint64_t seed = 1;
 };
