@@ -1,6 +1,7 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "bench/peak.h"
@@ -57,17 +58,26 @@ TEST(BenchExperts, OperandsOfARecipe) {
 }
 
 TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {
-  const BenchShape shape = bench_shape("qwen3-30b-a3b");
-  const std::vector<int32_t> topk_TK = bench_route(shape, {.kind = BenchRouting::Kind::uneven}).topk_TK;
-  const std::vector<int32_t> offsets = bench_rows(shape, topk_TK).offsets_E1;
-  const double mean = static_cast<double>(shape.R()) / static_cast<double>(shape.E);
-  for (size_t e = 1; e < offsets.size(); ++e) {
-    EXPECT_GT(offsets[e] - offsets[e - 1], 0.5 * mean);
-    EXPECT_LT(offsets[e] - offsets[e - 1], 1.5 * mean);
-  }
-  for (int64_t t = 0; t < shape.T(); ++t) {
-    const auto first = topk_TK.begin() + t * shape.K;
-    ASSERT_EQ(std::set<int32_t>(first, first + shape.K).size(), static_cast<size_t>(shape.K)) << t;
+  for (const BenchShape& whole : bench_shapes()) {
+    const BenchShape shape = bench_shape(whole.name, 1.0 / 16);
+    const std::vector<int32_t> topk_TK = bench_route(shape, {.kind = BenchRouting::Kind::uneven}).topk_TK;
+    const std::vector<int32_t> offsets = bench_rows(shape, topk_TK).offsets_E1;
+    const double mean = static_cast<double>(shape.R()) / static_cast<double>(shape.E);
+    std::set<int32_t> counts;
+    for (size_t e = 1; e < offsets.size(); ++e) {
+      const int32_t rows = offsets[e] - offsets[e - 1];
+      counts.insert(rows);
+      // Weights from 0.6 to 1.4, whose mean is somewhere between.
+      EXPECT_GE(rows, std::floor(0.6 / 1.4 * mean)) << shape.name;
+      EXPECT_LE(rows, std::ceil(1.4 / 0.6 * mean)) << shape.name;
+    }
+    EXPECT_GT(counts.size(), 1u) << shape.name;
+    if (shape.E == shape.K) continue;  // rows of a slice come from many ranks
+    ASSERT_GE(3 * shape.E, 7 * shape.K) << shape.name;
+    for (int64_t t = 0; t < shape.T(); ++t) {
+      const auto first = topk_TK.begin() + t * shape.K;
+      ASSERT_EQ(std::set<int32_t>(first, first + shape.K).size(), static_cast<size_t>(shape.K)) << shape.name << t;
+    }
   }
 }
 

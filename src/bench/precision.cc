@@ -185,9 +185,8 @@ std::vector<Timed> timed_products(const RunSpec& run) {
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
   for (const ModelCatalog::Entry& entry : catalog.params()) {
     const ParamSpec& spec = entry.spec;
-    const bool is_projection = spec.kind == ParamKind::matrix,
-               is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
-    if (spec.parts.empty() || (!is_projection && !is_first_of_experts)) continue;
+    if (!has_quantised_product(spec, spec.parts.front())) continue;
+    if (spec.kind == ParamKind::experts && !spec.name.ends_with(".experts.gate_up_proj")) continue;
     const bool kept = keeps(run.precision, spec);
     const auto same = std::find_if(all.begin(), all.end(), [&](const Timed& t) {
       return t.spec.kind == spec.kind && t.spec.shape == spec.shape && t.is_kept == kept;

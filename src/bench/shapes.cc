@@ -61,8 +61,8 @@ BenchRoute zipf(const BenchShape& shape, const BenchRouting& routing) {
   return route;
 }
 
-// Experts have from 0.6 to 1.4 times the mean rows, in random order. The k-th choices of tokens are T neighbours in the
-// rows sorted by expert, so a token chooses an expert once if none has more than T rows.
+// The k-th choices of tokens are T neighbours in the rows sorted by expert. So a token chooses an expert once if none
+// has more than T rows.
 BenchRoute uneven(const BenchShape& shape, uint64_t seed) {
   std::vector<double> edge(shape.E);
   for (int64_t e = 0; e < shape.E; ++e) edge[e] = 0.6 + 0.8 * uniform(seed, e);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <span>
 #include <vector>
 
 #include "model/catalog.h"
@@ -29,14 +30,14 @@ struct Products {
   std::vector<std::string> on_kernels, emulated;  // names of parameters, each once
 };
 
-Products products_of(const RunSpec& run, const PrecisionSpec& precision) {
+Products products_of(const RunSpec& run) {
   Products all;
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
   for (const ModelCatalog::Entry& entry : catalog.params()) {
     const ParamSpec& spec = entry.spec;
-    if (spec.parts.empty() || (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts)) continue;
-    if (matches_any(precision.keep, spec.parts.front().name)) continue;
-    const bool is_on_kernels = gpu_products_of(precision, run.model, spec) == GpuProducts::f8_kernels;
+    const ParamPart& part = spec.parts.front();
+    if (!has_quantised_product(spec, part) || matches_any(run.precision.keep, part.name)) continue;
+    const bool is_on_kernels = gpu_products_of(run.precision, run.model, spec) == GpuProducts::f8_kernels;
     std::vector<std::string>& names = is_on_kernels ? all.on_kernels : all.emulated;
     const std::string name = without_numbers(spec.name);
     if (std::ranges::find(names, name) == names.end()) names.push_back(name);
@@ -44,27 +45,33 @@ Products products_of(const RunSpec& run, const PrecisionSpec& precision) {
   return all;
 }
 
+bool is_hopper(const GpuFound& gpu) { return gpu.capability_major == 9 && gpu.capability_minor == 0; }
+
 }  // namespace
 
-std::string gpu_products_text(const RunSpec& run, bool has_hopper) {
-  if (!is_emulated(run.precision.recipe, run.device)) return "";
-  const char* recipe = name_of(run.precision.recipe);
-  const std::string how = fmt::format("operands are quantised, and multiplied in {}", name_of(run.precision.compute));
+void set_f8_kernels(RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {
+  const auto num = static_cast<size_t>(std::max<int64_t>(1, num_ranks));
+  const std::span used = std::span(gpus.visible).first(std::min(num, gpus.visible.size()));
+  const bool has = run.kernels == KernelChoice::automatic && std::ranges::all_of(used, is_hopper);
+  run.precision.has_f8_kernels = run.precision.has_f8_kernels && has;
+}
+
+std::string gpu_products_text(const RunSpec& run, bool knows_gpus) {
+  if (!is_emulated(run.precision.recipe, run.device, GpuProducts::emulated)) return "";
+  const std::string recipe = fmt::format("precision.recipe = \"{}\"", name_of(run.precision.recipe)),
+                    how = fmt::format("operands are quantised, and multiplied in {}", name_of(run.precision.compute));
   Products products;
-  if (run.precision.recipe == PrecisionRecipe::fp8_tensor) {
-    PrecisionSpec precision = run.precision;
-    precision.has_f8_kernels = has_hopper && run.kernels == KernelChoice::automatic;
-    products = products_of(run, precision);
-  }
-  if (products.on_kernels.empty()) {
-    return fmt::format(
-        "precision.recipe = \"{}\" is emulated on a GPU: {}; a step takes more time than without a recipe", recipe,
-        how);
-  }
+  if (run.precision.recipe == PrecisionRecipe::fp8_tensor) products = products_of(run);
+  if (products.on_kernels.empty())
+    return fmt::format("{} is emulated on a GPU: {}; a step takes more time than without a recipe", recipe, how);
+  const std::string kernels =
+                        knows_gpus ? ": Hopper's FP8 kernels compute" : " on a Hopper GPU: its FP8 kernels compute",
+                    others = knows_gpus ? "" : "; on other GPUs all are emulated";
   if (products.emulated.empty())
-    return fmt::format("precision.recipe = \"{}\": Hopper's FP8 kernels compute all quantised products", recipe);
-  return fmt::format("precision.recipe = \"{}\": Hopper's FP8 kernels compute the products of {}; emulated ({}): {}",
-                     recipe, fmt::join(products.on_kernels, ", "), how, fmt::join(products.emulated, ", "));
+    return fmt::format("{}{} all quantised products{}{}", recipe, kernels, others,
+                       knows_gpus ? "" : fmt::format(" ({})", how));
+  return fmt::format("{}{} the products of {}; emulated ({}): {}{}", recipe, kernels,
+                     fmt::join(products.on_kernels, ", "), how, fmt::join(products.emulated, ", "), others);
 }
 
 }  // namespace moebius

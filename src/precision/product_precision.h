@@ -12,8 +12,8 @@
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
 // NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/numerics.md).
 //
-// Hopper GPUs have products for fp8_block and fp8_tensor. The other recipes are emulated on GPUs, and so are those
-// products of fp8_tensor that has_f8_products() excludes. An operand is then quantised, and returned as a plain tensor of
+// Hopper GPUs have products for fp8_block and fp8_tensor. The other recipes are emulated on GPUs, and so is fp8_tensor
+// on other GPUs and for products that their kernels do not take (GpuProducts). An operand is then quantised, and returned as a plain tensor of
 // the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4, whose f32 scale of the
 // tensor makes them numbers that are rounded. Copies of w stay quantised.
 #pragma once
@@ -51,7 +51,7 @@ int64_t split_multiple(PrecisionRecipe recipe);
 enum class GpuProducts { emulated, f8_kernels };
 
 // Returns whether products are emulated on the device of a stream. `products`: of fp8_tensor.
-bool is_emulated(PrecisionRecipe recipe, DeviceKind target, GpuProducts products = GpuProducts::emulated);
+bool is_emulated(PrecisionRecipe recipe, DeviceKind target, GpuProducts products);
 
 // Returns whether the kernels of Hopper multiply FP8 operands with scales of whole tensors by weights of this shape, in
 // all three products: [out, in], or one such matrix for each expert.

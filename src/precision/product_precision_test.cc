@@ -164,7 +164,7 @@ TEST(ProductPrecisionOnGpu, KernelsForScalesOfTensorsGetQuantisedOperands) {
 TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream s = testing::stream_on(DeviceKind::cuda, pool_);
-  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), s.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   const testing::SharedBytes memory(64 << 20);
   Array draw = Array::of({2}, DType::i64, {3, 0});
   StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
@@ -175,7 +175,7 @@ TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
 TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream gpu = testing::stream_on(DeviceKind::cuda, pool_);
-  if (!is_emulated(GetParam(), gpu.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), gpu.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   const testing::SharedBytes memory(64 << 20);
   StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
   Array draw = Array::of({2}, DType::i64, {3, 0});
@@ -207,7 +207,7 @@ TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
 // The shapes of emulated operands, and their memory, as a run is planned.
 TEST_P(ProductPrecisionTest, EmulatedOperandsArePlainAndGathered) {
   Stream s(DeviceKind::null, pool_, nullptr, DeviceKind::cuda);
-  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), s.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   StepStack stack(DeviceKind::null, nullptr, 0);
   const QuantizeContext c{s, stack, testing::null_tensor({2}, DType::i64)};
   const Tensor x = testing::null_tensor({60, 32}, DType::bf16), w = testing::null_tensor({2, 48, 32}, DType::bf16);

@@ -57,10 +57,10 @@ std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus)
   return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), kernels_text(gpus, 0, run.kernels))};
 }
 
-std::optional<StartNote> products_note(const RunSpec& run, const GpusFound& gpus) {
-  const bool has_hopper = std::ranges::all_of(
-      gpus.visible, [](const GpuFound& gpu) { return gpu.capability_major == 9 && gpu.capability_minor == 0; });
-  const std::string text = gpu_products_text(run, has_hopper);
+std::optional<StartNote> products_note(const RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {
+  RunSpec here = run;
+  set_f8_kernels(here, gpus, num_ranks);
+  const std::string text = gpu_products_text(here, !gpus.visible.empty());
   return text.empty() ? std::nullopt : std::optional(StartNote{text});
 }
 
@@ -120,7 +120,7 @@ std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& d
                                    int64_t num_ranks) {
   std::vector<StartNote> notes;
   for (const auto& note :
-       {kernels_note(run, gpus), precision_note(run), products_note(run, gpus), activations_note(run),
+       {kernels_note(run, gpus), precision_note(run), products_note(run, gpus, num_ranks), activations_note(run),
         dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);

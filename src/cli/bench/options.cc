@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/shapes.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "device/accelerator.h"
@@ -161,6 +162,11 @@ void check_bench_options(const Command& command, BenchOptions& o) {
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.kernels = kernel_choice(o.kernels);
   o.spec.operands = operands_of(o.operands);
+  MOEBIUS_CHECK(
+      usage, o.spec.operands == PrecisionRecipe::none || o.shape.empty() || !bench_shape(o.shape).expert_biases,
+      "--operands: FP8 kernels take no experts with biases or another activation than SwiGLU; got --shape {}; "
+      "leave --operands out, or choose another shape",
+      o.shape);
   MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
                 "--zipf: expected --routing zipf, since this is its exponent; got --routing {}", o.routing);
   const double exponent = o.spec.routing.exponent;

@@ -352,8 +352,9 @@ std::vector<KeyText> other_texts() {
        "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
        "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper. "
        "`mxfp8` and `nvfp4` are emulated there: operands are quantised, and multiplied in `precision.compute`, which is "
-       "slower than without a recipe. So is `fp8_tensor`, except for the products that Hopper's FP8 kernels take "
-       "([gpu.md](gpu.md#fp8-products)); `config` and `train` name them."},
+       "slower than without a recipe. `fp8_tensor` runs on Hopper's FP8 kernels. `fp8_tensor` products that these do not "
+       "take ([gpu.md](gpu.md#fp8-products)) are emulated too, and so are all on other GPUs; `config` and `train` name "
+       "the products of both kinds."},
       {"precision.weight_gradients",
        "The operands of the products that give weight gradients: `recipe` quantises them as `precision.recipe` says; "
        "`compute` leaves them in `precision.compute`, so that they need no transposed quantised copies. `moebius "

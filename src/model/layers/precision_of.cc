@@ -39,6 +39,11 @@ bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
 
 }  // namespace
 
+bool has_quantised_product(const ParamSpec& spec, const ParamPart& part) {
+  if (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts) return false;
+  return part.shape.rank() == 2 && part.shape[0] > 1 && !part.name.ends_with(".eh_proj.weight");
+}
+
 GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec) {
   const bool is_swiglu = spec.kind != ParamKind::experts || (model.swiglu_limit == 0 && !model.expert_proj_bias);
   const bool has = precision.has_f8_kernels && precision.compute == DType::bf16 && is_swiglu &&

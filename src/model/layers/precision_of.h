@@ -11,6 +11,11 @@ namespace moebius {
 // on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
+// Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it: those
+// of projections and of experts, but for the gate of a shared expert, which is one row, and for eh_proj, which joins a
+// module of multi-token prediction to the model.
+bool has_quantised_product(const ParamSpec& spec, const ParamPart& part);
+
 // Returns how GPUs compute the products of a parameter with fp8_tensor. The kernels of Hopper take bf16, rows and columns
 // in multiples of 16, and experts with SwiGLU and without biases.
 GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec);
