@@ -14,9 +14,9 @@
 //
 //   places   one warp: the tiles of the cluster (expert_wgrad_f8_schedule.h)
 //
-// Each role iterates over the tiles independently. Experts are taken in order: sorted by their numbers of rows, the
-// tiles with the fewest K steps, which memory limits, would all run at the same time. The last K step of a tile
-// multiplies only as many columns as have rows, in multiples of 32.
+// Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
+// rows, in multiples of 32. Its wgmma are predicated (sm90/wgmma_f8.h), which makes ptxas branch around them in every K
+// step; a loop of its own for the last step spilled 900 bytes of registers.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
@@ -163,6 +163,7 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
   WgradWalk<Op::kConfig> walk(p, places);
   ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
   for (WgradTile tile; walk.next(tile);) {
+    __syncwarp();  // threads may leave the wait for a place apart
     float sum[128];
     if (tile.k.num > 0) {
       scaled_product</*kCutsLast=*/true>(

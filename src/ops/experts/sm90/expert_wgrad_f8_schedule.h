@@ -1,9 +1,9 @@
 // The tiles that each cluster computes in the weight gradient of FP8 operands (expert_wgrad_f8.cu).
 //
-// Experts are computed in order, so that all clusters read the operands of few experts at a time, which stay in L2. The
-// tiles of an expert have one number of K steps, and go to clusters in rounds. Those that do not fill a round go to the
-// clusters that have had the fewest steps so far. Without that the steps of clusters would differ by several percent
-// where rows of experts differ, and clusters would drift apart.
+// Experts are computed in order, so that all clusters read the operands of few experts at a time. The tiles of an
+// expert have one number of K steps, and go to clusters in rounds. Those that do not fill a round go to the clusters
+// that have had the fewest steps so far: else clusters would have different numbers of steps where rows of experts
+// differ. Neither was measured alone.
 //
 // One warp of each block finds the places of its cluster, expert by expert, while the others compute. So the order
 // follows from the offsets alone, and no bit depends on it: a cluster computes its tiles whole.

@@ -1,6 +1,6 @@
 // A thread block quantises 128 rows by 128 columns of x, which are one block of every row, or of every
-// column, or one block, or a part of a matrix with one scale. It holds them in registers as 16 bytes of a row in a lane. A copy in place is
-// written from there. A transposed one goes through shared memory (sm90/tile.h).
+// column, or one block, or a part of a matrix with one scale. It holds them in registers as 16 bytes of a row in a
+// lane. A copy in place is written from there. A transposed one goes through shared memory (sm90/tile.h).
 #include "ops/quantize/sm90/quantize_tiles.h"
 
 #include "device/cuda/cuda.h"
@@ -41,6 +41,7 @@ struct Place {
 
 __device__ int clamp_to_tile(int64_t n) { return static_cast<int>(max(int64_t{0}, min(int64_t{kTile}, n))); }
 
+// The first offset is 0.
 template <bool kTransposed>
 __device__ Place place_of(const Problem& p) {
   const int64_t at = tile_row(p) * kTile, col = tile_col(p) * kTile;
