@@ -10,16 +10,15 @@
 
 namespace moebius::cuda {
 
-//   d = a b + (accumulate ? d : 0)     unless enabled, which is one value in the warpgroup, is false
+//   d = a b + (accumulate ? d : 0)
 //
 // The tensor cores keep fewer bits of a sum than f32 has, so a chain
 // is short: 128 of K (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
 struct WgmmaE4m3 {
-  __device__ __forceinline__ static void multiply(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
-                                                  bool enabled = true) {
+  __device__ __forceinline__ static void multiply(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
-        "{\n .reg .pred p, q;\n setp.ne.b32 p, %66, 0;\n setp.ne.b32 q, %67, 0;\n"
-        " @q wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+        " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
@@ -33,18 +32,17 @@ struct WgmmaE4m3 {
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "r"(static_cast<int>(enabled))
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))
         : "memory");
   }
 };
 
 // The same with A in E5M2.
 struct WgmmaE5m2 {
-  __device__ __forceinline__ static void multiply(float (&d)[64], uint64_t a, uint64_t b, bool accumulate,
-                                                  bool enabled = true) {
+  __device__ __forceinline__ static void multiply(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
-        "{\n .reg .pred p, q;\n setp.ne.b32 p, %66, 0;\n setp.ne.b32 q, %67, 0;\n"
-        " @q wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {"
+        "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+        " wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
         "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
@@ -58,7 +56,7 @@ struct WgmmaE5m2 {
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "r"(static_cast<int>(enabled))
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))
         : "memory");
   }
 };

@@ -15,8 +15,8 @@
 //   places   one warp: the tiles of the cluster (expert_wgrad_f8_schedule.h)
 //
 // Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
-// rows, in multiples of 32. Its wgmma are predicated (sm90/wgmma_f8.h), which makes ptxas branch around them in every K
-// step; a loop of its own for the last step spilled 900 bytes of registers.
+// rows, in multiples of 32. A chain of wgmma for each number of them needs no more registers; a loop of its own for the
+// last step spilled 900 bytes of them.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"

@@ -9,6 +9,8 @@
 // cores work for the other.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/sm90/wgmma_f8.h"
 
@@ -101,13 +103,22 @@ __device__ __forceinline__ void scaled_product(float (&sum)[128], const SlotRing
     for (int half = 0; half < 2; ++half) {
       const uint64_t b = wgmma_operand<Major::k>(ring.b(at.stage) + half * Shared::kHalfBytesB);
       hold_registers(acc);
-      wgmma_fence();
+      // Predicates would end the chain after each step.
+      const auto chain = [&](auto num) {
+        wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kStepsOfSlot; ++step) {
-        Scales::Multiply::multiply(acc, a + 2 * step, b + 2 * step, /*accumulate=*/step > 0,
-                                   /*enabled=*/!kCutsLast || step == 0 || step < steps);
-      }
-      wgmma_commit();
+        for (int step = 0; step < num.value; ++step)
+          Scales::Multiply::multiply(acc, a + 2 * step, b + 2 * step, /*accumulate=*/step > 0);
+        wgmma_commit();
+      };
+      if (!kCutsLast || steps == 4)
+        chain(std::integral_constant<int, 4>{});
+      else if (steps == 3)
+        chain(std::integral_constant<int, 3>{});
+      else if (steps == 2)
+        chain(std::integral_constant<int, 2>{});
+      else
+        chain(std::integral_constant<int, 1>{});
       if (half == 0) meanwhile();
       const auto of_half = scales.of_half(half);
       const uint32_t slot = at.stage;
