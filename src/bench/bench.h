@@ -56,6 +56,9 @@ struct BenchSpec {
   double scale = 1.0;  // scales the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
+  // For experts: fp8_block or fp8_tensor multiplies operands that were quantised before, and times weight gradients that
+  // are stored, too.
+  PrecisionRecipe operands = PrecisionRecipe::none;
   BenchMask mask;         // used by attention
   int64_t sequences = 0;  // for attention; 0: those of the shape
   int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape

@@ -1,6 +1,8 @@
 #include "bench/bench.h"
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 
 #include "bench/peak.h"
 #include "bench/ranks.h"
@@ -39,6 +41,45 @@ std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& i
 }
 INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
+
+// Operands that are quantised before give results that are near those of the numbers themselves.
+TEST(BenchExperts, OperandsOfARecipe) {
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+    const BenchReport report = bench_experts({.threads = 2,
+                                              .runs = 2,
+                                              .scale = 1.0 / 16,
+                                              .shape = "bench-cpu",
+                                              .routing = {.kind = BenchRouting::Kind::uneven},
+                                              .operands = recipe});
+    ASSERT_EQ(report.lines.size(), 8u);
+    EXPECT_EQ(report.lines.back().name, "expert_wgrad_w1_stored");
+    for (const BenchLine& line : report.lines) EXPECT_GT(line.largest_error(), 0x1p-8) << line.name;
+  }
+}
+
+TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {
+  for (const BenchShape& whole : bench_shapes()) {
+    const BenchShape shape = bench_shape(whole.name, 1.0 / 16);
+    const std::vector<int32_t> topk_TK = bench_route(shape, {.kind = BenchRouting::Kind::uneven}).topk_TK;
+    const std::vector<int32_t> offsets = bench_rows(shape, topk_TK).offsets_E1;
+    const double mean = static_cast<double>(shape.R()) / static_cast<double>(shape.E);
+    std::set<int32_t> counts;
+    for (size_t e = 1; e < offsets.size(); ++e) {
+      const int32_t rows = offsets[e] - offsets[e - 1];
+      counts.insert(rows);
+      // Weights from 0.6 to 1.4, whose mean is somewhere between.
+      EXPECT_GE(rows, std::floor(0.6 / 1.4 * mean)) << shape.name;
+      EXPECT_LE(rows, std::ceil(1.4 / 0.6 * mean)) << shape.name;
+    }
+    EXPECT_GT(counts.size(), 1u) << shape.name;
+    if (shape.E == shape.K) continue;  // rows of a slice come from many ranks
+    ASSERT_GE(3 * shape.E, 7 * shape.K) << shape.name;
+    for (int64_t t = 0; t < shape.T(); ++t) {
+      const auto first = topk_TK.begin() + t * shape.K;
+      ASSERT_EQ(std::set<int32_t>(first, first + shape.K).size(), static_cast<size_t>(shape.K)) << shape.name << t;
+    }
+  }
+}
 
 // The values are those that bench/peers/moe_shapes.py draws.
 TEST(BenchShapes, TheRuleOfTheRoutes) {

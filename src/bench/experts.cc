@@ -5,6 +5,7 @@
 #include "bench/timing.h"
 #include "ops/experts/experts_backends.h"
 #include "ops/experts/experts_desc.h"
+#include "ops/quantize/quantize.h"
 
 namespace moebius {
 namespace {
@@ -81,7 +82,7 @@ std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
 }
 
 // Checks all outputs of d_expert_down in a few rows, from the rounded h.
-void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
+void check_d_down(Stream& s, BenchLine& line, const Experts& c, double tolerance) {
   const int64_t F = c.shape.F;
   BenchSample dh, sa, dweight;
   for (const int64_t r : sampled(c.shape.R())) {
@@ -100,9 +101,9 @@ void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
     }
     dweight.add(HostRows(s, c.dweight_R.view({c.shape.R(), 1}), r, 1).at(r, 0), sum);
   }
-  check_sample(line, "dh", dh, kBf16Tolerance);
-  check_sample(line, "sa", sa, kBf16Tolerance);
-  check_sample(line, "dweight", dweight, kBf16Tolerance);
+  check_sample(line, "dh", dh, tolerance);
+  check_sample(line, "sa", sa, tolerance);
+  check_sample(line, "dweight", dweight, tolerance);
 }
 
 double d_up_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
@@ -113,6 +114,53 @@ double d_up_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
   return sum;
 }
 
+// Quantises operands as a recipe does, into memory of the bench. With recipe none they are the tensors themselves.
+class BenchOperands {
+ public:
+  BenchOperands(BenchTensors& tensors, Stream& s, PrecisionRecipe recipe, const Rows& rows)
+      : tensors_(tensors), s_(s), recipe_(recipe), rows_(rows) {}
+  bool are_plain() const { return recipe_ == PrecisionRecipe::none; }
+
+  Operand rows(const Tensor& x) const { return copy(x, x.shape, ScaleLayout::row_blocks, DType::f8_e4m3, false); }
+  Operand gradients(const Tensor& x) const { return copy(x, x.shape, ScaleLayout::row_blocks, of_gradients(), false); }
+  Operand weights(const Tensor& w) const { return copy(w, w.shape, ScaleLayout::square_blocks, DType::f8_e4m3, false); }
+  Operand weights_for_dx(const Tensor& w) const {
+    return copy(w, {w.dim(0), w.dim(2), w.dim(1)}, ScaleLayout::square_blocks, DType::f8_e4m3, true);
+  }
+  // The sides of a weight gradient.
+  Operand left(const Tensor& x, bool gathered) const {
+    return columns(x, gathered, ScaleLayout::row_blocks, of_gradients());
+  }
+  Operand right(const Tensor& x, bool gathered) const {
+    return columns(x, gathered, ScaleLayout::square_blocks, DType::f8_e4m3);
+  }
+
+ private:
+  DType of_gradients() const { return recipe_ == PrecisionRecipe::fp8_tensor ? DType::f8_e5m2 : DType::f8_e4m3; }
+  Operand copy(const Tensor& x, Shape shape, ScaleLayout layout, DType element, bool transposed, Rows by = {}) const {
+    if (are_plain()) return x;
+    if (recipe_ == PrecisionRecipe::fp8_tensor) layout = ScaleLayout::per_tensor;
+    Operand q(tensors_.zeros(shape, element), tensors_.zeros(scale_shape(layout, shape), DType::f32), layout);
+    q.transposed = transposed;
+    quantize(s_, {.q = q, .x_RC = x, .offsets_e1 = by.offsets_e1, .token_R = by.token_R});
+    return q;
+  }
+  Operand columns(const Tensor& x, bool gathered, ScaleLayout layout, DType element) const {
+    const int64_t padded = padded_rows(rows_.token_R.numel(), rows_.offsets_e1.numel() - 1);
+    return copy(x, {x.dim(1), padded}, layout, element, true, {rows_.offsets_e1, gathered ? rows_.token_R : Tensor{}});
+  }
+
+  BenchTensors& tensors_;
+  Stream& s_;
+  PrecisionRecipe recipe_;
+  Rows rows_;
+};
+
+// The bound on the relative error of results of quantised operands, against those of the numbers before. An element of
+// E4M3 errs by at most 2^-4, and of E5M2 by 2^-3: by 0.41 of that in root mean square, so results by about 0.06. The
+// bound is more than twice that, since samples are few.
+constexpr double kQuantisedTolerance = 0.15;
+
 template <class Op>
 int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op op, void (*run)(Stream&, const Op&)) {
   op.scratch = tensors.bytes(Op::scratch_bytes(op, device.stream()));
@@ -122,13 +170,13 @@ int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op 
 
 // Compares a few elements of the output with plain loops.
 void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
-                    const std::function<double(int64_t, int64_t)>& expected) {
+                    const std::function<double(int64_t, int64_t)>& expected, double tolerance = kBf16Tolerance) {
   BenchSample sample;
   for (const int64_t r : sampled(out_RN.dim(0))) {
     const HostRows row(s, out_RN, r, 1);
     for (const int64_t n : sampled(out_RN.dim(1))) sample.add(row.at(r, n), expected(r, n));
   }
-  check_sample(line, result, sample, kBf16Tolerance);
+  check_sample(line, result, sample, tolerance);
 }
 
 // Returns the expert with the fewest rows.
@@ -148,7 +196,7 @@ HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather
 }
 
 // Checks a few elements of one expert. Weight gradients accumulate over all calls.
-void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls) {
+void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls, double tolerance) {
   const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
   const HostRows left = wgrad_side(s, c, a.left_RM.data, a.gather_left, begin, end);
@@ -163,7 +211,7 @@ void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad
       sample.add(row.at(e * M + m, n), sum * static_cast<double>(calls));
     }
   }
-  check_sample(line, "dw", sample, kF32SumTolerance);
+  check_sample(line, "dw", sample, tolerance);
 }
 
 // Returns the grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
@@ -177,7 +225,10 @@ std::string text_of_kernel(const Stream& s, const Op& op) {
 class ExpertOps {
  public:
   explicit ExpertOps(const BenchSpec& spec)
-      : device_(spec), tensors_(device_.stream()), c_(make_experts(tensors_, spec)) {
+      : device_(spec),
+        tensors_(device_.stream()),
+        c_(make_experts(tensors_, spec)),
+        operands_(tensors_, device_.stream(), spec.operands, c_.rows) {
     own_.offsets_e1 = c_.rows.offsets_e1;
   }
 
@@ -185,23 +236,31 @@ class ExpertOps {
     BenchLine line{.name = "expert_up"};
     const ExpertUp op{.h_R2F = c_.h_R2F,
                       .a_RF = c_.a_RF,
-                      .x_TD = c_.x_TD,
-                      .w1_e2FD = c_.w1_e2FD,
+                      .x_TD = operands_.rows(c_.x_TD),
+                      .w1_e2FD = operands_.weights(c_.w1_e2FD),
                       .b1_e2F = c_.b1_e2F,
                       .rows = c_.rows,
                       .activation = c_.shape.activation};
     time_op(device_, tensors_, line, op, expert_up);
     line.kernel = text_of_kernel(s(), op);
-    check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
+    check_elements(
+        s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); },
+        tolerance(kBf16Tolerance));
     check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
     return line;
   }
   BenchLine down() {
     BenchLine line{.name = "expert_down"};
-    const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .b2_eC = c_.b2_eD, .rows = own_};
+    const ExpertDown op{.y_RD = c_.y_RD,
+                        .a_RF = operands_.rows(c_.a_RF),
+                        .w2_eDF = operands_.weights(c_.w2_eDF),
+                        .b2_eC = c_.b2_eD,
+                        .rows = own_};
     time_op(device_, tensors_, line, op, expert_down);
     line.kernel = text_of_kernel(s(), op);
-    check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
+    check_elements(
+        s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); },
+        tolerance(kBf16Tolerance));
     return line;
   }
   BenchLine d_down() {
@@ -209,8 +268,8 @@ class ExpertOps {
     const DExpertDown op{.dh_R2F = c_.dh_R2F,
                          .sa_RF = c_.sa_RF,
                          .dweight_R = c_.dweight_R,
-                         .dout_TD = c_.dout_TD,
-                         .w2_eDF = c_.w2_eDF,
+                         .dout_TD = operands_.gradients(c_.dout_TD),
+                         .w2_eDF = operands_.weights_for_dx(c_.w2_eDF),
                          .b2_eC = c_.b2_eD,
                          .h_R2F = c_.h_R2F,
                          .weight_R = c_.weight_R,
@@ -218,48 +277,66 @@ class ExpertOps {
                          .activation = c_.shape.activation};
     time_op(device_, tensors_, line, op, d_expert_down);
     line.kernel = text_of_kernel(s(), op);
-    check_d_down(s(), line, c_);
+    check_d_down(s(), line, c_, tolerance(kBf16Tolerance));
     return line;
   }
   BenchLine d_up() {
     BenchLine line{.name = "d_expert_up"};
-    const DExpertUp op{.dx_RD = c_.dx_RD, .dh_R2F = c_.dh_R2F, .w1_e2FD = c_.w1_e2FD, .rows = own_};
+    const DExpertUp op{.dx_RD = c_.dx_RD,
+                       .dh_R2F = operands_.gradients(c_.dh_R2F),
+                       .w1_e2FD = operands_.weights_for_dx(c_.w1_e2FD),
+                       .rows = own_};
     time_op(device_, tensors_, line, op, d_expert_up);
     line.kernel = text_of_kernel(s(), op);
-    check_elements(s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
+    check_elements(
+        s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); },
+        tolerance(kBf16Tolerance));
     return line;
   }
-  BenchLine wgrad_w2() {
-    return wgrad("expert_wgrad_w2", {.dw_eMN = c_.dw2_eDF,
-                                     .left_RM = c_.dout_TD,
-                                     .right_RN = c_.sa_RF,
-                                     .gather_left = true,
-                                     .accumulate = true,
-                                     .rows = c_.rows});
-  }
-  BenchLine wgrad_w1() {
-    return wgrad("expert_wgrad_w1", {.dw_eMN = c_.dw1_e2FD,
-                                     .left_RM = c_.dh_R2F,
-                                     .right_RN = c_.x_TD,
-                                     .gather_right = true,
-                                     .accumulate = true,
-                                     .rows = c_.rows});
-  }
+  BenchLine wgrad_w2() { return wgrad("expert_wgrad_w2", wgrad_w2_op(true)); }
+  BenchLine wgrad_w1() { return wgrad("expert_wgrad_w1", wgrad_w1_op(true)); }
+  BenchLine wgrad_w2_stored() { return wgrad("expert_wgrad_w2_stored", wgrad_w2_op(false)); }
+  BenchLine wgrad_w1_stored() { return wgrad("expert_wgrad_w1_stored", wgrad_w1_op(false)); }
   Ceilings ceilings(double scale) { return device_.measure_ceilings(scale); }
 
  private:
   Stream& s() { return device_.stream(); }
+  double tolerance(double of_plain) const { return operands_.are_plain() ? of_plain : kQuantisedTolerance; }
+  ExpertWgrad wgrad_w2_op(bool accumulate) const {
+    return {.dw_eMN = c_.dw2_eDF,
+            .left_RM = c_.dout_TD,
+            .right_RN = c_.sa_RF,
+            .gather_left = true,
+            .accumulate = accumulate,
+            .rows = c_.rows};
+  }
+  ExpertWgrad wgrad_w1_op(bool accumulate) const {
+    return {.dw_eMN = c_.dw1_e2FD,
+            .left_RM = c_.dh_R2F,
+            .right_RN = c_.x_TD,
+            .gather_right = true,
+            .accumulate = accumulate,
+            .rows = c_.rows};
+  }
   BenchLine wgrad(const char* name, const ExpertWgrad& op) {
     BenchLine line{.name = name};
-    const int64_t calls = time_op(device_, tensors_, line, op, expert_wgrad);
-    line.kernel = text_of_kernel(s(), op);
-    check_wgrad(s(), line, c_, op, calls);
+    ExpertWgrad timed = op;
+    if (!operands_.are_plain()) {
+      timed.left_RM = operands_.left(op.left_RM.data, op.gather_left);
+      timed.right_RN = operands_.right(op.right_RN.data, op.gather_right);
+      timed.rows = own_;
+    }
+    const int64_t calls = time_op(device_, tensors_, line, timed, expert_wgrad);
+    line.cost.flops = cost(op).flops;  // without padding
+    line.kernel = text_of_kernel(s(), timed);
+    check_wgrad(s(), line, c_, op, op.accumulate ? calls : 1, tolerance(kF32SumTolerance));
     return line;
   }
 
   BenchDevice device_;
   BenchTensors tensors_;
   Experts c_;
+  BenchOperands operands_;
   Rows own_;  // row r reads row r
 };
 
@@ -268,8 +345,11 @@ class ExpertOps {
 BenchReport bench_experts(const BenchSpec& spec) {
   ExpertOps ops(spec);
   BenchReport report{.ceilings = ops.ceilings(spec.scale)};
-  for (auto op : {&ExpertOps::up, &ExpertOps::down, &ExpertOps::d_down, &ExpertOps::d_up, &ExpertOps::wgrad_w2,
-                  &ExpertOps::wgrad_w1}) {
+  std::vector<BenchLine (ExpertOps::*)()> all{&ExpertOps::up,   &ExpertOps::down,     &ExpertOps::d_down,
+                                              &ExpertOps::d_up, &ExpertOps::wgrad_w2, &ExpertOps::wgrad_w1};
+  if (spec.operands != PrecisionRecipe::none)
+    all.insert(all.end(), {&ExpertOps::wgrad_w2_stored, &ExpertOps::wgrad_w1_stored});
+  for (const auto op : all) {
     BenchLine line = (ops.*op)();
     line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
     report.lines.push_back(line);

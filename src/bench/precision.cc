@@ -5,6 +5,7 @@
 
 #include "bench/moe_layer.h"
 #include "bench/timing.h"
+#include "device/gpu_limits.h"
 #include "model/catalog.h"
 #include "model/layers/linear.h"
 #include "model/moe/routed_experts.h"
@@ -184,9 +185,8 @@ std::vector<Timed> timed_products(const RunSpec& run) {
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
   for (const ModelCatalog::Entry& entry : catalog.params()) {
     const ParamSpec& spec = entry.spec;
-    const bool is_projection = spec.kind == ParamKind::matrix,
-               is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
-    if (spec.parts.empty() || (!is_projection && !is_first_of_experts)) continue;
+    if (!has_quantised_product(spec, spec.parts.front())) continue;
+    if (spec.kind == ParamKind::experts && !spec.name.ends_with(".experts.gate_up_proj")) continue;
     const bool kept = keeps(run.precision, spec);
     const auto same = std::find_if(all.begin(), all.end(), [&](const Timed& t) {
       return t.spec.kind == spec.kind && t.spec.shape == spec.shape && t.is_kept == kept;
@@ -267,7 +267,8 @@ double PrecisionBench::ratio() const {
   return quantised / plain;
 }
 
-PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
+PrecisionBench bench_precision(const RunSpec& asked, int64_t runs) {
+  RunSpec run = asked;
   MOEBIUS_CHECK(usage, run.precision.recipe != PrecisionRecipe::none,
                 "bench precision: expected a recipe that quantises; got precision.recipe = \"none\"; add for example "
                 "--set precision.recipe=fp8_block");
@@ -277,6 +278,7 @@ PrecisionBench bench_precision(const RunSpec& run, int64_t runs) {
       "{}",
       run.train.global_batch, run.train.micro_batch);
   BenchDevice device(run.device, static_cast<int>(run.threads), runs, run.kernels);
+  if (run.device == DeviceKind::cuda) run.precision.has_f8_kernels = uses_hopper_kernels(device.stream());
   PrecisionBench bench{.recipe = run.precision.recipe,
                        .rows = run.train.micro_batch * run.train.seq_len,
                        .micro_batches = run.train.global_batch / run.train.micro_batch};

@@ -61,6 +61,27 @@ BenchRoute zipf(const BenchShape& shape, const BenchRouting& routing) {
   return route;
 }
 
+// The k-th choices of tokens are T neighbours in the rows sorted by expert. So a token chooses an expert once if none
+// has more than T rows.
+BenchRoute uneven(const BenchShape& shape, uint64_t seed) {
+  std::vector<double> edge(shape.E);
+  for (int64_t e = 0; e < shape.E; ++e) edge[e] = 0.6 + 0.8 * uniform(seed, e);
+  std::partial_sum(edge.begin(), edge.end(), edge.begin());
+  std::vector<int64_t> token(shape.T());
+  std::iota(token.begin(), token.end(), 0);
+  for (int64_t t = shape.T() - 1; t > 0; --t)
+    std::swap(token[t], token[static_cast<int64_t>(uniform(seed, shape.E + t) * static_cast<double>(t + 1))]);
+  BenchRoute route;
+  route.topk_TK.resize(shape.R());
+  int64_t expert = 0;
+  for (int64_t r = 0; r < shape.R(); ++r) {
+    const double part = (static_cast<double>(r) + 0.5) / static_cast<double>(shape.R());
+    while (expert + 1 < shape.E && part * edge.back() > edge[expert]) ++expert;
+    route.topk_TK[token[r % shape.T()] * shape.K + r / shape.T()] = static_cast<int32_t>(expert);
+  }
+  return route;
+}
+
 BenchRoute zipf_of_a_slice(const BenchShape& shape, const BenchRouting& routing) {
   std::vector<double> edge = popularity(shape.E, routing.exponent);
   std::partial_sum(edge.begin(), edge.end(), edge.begin());
@@ -165,6 +186,7 @@ BenchShape bench_shape(const std::string& name, double scale) {
 
 BenchRoute bench_route(const BenchShape& shape, const BenchRouting& routing) {
   if (routing.kind == BenchRouting::Kind::balanced) return balanced(shape, routing.seed);
+  if (routing.kind == BenchRouting::Kind::uneven) return uneven(shape, routing.seed);
   return shape.E > shape.K ? zipf(shape, routing) : zipf_of_a_slice(shape, routing);
 }
 

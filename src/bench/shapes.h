@@ -1,5 +1,5 @@
 // The shapes of timed layers, and the routes of their tokens.
-// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on
+// bench/peers/moe_shapes.py has the same table and rules, but for uneven, so that other software is timed on
 // the same counts.
 #pragma once
 
@@ -40,10 +40,14 @@ int64_t scaled(int64_t size, double scale);
 //              With E = K (a slice of an expert-parallel group, whose rows come from the tokens of many
 //              ranks): slot (t, k) takes the first expert whose cumulative popularity exceeds
 //              u(t K + k). Slots of a token may take the same expert.
+//   uneven     The rows sorted by expert are divided in proportion to 0.6 + 0.8 u(e). The r-th of them is of token
+//              p[r mod T], where p is the permutation of Fisher and Yates that is drawn with u(E + t), t from T - 1
+//              to 1. With E = K slots of a token may take the same expert, as with zipf; with E >= 7/3 K they do not.
+//              Only this program has it.
 // u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,
 //   where m is the finalizer of SplitMix64 modulo 2^64.
 struct BenchRouting {
-  enum class Kind { balanced, zipf } kind = Kind::balanced;
+  enum class Kind { balanced, zipf, uneven } kind = Kind::balanced;
   double exponent = 1.0;  // s
   uint64_t seed = 1;
 };

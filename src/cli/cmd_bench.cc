@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "config/dispatcher_choice.h"
+#include "model/gpu_products.h"
 #include "plan/fit_memory.h"
 
 namespace moebius {
@@ -42,7 +43,9 @@ std::string default_recipe(bool on_gpu) {
 
 int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   MOEBIUS_CHECK(usage, !o.hash, "bench step: --hash needs one rank; leave it out, or run without --ranks");
-  const RunSpec fitted = run.memory.fit_bytes > 0 && o.ranks > 1 ? fit_memory(run, o.ranks).run : run;
+  RunSpec here = run;
+  if (run.device == DeviceKind::cuda) set_f8_kernels(here, gpus_found(), o.ranks);
+  const RunSpec fitted = run.memory.fit_bytes > 0 && o.ranks > 1 ? fit_memory(here, o.ranks).run : here;
   run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
   return 0;
 }
@@ -57,6 +60,7 @@ int run_step(BenchOptions& o) {
   run.check(1);
   o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
+  if (run.device == DeviceKind::cuda) set_f8_kernels(run, gpus_found(), 1);
   if (run.memory.fit_bytes > 0) run = fit_memory(run, 1).run;
   print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;

@@ -18,6 +18,7 @@
 #include "device/accelerator.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
+#include "model/gpu_products.h"
 #include "ops/attention/attention_cudnn.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
@@ -37,7 +38,8 @@ struct Resolved {
   RunSpec run;
   MeshShape mesh;
   DispatcherChoice dispatcher;
-  std::string fit;  // what memory.fit decided; empty without it
+  bool knows_gpus = false;  // those of this machine; else of no machine
+  std::string fit;          // what memory.fit decided; empty without it
   // The rank that needs the most memory; on the null device.
   int rank = 0;
   std::unique_ptr<Transport> world;
@@ -111,6 +113,11 @@ nlohmann::ordered_json groups_json(const MeshShape& mesh) {
 Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides), .ranks_per_machine = o.ranks_per_machine};
   r.run.check(o.ranks);
+  if (r.run.device == DeviceKind::cuda) {
+    const GpusFound gpus = gpus_found();
+    set_f8_kernels(r.run, gpus, std::min(o.ranks, o.ranks_per_machine));
+    r.knows_gpus = !gpus.visible.empty();
+  }
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
   r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
   if (r.run.memory.fit_bytes > 0) {
@@ -199,6 +206,7 @@ std::vector<std::string> notes(const Resolved& r) {
   std::vector<std::string> texts;
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
   if (const std::string kernels = split_kernels_note(r.run); !kernels.empty()) texts.push_back(kernels);
+  if (const std::string products = gpu_products_text(r.run, r.knows_gpus); !products.empty()) texts.push_back(products);
   return texts;
 }
 

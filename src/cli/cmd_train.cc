@@ -5,6 +5,7 @@
 #include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "device/accelerator.h"
+#include "model/gpu_products.h"
 #include "plan/fit_memory.h"
 #include "train/loader.h"
 #include "train/loop.h"
@@ -44,6 +45,7 @@ Recipe read_recipe(const TrainArgs& args, int num_ranks) {
     recipe.run = load_run_spec(args.recipe, args.overrides);
     recipe.run.check(num_ranks);
     recipe.run.check_trainable();
+    if (recipe.run.device == DeviceKind::cuda) set_f8_kernels(recipe.run, gpus_found(), num_ranks);
     if (recipe.run.memory.fit_bytes > 0) choose_recompute(recipe, num_ranks);
   } catch (const Error&) {
     recipe.error = std::current_exception();

@@ -15,7 +15,7 @@ struct OtherName {
 
 constexpr std::string_view
     kSequenceParallel = "on wherever parallel.tp is above 1",
-    kLowPrecision = "precision.recipe = \"fp8_block\"; fp8_tensor, mxfp8 or nvfp4 are emulated on GPUs",
+    kLowPrecision = "precision.recipe = \"fp8_block\" or \"fp8_tensor\"; mxfp8 or nvfp4 are emulated on GPUs",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kShardedWeights = "parallel.fsdp for weights, parallel.shard_gradients for gradients",
     kShards = "parallel.fsdp_shard, the ranks that share a layer; groups of as many ranks have copies",

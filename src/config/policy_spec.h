@@ -52,6 +52,9 @@ struct PrecisionSpec {
   PrecisionChoice dispatch = PrecisionChoice::compute;     // rows that are sent to experts
   PrecisionChoice activations = PrecisionChoice::compute;  // pre-activations of gated layers, kept for backward
   std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
+  // Not a key: whether a GPU of the run has kernels for FP8 products; only Hopper has, with run.kernels = "auto".
+  // Without them fp8_tensor is emulated.
+  bool has_f8_kernels = true;
   bool operator==(const PrecisionSpec&) const = default;
 };
 

@@ -313,7 +313,7 @@ void check_precision(const RunSpec& s) {
     return;
   }
   check_held_in_recipe(s);
-  const bool has_kernels = s.precision.recipe == PrecisionRecipe::fp8_block;  // others are emulated on a GPU
+  const bool has_kernels = s.precision.recipe == PrecisionRecipe::fp8_block;  // others may be emulated on a GPU
   MOEBIUS_CHECK(
       usage, s.device == DeviceKind::cpu || !has_kernels || s.precision.compute == DType::bf16,
       "precision.recipe = \"{}\" on a GPU needs precision.compute = \"bf16\"; got \"{}\"; change one of them{}",

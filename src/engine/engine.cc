@@ -110,6 +110,7 @@ Engine::Engine(const EngineSpec& spec)
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute, spec.offload),
       peak_(gpu_.get()) {
+  if (gpu_ && !query_gpu_limits().is_hopper()) spec_.precision.has_f8_kernels = false;
   // A GPU has one micro-batch, and the host's are copied into it one after the other. With several
   // stages all are in flight.
   const bool share_buffer = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;

@@ -69,6 +69,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 
 EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
+  if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   spec.dispatcher = dispatcher_choice(spec).kind;
   if (spec.lora.is_on()) spec.freeze = {"*"};

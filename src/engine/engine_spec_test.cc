@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/engine.h"
 #include "io/testing.h"
 
 namespace moebius {
@@ -59,6 +60,50 @@ TEST(EngineSpec, OneStageTakesMicroBatchesInTurn) {
   EXPECT_EQ(resolved(spec).max_positions, 8);
   spec.mesh.pp = 2;
   EXPECT_EQ(resolved(spec).pipeline.num_micro_batches, 3);
+}
+
+EngineSpec scales_of_tensors() {
+  EngineSpec spec = training_on_gpus();
+  spec.mesh = {};
+  spec.precision = {.compute = DType::bf16, .recipe = PrecisionRecipe::fp8_tensor};
+  spec.optimizer = OptimizerSpec{};
+  return spec;
+}
+
+TEST(EngineSpec, PortableKernelsHaveNoProductsInFp8) {
+  EngineSpec spec = scales_of_tensors();
+  EXPECT_TRUE(resolved(spec).precision.has_f8_kernels);
+  spec.kernels = KernelChoice::portable;
+  EXPECT_FALSE(resolved(spec).precision.has_f8_kernels);
+}
+
+// An engine without memory runs a step to count its stack: with operands in 8 bits, plain ones, and both.
+TEST(EngineSpec, StepsWithScalesOfTensorsArePlannedOnAndOffKernels) {
+  const auto widen = [](ModelSpec& m) { m.hidden_size = 128, m.moe_intermediate_size = 128; };
+  const std::pair<const char*, void (*)(EngineSpec&)> changes[] = {
+      {"all on kernels", [](EngineSpec&) {}},
+      {"experts of another width", [](EngineSpec& s) { s.model.moe_intermediate_size = 136; }},
+      {"attention of latents",
+       [](EngineSpec& s) {
+         ModelSpec& m = s.model;
+         m.num_kv_heads = m.num_heads, m.kv_lora_rank = 40, m.qk_rope_head_dim = 16, m.v_head_dim = 32;
+       }},
+      {"adapters",
+       [](EngineSpec& s) {
+         s.lora = {.rank = 8, .alpha = 8, .targets = {"self_attn.*", "mlp.experts.*"}};
+       }},
+      {"weight gradients in bf16",
+       [](EngineSpec& s) { s.precision.weight_gradients = WeightGradientPrecision::compute; }},
+  };
+  for (const auto& [name, change] : changes) {
+    for (const bool has_f8_kernels : {true, false}) {
+      EngineSpec spec = scales_of_tensors();
+      widen(spec.model);
+      change(spec);
+      spec.precision.has_f8_kernels = has_f8_kernels;
+      EXPECT_NO_THROW(EXPECT_GT(Engine(spec).plan().total_bytes(), 0)) << name << " " << has_f8_kernels;
+    }
+  }
 }
 
 }  // namespace

@@ -58,8 +58,16 @@ int64_t split_multiple(PrecisionRecipe recipe) {
   MOEBIUS_ASSERT(!"unknown recipe");
 }
 
-bool is_emulated(PrecisionRecipe recipe, DeviceKind target) {
-  return target == DeviceKind::cuda && recipe != PrecisionRecipe::none && recipe != PrecisionRecipe::fp8_block;
+bool is_emulated(PrecisionRecipe recipe, DeviceKind target, GpuProducts products) {
+  if (target != DeviceKind::cuda || recipe == PrecisionRecipe::none || recipe == PrecisionRecipe::fp8_block)
+    return false;
+  return recipe != PrecisionRecipe::fp8_tensor || products == GpuProducts::emulated;
+}
+
+// Rows of operands begin at multiples of 16 bytes: those of x and w have `in` elements, and those of dy and w^T `out`.
+bool has_f8_products(const Shape& w) {
+  constexpr int64_t kMultiple = 16;
+  return w[w.rank() - 2] % kMultiple == 0 && w[w.rank() - 1] % kMultiple == 0;
 }
 
 namespace {
@@ -96,7 +104,7 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
     const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
     shape = {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
   }
-  const bool emulates = is_emulated(recipe_, c.stream.target());
+  const bool emulates = this->emulates(c.stream);
   Tensor values;
   if (emulates) {
     const int64_t R = rows.token_R.empty() || !transposed ? x.dim(0) : rows.token_R.numel();
@@ -155,7 +163,7 @@ Operand ProductPrecision::quantised_weights(const QuantizeContext& c, const Tens
 }
 
 Operand ProductPrecision::for_products(const QuantizeContext& c, const Operand& q, DType dtype) const {
-  if (!is_emulated(recipe_, c.stream.target())) return q;
+  if (!emulates(c.stream)) return q;
   const Tensor values = c.stack.alloc(q.shape(), dtype);
   fill(c.stream, values, q);
   return values;

@@ -12,9 +12,10 @@
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
 // NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/numerics.md).
 //
-// GPUs have products for fp8_block alone. The other recipes are emulated there: an operand is quantised, and returned
-// as a plain tensor of the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4,
-// whose f32 scale of the tensor makes them numbers that are rounded. Copies of w stay quantised.
+// Hopper GPUs have products for fp8_block and fp8_tensor. The other recipes are emulated on GPUs, and so is fp8_tensor
+// on other GPUs and for products that their kernels do not take (GpuProducts). An operand is then quantised, and returned as a plain tensor of
+// the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4, whose f32 scale of the
+// tensor makes them numbers that are rounded. Copies of w stay quantised.
 #pragma once
 
 #include "config/policy_spec.h"
@@ -45,8 +46,16 @@ struct ExpertRange {
 // 0 if a scale covers a whole tensor, and 1 with recipe none.
 int64_t split_multiple(PrecisionRecipe recipe);
 
-// Returns whether products are emulated on the device of a stream.
-bool is_emulated(PrecisionRecipe recipe, DeviceKind target);
+// A GPU computes the products of a parameter with fp8_tensor in one of two ways. fp8_block has only kernels, which refuse
+// some shapes, and other recipes are always emulated.
+enum class GpuProducts { emulated, f8_kernels };
+
+// Returns whether products are emulated on the device of a stream. `products`: of fp8_tensor.
+bool is_emulated(PrecisionRecipe recipe, DeviceKind target, GpuProducts products);
+
+// Returns whether the kernels of Hopper multiply FP8 operands with scales of whole tensors by weights of this shape, in
+// all three products: [out, in], or one such matrix for each expert.
+bool has_f8_products(const Shape& w);
 
 class ProductPrecision {
  public:
@@ -55,13 +64,14 @@ class ProductPrecision {
   // quantisation adds (Quantize::stats_5), which must outlive this; null: none.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* stats_5 = nullptr)
+                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated)
       : recipe_(recipe),
         seed_(seed),
         key_(key),
         experts_(experts),
         weight_gradients_(weight_gradients),
-        stats_5_(stats_5) {}
+        stats_5_(stats_5),
+        gpu_(gpu) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -90,6 +100,8 @@ class ProductPrecision {
   }
   bool has_plain_dw() const { return is_plain() || weight_gradients_ == WeightGradientPrecision::compute; }
   bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
+  // Returns whether the products of a stream multiply the quantised values in the dtype of x.
+  bool emulates(const Stream& s) const { return is_emulated(recipe_, s.target(), gpu_); }
 
  private:
   struct Format;
@@ -106,6 +118,7 @@ class ProductPrecision {
   ExpertRange experts_;
   WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
   const Tensor* stats_5_ = nullptr;
+  GpuProducts gpu_ = GpuProducts::emulated;
 };
 
 }  // namespace moebius

@@ -111,7 +111,11 @@ TEST(ProductPrecision, GradientsOfSmallColumnsAreNearTheExactOnes) {
   EXPECT_GE(cosine(got, exact), 0.999);
 }
 
-TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
+ProductPrecision on_kernels(PrecisionRecipe recipe) {
+  return {recipe, 1, 2, {}, WeightGradientPrecision::recipe, nullptr, GpuProducts::f8_kernels};
+}
+
+TEST(ProductPrecisionOnGpu, ProductsOnKernelsAreNearTheExactOnes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(1);
   Stream s = testing::stream_on(DeviceKind::cuda, pool);
@@ -119,9 +123,40 @@ TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
   const testing::SharedBytes memory(64 << 20);
   for (const Products& of : {Products{.T = 150, .in = 208, .out = 144, .dtype = DType::bf16},
                              Products{.T = 1024, .in = 2048, .out = 512, .dtype = DType::bf16}}) {
-    StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
-    expect_near_exact(s, {s, stack, {}}, ProductPrecision(PrecisionRecipe::fp8_block, 1, 2), of, 0.997);
+    for (const ProductPrecision& precision :
+         {ProductPrecision(PrecisionRecipe::fp8_block, 1, 2), on_kernels(PrecisionRecipe::fp8_tensor)}) {
+      StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
+      expect_near_exact(s, {s, stack, {}}, precision, of, 0.997);
+    }
   }
+}
+
+// With the kernels of Hopper the products of fp8_tensor get the quantised operands: gradients in E5M2.
+TEST(ProductPrecisionOnGpu, KernelsForScalesOfTensorsGetQuantisedOperands) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
+  StepStack stack(DeviceKind::null, nullptr, 0);
+  const QuantizeContext c{s, stack, {}};
+  const Tensor x = testing::null_tensor({150, 32}, DType::bf16), w = testing::null_tensor({48, 32}, DType::bf16);
+  const ProductPrecision precision = on_kernels(PrecisionRecipe::fp8_tensor);
+  const auto expect_quantised = [](const Operand& q, DType element, bool transposed, const Shape& data) {
+    EXPECT_EQ(q.layout, ScaleLayout::per_tensor);
+    EXPECT_EQ(q.data.dtype, element);
+    EXPECT_EQ(q.data.shape, data);
+    EXPECT_EQ(q.scales.shape, Shape({1}));
+    EXPECT_EQ(q.transposed, transposed);
+  };
+  expect_quantised(precision.x(c, x), DType::f8_e4m3, false, {150, 32});
+  expect_quantised(precision.dy(c, x), DType::f8_e5m2, false, {150, 32});
+  expect_quantised(precision.w(c, w), DType::f8_e4m3, false, {48, 32});
+  expect_quantised(precision.w_for_dx(c, w), DType::f8_e4m3, true, {32, 48});
+  expect_quantised(precision.x_for_dw(c, x), DType::f8_e4m3, true, {32, 256});
+  expect_quantised(precision.dy_for_dw(c, x), DType::f8_e5m2, true, {32, 256});
+  EXPECT_FALSE(on_kernels(PrecisionRecipe::fp8_tensor).emulates(s));
+  EXPECT_TRUE(on_kernels(PrecisionRecipe::mxfp8).emulates(s));
+  EXPECT_TRUE(has_f8_products({48, 32}));
+  EXPECT_FALSE(has_f8_products({3, 40, 32}));
+  EXPECT_FALSE(has_f8_products({48, 40}));
 }
 
 // On a GPU the products of the other recipes are emulated. They multiply the values of the CPU's operands, those of nvfp4
@@ -129,7 +164,7 @@ TEST(ProductPrecisionOnGpu, ProductsOfBlocksAreNearTheExactOnes) {
 TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream s = testing::stream_on(DeviceKind::cuda, pool_);
-  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), s.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   const testing::SharedBytes memory(64 << 20);
   Array draw = Array::of({2}, DType::i64, {3, 0});
   StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
@@ -140,7 +175,7 @@ TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
 TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream gpu = testing::stream_on(DeviceKind::cuda, pool_);
-  if (!is_emulated(GetParam(), gpu.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), gpu.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   const testing::SharedBytes memory(64 << 20);
   StepStack stack(DeviceKind::cuda, memory.data(), memory.num_bytes());
   Array draw = Array::of({2}, DType::i64, {3, 0});
@@ -172,7 +207,7 @@ TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
 // The shapes of emulated operands, and their memory, as a run is planned.
 TEST_P(ProductPrecisionTest, EmulatedOperandsArePlainAndGathered) {
   Stream s(DeviceKind::null, pool_, nullptr, DeviceKind::cuda);
-  if (!is_emulated(GetParam(), s.target())) GTEST_SKIP() << "it has products of its own";
+  if (!is_emulated(GetParam(), s.target(), GpuProducts::emulated)) GTEST_SKIP() << "it has products of its own";
   StepStack stack(DeviceKind::null, nullptr, 0);
   const QuantizeContext c{s, stack, testing::null_tensor({2}, DType::i64)};
   const Tensor x = testing::null_tensor({60, 32}, DType::bf16), w = testing::null_tensor({2, 48, 32}, DType::bf16);

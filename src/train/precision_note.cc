@@ -6,6 +6,7 @@
 #include <set>
 
 #include "model/catalog.h"
+#include "model/layers/precision_of.h"
 
 namespace moebius {
 namespace {
@@ -34,8 +35,8 @@ std::vector<Timed> timed_products(const RunSpec& run, std::span<const MeasuredPr
   const ModelCatalog catalog(run.model, run.num_mtp() > 0);
   for (const ModelCatalog::Entry& entry : catalog.params()) {
     const ParamSpec& spec = entry.spec;
-    const bool is_first_of_experts = spec.kind == ParamKind::experts && spec.name.ends_with(".experts.gate_up_proj");
-    if (spec.parts.empty() || (spec.kind != ParamKind::matrix && !is_first_of_experts)) continue;
+    if (!has_quantised_product(spec, spec.parts.front())) continue;
+    if (spec.kind == ParamKind::experts && !spec.name.ends_with(".experts.gate_up_proj")) continue;
     if (matches_any(run.precision.keep, spec.parts.front().name)) continue;
     const MeasuredProduct* figures = measured_product(shape_of(run, spec), measured);
     if (figures && seen.insert(figures).second) all.push_back({spec.name, figures});

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "config/check/expert_rows_bound.h"
-#include "precision/product_precision.h"
+#include "model/gpu_products.h"
 #include "train/precision_note.h"
 
 namespace moebius {
@@ -57,12 +57,11 @@ std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus)
   return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), kernels_text(gpus, 0, run.kernels))};
 }
 
-std::optional<StartNote> emulation_note(const RunSpec& run) {
-  if (!is_emulated(run.precision.recipe, run.device)) return std::nullopt;
-  return StartNote{fmt::format(
-      "precision.recipe = \"{}\" is emulated on a GPU: operands are quantised, and multiplied in {}; a step takes "
-      "more time than without a recipe",
-      name_of(run.precision.recipe), name_of(run.precision.compute))};
+std::optional<StartNote> products_note(const RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {
+  RunSpec here = run;
+  set_f8_kernels(here, gpus, num_ranks);
+  const std::string text = gpu_products_text(here, !gpus.visible.empty());
+  return text.empty() ? std::nullopt : std::optional(StartNote{text});
 }
 
 // Returns whether backward recomputes the pre-activations of every layer.
@@ -121,7 +120,7 @@ std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& d
                                    int64_t num_ranks) {
   std::vector<StartNote> notes;
   for (const auto& note :
-       {kernels_note(run, gpus), precision_note(run), emulation_note(run), activations_note(run),
+       {kernels_note(run, gpus), precision_note(run), products_note(run, gpus, num_ranks), activations_note(run),
         dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config/check/expert_rows_bound.h"
+#include "model/gpu_products.h"
 #include "train/loader.h"
 #include "train/precision_note.h"
 #include "train/testing.h"
@@ -132,11 +133,77 @@ TEST(StartNotes, RecipesThatAreEmulated) {
   for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
     RunSpec run = quantised_run();
     run.precision = {.compute = DType::bf16, .recipe = recipe};
+    run.kernels = KernelChoice::portable;
     EXPECT_THAT(all_notes(run), HasSubstr(fmt::format("precision.recipe = \"{}\"{}", name_of(recipe), emulated)));
     run.device = DeviceKind::cpu;
     EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("emulated")));
   }
   EXPECT_THAT(all_notes(quantised_run()), ::testing::Not(HasSubstr("emulated")));
+}
+
+// Products of fp8_tensor run on Hopper's kernels where these take them.
+TEST(StartNotes, ProductsOfScalesOfTensors) {
+  RunSpec run = quantised_run();
+  run.precision = {.compute = DType::bf16, .recipe = PrecisionRecipe::fp8_tensor};
+  EXPECT_EQ(gpu_products_text(run, true),
+            "precision.recipe = \"fp8_tensor\": Hopper's FP8 kernels compute all quantised products");
+  EXPECT_EQ(
+      gpu_products_text(run, false),
+      "precision.recipe = \"fp8_tensor\" on a Hopper GPU: its FP8 kernels compute all quantised products; on other "
+      "GPUs all are emulated (operands are quantised, and multiplied in bf16)");
+  EXPECT_THAT(all_notes(run), HasSubstr("is emulated on a GPU")) << "an L40S has none of these kernels";
+  run.model.moe_intermediate_size = 776;  // no multiple of 16; gate and up together are one
+  EXPECT_EQ(gpu_products_text(run, true),
+            "precision.recipe = \"fp8_tensor\": Hopper's FP8 kernels compute the products of "
+            "model.layers.*.self_attn.qkv_proj.weight, model.layers.*.self_attn.o_proj.weight, "
+            "model.layers.*.mlp.experts.gate_up_proj; emulated (operands are quantised, and multiplied in bf16): "
+            "model.layers.*.mlp.experts.down_proj");
+  EXPECT_THAT(gpu_products_text(run, false), ::testing::EndsWith("experts.down_proj; on other GPUs all are emulated"));
+  run.model.swiglu_limit = 7;
+  EXPECT_THAT(gpu_products_text(run, true), HasSubstr("in bf16): model.layers.*.mlp.experts.gate_up_proj, "
+                                                      "model.layers.*.mlp.experts.down_proj"));
+  run.precision.compute = DType::f32;
+  EXPECT_THAT(gpu_products_text(run, true),
+              HasSubstr("is emulated on a GPU: operands are quantised, and multiplied in f32"));
+}
+
+// The gate of a shared expert, eh_proj and what precision.keep names are never quantised.
+TEST(StartNotes, NameNoProductThatIsNeverQuantised) {
+  RunSpec run = quantised_run();
+  run.precision = {.compute = DType::bf16, .recipe = PrecisionRecipe::fp8_tensor, .keep = {"*.self_attn.*"}};
+  run.train.mtp_coeff = 0.1;
+  run.model.num_mtp_layers = 1;
+  run.model.shared_intermediate_size = 776;
+  run.model.shared_expert_gate = true;
+  EXPECT_EQ(
+      gpu_products_text(run, true),
+      "precision.recipe = \"fp8_tensor\": Hopper's FP8 kernels compute the products of "
+      "model.layers.*.mlp.experts.gate_up_proj, model.layers.*.mlp.experts.down_proj, "
+      "model.layers.*.mlp.shared_experts.gate_up_proj.weight; emulated (operands are quantised, and multiplied in "
+      "bf16): model.layers.*.mlp.shared_experts.down_proj.weight");
+  run.model.shared_intermediate_size = 768;
+  EXPECT_THAT(gpu_products_text(run, true), HasSubstr("compute all quantised products"));
+  // A product of the shape of eh_proj was slower, and no other has one like it.
+  run.precision = {.compute = DType::bf16, .recipe = PrecisionRecipe::fp8_block, .keep = {"*.self_attn.*", "*.mlp.*"}};
+  constexpr MeasuredProduct kLikeJoin[] = {{{false, 32768, 2048, 4096}, {0.6, 0.9}, {0.6, 0.9}, {}}};
+  EXPECT_EQ(precision_text(run, kLikeJoin), "");
+}
+
+TEST(StartNotes, Fp8KernelsAreThoseOfTheGpusOfTheRun) {
+  const GpuFound h200{.name = "NVIDIA H200", .capability_major = 9, .capability_minor = 0},
+      l40s{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9};
+  const auto has = [](std::vector<GpuFound> visible, int64_t num_ranks, KernelChoice kernels) {
+    RunSpec run = quantised_run();
+    run.kernels = kernels;
+    set_f8_kernels(run, {.visible = std::move(visible)}, num_ranks);
+    return run.precision.has_f8_kernels;
+  };
+  constexpr KernelChoice kAuto = KernelChoice::automatic;
+  EXPECT_TRUE(has({}, 2, kAuto)) << "no GPU is known";
+  EXPECT_TRUE(has({h200, l40s}, 1, kAuto)) << "the run has one rank";
+  EXPECT_FALSE(has({h200, l40s}, 2, kAuto));
+  EXPECT_FALSE(has({l40s, h200}, 1, kAuto));
+  EXPECT_FALSE(has({}, 1, KernelChoice::portable));
 }
 
 TEST(StartNotes, ActivationsInEightBitsThatAreNotKept) {

@@ -7,6 +7,7 @@
 
 #include "core/narrow_float.h"
 #include "core/quantized.h"
+#include "model/layers/precision_of.h"
 #include "ops/quantize/scales.h"
 
 namespace moebius {
@@ -71,12 +72,8 @@ BlockFp8 to_block_fp8(const float* x, int64_t rows, int64_t cols, const Released
 std::vector<std::string> block_fp8_matrices(const ModelCatalog& catalog) {
   std::vector<std::string> names;
   for (const ModelCatalog::Entry& entry : catalog.params()) {
-    if (entry.spec.kind != ParamKind::matrix && entry.spec.kind != ParamKind::experts) continue;
-    for (const ParamPart& part : entry.spec.parts) {
-      // The gate of a shared expert is one row. eh_proj joins a module of multi-token prediction to the model.
-      const bool is_quantised = part.shape.rank() == 2 && part.shape[0] > 1 && !part.name.ends_with(".eh_proj.weight");
-      if (is_quantised) names.push_back(part.name);
-    }
+    for (const ParamPart& part : entry.spec.parts)
+      if (has_quantised_product(entry.spec, part)) names.push_back(part.name);
   }
   return names;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "device/accelerator.h"
+#include "device/gpu_limits.h"
 #include "io/testing.h"
 #include "tests/equivalence/gpu_specs.h"
 #include "train/evaluate.h"
@@ -270,8 +271,9 @@ TEST_F(QuantisedOnGpu, RecomputeAndFusionChangeNoBit) {
   }
 }
 
-// Each operand is quantised as on the CPU, and multiplied in bf16.
-TEST_F(QuantisedOnGpu, EmulatedRecipesAreThoseOfEagerStepsAndOfTheCpu) {
+// Each operand is quantised as on the CPU. Hopper multiplies those of fp8_tensor as they are; other products are
+// emulated in bf16.
+TEST_F(QuantisedOnGpu, OtherRecipesAreThoseOfEagerStepsAndOfTheCpu) {
   EngineSpec plain = spec(DeviceKind::cpu);
   plain.precision = {.compute = DType::f32};
   const auto exact = losses_of(plain);
@@ -286,6 +288,23 @@ TEST_F(QuantisedOnGpu, EmulatedRecipesAreThoseOfEagerStepsAndOfTheCpu) {
                cpu = losses_of(quantised_on(DeviceKind::cpu, recipe));
     EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact)) << name_of(recipe);
   }
+}
+
+// FP8 kernels and their emulation multiply the same numbers, and add them in another order.
+TEST_F(QuantisedOnGpu, ScalesOfTensorsOnKernelsAreThoseOfTheEmulation) {
+  if (!query_gpu_limits().is_hopper()) GTEST_SKIP() << "FP8 products are Hopper's";
+  EngineSpec on_kernels = quantised_on(DeviceKind::cuda, PrecisionRecipe::fp8_tensor), emulated = on_kernels,
+             plain = spec(DeviceKind::cpu);
+  emulated.precision.has_f8_kernels = false;
+  plain.precision = {.compute = DType::f32};
+  const auto kernels = losses_of(on_kernels), emulation = losses_of(emulated), exact = losses_of(plain);
+  EXPECT_NE(kernels, emulation);
+  EXPECT_LE(rms_difference(kernels, exact), 2 * rms_difference(emulation, exact));
+  EXPECT_NEAR(kernels[0], emulation[0], 1e-3 * emulation[0]);
+  EngineSpec recomputes = on_kernels, apart = on_kernels;
+  recomputes.recompute.layer = true;
+  apart.fusion = false;
+  for (const EngineSpec& other : {recomputes, apart}) EXPECT_EQ(losses_of(other), kernels);
 }
 
 // Products of both kinds follow each other, on the tensor and on its quantised copy.

@@ -16,7 +16,15 @@ std::string where(const DispatchBenchSpec& spec, const std::string& launched) {
 }
 
 std::string routing_text(const BenchRouting& routing) {
-  return routing.kind == BenchRouting::Kind::balanced ? "balanced" : fmt::format("zipf {}", routing.exponent);
+  switch (routing.kind) {
+    case BenchRouting::Kind::balanced:
+      return "balanced";
+    case BenchRouting::Kind::zipf:
+      return fmt::format("zipf {}", routing.exponent);
+    case BenchRouting::Kind::uneven:
+      return "uneven";
+  }
+  MOEBIUS_ASSERT(!"unknown routing");
 }
 
 // ", 0.83 of its 1234 bytes in use"

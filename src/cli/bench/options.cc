@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/shapes.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "device/accelerator.h"
@@ -21,6 +22,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--shape", kShaped},
     {"--routing", kRouted},
     {"--zipf", kRouted},
+    {"--operands", {"experts"}},
     {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "precision", "machine"}},
     {"--recipe", {"step", "precision"}},
     {"--set", {"step", "precision"}},
@@ -62,8 +64,16 @@ void check_taken(const Command& command, const std::string& workload) {
 }
 
 BenchRouting::Kind routing_kind(const std::string& name) {
-  MOEBIUS_CHECK(usage, name == "balanced" || name == "zipf", "--routing: expected balanced or zipf; got \"{}\"", name);
+  MOEBIUS_CHECK(usage, name == "balanced" || name == "zipf" || name == "uneven",
+                "--routing: expected balanced, zipf or uneven; got \"{}\"", name);
+  if (name == "uneven") return BenchRouting::Kind::uneven;
   return name == "zipf" ? BenchRouting::Kind::zipf : BenchRouting::Kind::balanced;
+}
+
+PrecisionRecipe operands_of(const std::string& name) {
+  for (const auto recipe : {PrecisionRecipe::none, PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor})
+    if (name == name_of(recipe)) return recipe;
+  MOEBIUS_FAIL(usage, "--operands: expected none, fp8_block or fp8_tensor; got \"{}\"", name);
 }
 
 KernelChoice kernel_choice(const std::string& name) {
@@ -88,8 +98,13 @@ void add_bench_options(Command& command, BenchOptions& o) {
       "--shape", o.shape,
       "attention, experts, moe-layer, dispatch, machine: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
       "deepseek-v3-8-local, olmoe or gpt-oss-20b; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
-  command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
+  command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced, zipf or uneven")
+      ->capture_default_str();
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
+  command
+      .add_option("--operands", o.operands,
+                  "experts: none, fp8_block or fp8_tensor; operands are quantised before they are timed")
+      ->capture_default_str();
   add_threads_option(command, o.spec.threads);
   command.add_option(
       "--recipe", o.recipe,
@@ -146,6 +161,12 @@ void check_bench_options(const Command& command, BenchOptions& o) {
                 *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.kernels = kernel_choice(o.kernels);
+  o.spec.operands = operands_of(o.operands);
+  MOEBIUS_CHECK(
+      usage, o.spec.operands == PrecisionRecipe::none || o.shape.empty() || !bench_shape(o.shape).expert_biases,
+      "--operands: FP8 kernels take no experts with biases or another activation than SwiGLU; got --shape {}; "
+      "leave --operands out, or choose another shape",
+      o.shape);
   MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
                 "--zipf: expected --routing zipf, since this is its exponent; got --routing {}", o.routing);
   const double exponent = o.spec.routing.exponent;

@@ -350,9 +350,11 @@ std::vector<KeyText> other_texts() {
       {"precision.recipe",
        "The format that the operands of matrix products are quantised to "
        "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
-       "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper, and "
-       "`fp8_tensor`, `mxfp8` and `nvfp4` are emulated: operands are quantised, and multiplied in "
-       "`precision.compute`, which is slower than without a recipe."},
+       "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper. "
+       "`mxfp8` and `nvfp4` are emulated there: operands are quantised, and multiplied in `precision.compute`, which is "
+       "slower than without a recipe. `fp8_tensor` runs on Hopper's FP8 kernels. `fp8_tensor` products that these do not "
+       "take ([gpu.md](gpu.md#fp8-products)) are emulated too, and so are all on other GPUs; `config` and `train` name "
+       "the products of both kinds."},
       {"precision.weight_gradients",
        "The operands of the products that give weight gradients: `recipe` quantises them as `precision.recipe` says; "
        "`compute` leaves them in `precision.compute`, so that they need no transposed quantised copies. `moebius "

@@ -30,13 +30,33 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
                 whole, part.shard.dim == 0 ? "rows" : "columns", part.name, part.shard.count);
 }
 
+// The rows of some matrices are parts, which are multiplied one by one: those of the latent and of the rotary columns.
+bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
+  return !spec.name.ends_with(".kv_a_proj_with_mqa.weight") ||
+         (has_f8_products({model.kv_lora_rank, model.hidden_size}) &&
+          has_f8_products({model.qk_rope_head_dim, model.hidden_size}));
+}
+
 }  // namespace
+
+bool has_quantised_product(const ParamSpec& spec, const ParamPart& part) {
+  if (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts) return false;
+  return part.shape.rank() == 2 && part.shape[0] > 1 && !part.name.ends_with(".eh_proj.weight");
+}
+
+GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec) {
+  const bool is_swiglu = spec.kind != ParamKind::experts || (model.swiglu_limit == 0 && !model.expert_proj_bias);
+  const bool has = precision.has_f8_kernels && precision.compute == DType::bf16 && is_swiglu &&
+                   has_f8_products(spec.shape) && has_f8_parts(model, spec);
+  return has ? GpuProducts::f8_kernels : GpuProducts::emulated;
+}
 
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts) {
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
+  const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
   const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5};
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu};
 }
 
 std::string scales_name(const std::string& param) { return param + "_scale_inv"; }

@@ -11,6 +11,15 @@ namespace moebius {
 // on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
+// Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it: those
+// of projections and of experts, but for the gate of a shared expert, which is one row, and for eh_proj, which joins a
+// module of multi-token prediction to the model.
+bool has_quantised_product(const ParamSpec& spec, const ParamPart& part);
+
+// Returns how GPUs compute the products of a parameter with fp8_tensor. The kernels of Hopper take bf16, rows and columns
+// in multiples of 16, and experts with SwiGLU and without biases.
+GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec);
+
 // Returns the spec of a parameter in the format in which it is stored. With precision.weights = "recipe" a trained
 // parameter is quantised. With a quantised lora.base it is f8_e4m3 or f4_e2m1 and frozen, and WeightOperands declares
 // its scales as the parameter scales_name(); blocks then begin at the first row of each part. Throws Error{usage} if a

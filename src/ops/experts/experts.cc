@@ -82,30 +82,30 @@ void check_gpu_activation(const char* who, const GatedActivation& activation, co
 // Checks what a GPU requires of quantised operands.
 void check_for_gpu(const ExpertUp& a) {
   constexpr const char* who = "expert_up";
-  check_block_scaled(who, {"x", a.x_TD, "w1", a.w1_e2FD});
-  check_block_scaled_result(who, "a", a.a_RF, kGroupAlign);
+  check_block_scaled(who, {"x", a.x_TD, "w1", a.w1_e2FD, TensorElements::e4m3});
+  check_block_scaled_result(who, "a", a.a_RF, gated_columns(a.x_TD.layout));
   check_gpu_activation(who, a.activation, a.b1_e2F);
 }
 void check_for_gpu(const ExpertDown& a) {
   constexpr const char* who = "expert_down";
-  check_block_scaled(who, {"a", a.a_RF, "w2", a.w2_eDF});
+  check_block_scaled(who, {"a", a.a_RF, "w2", a.w2_eDF, TensorElements::both});
   check_block_scaled_result(who, "y", a.y_RD);
   check_gpu_activation(who, {}, a.b2_eC);
 }
 void check_for_gpu(const DExpertDown& a) {
   constexpr const char* who = "d_expert_down";
-  check_block_scaled(who, {"dout", a.dout_TD, "w2", a.w2_eDF});
+  check_block_scaled(who, {"dout", a.dout_TD, "w2", a.w2_eDF, TensorElements::e5m2});
   check_block_scaled_result(who, "sa", a.sa_RF);
   check_gpu_activation(who, a.activation, a.b2_eC);
 }
 void check_for_gpu(const DExpertUp& a) {
   constexpr const char* who = "d_expert_up";
-  check_block_scaled(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD});
+  check_block_scaled(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD, TensorElements::both});
   check_block_scaled_result(who, "dx", a.dx_RD);
 }
 void check_for_gpu(const ExpertWgrad& a) {
   constexpr const char* who = "expert_wgrad";
-  check_block_scaled(who, {"left", a.left_RM, "right", a.right_RN});
+  check_block_scaled(who, {"left", a.left_RM, "right", a.right_RN, TensorElements::e5m2});
   MOEBIUS_CHECK(usage, a.dw_eMN.dim(2) % 4 == 0, "{} on a GPU: dw must have a multiple of 4 columns; got {}", who,
                 to_string(a.dw_eMN));
 }

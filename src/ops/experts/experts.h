@@ -152,7 +152,8 @@ bool adds_term(const Stream& s, const DExpertUp& a);
 // (ops/optimizer/optimizer.h) after it. On GPUs only the kernels of Hopper can do so; others throw Error{usage}.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 //
-// A GPU takes quantised sides in f8_e4m3 alone, the left one with row_blocks and the right one with square_blocks.
+// A GPU takes quantised sides in f8_e4m3, the left one with row_blocks and the right one with square_blocks, or with
+// per_tensor scales the left one in f8_e5m2 and the right one in f8_e4m3.
 struct ExpertWgrad {
   Tensor dw_eMN;              // out f32 or bf16; inout with accumulate
   Operand left_RM, right_RN;  // in

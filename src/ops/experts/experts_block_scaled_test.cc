@@ -1,5 +1,5 @@
-// The products of experts with operands of blocks of 128, on every device: against the definitions in
-// double, on the values of the operands.
+// The products of experts with operands of blocks of 128, and with one scale for each tensor, on every device:
+// against the definitions in double, on the values of the operands.
 #include "device/block_limit.h"
 #include "ops/experts/experts_quantised_testing.h"
 
@@ -11,18 +11,46 @@ using testing::ExpertCase;
 using testing::ExpertProblem;
 using testing::Values;
 
+using testing::QuantisedFormat;
+using enum ScaleLayout;
+
+const QuantisedFormat kBlocks{"blocks", DType::f8_e4m3, row_blocks, square_blocks},
+    kTensors{"tensors", DType::f8_e4m3, per_tensor, per_tensor, DType::f8_e5m2};
+
+struct Case : ExpertCase {
+  Case(const QuantisedFormat& format, const ExpertCase& c) : ExpertCase(c), format(format) {
+    name = fmt::format("{}_{}", format.name, c.name);
+  }
+  QuantisedFormat format;
+};
+
 // Widths that every device supports.
-std::vector<ExpertCase> cases() {
+std::vector<Case> cases() {
   const DType t = DType::bf16;
-  return {{"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
-          {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
-          {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
-          {"in_place", 400, 144, 128, {3, 0, 300}, 97, false, t},
-          {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
-          {"deep", 200, 1040, 128, {150, 40}, 0, true, t},
-          {"deep_back", 90, 80, 640, {140, 20}, 0, true, t},
-          {"many_steps", 60, 144, 128, {900, 0, 300}, 0, true, t},
-          {"many_experts", 60, 48, 128, {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5}, 0, true, t}};
+  const std::vector<ExpertCase> of_both{
+      {"no_rows", 3, 64, 128, {0, 0}, 0, true, t},
+      {"few", 3, 16, 128, {2, 0, 6}, 0, true, t},
+      {"spare", 70, 272, 128, {0, 5, 130, 0, 17}, 3, true, t},
+      {"in_place", 400, 144, 128, {3, 0, 300}, 97, false, t},
+      {"tiles", 300, 400, 384, {129, 0, 257, 64, 1}, 5, true, t},
+      {"deep", 200, 1040, 128, {150, 40}, 0, true, t},
+      {"deep_back", 90, 80, 640, {140, 20}, 0, true, t},
+      {"many_steps", 60, 144, 128, {900, 0, 300}, 0, true, t},
+      {"many_experts", 60, 48, 128, {1, 0, 2, 9, 0, 0, 128, 3, 3, 4, 127, 0, 5}, 0, true, t},
+      {"one_has_all", 90, 64, 128, {0, 0, 700, 0}, 0, true, t},
+      // Experts end in every quarter of a block of 128 rows.
+      {"ends", 60, 80, 128, {31, 32, 33, 64, 65, 95, 97, 160, 161, 225}, 0, true, t}};
+  // Gate and up have no blocks of their own.
+  const std::vector<ExpertCase> of_tensors{{"narrow", 70, 48, 16, {3, 0, 140}, 2, true, t},
+                                           {"odd", 130, 272, 208, {65, 300, 0, 31}, 1, true, t},
+                                           {"odd_in_place", 130, 96, 144, {65, 200}, 1, false, t}};
+  std::vector<Case> all;
+  for (const ExpertCase& c : of_both) {
+    all.push_back({kBlocks, c});
+    all.push_back({kTensors, c});
+  }
+  for (const ExpertCase& c : of_tensors) all.push_back({kTensors, c});
+  return all;
 }
 
 struct Outputs {
@@ -30,7 +58,7 @@ struct Outputs {
   std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, dw1_added, dw2_added}; }
 };
 
-class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
+class BlockScaledExpertsTest : public testing::DeviceTest<Case> {
  protected:
   using Both = testing::QuantisedWithValues;
 
@@ -127,10 +155,9 @@ class BlockScaledExpertsTest : public testing::DeviceTest<ExpertCase> {
   }
 
   ExpertProblem p_{c()};
-  testing::QuantisedOperands q_{
-      s_, p_, {"blocks", DType::f8_e4m3, ScaleLayout::row_blocks, ScaleLayout::square_blocks}};
+  testing::QuantisedOperands q_{s_, p_, c().format};
   Both x_ = q_.rows_of(p_.x), w1_ = q_.weights_of(p_.w1), a_ = q_.rows_of(p_.a), w2_ = q_.weights_of(p_.w2),
-       dout_ = q_.rows_of(p_.dout), w2_back_ = q_.transposed_weights_of(p_.w2), dh_ = q_.rows_of(p_.h),
+       dout_ = q_.gradients_of(p_.dout), w2_back_ = q_.transposed_weights_of(p_.w2), dh_ = q_.gradients_of(p_.h),
        w1_back_ = q_.transposed_weights_of(p_.w1), dh_cols_ = q_.left_of(p_.h, false),
        x_cols_ = q_.right_of(p_.x, c().gather), dout_cols_ = q_.left_of(p_.dout, c().gather),
        a_cols_ = q_.right_of(p_.a, false);
@@ -156,6 +183,90 @@ TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
   }
 }
 
+// Rows, values and weights of an expert_down() with one scale for each tensor.
+struct DownProblem {
+  DownProblem(Stream& s, Array a, Array w2)
+      : y(Array::poisoned({R, D}, DType::bf16)),
+        a_q({R, F}, DType::f8_e4m3, per_tensor),
+        w2_q({3, D, F}, DType::f8_e4m3, per_tensor) {
+    quantize(s, {.q = a_q.operand(), .x_RC = a.tensor()});
+    quantize(s, {.q = w2_q.operand(), .x_RC = w2.tensor()});
+    Array offsets = Array::of_ints({4}, {0, 130, 130, R});
+    testing::run_expert_op<ExpertDown>(
+        s, expert_down,
+        {.y_RD = y.tensor(), .a_RF = a_q.operand(), .w2_eDF = w2_q.operand(), .rows = {offsets.tensor(), {}}});
+  }
+  static Array numbers(Shape shape, uint64_t key) { return Array::normal(shape, DType::bf16, key); }
+
+  static constexpr int64_t R = 200, D = 48, F = 64;
+  Array y;
+  testing::QuantisedArray a_q, w2_q;
+};
+
+// Each expert's weights have a scale of their own, and all rows share one.
+TEST(TensorScaledExperts, NumbersThatAreNotFiniteReachWhatSharesTheirScale) {
+  testing::on_each_device([](Stream& s) {
+    using P = DownProblem;
+    const Array a = P::numbers({P::R, P::F}, 1), w2 = P::numbers({3, P::D, P::F}, 2);
+    const Values finite = P(s, a, w2).y.values();
+    for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+      Values of_w2 = w2.values(), of_a = a.values();
+      of_w2[2 * P::D * P::F + 5] = bad;  // of the last expert
+      of_a[7] = bad;
+      const Values got = P(s, a, Array::of({3, P::D, P::F}, DType::bf16, of_w2)).y.values();
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (i < static_cast<size_t>(130 * P::D))
+          ASSERT_EQ(got[i], finite[i]) << i;
+        else
+          ASSERT_TRUE(std::isnan(got[i])) << i;
+      }
+      for (const double y : P(s, Array::of({P::R, P::F}, DType::bf16, of_a), w2).y.values()) ASSERT_TRUE(std::isnan(y));
+    }
+  });
+}
+
+TEST(TensorScaledExperts, ZerosGiveZeros) {
+  testing::on_each_device([](Stream& s) {
+    using P = DownProblem;
+    const auto zeros = [](Shape shape) { return Array::of(shape, DType::bf16, Values(shape.numel(), 0.0)); };
+    for (const double y : P(s, zeros({P::R, P::F}), P::numbers({3, P::D, P::F}, 2)).y.values()) ASSERT_EQ(y, 0);
+    for (const double y : P(s, P::numbers({P::R, P::F}, 1), zeros({3, P::D, P::F})).y.values()) ASSERT_EQ(y, 0);
+  });
+}
+
+// A gradient that is not finite reaches the weights of all experts that have rows.
+TEST(TensorScaledExperts, ExpertsWithoutRowsHaveFiniteGradients) {
+  testing::on_each_device([](Stream& s) {
+    constexpr int64_t kR = 150, kM = 32, kN = 48;
+    Values of_left = Array::normal({kR, kM}, DType::bf16, 1).values();
+    of_left[3] = std::nan("");
+    Array left = Array::of({kR, kM}, DType::bf16, of_left), right = Array::normal({kR, kN}, DType::bf16, 2);
+    Array offsets = Array::of_ints({4}, {0, 40, 40, kR});
+    const int64_t padded = padded_rows(kR, 3);
+    testing::QuantisedArray left_q({kM, padded}, DType::f8_e5m2, per_tensor, true),
+        right_q({kN, padded}, DType::f8_e4m3, per_tensor, true);
+    quantize(s, {.q = left_q.operand(), .x_RC = left.tensor(), .offsets_e1 = offsets.tensor()});
+    quantize(s, {.q = right_q.operand(), .x_RC = right.tensor(), .offsets_e1 = offsets.tensor()});
+    for (const bool accumulate : {false, true}) {
+      Array dw = Array::normal({3, kM, kN}, DType::f32, 3);
+      const Values before = dw.values();
+      testing::run_expert_op<ExpertWgrad>(s, expert_wgrad,
+                                          {.dw_eMN = dw.tensor(),
+                                           .left_RM = left_q.operand(),
+                                           .right_RN = right_q.operand(),
+                                           .accumulate = accumulate,
+                                           .rows = {offsets.tensor(), {}}});
+      const Values got = dw.values();
+      for (int64_t i = 0; i < 3 * kM * kN; ++i) {
+        if (i / (kM * kN) == 1)
+          ASSERT_EQ(got[i], accumulate ? before[i] : 0) << i;
+        else
+          ASSERT_TRUE(std::isnan(got[i])) << i;
+      }
+    }
+  });
+}
+
 // Operands that a GPU has no kernel for are refused where a step is counted for one, before it runs.
 TEST(BlockScaledExperts, UnsupportedProductsOfAGpuAreNamed) {
   ThreadPool pool(1);
@@ -168,20 +279,26 @@ TEST(BlockScaledExperts, UnsupportedProductsOfAGpuAreNamed) {
       "set precision.recipe to \"fp8_block\" or \"none\", add the parameter's name to precision.keep, or choose "
       "run.device = \"cpu\"";
   ExpertDown a{.y_RD = null({8, 32}, DType::bf16),
-               .a_RF = rows({8, 24}, ScaleLayout::row_blocks),
-               .w2_eDF = rows({2, 32, 24}, ScaleLayout::square_blocks),
+               .a_RF = rows({8, 24}, row_blocks),
+               .w2_eDF = rows({2, 32, 24}, square_blocks),
                .rows = {.offsets_e1 = null({3}, DType::i32)}};
   EXPECT_EQ(testing::error_of([&] { expert_down(s, a); }),
             std::string("expert_down on a GPU: a must be f8_e4m3 with row_blocks scales and rows of a multiple of 16 "
                         "elements; got f8_e4m3[8, 24] with row_blocks scales f32[8, 1]; ") +
                 kWay);
-  a.a_RF = rows({8, 32}, ScaleLayout::row_blocks);
-  a.w2_eDF = rows({2, 32, 32}, ScaleLayout::per_tensor);
+  a.a_RF = rows({8, 32}, row_blocks);
+  a.w2_eDF = rows({2, 32, 32}, per_tensor);
   EXPECT_EQ(testing::error_of([&] { expert_down(s, a); }),
             std::string("expert_down on a GPU: w2 must be f8_e4m3 with square_blocks scales and rows of a multiple of "
                         "16 elements; got f8_e4m3[2, 32, 32] with per_tensor scales f32[2]; ") +
                 kWay);
-  a.w2_eDF = rows({2, 32, 32}, ScaleLayout::square_blocks);
+  a.a_RF = rows({8, 32}, per_tensor);
+  a.w2_eDF = rows({2, 32, 32}, square_blocks);
+  EXPECT_EQ(testing::error_of([&] { expert_down(s, a); }),
+            std::string("expert_down on a GPU: w2 must be f8_e4m3 with per_tensor scales and rows of a multiple of 16 "
+                        "elements; got f8_e4m3[2, 32, 32] with square_blocks scales f32[2, 1, 1]; ") +
+                kWay);
+  a.a_RF = rows({8, 32}, row_blocks);
   a.y_RD = null({8, 32}, DType::f32);
   EXPECT_EQ(testing::error_of([&] { expert_down(s, a); }),
             std::string("expert_down on a GPU: y of a quantised product must be bf16 with a multiple of 8 columns; got "

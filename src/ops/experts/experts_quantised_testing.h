@@ -1,6 +1,8 @@
 // Quantised operands of the expert ops, with their values, for tests.
 #pragma once
 
+#include <optional>
+
 #include "ops/experts/experts_testing.h"
 #include "ops/quantize/quantize_testing.h"
 
@@ -11,6 +13,7 @@ struct QuantisedFormat {
   const char* name;
   DType element;
   ScaleLayout rows, weights;
+  std::optional<DType> gradients = {};  // elements of gradients, if they are others
 };
 
 // A quantised operand, and its values as a plain tensor of what the product names.
@@ -24,8 +27,10 @@ class QuantisedOperands {
  public:
   QuantisedOperands(Stream& s, ExpertProblem& p, const QuantisedFormat& format) : s_(s), p_(p), format_(format) {}
 
-  QuantisedWithValues rows_of(Array& x) {
-    QuantisedWithValues b{{x.tensor().shape, format_.element, format_.rows}, {}};
+  QuantisedWithValues rows_of(Array& x) { return rows_of(x, format_.element); }
+  QuantisedWithValues gradients_of(Array& x) { return rows_of(x, format_.gradients.value_or(format_.element)); }
+  QuantisedWithValues rows_of(Array& x, DType element) {
+    QuantisedWithValues b{{x.tensor().shape, element, format_.rows}, {}};
     quantize(s_, {.q = b.q.operand(), .x_RC = x.tensor()});
     b.plain = Array::of(x.tensor().shape, DType::f32, b.q.values(s_));
     return b;
@@ -54,13 +59,17 @@ class QuantisedOperands {
   }
 
   // Return the rows sorted by expert, transposed; the plain tensor has the rows that the weight gradient sums.
-  QuantisedWithValues left_of(Array& x, bool gathered) { return columns_of(x, gathered, format_.rows); }
-  QuantisedWithValues right_of(Array& x, bool gathered) { return columns_of(x, gathered, format_.weights); }
+  QuantisedWithValues left_of(Array& x, bool gathered) {
+    return columns_of(x, gathered, format_.rows, format_.gradients.value_or(format_.element));
+  }
+  QuantisedWithValues right_of(Array& x, bool gathered) {
+    return columns_of(x, gathered, format_.weights, format_.element);
+  }
 
  private:
-  QuantisedWithValues columns_of(Array& x, bool gathered, ScaleLayout layout) {
+  QuantisedWithValues columns_of(Array& x, bool gathered, ScaleLayout layout, DType element) {
     const int64_t C = x.tensor().dim(1), padded = padded_rows(p_.R, p_.E());
-    QuantisedWithValues b{{{C, padded}, format_.element, layout, true}, {}};
+    QuantisedWithValues b{{{C, padded}, element, layout, true}, {}};
     quantize(s_, {.q = b.q.operand(),
                   .x_RC = x.tensor(),
                   .offsets_e1 = p_.offsets.tensor(),

@@ -24,6 +24,7 @@ struct Inner {
   const char* name;
   const Tensor& result;
   int64_t columns;
+  TensorElements per_tensor;  // elements of x with such scales
 };
 
 void check_operands(const Stream& s, const char* who, const Operands& o, const Inner& inner) {
@@ -32,7 +33,7 @@ void check_operands(const Stream& s, const char* who, const Operands& o, const I
     check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
     check_quantised(who, "w", o.w, o.w_shape, o.w_transposed);
     if (s.target() != DeviceKind::cuda) return;
-    check_block_scaled(who, {o.x_name, o.x, "w", o.w});
+    check_block_scaled(who, {o.x_name, o.x, "w", o.w, inner.per_tensor});
     return check_block_scaled_result(who, inner.name, inner.result, inner.columns);
   }
   check_matrix(who, o.x_name, o.x.data);
@@ -49,7 +50,8 @@ void gated_up(Stream& s, const GatedUp& a) {
   const int64_t T = a.x_TD.data.dim(0), D = a.x_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_operands(s, who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false}, {"a", a.a_TF, kGroupAlign});
+  check_operands(s, who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false},
+                 {"a", a.a_TF, gated_columns(a.x_TD.layout), TensorElements::e4m3});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   run_on_device(s, cpu::gated_up, cuda::gated_up, a);
@@ -69,7 +71,8 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
   check_tensor(who, "da", a.da_TF, dtype, {T, F});
   check_tensor(who, "dh", a.dh_T2F, dtype, {T, 2 * F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_operands(s, who, {"dy", a.dy_TD, a.w_DF, {D, F}, true}, {"a", a.a_TF, kBlockScaledColumns});
+  check_operands(s, who, {"dy", a.dy_TD, a.w_DF, {D, F}, true},
+                 {"a", a.a_TF, kBlockScaledColumns, TensorElements::e5m2});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   run_on_device(s, cpu::d_gated_down, cuda::d_gated_down, a);

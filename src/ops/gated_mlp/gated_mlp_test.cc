@@ -191,16 +191,17 @@ TEST(GatedMlp, OneQuantisedOperandIsRefused) {
   EXPECT_EQ(error([&] { d_gated_down(s, down); }), message("d_gated_down", "dy", kRight));
 }
 
-// Operands of blocks of 128: one pass, two, and few blocks of a GPU have the same bits.
-TEST(GatedMlp, QuantisedOperandsHaveTheBitsOfTwoPasses) {
-  testing::on_each_device([](Stream& s) {
-    const int64_t T = 200, D = 144, F = 256;
+// One pass, two, and few blocks of a GPU have the same bits.
+void expect_bits_of_two_passes(ScaleLayout rows, ScaleLayout weights, int64_t F) {
+  const DType of_dy = rows == ScaleLayout::per_tensor ? DType::f8_e5m2 : DType::f8_e4m3;
+  testing::on_each_device([&](Stream& s) {
+    const int64_t T = 200, D = 144;
     Array x = Array::normal({T, D}, DType::bf16, 1), w1 = Array::normal({2 * F, D}, DType::bf16, 2),
           w2 = Array::normal({D, F}, DType::bf16, 3);
-    QuantisedArray x_q({T, D}, DType::f8_e4m3, ScaleLayout::row_blocks),
-        w1_q({2 * F, D}, DType::f8_e4m3, ScaleLayout::square_blocks),
-        w2_q({F, D}, DType::f8_e4m3, ScaleLayout::square_blocks, true);
+    QuantisedArray x_q({T, D}, DType::f8_e4m3, rows), dy_q({T, D}, of_dy, rows),
+        w1_q({2 * F, D}, DType::f8_e4m3, weights), w2_q({F, D}, DType::f8_e4m3, weights, true);
     quantize(s, {.q = x_q.operand(), .x_RC = x.tensor()});
+    quantize(s, {.q = dy_q.operand(), .x_RC = x.tensor()});
     quantize(s, {.q = w1_q.operand(), .x_RC = w1.tensor()});
     quantize(s, {.q = w2_q.operand(), .x_RC = w2.tensor()});
     const auto run = [&](bool fused) {
@@ -215,7 +216,7 @@ TEST(GatedMlp, QuantisedOperandsHaveTheBitsOfTwoPasses) {
       d_gated_down(s, {.dh_T2F = out[2].tensor(),
                        .a_TF = out[3].tensor(),
                        .da_TF = da.tensor(),
-                       .dy_TD = x_q.operand(),
+                       .dy_TD = dy_q.operand(),
                        .w_DF = w2_q.operand(),
                        .h_T2F = out[0].tensor(),
                        .fused = fused});
@@ -230,6 +231,14 @@ TEST(GatedMlp, QuantisedOperandsHaveTheBitsOfTwoPasses) {
       EXPECT_EQ(one[i].bytes(), by_few[i].bytes()) << "output " << i << " by few blocks";
     }
   });
+}
+
+TEST(GatedMlp, QuantisedOperandsHaveTheBitsOfTwoPasses) {
+  expect_bits_of_two_passes(ScaleLayout::row_blocks, ScaleLayout::square_blocks, 256);
+}
+
+TEST(GatedMlp, OperandsWithScalesOfTensorsHaveTheBitsOfTwoPasses) {
+  for (const int64_t F : {256, 80}) expect_bits_of_two_passes(ScaleLayout::per_tensor, ScaleLayout::per_tensor, F);
 }
 
 TEST(GatedMlp, NullDeviceCounts) {

@@ -32,7 +32,7 @@ void check_quantised_product(const Gemm& a) {
 
 // Checks that the product is one of y = x W^T, dx = dy W and dW += dy^T x.
 void check_for_gpu(const Gemm& a) {
-  check_block_scaled("gemm", {"a", a.a, "b", a.b});
+  check_block_scaled("gemm", {"a", a.a, "b", a.b, a.trans_a ? TensorElements::e5m2 : TensorElements::both});
   if (!a.trans_a) return check_block_scaled_result("gemm", "c", a.c_MN);
   MOEBIUS_CHECK(
       usage, !a.trans_b && a.c_MN.dtype == DType::f32 && a.c_MN.dim(1) % 4 == 0,

@@ -333,15 +333,19 @@ std::vector<QuantisedCase> quantised_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Formats, QuantisedGemmTest, ::testing::ValuesIn(quantised_cases()));
 
-// Operands of blocks of 128, in widths that every device supports: y = x W^T, dx += dy W, dW += dy^T x.
-TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
-  testing::on_each_device([](Stream& s) {
+// Operands in widths that every device supports: y = x W^T, dx += dy W, dW += dy^T x.
+struct ProductFormat {
+  ScaleLayout rows, weights;
+  DType of_x, of_dy;
+};
+
+void expect_products_of_reference(const ProductFormat& format) {
+  testing::on_each_device([&](Stream& s) {
     // A GPU cuts products to 13 bits below the largest of 32: 3 standard deviations, 2^-13 each.
     const double sum = s.device() == DeviceKind::cuda ? 0x1p-11 : 0x1p-18;
     for (const auto& [T, n, k] : std::vector<std::array<int64_t, 3>>{{1, 16, 16}, {130, 272, 400}, {300, 144, 1040}}) {
       Array x = Array::normal({T, k}, DType::bf16, 1), w = Array::normal({n, k}, DType::bf16, 2);
-      testing::QuantisedArray x_q({T, k}, DType::f8_e4m3, ScaleLayout::row_blocks),
-          w_q({n, k}, DType::f8_e4m3, ScaleLayout::square_blocks);
+      testing::QuantisedArray x_q({T, k}, format.of_x, format.rows), w_q({n, k}, DType::f8_e4m3, format.weights);
       quantize(s, {.q = x_q.operand(), .x_RC = x.tensor()});
       quantize(s, {.q = w_q.operand(), .x_RC = w.tensor()});
       for (const bool accumulate : {false, true}) {
@@ -362,8 +366,8 @@ TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
       // The weight gradient sums over T tokens, padded.
       const int64_t padded = padded_rows(T);
       Array dy = Array::normal({T, n}, DType::bf16, 4), dw = Array::normal({n, k}, DType::f32, 5);
-      testing::QuantisedArray dy_q({n, padded}, DType::f8_e4m3, ScaleLayout::row_blocks, true),
-          xt_q({k, padded}, DType::f8_e4m3, ScaleLayout::square_blocks, true);
+      testing::QuantisedArray dy_q({n, padded}, format.of_dy, format.rows, true),
+          xt_q({k, padded}, DType::f8_e4m3, format.weights, true);
       quantize(s, {.q = dy_q.operand(), .x_RC = dy.tensor()});
       quantize(s, {.q = xt_q.operand(), .x_RC = x.tensor()});
       Values want = dw.values();
@@ -379,6 +383,16 @@ TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
       testing::expect_close("dw", dw.values(), want, sum, 1e-6);
     }
   });
+}
+
+TEST(QuantisedGemm, BlocksEqualTheReferenceOnEachDevice) {
+  expect_products_of_reference({ScaleLayout::row_blocks, ScaleLayout::square_blocks, DType::f8_e4m3, DType::f8_e4m3});
+}
+
+// x stands for activations, and for gradients in E5M2.
+TEST(QuantisedGemm, ScalesOfTensorsEqualTheReferenceOnEachDevice) {
+  for (const DType of_x : {DType::f8_e4m3, DType::f8_e5m2})
+    expect_products_of_reference({ScaleLayout::per_tensor, ScaleLayout::per_tensor, of_x, DType::f8_e5m2});
 }
 
 TEST(QuantisedGemm, SumsRunAlongTheRowsOfData) {

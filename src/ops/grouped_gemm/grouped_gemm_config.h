@@ -99,7 +99,7 @@ inline constexpr GroupedGemmConfig kSm90Wgrad = [] {
   return config;
 }();
 
-// Returns the same for E4M3 operands with scales: a slot has the same number of bytes, and so twice the depth.
+// Returns the same for FP8 operands with scales: a slot has the same number of bytes, and so twice the depth.
 constexpr GroupedGemmConfig with_f8_elements(GroupedGemmConfig config) {
   config.tile_k = 128;
   config.element_bytes = 1;

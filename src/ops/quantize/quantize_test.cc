@@ -263,6 +263,58 @@ TEST(Quantize, RowsPastTheLastOffsetAreUnchanged) {
   });
 }
 
+// All rows that training quantises with one scale: weights of experts, and rows of experts, in each order.
+TEST(Quantize, ScalesOfTensorsHaveTheBytesOfTheCpu) {
+  const int64_t e = 4, R = 300, T = 70, C = 208, last = 290;
+  const std::vector<int32_t> begins{0, 5, 5, 135, static_cast<int32_t>(last)};
+  Values of_experts = numbers({3, 144, C}, DType::bf16).values(), of_rows = numbers({R, C}, DType::bf16).values(),
+         of_tokens = numbers({T, C}, DType::bf16).values();
+  for (size_t i = 0; i < of_experts.size(); ++i) of_experts[i] *= std::exp2(5.0 * static_cast<double>(i / (144 * C)));
+  std::fill(of_rows.begin() + last * C, of_rows.end(), std::nan(""));
+  std::fill(of_tokens.end() - C, of_tokens.end(), std::nan(""));
+  std::vector<int32_t> token(R, T - 1);  // those past the end are a row of NaN
+  for (int64_t r = 0; r < last; ++r) token[r] = static_cast<int32_t>(r * 37 % (T - 1));
+  const auto all_of = [&](Stream& s, DType element) {
+    constexpr ScaleLayout kLayout = ScaleLayout::per_tensor;
+    Array w = Array::of({3, 144, C}, DType::bf16, of_experts), rows = Array::of({R, C}, DType::bf16, of_rows),
+          tokens = Array::of({T, C}, DType::bf16, of_tokens), offsets = Array::of_ints({e + 1}, begins),
+          index = Array::of_ints({R}, token);
+    const int64_t width = padded_rows(R, e);
+    std::vector<QuantisedArray> q{{{3, 144, C}, element, kLayout},
+                                  {{3, C, 144}, element, kLayout, true},
+                                  {{R, C}, element, kLayout},
+                                  {{C, width}, element, kLayout, true},
+                                  {{C, width}, element, kLayout, true}};
+    quantize(s, {.q = q[0].operand(), .x_RC = w.tensor()});
+    quantize(s, {.q = q[1].operand(), .x_RC = w.tensor()});
+    quantize(s, {.q = q[2].operand(), .x_RC = rows.tensor(), .offsets_e1 = offsets.tensor()});
+    quantize(s, {.q = q[3].operand(), .x_RC = rows.tensor(), .offsets_e1 = offsets.tensor()});
+    quantize(s,
+             {.q = q[4].operand(), .x_RC = tokens.tensor(), .offsets_e1 = offsets.tensor(), .token_R = index.tensor()});
+    return q;
+  };
+  for (const DType element : {DType::f8_e4m3, DType::f8_e5m2}) {
+    const double max = (element == DType::f8_e4m3 ? ref::kE4m3 : ref::kE5m2).max();
+    const auto scale_of = [&](auto begin, auto end) { return ref::power_of_two_scale(largest({begin, end}), max); };
+    ThreadPool pool(1);
+    Stream cpu(DeviceKind::cpu, pool);
+    const std::vector<QuantisedArray> of_cpu = all_of(cpu, element);
+    for (int64_t i = 0; i < 3; ++i) {
+      const auto begin = of_experts.begin() + i * 144 * C, end = begin + 144 * C;
+      EXPECT_EQ(of_cpu[0].scale(i), scale_of(begin, end)) << i;
+      EXPECT_EQ(of_cpu[1].scale(i), scale_of(begin, end)) << i;
+    }
+    EXPECT_EQ(of_cpu[2].scale(0), scale_of(of_rows.begin(), of_rows.begin() + last * C));
+    EXPECT_EQ(of_cpu[3].scale(0), scale_of(of_rows.begin(), of_rows.begin() + last * C));
+    EXPECT_EQ(of_cpu[4].scale(0), scale_of(of_tokens.begin(), of_tokens.end() - C));
+    testing::on_each_device([&](Stream& s) {
+      const std::vector<QuantisedArray> here = all_of(s, element);
+      for (size_t i = 0; i < here.size(); ++i)
+        EXPECT_TRUE(here[i] == of_cpu[i]) << i << " " << name_of(element) << " on " << name_of(s.device());
+    });
+  }
+}
+
 // Moving elements and scales is what quantising the transpose gives.
 TEST(Quantize, TransposesOfSquareBlocksAreExact) {
   testing::on_each_device([](Stream& s) {

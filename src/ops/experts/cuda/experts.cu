@@ -63,6 +63,8 @@ bool adds(const Stream& s, const Op& a, const Operand& rows) {
 
 template <class Op>
 std::string text_of(const Stream& s, const Op& a) {
+  if (const GroupedGemmDesc desc = describe(a); desc.a.scales != ScaleLayout::none)
+    return to_string(choose_config(desc));
   switch (path_of(s, a)) {
     case Path::sm90:
       return to_string(choose_config(describe(a)));

@@ -70,8 +70,8 @@ void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 
-// The kernels for E4M3 operands with scales of blocks of 128. The arguments have passed check_block_scaled
-// (ops/grouped_gemm/block_scaled.h).
+// The kernels for FP8 operands with scales of blocks of 128, or of whole tensors. The arguments have passed
+// check_block_scaled (ops/grouped_gemm/block_scaled.h).
 void expert_up_f8(Stream& s, const ExpertUp& a);
 void d_expert_down_f8(Stream& s, const DExpertDown& a);
 
@@ -80,7 +80,7 @@ void d_expert_down_f8(Stream& s, const DExpertDown& a);
 // b is [e, N, K] in memory, whichever side of a layer's product it names. Rows of no expert are not written.
 struct RowsProductF8 {
   Tensor y_RN;          // out bf16
-  Operand a_RK, b_eNK;  // in: row_blocks, square_blocks
+  Operand a_RK, b_eNK;  // in: row_blocks, square_blocks; or per_tensor
   Tensor offsets_e1;    // in, empty: one expert has all rows
   bool accumulate = false;
 };
@@ -88,8 +88,8 @@ void rows_product_f8(Stream& s, const RowsProductF8& a, const char* who);
 
 //   dw[e] = left right^T     over the columns of e; with accumulate: +=
 //
-// The left side has row_blocks, the right one square_blocks. Columns are as core/quantized.h places the rows of
-// experts; those without a row are zeros.
+// The left side has row_blocks, the right one square_blocks; or both have per_tensor scales, and the left side is
+// f8_e5m2. Columns are as core/quantized.h places the rows of experts; those without a row are zeros.
 struct WgradProductF8 {
   Tensor dw_eMN;              // out f32; inout with accumulate
   Operand left_MR, right_NR;  // in

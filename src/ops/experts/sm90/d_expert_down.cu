@@ -42,9 +42,9 @@ struct DDownGemm {
   }
 };
 
-// The kernel for E4M3 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most registers until
+// The kernel for FP8 operands: W2^T is [F, D], so its tiles are K-major. The sums of a tile need most registers until
 // its last K step. So the backward of its activation runs after its product, while the other warpgroup continues.
-template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+template <bool kGatherRows, GroupedGemmConfig kOpConfig, class Scales>
 struct DDownGemmF8 {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
@@ -52,7 +52,7 @@ struct DDownGemmF8 {
   static constexpr int kHalf = kConfig.tile_n / 2;
 
   struct Params : DDownGemm<kGatherRows, kSm90Rows>::Params {
-    BlockScales scales;
+    Scales scales;
   };
 
   __device__ static void load_b(const Params& p, const CUtensorMap* map, const SlotLoad& load, uint32_t half, int32_t k,
@@ -87,7 +87,7 @@ struct DDownGemmF8 {
   }
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
                                                  const NoteRing<kConfig>& notes) {
-    consume_block_scaled<DDownGemmF8>(p, ring, notes);
+    consume_scaled<DDownGemmF8>(p, ring, notes);
     if (threadIdx.x % 32 == 0) tma_wait<0>();
   }
 };
@@ -105,7 +105,7 @@ void launch(Stream& s, const DExpertDown& a) {
     p.b = mn_major_weights_map(a.w2_eDF.data, kConfig);
   } else {
     p.b = weights_map(a.w2_eDF.data, kConfig, Op::kHalf);
-    p.scales = block_scales(a.dout_TD, a.w2_eDF);
+    set_scales(p.scales, a.dout_TD, a.w2_eDF);
   }
   p.gather = gather_of(a.dout_TD.data, a.rows.token_R);
   p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group, a.part.runs_2G);
@@ -156,12 +156,15 @@ void sm90::d_expert_down(Stream& s, const DExpertDown& a) {
 void sm90::d_expert_down_f8(Stream& s, const DExpertDown& a) {
   constexpr const char* who = "d_expert_down";
   const GroupedGemmConfig config = choose_config(describe(a));
-  if (a.rows.token_R.empty())
-    with_config<kSm90RowsF8>(config, who,
-                             [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<false, kConfig>>(s, a); });
-  else
-    with_config<kSm90GatheredRowsF8>(config, who,
-                                     [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<true, kConfig>>(s, a); });
+  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(a.dout_TD, [&]<class Scales>(std::type_identity<Scales>) {
+    if (a.rows.token_R.empty()) {
+      with_config<kSm90RowsF8>(config, who,
+                               [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<false, kConfig, Scales>>(s, a); });
+    } else {
+      with_config<kSm90GatheredRowsF8>(
+          config, who, [&]<GroupedGemmConfig kConfig>() { launch<DDownGemmF8<true, kConfig, Scales>>(s, a); });
+    }
+  });
 }
 
 }  // namespace moebius::cuda

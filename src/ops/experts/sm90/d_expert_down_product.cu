@@ -49,7 +49,7 @@ struct GatheredProductF8 {
   }
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
                                                  const NoteRing<kConfig>& notes) {
-    consume_block_scaled<GatheredProductF8>(p, ring, notes);
+    consume_scaled<GatheredProductF8>(p, ring, notes);
   }
 };
 
@@ -70,7 +70,7 @@ void d_expert_down_product(Stream& s, const DExpertDownQuantised& a) {
   p.num_k = static_cast<int32_t>(div_ceil(K, Op::kConfig.tile_k));
   p.y = reinterpret_cast<uint16_t*>(a.g_RF.data);
   p.N = static_cast<int32_t>(N);
-  p.scales = block_scales(a.dout_TD, a.w2_eDF);
+  set_scales(p.scales, a.dout_TD, a.w2_eDF);
   launch_grouped<Op>(s, p, "d_expert_down");
 }
 

@@ -62,14 +62,14 @@ struct BiasedRowsGemm : RowsGemm<kMajor, kOpConfig> {
   }
 };
 
-// y = rows B of E4M3 operands, or y += rows B.
-template <bool kAccumulate, GroupedGemmConfig kOpConfig>
+// y = rows B of FP8 operands, or y += rows B.
+template <bool kAccumulate, GroupedGemmConfig kOpConfig, class Scales>
 struct RowsGemmF8 : RowsGemm<Major::k, kOpConfig> {
   using Base = RowsGemm<Major::k, kOpConfig>;
   using Base::kConfig;
 
   struct Params : Base::Params {
-    BlockScales scales;
+    Scales scales;
   };
 
   __device__ static int32_t source_row(const Params&, int32_t row) { return row; }
@@ -98,7 +98,7 @@ struct RowsGemmF8 : RowsGemm<Major::k, kOpConfig> {
   }
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
                                                  const NoteRing<kConfig>& notes) {
-    consume_block_scaled<RowsGemmF8>(p, ring, notes);
+    consume_scaled<RowsGemmF8>(p, ring, notes);
   }
 };
 
@@ -175,13 +175,16 @@ void sm90::rows_product_f8(Stream& s, const RowsProductF8& a, const char* who) {
     p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
     p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
     p.N = static_cast<int32_t>(N);
-    p.scales = block_scales(a.a_RK, a.b_eNK);
+    set_scales(p.scales, a.a_RK, a.b_eNK);
     launch_grouped<Op>(s, p, who);
   };
-  if (a.accumulate)
-    launch(std::type_identity<RowsGemmF8<true, kSm90RowsF8>>{});
-  else
-    launch(std::type_identity<RowsGemmF8<false, kSm90RowsF8>>{});
+  with_scales_of<BlockScales, TensorScales<WgmmaE4m3>, TensorScales<WgmmaE5m2>>(
+      a.a_RK, [&]<class Scales>(std::type_identity<Scales>) {
+        if (a.accumulate)
+          launch(std::type_identity<RowsGemmF8<true, kSm90RowsF8, Scales>>{});
+        else
+          launch(std::type_identity<RowsGemmF8<false, kSm90RowsF8, Scales>>{});
+      });
 }
 
 }  // namespace moebius::cuda

@@ -96,15 +96,15 @@ struct BiasedUpGemm : UpGemm<kGatherRows, kOpConfig, ClampedFormula> {
   }
 };
 
-// The kernel for E4M3 operands. The gate and the up of a tile have separate blocks of weights, so F is a multiple of
-// the block width.
-template <bool kGatherRows, GroupedGemmConfig kOpConfig>
+// The kernel for E4M3 operands. With BlockScales the gate and the up of a tile have separate blocks of weights, so F is
+// a multiple of the block width.
+template <bool kGatherRows, GroupedGemmConfig kOpConfig, class Scales>
 struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
   using Base = UpGemm<kGatherRows, kOpConfig>;
   using Base::kConfig;
 
   struct Params : Base::Params {
-    BlockScales scales;
+    Scales scales;
   };
 
   __device__ static int32_t source_row(const Params& p, int32_t row) {
@@ -122,7 +122,7 @@ struct UpGemmF8 : UpGemm<kGatherRows, kOpConfig> {
   }
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
                                                  const NoteRing<kConfig>& notes) {
-    consume_block_scaled<UpGemmF8>(p, ring, notes);
+    consume_scaled<UpGemmF8>(p, ring, notes);
   }
 };
 
@@ -142,7 +142,7 @@ void launch(Stream& s, const ExpertUp& a) {
   p.formula = decltype(p.formula)(a.activation);
   add_product(p, a.added.low_RL, a.added.w, [&](const Tensor& w) { return weights_map(w, kConfig, Op::kCols); });
   if constexpr (requires { p.bias; }) p.bias = expert_bias(a.b1_e2F, 0);
-  if constexpr (requires { p.scales; }) p.scales = block_scales(a.x_TD, a.w1_e2FD);
+  if constexpr (requires { p.scales; }) set_scales(p.scales, a.x_TD, a.w1_e2FD);
   launch_grouped<Op>(s, p, "expert_up");
 }
 
@@ -171,11 +171,15 @@ void sm90::expert_up(Stream& s, const ExpertUp& a) {
 void sm90::expert_up_f8(Stream& s, const ExpertUp& a) {
   constexpr const char* who = "expert_up";
   const GroupedGemmConfig config = choose_config(describe(a));
-  if (a.rows.token_R.empty())
-    with_config<kSm90RowsF8>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<false, kConfig>>(s, a); });
-  else
-    with_config<kSm90GatheredRowsF8>(config, who,
-                                     [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<true, kConfig>>(s, a); });
+  with_scales_of<BlockScales, TensorScales<WgmmaE4m3>>(a.x_TD, [&]<class Scales>(std::type_identity<Scales>) {
+    if (a.rows.token_R.empty()) {
+      with_config<kSm90RowsF8>(config, who,
+                               [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<false, kConfig, Scales>>(s, a); });
+    } else {
+      with_config<kSm90GatheredRowsF8>(
+          config, who, [&]<GroupedGemmConfig kConfig>() { launch<UpGemmF8<true, kConfig, Scales>>(s, a); });
+    }
+  });
 }
 
 }  // namespace moebius::cuda

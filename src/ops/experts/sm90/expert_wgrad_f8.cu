@@ -1,9 +1,10 @@
-// expert_wgrad of E4M3 operands for sm_90a: dw[e] (+)= left^T right over the rows of e.
+// expert_wgrad of FP8 operands for sm_90a: dw[e] (+)= left^T right over the rows of e.
 //
 // Both operands come transposed, so that rows run along their rows: left^T [M, columns] with a scale for 128
-// consecutive columns of a row, and right^T [N, columns] with one for 128 rows by 128 columns. The rows of an expert
-// begin at a multiple of 128 columns, and the columns after its last row hold zeros (core/quantized.h, kGroupAlign). So
-// the product is the forward one (ops/grouped_gemm/sm90/block_scaled.h), with K cut by the experts.
+// consecutive columns of a row, and right^T [N, columns] with one for 128 rows by 128 columns. Or each has one scale,
+// and left^T is then E5M2. The rows of an expert begin at a multiple of 128 columns, and the columns after its last row
+// hold zeros (core/quantized.h, kGroupAlign). So the product is the forward one (ops/grouped_gemm/sm90/block_scaled.h),
+// with K cut by the experts.
 //
 // A block computes 128 x 256 tiles. The two blocks of a cluster have neighbouring rows at the same columns of dw, so
 // that they share right^T.
@@ -11,11 +12,15 @@
 //   load     one thread: both operands by TMA, and the old values of dw if the product is added
 //   consume  two warpgroups: the product, and its way to dw (expert_wgrad_f8_results.h)
 //
-// Each role iterates over the tiles independently. Experts are taken in order: sorted by their numbers of rows, the
-// tiles with the fewest K steps, which memory limits, would all run at the same time.
+//   places   one warp: the tiles of the cluster (expert_wgrad_f8_schedule.h)
+//
+// Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
+// rows, in multiples of 32. A chain of wgmma for each number of them needs no more registers; a loop of its own for the
+// last step spilled 900 bytes of them.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
+#include "ops/experts/sm90/expert_wgrad_f8_schedule.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
 
@@ -25,63 +30,100 @@ namespace {
 struct WgradParams {
   CUtensorMap a, b;  // left^T, right^T
   WgradResults dw;
-  const int32_t* offsets;  // [num_experts + 1]; null: one expert has all columns
-  const float *scales_a, *scales_b;
-  int32_t num_experts, blocks_k, blocks_n;  // blocks of 128 columns in all, and of 128 rows of right^T
-  int32_t num_rows;                         // of dw
-  int32_t clusters_down, across;            // clusters down dw, tiles across
+  const int32_t* offsets;         // [num_experts + 1]; null: one expert has all columns
+  int32_t num_experts, blocks_k;  // blocks of 128 columns in all
+  int32_t num_rows;               // of dw
+  int32_t clusters_down, across;  // clusters down dw, tiles across
 };
 
-// A tile: K in blocks [first_k, first_k + num_k) of 128.
+template <class Scales>
+struct ScaledParams : WgradParams {
+  Scales scales;  // BlockScales: blocks_n of all rows of right^T
+};
+
+// The K blocks of an expert in the operands.
+template <GroupedGemmConfig kConfig>
+__device__ __forceinline__ ExpertBlocks blocks_of(const WgradParams& p, int32_t expert) {
+  constexpr int32_t kK = kConfig.tile_k, kStep = kK / kStepsOfSlot;
+  if (!p.offsets) return {0, p.blocks_k, kStepsOfSlot};
+  const int32_t begin = __ldg(p.offsets + expert), rows = __ldg(p.offsets + expert + 1) - begin;
+  const int32_t num = (rows + kK - 1) / kK;
+  return {begin / kK + expert, num, (rows - (num - 1) * kK + kStep - 1) / kStep};
+}
+
+// Returns whether dw of the expert does not change.
+__device__ __forceinline__ bool keeps_dw(const WgradParams& p, const ExpertBlocks& blocks) {
+  return blocks.num == 0 && p.dw.accumulate;  // without it zeros are stored
+}
+
+// A tile, of the K blocks of its expert.
 struct WgradTile : ResultTile {
-  int32_t first_k, num_k;
+  ExpertBlocks k;
 };
 
 // The tiles of a block, in order.
 template <GroupedGemmConfig kConfig>
 class WgradWalk {
  public:
-  __device__ explicit WgradWalk(const WgradParams& p)
-      : p_(p), step_(static_cast<int32_t>(blockIdx.x / 2)), rank_(static_cast<int32_t>(cluster_block_rank())) {}
+  __device__ WgradWalk(const WgradParams& p, const PlaceMemory& places)
+      : p_(p),
+        places_(places),
+        rounds_(p.clusters_down * p.across),
+        rank_(static_cast<int32_t>(cluster_block_rank())),
+        is_balanced_(rounds_.are_balanced(p.num_experts)) {}
 
   __device__ bool next(WgradTile& tile) {
-    const int32_t per_expert = p_.clusters_down * p_.across;
-    for (;; step_ += static_cast<int32_t>(gridDim.x / 2)) {
-      const int32_t expert = step_ / per_expert;
-      if (expert >= p_.num_experts) return false;
-      const int32_t begin = p_.offsets ? __ldg(p_.offsets + expert) : 0;
-      const int32_t end = p_.offsets ? __ldg(p_.offsets + expert + 1) : p_.blocks_k * kConfig.tile_k;
-      if (begin == end && p_.dw.accumulate) continue;  // without it zeros are stored
-      const GridStep at = grouped_step(step_ % per_expert, p_.clusters_down, p_.across, kConfig.l2_group);
-      tile.expert = expert;
+    for (; expert_ < p_.num_experts; ++expert_, round_ = 0) {
+      tile.k = blocks_of<kConfig>(p_, expert_);
+      if (keeps_dw(p_, tile.k) || round_ > rounds_.whole) continue;
+      int32_t place = rounds_.own;
+      if (round_ == rounds_.whole) place = is_balanced_ ? places_.read(expert_) : rounds_.in_turn(expert_);
+      const int32_t step = round_++ * rounds_.clusters + place;
+      if (place < 0) continue;
+      const GridStep at = grouped_step(step, p_.clusters_down, p_.across, kConfig.l2_group);
+      tile.expert = expert_;
       tile.m = 2 * at.row + rank_;
       tile.n = at.col;
-      tile.first_k = begin / kConfig.tile_k + expert;
-      tile.num_k = (end - begin + kConfig.tile_k - 1) / kConfig.tile_k;
-      step_ += static_cast<int32_t>(gridDim.x / 2);
       return true;
     }
+    return false;
   }
 
  private:
   const WgradParams& p_;
-  int32_t step_, rank_;
+  PlaceMemory places_;
+  TileRounds rounds_;
+  int32_t rank_;
+  bool is_balanced_;
+  int32_t expert_ = 0, round_ = 0;
 };
+
+// By a warp, for the walks of its block. Results take about as long as four K steps.
+template <GroupedGemmConfig kConfig>
+__device__ void find_places(const WgradParams& p, const PlaceMemory& places) {
+  constexpr int32_t kStepsOfResults = 4;
+  const TileRounds rounds(p.clusters_down * p.across);
+  if (!rounds.are_balanced(p.num_experts)) return;
+  find_places(rounds, p.num_experts, places, [&](int32_t expert) {
+    const ExpertBlocks blocks = blocks_of<kConfig>(p, expert);
+    return keeps_dw(p, blocks) ? 0 : blocks.num + kStepsOfResults;
+  });
+}
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
 // By one thread. It waits for the staging memory after the sixth K step of a tile. By then the consumers have multiplied
 // two slots of the tile, and so they had passed the results before it to the copy engine.
 template <GroupedGemmConfig kConfig>
-__device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring) {
+__device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring, const PlaceMemory& places) {
   using Shared = GemmShared<kConfig>;
   const auto block = static_cast<int32_t>(cluster_block_rank());
   SlotCursor<kConfig> at;
-  WgradWalk<kConfig> walk(p);
+  WgradWalk<kConfig> walk(p, places);
   ResultLoads<kConfig> results{p.dw, {ring}};
   for (WgradTile tile; walk.next(tile);) {
-    const int32_t staged_after = min(tile.num_k, 6) - 1;
-    for (int32_t i = 0; i < tile.num_k; ++i, at.advance()) {
-      const int32_t k = (tile.first_k + i) * kConfig.tile_k;
+    const int32_t staged_after = min(tile.k.num, 6) - 1;
+    for (int32_t i = 0; i < tile.k.num; ++i, at.advance()) {
+      const int32_t k = (tile.k.first + i) * kConfig.tile_k;
       ring.wait_empty(at);
       const uint32_t full = ring.full(at.stage);
       mbarrier_arrive_expect(full, Shared::kSlotBytesA + Shared::kSlotBytesB);
@@ -90,29 +132,42 @@ __device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring) {
                          tile.n * kConfig.tile_n + block * kConfig.tile_n / 2);
       if (i == staged_after) results.to_staging(tile);
     }
-    if (tile.num_k == 0) results.to_staging(tile);
+    if (tile.k.num == 0) results.to_staging(tile);
     results.to_slots(tile, at);
   }
 }
 
-template <GroupedGemmConfig kConfig>
-__device__ void consume(const WgradParams& p, const SlotRing<kConfig>& ring) {
-  const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
-  SlotCursor<kConfig> at;
-  WgradWalk<kConfig> walk(p);
-  ResultWriter<kConfig> results{p.dw, {ring}, warp};
-  for (WgradTile tile; walk.next(tile);) {
-    float sum[128];
-    if (tile.num_k > 0) {
-      const int32_t row = tile.m * kConfig.tile_m + static_cast<int32_t>(warp * 16 + lane / 4);
-      TileScales scales;
+// The scales of a tile for a thread of consumer warp `warp`.
+__device__ __forceinline__ BlockTileScales scales_of(const ScaledParams<BlockScales>& p, const WgradTile& tile,
+                                                     uint32_t warp) {
+  const int32_t row = tile.m * kSm90WgradF8.tile_m + static_cast<int32_t>(warp * 16 + threadIdx.x % 32 / 4);
+  BlockTileScales scales;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int64_t of_row = min(row + 8 * i, p.num_rows - 1), of_block = min(2 * tile.n + i, p.blocks_n - 1);
-        scales.row[i] = p.scales_a + of_row * p.blocks_k + tile.first_k;
-        scales.column[i] = p.scales_b + of_block * p.blocks_k + tile.first_k;
-      }
-      block_scaled_product(sum, ring, at, group, tile.num_k, scales, [&] { results.release(); });
+  for (int i = 0; i < 2; ++i) {
+    const int64_t of_row = min(row + 8 * i, p.num_rows - 1), of_block = min(2 * tile.n + i, p.scales.blocks_n - 1);
+    scales.row[i] = p.scales.a + of_row * p.blocks_k + tile.k.first;
+    scales.column[i] = p.scales.b + of_block * p.blocks_k + tile.k.first;
+  }
+  return scales;
+}
+template <class MultiplyA>
+__device__ __forceinline__ TensorTileScales<MultiplyA> scales_of(const ScaledParams<TensorScales<MultiplyA>>& p,
+                                                                 const WgradTile&, uint32_t) {
+  return {__ldg(p.scales.a) * __ldg(p.scales.b)};
+}
+
+template <class Op>
+__device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places) {
+  const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  SlotCursor<Op::kConfig> at;
+  WgradWalk<Op::kConfig> walk(p, places);
+  ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
+  for (WgradTile tile; walk.next(tile);) {
+    __syncwarp();  // threads may leave the wait for a place apart
+    float sum[128];
+    if (tile.k.num > 0) {
+      scaled_product</*kCutsLast=*/true>(
+          sum, ring, at, group, tile.k.num, scales_of(p, tile, warp), [&] { results.release(); }, tile.k.last_steps);
     } else {
       results.release();
 #pragma unroll
@@ -124,27 +179,34 @@ __device__ void consume(const WgradParams& p, const SlotRing<kConfig>& ring) {
 }
 
 // A kernel takes its config by a type: nvcc does not launch one that has it as an argument.
-template <GroupedGemmConfig kOpConfig>
+template <GroupedGemmConfig kOpConfig, class Scales>
 struct Wgrad {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
+  using Params = ScaledParams<Scales>;
 };
 
 template <class Op>
 __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op::kConfig.threads, 1)
-    expert_wgrad_f8_kernel(const __grid_constant__ WgradParams p) {
+    expert_wgrad_f8_kernel(const __grid_constant__ typename Op::Params p) {
   constexpr GroupedGemmConfig kConfig = Op::kConfig;
   extern __shared__ __align__(1024) unsigned char shared[];
   const SlotRing<kConfig> ring{smem_addr(shared)};
   const uint32_t warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) ResultMemory<kConfig>{ring}.init();
+  const PlaceMemory places(ring.shared + GemmShared<kConfig>::kBegins);
+  static_assert(PlaceMemory::kBytes <= GemmShared<kConfig>::kWarp - GemmShared<kConfig>::kBegins);
+  if (threadIdx.x == 0) {
+    places.init();
+    ResultMemory<kConfig>{ring}.init();
+  }
   __syncwarp();
   cluster_sync();
   if (warp < 4) {
     fewer_registers<kConfig.producer_registers>();
-    if (warp == 0 && elect_one()) load<kConfig>(p, ring);
+    if (warp == 0 && elect_one()) load<kConfig>(p, ring, places);
+    if (warp == 1) find_places<kConfig>(p, places);
   } else {
     more_registers<kConfig.consumer_registers>();
-    consume<kConfig>(p, ring);
+    consume<Op>(p, ring, places);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
@@ -156,9 +218,9 @@ struct WgradLaunch {
       persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), GemmShared<Op::kConfig>::kBytes);
 };
 
-template <GroupedGemmConfig kConfig>
+template <class Op>
 void launch(Stream& s, const WgradProductF8& a, const char* who) {
-  using Op = Wgrad<kConfig>;
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
   const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
   const auto rows = [&](const Operand& x, int height) {
     const int64_t columns = x.data.dim(1);
@@ -171,16 +233,15 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
     return make_tensor_map<3>(a.dw_eMN.data, {{{N, 1, 32}, {M, N, height}, {E, M * N, 1}}},
                               MapOptions{.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32, .element_bytes = 4});
   };
-  WgradParams p{};
+  typename Op::Params p{};
   p.a = rows(a.left_MR, kConfig.tile_m);
   p.b = rows(a.right_NR, kConfig.tile_n / 2);
   p.dw = {of_dw(kConfig.tile_m), of_dw(16), a.accumulate};
   p.offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>();
-  p.scales_a = a.left_MR.scales.ptr<float>();
-  p.scales_b = a.right_NR.scales.ptr<float>();
   p.num_experts = static_cast<int32_t>(E);
-  p.blocks_k = static_cast<int32_t>(a.left_MR.scales.dim(1));
-  p.blocks_n = static_cast<int32_t>(a.right_NR.scales.dim(0));
+  p.blocks_k = static_cast<int32_t>(div_ceil(a.left_MR.data.dim(1), int64_t{kConfig.tile_k}));
+  set_scales(p.scales, a.left_MR, a.right_NR);
+  if constexpr (requires { p.scales.blocks_n; }) p.scales.blocks_n = static_cast<int32_t>(a.right_NR.scales.dim(0));
   p.num_rows = static_cast<int32_t>(M);
   p.clusters_down = static_cast<int32_t>(div_ceil(M, 2 * kConfig.tile_m));
   p.across = static_cast<int32_t>(div_ceil(N, kConfig.tile_n));
@@ -191,6 +252,9 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
 
 }  // namespace
 
-void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) { launch<kSm90WgradF8>(s, a, who); }
+void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
+  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(
+      a.left_MR, [&]<class Scales>(std::type_identity<Scales>) { launch<Wgrad<kSm90WgradF8, Scales>>(s, a, who); });
+}
 
 }  // namespace moebius::cuda::sm90

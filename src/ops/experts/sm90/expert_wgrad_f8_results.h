@@ -1,4 +1,4 @@
-// The way of a tile of dw through shared memory in the weight gradient of E4M3 operands (expert_wgrad_f8.cu).
+// The way of a tile of dw through shared memory in the weight gradient of FP8 operands (expert_wgrad_f8.cu).
 //
 // A tile has 8 strips of 128 rows by 32 columns, of f32. Strips 0 and 1 have a place in the staging memory. The other
 // six take two slots of the ring, like two more K steps of the tile: one strip in place of A, two in place of B.

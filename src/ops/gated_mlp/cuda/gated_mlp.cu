@@ -19,7 +19,7 @@ Tensor as_experts(const Tensor& w) { return w.view({1, w.dim(0), w.dim(1)}); }
 Operand as_experts(const Operand& w) {
   Operand q = w;
   q.data = as_experts(w.data);
-  q.scales = as_experts(w.scales);
+  if (w.layout != ScaleLayout::per_tensor) q.scales = as_experts(w.scales);
   return q;
 }
 

@@ -394,7 +394,7 @@ void note_odd_operands(const Stream& s, const Gemm& a) {
 // A dense product is the product of one expert that has every row.
 Operand as_experts(Operand w) {
   w.data = w.data.view({1, w.data.dim(0), w.data.dim(1)});
-  w.scales = w.scales.view({1, w.scales.dim(0), w.scales.dim(1)});
+  if (w.layout != ScaleLayout::per_tensor) w.scales = w.scales.view({1, w.scales.dim(0), w.scales.dim(1)});
   return w;
 }
 

@@ -411,7 +411,8 @@ __global__ void __launch_bounds__(kThreads) dequantize_vectors_kernel(T* x, Prob
 }  // namespace
 
 void quantize(Stream& s, const Quantize& a) {
-  if (uses_hopper_kernels(s) && sm90::takes_tiles(a)) return sm90::quantize_tiles(s, a);
+  const bool in_tiles = uses_hopper_kernels(s) && sm90::takes_tiles(a);
+  if (in_tiles && a.q.layout != ScaleLayout::per_tensor) return sm90::quantize_tiles(s, a);
   const Problem p = problem_of(a);
   const Tensor& data = a.q.data;
   const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;
@@ -420,14 +421,18 @@ void quantize(Stream& s, const Quantize& a) {
   const Draws draws{DeviceRng(Rng(how.seed, RngSite::rounding, 0, how.key)),
                     how.draw_2.empty() ? nullptr : how.draw_2.ptr<int64_t>(), how.first_group, how.num_groups};
   auto* of_matrix = static_cast<float*>((is_nv ? a.q.tensor_scale : a.q.scales).data);
-  with_float_type(a.x_RC.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if (of_tensor) {
-      check_cuda(cudaMemsetAsync(of_matrix, 0, static_cast<size_t>(matrices) * 4, cuda_stream(s)), "quantize");
-      launch(s, p, matrices, largest_kernel<T>, reinterpret_cast<uint32_t*>(of_matrix));
-    }
-    launch(s, p, matrices, quantize_kernel<T>, draws);
-  });
+  if (of_tensor)
+    check_cuda(cudaMemsetAsync(of_matrix, 0, static_cast<size_t>(matrices) * 4, cuda_stream(s)), "quantize");
+  if (in_tiles) {
+    sm90::largest_of_tiles(s, a);
+    sm90::quantize_tiles(s, a);
+  } else {
+    with_float_type(a.x_RC.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      if (of_tensor) launch(s, p, matrices, largest_kernel<T>, reinterpret_cast<uint32_t*>(of_matrix));
+      launch(s, p, matrices, quantize_kernel<T>, draws);
+    });
+  }
   if (of_tensor)
     matrix_scales_kernel<<<num_blocks(matrices, kThreads), kThreads, 0, cuda_stream(s)>>>(of_matrix, matrices, is_nv,
                                                                                           data.dtype);

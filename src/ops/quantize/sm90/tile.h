@@ -1,4 +1,4 @@
-// A tile of 128 x 128 of bf16, quantised to E4M3: the parts that the kernels of sm_90 share. Device code only.
+// A tile of 128 x 128 of bf16, quantised to E4M3 or E5M2: the parts that the kernels of sm_90 share. Device code only.
 //
 // A tile is read and written row by row, 16 bytes of a row by a lane and so a row by 16 lanes. Its columns
 // become rows of a transposed operand by way of shared memory.
@@ -41,27 +41,37 @@ __device__ __forceinline__ uint32_t largest_of_row(uint32_t m) {
 struct TileScale {
   float scale, inverse;
 };
+template <DType kElement = DType::f8_e4m3>
 __device__ __forceinline__ TileScale tile_scale(uint32_t largest) {
-  const float scale = power_of_two_scale(largest, top_exponent(DType::f8_e4m3));
+  const float scale = power_of_two_scale(largest, top_exponent(kElement));
   // 2^n has the bits (n + 127) << 23; that of 2^-127 is a subnormal number, whose inverse has 254.
   const uint32_t bits = __float_as_uint(scale);
   return {scale, scale != scale ? scale : __uint_as_float((254u << 23) - (bits & 0x7f800000u))};
 }
 
 // Rounded to nearest even, saturated; a NaN becomes 0x7f.
-__device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+template <DType kElement = DType::f8_e4m3>
+__device__ __forceinline__ uint32_t pack_f8(float x0, float x1, float x2, float x3) {
+  static_assert(kElement == DType::f8_e4m3 || kElement == DType::f8_e5m2);
   uint16_t lo, hi;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(x1), "f"(x0));
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(x3), "f"(x2));
+  if constexpr (kElement == DType::f8_e4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(x1), "f"(x0));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(x3), "f"(x2));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(lo) : "f"(x1), "f"(x0));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(hi) : "f"(x3), "f"(x2));
+  }
   return lo | static_cast<uint32_t>(hi) << 16;
 }
+template <DType kElement = DType::f8_e4m3>
 __device__ __forceinline__ uint32_t pack_words(uint32_t a, uint32_t b, float inverse) {
-  return pack_e4m3(low_element(a) * inverse, high_element(a) * inverse, low_element(b) * inverse,
-                   high_element(b) * inverse);
+  return pack_f8<kElement>(low_element(a) * inverse, high_element(a) * inverse, low_element(b) * inverse,
+                           high_element(b) * inverse);
 }
 // 8 elements of a row.
+template <DType kElement = DType::f8_e4m3>
 __device__ __forceinline__ uint2 pack_chunk(const uint4& v, float inverse) {
-  return {pack_words(v.x, v.y, inverse), pack_words(v.z, v.w, inverse)};
+  return {pack_words<kElement>(v.x, v.y, inverse), pack_words<kElement>(v.z, v.w, inverse)};
 }
 
 // The expert whose columns of the transposed layout hold `at`, a multiple of 128: the last one that begins there or
@@ -78,8 +88,8 @@ __device__ __forceinline__ int group_of_columns(const int32_t* offsets, int num_
 
 // A tile's place in a transposed operand.
 struct TileColumns {
-  uint8_t* data;  // elements of the matrix
-  float* scales;
+  uint8_t* data;       // elements of the matrix
+  float* scales;       // null with kShared: they are stored elsewhere
   int64_t width;       // elements of a row of data
   int64_t scale_cols;  // elements of a row of scales
   int64_t row, block;  // the row of data of the first column of the tile, and its block of 128 along a row
@@ -87,34 +97,35 @@ struct TileColumns {
 };
 
 // Writes the columns of the tile in shared memory, whose rows have kTilePitch words, as rows of a transposed operand.
-// kSquare: all columns share the scale of the magnitude `square`. By all kThreads threads of a block, once the tile is
+// kShared: all columns share the scale of the magnitude `shared`. By all kThreads threads of a block, once the tile is
 // visible to them. It overwrites the tile.
-template <int kThreads, bool kSquare>
-__device__ void store_columns(uint32_t* tile, const TileColumns& to, uint32_t square) {
+template <int kThreads, bool kShared, DType kElement = DType::f8_e4m3>
+__device__ void store_columns(uint32_t* tile, const TileColumns& to, uint32_t shared) {
   constexpr int kPairs = kQuantizeTile / 2, kSegments = kThreads / kPairs, kRows = kQuantizeTile / kSegments;
   constexpr int kChunks = kQuantizeTile / 16;
   static_assert(kRows % 16 == 0);
   __shared__ uint2 of_segments[kSegments][kPairs];
   const int pair = static_cast<int>(threadIdx.x) % kPairs, segment = static_cast<int>(threadIdx.x) / kPairs;
   uint32_t words[kRows];
-  uint2 m{square, square};
+  uint2 m{shared, shared};
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     words[r] = tile[(segment * kRows + r) * kTilePitch + pair];
-    if constexpr (!kSquare) m = {max(m.x, low_magnitude(words[r])), max(m.y, high_magnitude(words[r]))};
+    if constexpr (!kShared) m = {max(m.x, low_magnitude(words[r])), max(m.y, high_magnitude(words[r]))};
   }
-  if constexpr (!kSquare) of_segments[segment][pair] = m;
+  if constexpr (!kShared) of_segments[segment][pair] = m;
   __syncthreads();
-  if constexpr (!kSquare) {
+  if constexpr (!kShared) {
 #pragma unroll
     for (int s = 0; s < kSegments; ++s) m = {max(m.x, of_segments[s][pair].x), max(m.y, of_segments[s][pair].y)};
   }
-  const TileScale scale[2] = {tile_scale(m.x), tile_scale(m.y)};
+  const TileScale scale[2] = {tile_scale<kElement>(m.x), tile_scale<kElement>(m.y)};
   if (segment == 0 && 2 * pair < to.cols) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      if (!kSquare) to.scales[(to.row + 2 * pair + j) * to.scale_cols + to.block] = scale[j].scale;
-      if (kSquare && pair == 0) to.scales[to.row / kQuantizeTile * to.scale_cols + to.block] = scale[j].scale;
+      if (!kShared) to.scales[(to.row + 2 * pair + j) * to.scale_cols + to.block] = scale[j].scale;
+      if (kShared && pair == 0 && to.scales)
+        to.scales[to.row / kQuantizeTile * to.scale_cols + to.block] = scale[j].scale;
     }
   }
   // Through shared memory again, so that a row of data leaves in whole lines. A chunk is 16 bytes, and the
@@ -131,7 +142,8 @@ __device__ void store_columns(uint32_t* tile, const TileColumns& to, uint32_t sq
       uint32_t out[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q)
-        out[q] = pack_e4m3(element(i + 4 * q), element(i + 4 * q + 1), element(i + 4 * q + 2), element(i + 4 * q + 3));
+        out[q] = pack_f8<kElement>(element(i + 4 * q), element(i + 4 * q + 1), element(i + 4 * q + 2),
+                                   element(i + 4 * q + 3));
       rows[place(2 * pair + j, (segment * kRows + i) / 16)] = {out[0], out[1], out[2], out[3]};
     }
   }
