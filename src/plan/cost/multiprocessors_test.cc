@@ -46,7 +46,7 @@ TEST(IdleMultiprocessors, OfTheGradientsOfExperts) {
   };
   EXPECT_DOUBLE_EQ(idle({}, 1, 4e8), 132.0 / 8);
   EXPECT_DOUBLE_EQ(idle({}, 1, 4e12), 132.0 / 8);
-  EXPECT_DOUBLE_EQ(idle({"parallel.ep=2"}, 2, 4e8), 132.0 / 4);
+  EXPECT_DOUBLE_EQ(idle({"parallel.ep=2", "train.micro_batch=8"}, 2, 4e8), 132.0 / 4);
   EXPECT_DOUBLE_EQ(idle({"model.hidden_size=1024"}, 1, 4e8), 132.0 / 64);
   // Other kernels split the rows.
   EXPECT_DOUBLE_EQ(idle({"run.kernels=\"portable\""}, 1, 4e12), 1);
