@@ -66,7 +66,7 @@ int64_t aligned_bytes(const Tensor& f32) {
 
 // Groups are named by their axis, and a trace names their calls "axis call". Equal ops become one entry, since the time
 // of each call is the longer of its arithmetic and its bytes.
-PassWork work_of(const Trace& trace, const StepStack& stack, bool clears_experts) {
+PassWork work_of(const Trace& trace, const StepStack& stack, const LaunchesOfPass& launches) {
   PassWork work{.stack_bytes = stack.high_water()};
   std::map<std::tuple<double, double, std::string_view>, size_t> known;  // the entry of an op of that cost and name
   const TraceEvent* before = nullptr;                                    // the op before, which is often the same
@@ -87,7 +87,7 @@ PassWork work_of(const Trace& trace, const StepStack& stack, bool clears_experts
     const auto [found, is_new] = known.try_emplace({event.cost.flops, event.cost.bytes, event.name}, work.ops.size());
     if (is_new)
       work.ops.push_back(
-          {.name = event.name, .kind = kernel_class(event.name), .kernels = launches_of(event.name, clears_experts)});
+          {.name = event.name, .kind = kernel_class(event.name), .kernels = launches_of(event.name, launches)});
     before = &event;
     entry = found->second;
     OpWork& op = work.ops[entry];
@@ -300,7 +300,9 @@ class DryStage {
     StepStack stack(DeviceKind::null, nullptr, 0);
     Step step{s, stack, batch_};
     body(step);
-    return work_of(trace_, stack, batch_.first_of_step && clears_experts());
+    return work_of(trace_, stack,
+                   {.clears_experts = batch_.first_of_step && clears_experts(),
+                    .norms_heads = spec_.model.qk_norm == QkNorm::per_head});
   }
   // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).
   bool clears_experts() const {

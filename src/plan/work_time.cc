@@ -5,6 +5,7 @@
 
 #include "comm/group_cost.h"
 #include "plan/cost/megatron_bytes.h"
+#include "plan/cost/multiprocessors.h"
 #include "plan/cost/row_exchange.h"
 
 namespace moebius {
@@ -123,8 +124,10 @@ bool writes_to_ranks(const std::string& op) {
 void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
   const double scale = op.kind == KernelClass::experts ? rows : 1;
   const double bytes = scale * (op.cost.bytes - op.cost.weight_bytes) + op.cost.weight_bytes;
+  const double flops = scale * op.cost.flops, calls = static_cast<double>(op.calls);
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
-  const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), bytes / memory_rate(c));
+  const double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
+                         idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);

@@ -6,10 +6,11 @@
 
 namespace moebius {
 
-int64_t launches_of(const std::string& op, bool clears_experts) {
-  if (op == "expert_wgrad") return clears_experts ? 2 : 1;
+int64_t launches_of(const std::string& op, const LaunchesOfPass& pass) {
+  if (op == "expert_wgrad") return pass.clears_experts ? 2 : 1;
+  if (op == "rope_bwd") return pass.norms_heads ? 3 : 1;
   using Entry = std::pair<std::string_view, int64_t>;
-  static constexpr std::array<Entry, 13> several{
+  static constexpr std::array<Entry, 12> several{
       Entry{"attention_bwd", 3},      // row sums, cleared counters and all gradients; portable: row sums, dq, dk and dv
       Entry{"balance_stats", 2},      // sums of chunks, and of these
       Entry{"d_expert_down", 2},      // the product, and the sums of the routing weights' gradients
@@ -18,7 +19,6 @@ int64_t launches_of(const std::string& op, bool clears_experts) {
       Entry{"lm_loss", 4},            // three products, and the loss between them
       Entry{"qk_norm_bwd", 3},        // rows, and the gradients of both weights
       Entry{"rms_norm_bwd", 2},       // rows, and the gradient of the weight
-      Entry{"rope_bwd", 2},           // the same of the norm before it
       Entry{"route_fwd", 3},          // choices, sums of counts, and places
       Entry{"router_logits_bwd", 5},  // dlogits and weights in parts, two products, and sums of dw
       Entry{"router_logits_fwd", 2},  // weights in parts, and the product

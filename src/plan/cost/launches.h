@@ -6,11 +6,17 @@
 
 namespace moebius {
 
+struct LaunchesOfPass {
+  // The pass stores gradients of expert weights with Hopper's bf16 kernel, so another one clears those of experts
+  // without rows. Products that add to gradients have none to clear, and other kernels write all of them.
+  bool clears_experts = false;
+  // The heads of q and k are normalised, and the backward pass of RoPE sums the gradients of both weights.
+  bool norms_heads = false;
+};
+
 // Returns the kernels that one call of an op of Moebius launches on a GPU in training, by the op's name in traces.
 // Memory that is cleared on the GPU counts as a kernel. The loss counts as one chunk of rows; with more chunks,
 // products take much longer than a launch. Likewise attention, whose backward pass counts as one slice.
-// clears_experts: the pass stores gradients of expert weights with Hopper's bf16 kernel, so another one clears those of
-// experts without rows. Products that add to gradients have none to clear, and other kernels write all of them.
-int64_t launches_of(const std::string& op, bool clears_experts);
+int64_t launches_of(const std::string& op, const LaunchesOfPass& pass);
 
 }  // namespace moebius

@@ -11,10 +11,12 @@ namespace moebius {
 namespace {
 
 TEST(Launches, CountsTheKernelsOfAnOp) {
-  EXPECT_EQ(launches_of("attention_bwd", false), 3);
-  EXPECT_EQ(launches_of("silu", false), 1);
-  EXPECT_EQ(launches_of("expert_wgrad", false), 1);
-  EXPECT_EQ(launches_of("expert_wgrad", true), 2);
+  EXPECT_EQ(launches_of("attention_bwd", {}), 3);
+  EXPECT_EQ(launches_of("silu", {}), 1);
+  EXPECT_EQ(launches_of("expert_wgrad", {}), 1);
+  EXPECT_EQ(launches_of("expert_wgrad", {.clears_experts = true}), 2);
+  EXPECT_EQ(launches_of("rope_bwd", {}), 1);
+  EXPECT_EQ(launches_of("rope_bwd", {.norms_heads = true}), 3);
 }
 
 // The first micro-batch of a step stores gradients, and clears them for experts without rows. Products in f32 and

@@ -117,12 +117,12 @@ TEST(WorkTime, OfExpertsWithBiasesInMegatron) {
 }
 
 // The kernels of the demo's model are too small to fill a GPU. A step of 4096 tokens took 2.358 ms on an H100.
-TEST(WorkTime, OfSmallKernelsIsMostlyTheirLaunches) {
+TEST(WorkTime, OfSmallKernelsIsInLargePartTheirLaunches) {
   PartLibrary parts;
   const Prediction p = predict(parts, recipe("demo.toml", {}), 1, machine("h100"), {}, {.simulate = false});
-  EXPECT_GT(p.step_s, 2.358e-3 / 2);
+  EXPECT_GT(p.step_s, 0.75 * 2.358e-3);
   EXPECT_LT(p.step_s, 2.358e-3);
-  EXPECT_GT(p.launch_s, 0.5 * p.step_s);
+  EXPECT_GT(p.launch_s, 0.4 * p.step_s);
 }
 
 // A window of one tile spans two tiles of keys for each tile of queries.
