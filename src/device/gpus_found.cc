@@ -83,6 +83,14 @@ std::string why_no_shared_memory(const GpusFound& found, int index) {
       index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes);
 }
 
+const char* kernels_of(const GpuFound& gpu, KernelChoice choice) {
+  if (choice == KernelChoice::portable) return "portable kernels alone, without cuDNN's attention";
+  return capability_of(gpu) == kHopper
+             ? "Hopper's own kernels where the shape allows them, else portable ones, and cuDNN's attention where it is "
+               "faster"
+             : "portable kernels, and cuDNN's attention where this build and the shape allow it";
+}
+
 }  // namespace
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
@@ -121,8 +129,7 @@ std::string kernels_text(const GpusFound& found, int index, KernelChoice choice)
                                        : fmt::format("PTX of {}, which the driver compiles when a program first runs",
                                                      capability_text(found.lowest_capability));
   const std::string name = fmt::format("{} (compute capability {})", gpu.name, capability_text(capability_of(gpu)));
-  if (capability_of(gpu) == kHopper) return fmt::format("{}: {}; {}", name, meaning_of(choice), code);
-  return fmt::format("{} has none of Hopper's own kernels, so all are portable; {}", name, code);
+  return fmt::format("{}: {}; {}", name, kernels_of(gpu, choice), code);
 }
 
 std::string cuda_versions_text(const GpusFound& found) {

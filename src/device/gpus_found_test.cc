@@ -108,22 +108,22 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
 TEST(GpusFound, SayWhichKernelsRun) {
   const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
   const auto text = [&](int index, KernelChoice choice) { return kernels_text(found, index, choice); };
-  EXPECT_EQ(text(0, KernelChoice::automatic),
-            "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the GPU and the shape allow them, else "
-            "portable ones; native code for 9.0");
+  EXPECT_EQ(
+      text(0, KernelChoice::automatic),
+      "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the shape allows them, else portable ones, "
+      "and cuDNN's attention where it is faster; native code for 9.0");
   EXPECT_EQ(text(0, KernelChoice::portable),
-            "NVIDIA H200 (compute capability 9.0): portable kernels alone, none of Hopper's own; native code for 9.0");
-  for (const KernelChoice choice : {KernelChoice::automatic, KernelChoice::portable}) {
-    EXPECT_EQ(text(1, choice),
-              "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code "
-              "for 8.0");
-    EXPECT_EQ(text(2, choice),
-              "NVIDIA RTX 4090 (compute capability 8.9) has none of Hopper's own kernels, so all are portable; native "
-              "code for 8.0");
-  }
+            "NVIDIA H200 (compute capability 9.0): portable kernels alone, without cuDNN's attention; native code for "
+            "9.0");
+  EXPECT_EQ(text(1, KernelChoice::automatic),
+            "NVIDIA A100 (compute capability 8.0): portable kernels, and cuDNN's attention where this build and the "
+            "shape allow it; native code for 8.0");
+  EXPECT_EQ(text(2, KernelChoice::portable),
+            "NVIDIA RTX 4090 (compute capability 8.9): portable kernels alone, without cuDNN's attention; native code "
+            "for 8.0");
   EXPECT_EQ(text(3, KernelChoice::automatic),
-            "NVIDIA B200 (compute capability 10.0) has none of Hopper's own kernels, so all are portable; PTX of 8.0, "
-            "which the driver compiles when a program first runs");
+            "NVIDIA B200 (compute capability 10.0): portable kernels, and cuDNN's attention where this build and the "
+            "shape allow it; PTX of 8.0, which the driver compiles when a program first runs");
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ TEST(StartNotes, TheDispatcherAndWhy) {
   run.device = DeviceKind::cuda;
   EXPECT_EQ(
       all_notes(run),
-      "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
-      "portable; native code for 8.0\n"
+      "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9): portable kernels, and cuDNN's attention where "
+      "this build and the shape allow it; native code for 8.0\n"
       "dispatcher allgather: chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA "
       "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n" +
           rows);
@@ -163,8 +163,8 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
   EXPECT_EQ(all_notes(run),
-            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
-            "are portable; native code for 8.0\n" +
+            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9): portable kernels alone, without cuDNN's "
+            "attention; native code for 8.0\n" +
                 kLocal);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_backends.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/op_checks.h"
 
@@ -75,7 +76,8 @@ double pairs(const Op& a, const Tensor& q, const Tensor& k) {
 
 template <class Op>
 int64_t scratch_bytes_of(const Op& a, const Stream& s) {
-  return s.target() == DeviceKind::cuda ? cuda::scratch_bytes(a) : cpu::scratch_bytes(a, s.pool().size());
+  if (s.target() != DeviceKind::cuda) return cpu::scratch_bytes(a, s.pool().size());
+  return cuda::scratch_bytes(a, s.device() == DeviceKind::cuda ? gpu_kernels(s) : GpuKernels{});
 }
 
 }  // namespace
