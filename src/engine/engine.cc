@@ -159,6 +159,7 @@ void Engine::make_model() {
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = spec_.dispatcher,
                                                 .expert_overlap = spec_.expert_overlap,
+                                                .kernels = gpu_kernels(spec_),
                                                 .fusion = spec_.fusion,
                                                 .lora = spec_.lora,
                                                 .shards_weights = spec_.fsdp,

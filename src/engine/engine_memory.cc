@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "device/gpu_limits.h"
 #include "ops/attention/attention_scratch.h"
 
 namespace moebius {
@@ -36,9 +35,7 @@ bool runs_cudnn(const EngineSpec& spec) {
                               .doc_start_T = attention.doc_start_T,
                               .batch = attention.batch};
   if (spec.target != DeviceKind::cuda) return false;
-  // A plan without a GPU at hand is for Hopper.
-  const bool is_hopper = spec.device != DeviceKind::cuda || query_gpu_limits().is_hopper();
-  const GpuKernels on{.is_hopper = is_hopper, .choice = spec.kernels};
+  const GpuKernels on = gpu_kernels(spec);
   return uses_cudnn(on, attention) || uses_cudnn(on, backward);
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "config/check/batch_split_check.h"
-#include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace moebius {
 namespace {
@@ -108,7 +108,7 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
     text += fmt::format("  {} threads per rank, {:.0f} ranks per host\n", p.threads,
                         machine.of_rank(p.threads).domain_ranks);
   else
-    text += fmt::format("  {}\n", planned_cudnn_text());
+    text += fmt::format("  {}\n", planned_cudnn_text({.choice = run.kernels}));
   for (const std::string& figure : machine.assumed_figures()) text += "  machine: " + figure + "\n";
   return text;
 }
@@ -208,7 +208,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                               {"memory_peak_bytes", p.fullest_rank().total()},
                               {"memory_bytes_of_rank", p.memory_bytes},
                               {"memory_fits", p.fits()},
-                              {"memory_cudnn", p.is_gpu && has_cudnn()},
+                              {"memory_cudnn", p.assumes_cudnn},
                               {"host_bytes", p.host_bytes},
                               {"host_memory_bytes_of_rank", p.host_memory_bytes},
                               {"host_fits", p.host_fits()},

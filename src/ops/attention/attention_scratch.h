@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "device/gpu_kernels.h"
 #include "ops/attention/attention_cudnn.h"
@@ -16,6 +17,9 @@ namespace moebius {
 // a.kernels is cudnn, and cuDNN cannot compute the call.
 bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a);
 bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a);
+// Returns whether plans for such a GPU use cuDNN's attention, and a message that says so.
+inline bool plans_cudnn(const GpuKernels& on) { return has_cudnn() && !on.are_portable(); }
+std::string planned_cudnn_text(const GpuKernels& on);
 
 // Returns the bytes of scratch of a call: of the kernels that may run it on such a GPU, those with the most. On the null
 // device, s counts for its target; on other devices this is scratch_bytes(a, s).
