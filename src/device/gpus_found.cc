@@ -122,6 +122,36 @@ std::string why_not_usable(const GpusFound& found, int index) {
   return why.empty() ? why_no_ptx(found, index) : why;
 }
 
+std::string why_not_loaded(const GpusFound& found, int index, const std::string& error) {
+  const GpuFound& gpu = found.visible[index];
+  const std::string name =
+      fmt::format("GPU {} is {} (compute capability {})", index, gpu.name, capability_text(capability_of(gpu)));
+  const std::string build = how_to_build_for(found, gpu);
+  if (error == "cudaErrorNoKernelImageForDevice")
+    return fmt::format("{}, for which this build has no kernels that load; build again from clean sources{}", name,
+                       build);
+  if (error == "cudaErrorInvalidPtx" || error == "cudaErrorUnsupportedPtxVersion")
+    return fmt::format(
+        "{}, and the driver for CUDA {} does not compile this build's PTX of CUDA {}; update the driver to one for CUDA {} "
+        "or later{}",
+        name, cuda_version_text(found.driver), cuda_version_text(found.built_with), cuda_version_text(found.built_with),
+        build);
+  if (error == "cudaErrorJitCompilerNotFound")
+    return fmt::format(
+        "{}, and the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing; install the whole driver (a "
+        "container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility){}",
+        name, build);
+  if (error == "cudaErrorJitCompilationDisabled")
+    return fmt::format("{}, for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT{}", name,
+                       build);
+  return "";
+}
+
+bool compiles_ptx(const GpusFound& found) {
+  return std::any_of(found.visible.begin(), found.visible.end(),
+                     [&](const GpuFound& gpu) { return native_code_for(found, gpu) == 0; });
+}
+
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice) {
   const GpuFound& gpu = found.visible[index];
   const int native = native_code_for(found, gpu);

@@ -105,6 +105,35 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
   EXPECT_EQ(cuda_versions_text({}), "not part of this build");
 }
 
+TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
+  const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kB200}};
+  const auto why = [&](const std::string& error) { return why_not_loaded(found, 0, error); };
+  const std::string b200 = "GPU 0 is NVIDIA B200 (compute capability 10.0), ",
+                    build = ", or build with -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;100\"";
+  EXPECT_EQ(why("cudaErrorNoKernelImageForDevice"),
+            b200 + "for which this build has no kernels that load; build again from clean sources" + build);
+  for (const char* error : {"cudaErrorInvalidPtx", "cudaErrorUnsupportedPtxVersion"})
+    EXPECT_EQ(why(error), b200 +
+                              "and the driver for CUDA 13.0 does not compile this build's PTX of CUDA 13.0; update the "
+                              "driver to one for CUDA 13.0 or later" +
+                              build);
+  EXPECT_EQ(why("cudaErrorJitCompilerNotFound"),
+            b200 +
+                "and the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing; install the whole driver (a "
+                "container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility)" +
+                build);
+  EXPECT_EQ(why("cudaErrorJitCompilationDisabled"),
+            b200 + "for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT" + build);
+  EXPECT_EQ(why("cudaErrorMemoryAllocation"), "");
+}
+
+TEST(GpusFound, SayWhetherPtxIsCompiled) {
+  EXPECT_FALSE(compiles_ptx({.visible = {kH200, kA100, kRtx4090}}));
+  EXPECT_TRUE(compiles_ptx({.visible = {kH200, kB200}}));
+  EXPECT_FALSE(compiles_ptx({.native = {80, 90, 100}, .visible = {kB200}}));
+  EXPECT_FALSE(compiles_ptx({}));
+}
+
 TEST(GpusFound, SayWhichKernelsRun) {
   const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
   const auto text = [&](int index, KernelChoice choice) { return kernels_text(found, index, choice); };
