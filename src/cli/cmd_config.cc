@@ -9,8 +9,8 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "config/check/batch_split_check.h"
 #include "config/check/expert_rows_bound.h"
+#include "config/check/hopper_notes.h"
 #include "config/check/run_notes.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
@@ -203,7 +203,7 @@ MemoryCheck memory_check(const Resolved& r) {
 std::vector<std::string> notes(const Resolved& r) {
   std::vector<std::string> texts;
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
-  if (const std::string kernels = split_kernels_note(r.run); !kernels.empty()) texts.push_back(kernels);
+  for (const std::string& note : hopper_notes(r.run)) texts.push_back(note);
   return texts;
 }
 

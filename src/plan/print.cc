@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "config/check/batch_split_check.h"
+#include "config/check/hopper_notes.h"
 #include "ops/attention/attention_scratch.h"
 
 namespace moebius {
@@ -97,7 +97,7 @@ std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
   if (run.parallel.dynamic_cp && run.parallel.cp > 1)
     text +=
         "  parallel.dynamic_cp: every micro-batch is predicted with all cp ranks; its graphs' memory is not counted\n";
-  if (const std::string kernels = split_kernels_note(run); !kernels.empty()) text += "  " + kernels + "\n";
+  for (const std::string& note : hopper_notes(run)) text += "  " + note + "\n";
   return text;
 }
 
